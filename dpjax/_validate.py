@@ -1,0 +1,79 @@
+"""The one place for input checks: each failure names the argument, its value and the remedy."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+__all__ = ["finite_array", "integer", "number", "one_of", "positive", "probability", "square"]
+
+
+def number(name: str, value: Any, *, remedy: str = "give a finite number") -> float:
+    """Return ``value`` as a finite float, else raise ValueError."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        result = math.nan
+    if isinstance(value, bool) or not math.isfinite(result):
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return result
+
+
+def positive(name: str, value: Any, *, remedy: str = "give a finite number above 0") -> float:
+    """Return ``value`` as a finite float above 0, else raise ValueError."""
+    result = number(name, value, remedy=remedy)
+    if result <= 0:
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return result
+
+
+def probability(
+    name: str, value: Any, *, remedy: str = "give a number strictly between 0 and 1"
+) -> float:
+    """Return ``value`` as a float strictly between 0 and 1, else raise ValueError."""
+    result = number(name, value, remedy=remedy)
+    if not 0 < result < 1:
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return result
+
+
+def integer(name: str, value: Any, *, least: int = 1, remedy: str | None = None) -> int:
+    """Return ``value`` as an int of at least ``least``, else raise ValueError."""
+    remedy = remedy or f"give a whole number of at least {least}"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    if value < least:
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return int(value)
+
+
+def one_of(name: str, value: Any, options: Collection[str]) -> str:
+    """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
+    if value not in options:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(options)}")
+    return str(value)
+
+
+def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
+    """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is not an array of numbers ({error}); give one") from None
+    if ndim is not None and array.ndim != ndim:
+        raise ValueError(f"{name} has shape {array.shape}; give an array of {ndim} dimensions")
+    if array.size == 0:
+        raise ValueError(f"{name} has shape {array.shape}; give at least one entry")
+    if not np.isfinite(array).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(f"{name} holds {array[where]} at {where}; remove or replace such entries")
+    return array
+
+
+def square(name: str, value: Any) -> np.ndarray:
+    """Return ``value`` as a finite square float64 matrix, else raise ValueError."""
+    array = finite_array(name, value, ndim=2)
+    if array.shape[0] != array.shape[1]:
+        raise ValueError(f"{name} has shape {array.shape}; give a square matrix")
+    return array

@@ -1,0 +1,1 @@
+"""What is guaranteed, to whom, and how it was computed."""

@@ -1,0 +1,1 @@
+"""Decentralized algorithms as init/step pairs."""

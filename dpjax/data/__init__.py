@@ -1,0 +1,1 @@
+"""Datasets, their cache, partitions over agents, and batches."""

@@ -1,0 +1,1 @@
+"""Noise design: one convex problem, its solver, and the designs over agents."""

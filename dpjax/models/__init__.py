@@ -1,0 +1,1 @@
+"""Flax modules and losses."""

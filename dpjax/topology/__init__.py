@@ -1,0 +1,1 @@
+"""Graphs, mixing matrices and gossip."""

@@ -1,0 +1,1 @@
+"""Optax gradient transformations on agent-stacked pytrees: clipping and noise."""
