@@ -1,0 +1,102 @@
+"""Graphs from edge-list files, and where the stored ones lie."""
+
+import os
+from pathlib import Path
+
+import networkx as nx
+
+__all__ = ["facebook_ego", "from_edgelist"]
+
+_EGO = "facebook_ego.edgelist"
+_EGO_SHAPE = (148, 1692)
+
+
+def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
+    """Return the graph of a text file with one edge, two node names, a line.
+
+    Blank lines and what follows a ``#`` are ignored, and so is whatever follows the two names
+    (weights); spaces, tabs and commas separate. When the names are exactly the numbers
+    0..n-1 they are kept; otherwise nodes are numbered in the order in which the file first
+    names them, and the name is each node's ``label`` attribute. Repeated edges count once.
+
+    Args:
+        path: the file.
+        directed: read ``u v`` as "u sends to v" and return a DiGraph.
+
+    Returns:
+        The graph, nodes 0..n-1 in order.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: for a line with one name or a self-loop (with its number), a file without
+            edges, or one that is not text.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"path is {str(path)!r}, which is not text; give an edge list") from None
+    edges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) < 2 or words[0] == words[1]:
+            raise ValueError(
+                f"line {number} of {path} is {line.strip()[:60]!r}; give the names of two "
+                f"different nodes"
+            )
+        edges.append((words[0], words[1]))
+    if not edges:
+        raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
+    names = list(dict.fromkeys(name for edge in edges for name in edge))
+    if sorted(names) == sorted(str(i) for i in range(len(names))):
+        names.sort(key=int)
+    number_of = {name: i for i, name in enumerate(names)}
+    graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()
+    graph.add_nodes_from((i, {"label": name}) for name, i in number_of.items())
+    graph.add_edges_from((number_of[u], number_of[v]) for u, v in edges)
+    return graph
+
+
+def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
+    """Return ego network 414 of SNAP's ego-Facebook, 148 agents and 1,692 edges.
+
+    Args:
+        path: the edge-list file; None looks for ``facebook_ego.edgelist`` in ``$DPJAX_DATA``
+            (there or in its folder ``graphs``), then in the user's cache (``~/.cache/dpjax``).
+
+    Returns:
+        The connected graph, nodes 0..147 in the file's order of first mention.
+
+    Raises:
+        ValueError: when the file is missing or is another graph.
+
+    Reference:
+        McAuley and Leskovec, "Learning to discover social circles in ego networks", 2012.
+    """
+    if path is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpjax"
+        stored = os.environ.get("DPJAX_DATA")
+        roots = ([Path(stored)] if stored else []) + [cache]
+        places = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            raise ValueError(
+                f"{_EGO} is in none of {', '.join(str(root) for root in roots)}; run `dpjax data` "
+                f"to fetch it, set DPJAX_DATA to the folder that holds it, or give its path"
+            )
+        path = found
+    try:
+        graph = from_edgelist(path)
+    except FileNotFoundError:
+        raise ValueError(f"path is {str(path)!r}, which does not exist; give {_EGO}") from None
+    shape = (graph.number_of_nodes(), graph.number_of_edges())
+    if shape != _EGO_SHAPE or not nx.is_connected(graph):
+        raise ValueError(
+            f"path is {str(path)!r}, a graph of {shape[0]} nodes and {shape[1]} edges; the ego "
+            f"network has {_EGO_SHAPE[0]} and {_EGO_SHAPE[1]}: fetch the file again"
+        )
+    return graph

@@ -1,0 +1,226 @@
+"""Mixing matrices: how an agent averages what it receives. Row i holds agent i's weights."""
+
+import hashlib
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+
+__all__ = [
+    "at",
+    "check",
+    "fingerprint",
+    "metropolis_hastings",
+    "push_sum",
+    "spectral_gap",
+    "uniform_neighbors",
+]
+
+Stochastic = Literal["rows", "columns", "double"]
+
+# Sums of float64 rows of stochastic matrices stray by n * 1e-16; those of float32 ones by 1e-7,
+# which 5,000 rounds would turn into a visible drift of the models.
+_SUM_TOLERANCE = 1e-8
+
+
+def metropolis_hastings(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+    """Return the Metropolis-Hastings weights, symmetric and doubly stochastic.
+
+    W_ij = 1 / (1 + max(deg_i, deg_j)) on edges, and the diagonal takes what is left.
+
+    Args:
+        graph: a connected undirected graph over 0..n-1.
+
+    Returns:
+        [n, n] float64.
+
+    Raises:
+        ValueError: for a disconnected or directed graph.
+    """
+    sends = _adjacency(graph)
+    if (sends != sends.T).any():
+        raise ValueError(
+            "graph is directed; use uniform_neighbors or push_sum, or graph.to_undirected()"
+        )
+    degree = sends.sum(axis=1)
+    mixing = np.where(sends, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
+    np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
+    return mixing
+
+
+def uniform_neighbors(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+    """Return W = (A + I) / (deg + 1), row-stochastic: equal weights on what an agent receives.
+
+    On a directed graph an edge u -> v means that u sends to v, and row v averages over v and
+    those that send to it.
+
+    Args:
+        graph: a connected (strongly, if directed) graph over 0..n-1.
+
+    Returns:
+        [n, n] float64.
+
+    Raises:
+        ValueError: for a graph that is not connected.
+    """
+    receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
+    return receives / receives.sum(axis=1, keepdims=True)
+
+
+def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+    """Return the column-stochastic matrix by which each agent splits equally what it sends.
+
+    W_ij = 1 / (1 + out-degree of j) when j sends to i or j = i. The models must be divided by
+    the push-sum weights y_t+1 = W y_t, y_0 = 1 (all 1 on regular graphs).
+
+    Args:
+        graph: a strongly connected directed graph (or a connected one) over 0..n-1.
+
+    Returns:
+        [n, n] float64.
+
+    Raises:
+        ValueError: for a graph that is not connected.
+    """
+    receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
+    return receives / receives.sum(axis=0, keepdims=True)
+
+
+def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:
+    """Return 1 minus the second largest modulus of an eigenvalue: the rate of consensus.
+
+    For a schedule [P, n, n] it is that of one period's product, per round. A directed W may be
+    far from normal; then the gap is the asymptotic rate, not the worst first step.
+
+    Args:
+        mixing: [n, n] stochastic matrix, or [P, n, n].
+
+    Returns:
+        A number in [0, 1]; 1 for the complete graph's 11'/n, and for one agent.
+
+    Raises:
+        ValueError: when ``mixing`` is not stochastic by rows or by columns.
+    """
+    matrix = np.asarray(mixing, dtype=np.float64)
+    columns = matrix.ndim >= 2 and np.allclose(matrix.sum(axis=-2), 1.0, atol=_SUM_TOLERANCE)
+    matrix = check(matrix, stochastic="columns" if columns else "rows", connected=False)
+    period = 1
+    if matrix.ndim == 3:
+        period, product = matrix.shape[0], np.eye(matrix.shape[-1])
+        for step in matrix:
+            product = step @ product
+        matrix = product
+    if matrix.shape[0] == 1:
+        return 1.0
+    symmetric = np.array_equal(matrix, matrix.T)
+    values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
+    second = np.sort(np.abs(values))[-2]
+    return float(max(0.0, 1.0 - second ** (1.0 / period)))
+
+
+def check(
+    mixing: Float[np.ndarray, "*p n n"],
+    *,
+    stochastic: Stochastic | None = "rows",
+    symmetric: bool = False,
+    connected: bool = True,
+    name: str = "mixing",
+) -> Float[np.ndarray, "*p n n"]:
+    """Return a validated float64 copy of a mixing matrix or of a schedule of them.
+
+    Args:
+        mixing: [n, n], or [P, n, n] for a schedule of period P.
+        stochastic: which sums must be 1 (entries then >= 0); None asks for finite entries only.
+        symmetric: whether W must equal its transpose.
+        connected: whether every agent must reach every other (a schedule: over its period).
+        name: the argument's name in error messages.
+
+    Returns:
+        The float64 copy, same shape.
+
+    Raises:
+        ValueError: with the first entry, row or agent at fault and the remedy.
+    """
+    matrix = _validate.finite_array(name, mixing)
+    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{name} has shape {matrix.shape}; give [n, n] or a schedule [P, n, n]")
+    if stochastic is not None:
+        _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
+        if matrix.min() < 0:
+            where = tuple(int(i) for i in np.argwhere(matrix < 0)[0])
+            raise ValueError(f"{name} holds {matrix[where]!r} at {where}; give weights >= 0")
+        for kind, axis in (("row", -1), ("column", -2)):
+            if stochastic not in (f"{kind}s", "double"):
+                continue
+            sums = matrix.sum(axis=axis)
+            if (bad := np.abs(sums - 1.0) > _SUM_TOLERANCE).any():
+                place = tuple(int(i) for i in np.argwhere(bad)[0])
+                raise ValueError(
+                    f"{name} has {kind} {place[-1]} summing to {float(sums[place])!r}; give a "
+                    f"matrix whose {kind}s sum to 1 (in float64: within {_SUM_TOLERANCE:g})"
+                )
+    if symmetric and (skew := np.abs(matrix - np.swapaxes(matrix, -1, -2))).max() > 1e-12:
+        where = tuple(int(i) for i in np.unravel_index(skew.argmax(), skew.shape))
+        raise ValueError(
+            f"{name} is not symmetric at {where}; give a symmetric matrix, such as "
+            f"metropolis_hastings(graph)"
+        )
+    if connected:
+        support = matrix != 0
+        _require_connected(support.any(axis=0) if matrix.ndim == 3 else support, name)
+    return matrix
+
+
+def at(mixing: Float[Array, "*p n n"], round: Int[Array, ""] | int) -> Float[Array, "n n"]:
+    """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
+    if mixing.ndim == 2:
+        return jnp.asarray(mixing)
+    index = jnp.asarray(round) % mixing.shape[0]
+    return jax.lax.dynamic_index_in_dim(jnp.asarray(mixing), index, keepdims=False)
+
+
+def fingerprint(*arrays: Float[np.ndarray, "..."] | float) -> str:
+    """Return the sha256 of the arrays' shapes and float64 values (little-endian, -0 as 0).
+
+    Equal exactly when every bit of every entry is equal, on any platform.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        values = np.asarray(array, dtype=np.float64) + 0.0
+        digest.update(repr(values.shape).encode())
+        digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+    return digest.hexdigest()
+
+
+def _adjacency(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+    """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""
+    n = graph.number_of_nodes()
+    if n == 0:
+        raise ValueError("graph has no nodes; give at least one agent")
+    order = range(n) if set(graph) == set(range(n)) else list(graph)
+    adjacency = (nx.to_numpy_array(graph, nodelist=list(order), weight=None) > 0).astype(float)
+    np.fill_diagonal(adjacency, 0.0)
+    _require_connected(adjacency > 0, "graph")
+    return adjacency
+
+
+def _require_connected(support: np.ndarray, name: str) -> None:
+    for edges in (support, support.T):
+        reached = np.zeros(len(support), dtype=bool)
+        reached[0] = True
+        frontier = reached
+        while frontier.any():
+            frontier = edges[frontier].any(axis=0) & ~reached
+            reached = reached | frontier
+        if not reached.all():
+            lost = np.flatnonzero(~reached)
+            raise ValueError(
+                f"{name} is not connected: {len(lost)} of {len(support)} agents, the first "
+                f"{int(lost[0])}, exchange nothing with agent 0; add links, or design each "
+                f"component on its own"
+            )
