@@ -1,0 +1,80 @@
+"""The suite's platform (eight fake CPU devices), its data and its hypothesis profile."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
+
+# Backends read these when they start, so they are set before the first import of jax.
+if not GPU:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("MPLBACKEND", "agg")
+
+try:
+    from hypothesis import settings
+except ImportError:  # machines lent for GPU runs often lack it; its tests skip themselves
+    pass
+else:
+    settings.register_profile("dpjax", deadline=None, max_examples=25, print_blob=True)
+    settings.register_profile("ci", settings.get_profile("dpjax"), derandomize=True, database=None)
+    settings.load_profile("ci" if os.environ.get("CI") else "dpjax")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu where the suite runs on the CPU."""
+    if GPU:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: set DPJAX_TEST_PLATFORM=gpu"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_folder() -> Path:
+    """The data cache of the whole session: the user's own if one is named, else the suite's."""
+    named = os.environ.get("DPJAX_DATA")
+    folder = Path(named) if named else ROOT / ".pytest_cache" / "dpjax-data"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["DPJAX_DATA"] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_data(data_folder: Path) -> Callable[[str], Path]:
+    """Return ``get``: ``get("a9a")`` is the file of a real data set, or the test is skipped."""
+
+    def get(name: str) -> Path:
+        target = data_folder / (f"{name}.edgelist" if name == "facebook_ego" else f"{name}.npz")
+        if not target.exists():
+            export = ROOT.parent / "shared" / "data" / "export.py"
+            if not export.exists():
+                pytest.skip(f"{target.name} is not in {data_folder}; get it with `dpjax data`")
+            _export(export, name, target)
+        return target
+
+    return get
+
+
+def _export(script: Path, name: str, target: Path) -> None:
+    """Make ``target`` once, however many processes ask for it at the same time."""
+    with open(target.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=target.parent) as beside:
+            command = [sys.executable, str(script), "--to", beside, name]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{script} could not write {name}: {done.stderr}")
+            os.replace(Path(beside) / target.name, target)
