@@ -1,0 +1,67 @@
+"""Decentralized SGD with a chain of optax transformations between gradient and gossip."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dpjax.algorithms.base import Algorithm, GradFn, Info, State
+from dpjax.topology import gossip
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["dsgd"]
+
+
+def dsgd(
+    mixing: Float[Array, "n n"] | Float[Array, "p n n"],
+    transform: optax.GradientTransformation,
+    grad_fn: GradFn,
+) -> Algorithm:
+    """Decentralized SGD: adapt, then combine.
+
+    One round is ``X <- W (X + transform(G))`` with ``G_i = grad_fn(X_i, batch_i)``, so the chain
+    ends with the negative step size. For Whisper D-SGD the chain is clip, correlated noise, step.
+
+    Guarantee: none by itself. It is the chain's: what leaves an agent is a function of its
+    gradients only through ``transform``, so a chain that clips and then adds noise makes every
+    message private; mixing is post-processing for an attacker who sees all messages.
+
+    Args:
+        mixing: [n, n] mixing matrix, or [P, n, n], a schedule with period P; row i holds the
+            weights with which agent i averages what it receives.
+        transform: Chain on agent-stacked pytrees.
+        grad_fn: One agent's gradient, ``grad_fn(params, batch)``; mapped over agents here.
+
+    Returns:
+        The init/step pair. ``step`` ignores its key: batches are drawn outside and the noise has
+        a key of its own, in the chain's state.
+
+    Raises:
+        ValueError: In ``init``, if a leaf's leading axis is not n.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update.
+    """
+    n = mixing.shape[-1]
+
+    def init(params: Any) -> State:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if jnp.ndim(leaf) < 1 or leaf.shape[0] != n:
+                name = jax.tree_util.keystr(path)
+                raise ValueError(
+                    f"params{name} has shape {jnp.shape(leaf)}; stack the {n} agents on its "
+                    "leading axis"
+                )
+        return State(params, transform.init(params), jnp.zeros((), jnp.int32))
+
+    def step(key: PRNGKeyArray, state: State, batch: Any) -> tuple[State, Info]:
+        del key
+        gradients = jax.vmap(grad_fn)(state.params, batch)
+        updates, inner = transform.update(gradients, state.transform, state.params)
+        messages = optax.apply_updates(state.params, updates)
+        params = gossip.mix(mixing_.at(mixing, state.round), messages)
+        return State(params, inner, state.round + 1), Info(gradients, messages)
+
+    return Algorithm(init, step)

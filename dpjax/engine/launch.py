@@ -1,0 +1,215 @@
+"""What every experiment's command line shares: presets, options, cells, records, resume.
+
+An experiment is a script with a frozen config, named presets of it, and a function of
+``(config, lab)``. It splits its work into cells; a cell's rows become one immutable record file,
+and a cell whose file exists is read instead of run, so a stopped experiment carries on where it
+was, inside the cell from its checkpoint.
+"""
+
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpjax import _validate
+from dpjax.results import records
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Lab", "Options", "as_dict", "main"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every experiment.
+
+    Attributes:
+        output: Folder for records, figures and checkpoints; a folder of the experiment's and the
+            preset's name is made inside.
+        checkpoint: Folder for the checkpoints of unfinished cells; by default inside the output.
+        resume: Read finished cells and carry on with unfinished ones. With --no-resume existing
+            records are an error, since records are never overwritten.
+        devices: Spread the agents over this many devices; must divide their number.
+        quiet: Show no progress bars.
+    """
+
+    output: Path = Path("results")
+    checkpoint: Path | None = None
+    resume: bool = True
+    devices: int = 1
+    quiet: bool = False
+
+
+class Lab:
+    """Where an experiment's cells are run and kept.
+
+    Args:
+        name: The experiment.
+        preset: The preset its config began from.
+        options: The shared options.
+        command: The command line, for the records.
+    """
+
+    def __init__(self, name: str, preset: str, options: Options, command: str):
+        self.name = name
+        self.preset = preset
+        self.options = options
+        self.command = command
+        self.folder = options.output / name / preset
+        self.checkpoints = (options.checkpoint or self.folder / "checkpoints") / name / preset
+
+    def say(self, text: str) -> None:
+        """Print a line of the experiment's report."""
+        print(text, flush=True)
+
+    def run_options(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Keyword arguments for `dpjax.engine.run.run` that follow from the options."""
+        return {
+            "devices": self.options.devices,
+            "progress": not self.options.quiet and sys.stderr.isatty(),
+            "checkpoint": checkpoint,
+        }
+
+    def cell(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        compute: Callable[[Path], list[dict[str, Any]]],
+        *,
+        seed: int | Sequence[int] | None = None,
+    ) -> "pandas.DataFrame":
+        """Run a cell, or read its records if it has been run.
+
+        Args:
+            name: File name of the cell's records, without the ending.
+            config: All that decides the cell's rows; plain values.
+            compute: ``compute(checkpoint_folder) -> rows``.
+            seed: The seeds used, for the metadata.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: If the file exists and was made with another config, or without resuming.
+        """
+        path = self.folder / f"{name}.jsonl"
+        stored = json.loads(json.dumps(config, default=str))
+        if path.exists():
+            if not self.options.resume:
+                raise ValueError(
+                    f"output {path} exists; records are never overwritten, name another --output"
+                )
+            metadata = records.read_metadata(path)
+            if metadata.get("config") != stored:
+                raise ValueError(
+                    f"output {path} was made with another config; name another --output"
+                )
+            self.say(f"{path}: read")
+            return records.read(path)
+        checkpoint = self.checkpoints / name
+        if not self.options.resume:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        began = time.monotonic()
+        rows = compute(checkpoint)
+        rows = [{"experiment": self.name, **row} for row in rows]
+        metadata = records.metadata(command=self.command, seed=seed)
+        metadata |= {"config": stored, "preset": self.preset}
+        metadata["seconds"] = round(time.monotonic() - began, 3)
+        records.write(path, rows, metadata)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        self.say(f"{path}: {len(rows)} rows in {time.monotonic() - began:.1f} s")
+        return records.read(path)
+
+
+def main(
+    name: str,
+    presets: Mapping[str, Any],
+    experiment: Callable[[Any, Lab], Any],
+    argv: Sequence[str] | None = None,
+    *,
+    default: str = "cpu",
+) -> int:
+    """Parse an experiment's command line, run it, and report user errors in one line.
+
+    Args:
+        name: The experiment's name.
+        presets: Frozen config dataclasses of one type by preset name.
+        experiment: The body.
+        argv: Arguments; None is the process's.
+        default: Preset used when none is named.
+
+    Returns:
+        Exit status: 0, or 2 after a ValueError, whose message is printed.
+    """
+    import tyro
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        preset, rest = _split_preset(arguments, presets, default)
+        chosen = presets[preset]
+        parser = _parser(type(chosen), chosen, experiment.__doc__, tuple(presets), preset)
+        config, options = tyro.cli(
+            parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
+        )
+        command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
+        experiment(config, Lab(name, preset, options, command))
+    except ValueError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _split_preset(
+    arguments: list[str], presets: Mapping[str, Any], default: str
+) -> tuple[str, list[str]]:
+    """Take --preset NAME out of the arguments: it decides the other options' defaults."""
+    preset, rest = default, []
+    words = iter(arguments)
+    for word in words:
+        if word == "--preset":
+            preset = next(words, "")
+        elif word.startswith("--preset="):
+            preset = word.removeprefix("--preset=")
+        else:
+            rest.append(word)
+    return _validate.one_of("preset", preset, presets), rest
+
+
+def _parser(
+    config_type: type, config: Any, doc: str | None, presets: tuple[str, ...], preset: str
+) -> Any:
+    """A function whose signature tyro turns into the options."""
+    import tyro
+
+    def parse(
+        config: Any = config,
+        options: Options = Options(),  # noqa: B008 - a frozen dataclass
+        preset: Any = preset,
+    ) -> Any:
+        return config, options
+
+    parse.__annotations__ = {
+        "config": tyro.conf.OmitArgPrefixes[config_type],  # type: ignore[valid-type]
+        "options": tyro.conf.OmitArgPrefixes[Options],
+        "preset": Literal[presets],  # type: ignore[valid-type]
+    }
+    parse.__doc__ = f"""{doc}
+
+    Args:
+        config: What the experiment computes; the defaults are the preset's.
+        options: How it is run.
+        preset: Named config that sets the defaults above: {", ".join(presets)}.
+    """
+    return parse
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A config dataclass as plain values, for `Lab.cell`."""
+    return dataclasses.asdict(config)

@@ -1,0 +1,329 @@
+"""The plan of a run: sampler, clipping, noise, algorithm and guarantee, made together.
+
+Only the plan calibrates. It is made once from one frozen config and audits itself: the guarantee
+it states is computed again from the very factor that colours the noise, so parts that disagree
+are refused before any training.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import budget
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.mechanism import design as design_
+from dpjax.mechanism import spatial
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["DESIGNS", "Config", "Plan", "audit", "make"]
+
+DESIGNS = ("non_private", "independent", "pairwise", "whisper", "whisper_horizon")
+"""Noise designs a run can have; "central" is a reference that outsiders' accounting refuses."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run's mechanism.
+
+    Attributes:
+        design: One of `DESIGNS`: no noise; independent (LDP); pairwise (DECOR); Whisper, one step
+            or the whole horizon.
+        epsilon: Target epsilon at ``delta``, one number or one an agent; ignored when non-private.
+        delta: Target delta.
+        relation: Neighbouring relation, no default: "replace_agent" (all data of one agent;
+            the agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record"
+            (every record's gradient is clipped, the sum released and then averaged).
+        rounds: Rounds T, which the budget covers and the run cannot exceed.
+        clip_norm: Clip norm C of what is clipped.
+        batch_size: Distinct records an agent draws each round. No subsampling amplification is
+            claimed: a record may take part in every round.
+        step_size: Step size eta, of the first round when it decays.
+        step_decay: "constant", or "sqrt" for eta / sqrt(t), t = 1, 2, ...
+        accountant: How the precision bound follows from the budget: "gdp" (exact), "rdp", "paper".
+        clipping: "flat" or "automatic" (normalised) clipping.
+        horizon: Rounds the horizon-aware design looks ahead; None is all of them.
+        microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
+        release: True for a run whose messages really go out: its noise key comes from the
+            operating system. False is a simulation, whose seed reveals the noise.
+    """
+
+    design: str
+    epsilon: float | tuple[float, ...]
+    delta: float
+    relation: budget.Relation
+    rounds: int
+    clip_norm: float
+    batch_size: int
+    step_size: float
+    step_decay: Literal["constant", "sqrt"] = "constant"
+    accountant: Literal["gdp", "rdp", "paper"] = "gdp"
+    clipping: Literal["flat", "automatic"] = "flat"
+    horizon: int | None = None
+    microbatch: int | None = None
+    release: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be run."""
+        if self.design == "central":
+            raise ValueError(
+                "design is 'central', the trusted-server reference, whose covariance is singular: "
+                f"outsiders are not defended against; choose one of {', '.join(DESIGNS)}"
+            )
+        _validate.one_of("design", self.design, DESIGNS)
+        _validate.one_of("relation", self.relation, budget.RELATIONS)
+        _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
+        _validate.one_of("step_decay", self.step_decay, ("constant", "sqrt"))
+        _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
+        for name in ("rounds", "batch_size", "horizon", "microbatch"):
+            value = getattr(self, name)
+            if value is not None:
+                _validate.integer(name, value)
+        for name in ("clip_norm", "step_size"):
+            _validate.positive(name, getattr(self, name))
+        if self.design == "non_private":
+            if self.release:
+                raise ValueError("release is True for a non_private design; choose a private one")
+            return
+        epsilons = self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
+        if not epsilons:
+            raise ValueError("epsilon is (); give one number, or one an agent")
+        for epsilon in epsilons:
+            _validate.positive("epsilon", epsilon)
+        _validate.probability("delta", self.delta)
+        if self.microbatch is not None and self.unit == "agent":
+            raise ValueError(
+                f"microbatch is {self.microbatch} under relation {self.relation!r}; it divides "
+                "per-record clipping only, leave it None"
+            )
+
+    @property
+    def unit(self) -> str:
+        """What is clipped and protected: "agent" or "record"."""
+        return "agent" if self.relation == "replace_agent" else "record"
+
+    def precision_bound(self) -> np.ndarray:
+        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
+        bounds = [
+            budget.precision_bound(
+                epsilon,
+                self.delta,
+                rounds=self.rounds,
+                clip_norm=self.clip_norm,
+                relation=self.relation,
+                accountant=self.accountant,
+            )
+            for epsilon in np.atleast_1d(self.epsilon)
+        ]
+        return np.asarray(bounds if isinstance(self.epsilon, tuple) else bounds[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A config made concrete; refused when its parts disagree.
+
+    Guarantee: `Guarantee` in ``guarantee``, against an outsider who sees every message on every
+    link; it assumes that the run clips at ``config.clip_norm`` and adds ``factor @ N(0, I)``
+    independently for every coordinate and round, as `dpjax.engine.run` does.
+
+    Attributes:
+        config: What it was made from.
+        mixing: [n, n] or [P, n, n] mixing matrix, float64.
+        factor: [n, n] float32 noise factor F as the run uses it; the covariance is F F'.
+        guarantee: What the run guarantees.
+        design: The noise design; None when non-private.
+
+    Raises:
+        ValueError: If the audit fails.
+    """
+
+    config: Config
+    mixing: np.ndarray
+    factor: np.ndarray
+    guarantee: Guarantee
+    design: design_.Design | None = None
+
+    def __post_init__(self) -> None:
+        """Audit the parts against each other."""
+        audit(self)
+
+    @property
+    def agents(self) -> int:
+        """Number of agents n."""
+        return self.mixing.shape[-1]
+
+    def covariance(self) -> np.ndarray:
+        """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
+        factor = self.factor.astype(np.float64)
+        return factor @ factor.T
+
+    def fingerprint(self) -> str:
+        """SHA-256 of config, mixing and factor, in hexadecimal."""
+        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
+        digest = hashlib.sha256(config.encode())
+        digest.update(np.ascontiguousarray(self.mixing).data)
+        digest.update(np.ascontiguousarray(self.factor).data)
+        return digest.hexdigest()
+
+
+def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -> Plan:
+    """Make the plan of a config on a network.
+
+    Args:
+        config: The mechanism.
+        mixing: [n, n] row-stochastic matrix of a connected graph, or [P, n, n], a schedule.
+        design: A design made earlier for the same mixing matrix, budget and horizon (a saved
+            one, say); made here when None.
+
+    Returns:
+        The plan, audited.
+
+    Raises:
+        ValueError: If the mixing matrix is unfit, or the design is another network's or budget's.
+    """
+    matrix = mixing_.check(mixing, stochastic=None)
+    n = matrix.shape[-1]
+    if config.design == "non_private":
+        if design is not None:
+            raise ValueError("design is given for a non_private config; leave it out")
+        return Plan(config, matrix, np.zeros((n, n), np.float32), Guarantee.none(config.rounds))
+    bound = config.precision_bound()
+    if bound.ndim and len(bound) != n:
+        raise ValueError(f"epsilon has {len(bound)} entries for {n} agents; give one an agent")
+    horizon = config.horizon or config.rounds if config.design == "whisper_horizon" else None
+    if design is None:
+        options: dict[str, Any] = {}
+        if horizon is not None and config.step_decay == "sqrt":
+            options["step_sizes"] = 1 / np.sqrt(np.arange(1, horizon + 1))
+        design = design_.make(config.design, matrix, bound, horizon=horizon, **options)
+    elif design.kind != config.design or design.horizon != horizon:
+        raise ValueError(
+            f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
+            f"{config.design!r} with horizon {horizon}; make a design for this config"
+        )
+    design.check(matrix, bound)
+    factor = _safe_factor(design.covariance, bound)
+    guarantee = _guarantee(config, factor)
+    return Plan(config, matrix, factor, guarantee, design)
+
+
+def _guarantee(config: Config, factor: np.ndarray) -> Guarantee:
+    loss = _loss(config, factor)
+    epsilon = float(np.max(config.epsilon))
+    return Guarantee(
+        epsilon=epsilon,
+        delta=config.delta,
+        mu=float(np.max(loss.mu)),
+        relation=config.relation,
+        unit=config.unit,
+        attacker="outsider",
+        rounds=config.rounds,
+        clip_norm=config.clip_norm,
+        accountant=config.accountant,
+        release=config.release,
+        per_agent_epsilon=config.epsilon if isinstance(config.epsilon, tuple) else None,
+    )
+
+
+def _loss(config: Config, factor: np.ndarray) -> budget.Loss:
+    factor = factor.astype(np.float64)
+    return budget.loss(
+        factor @ factor.T,
+        config.delta,
+        rounds=config.rounds,
+        clip_norm=config.clip_norm,
+        relation=config.relation,
+        accountant=config.accountant,
+    )
+
+
+def _safe_factor(covariance: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Round the sampling factor to float32, scaled up until the rounded one keeps the bound."""
+    exact = spatial.sampling_factor(covariance)
+    scale = 1.0
+    for _ in range(16):
+        factor = (exact * scale).astype(np.float32)
+        inverse = np.linalg.inv(factor.astype(np.float64))
+        excess = float(np.max(np.sum(inverse**2, axis=0) / bound))
+        # The margin covers the rounding of this very computation.
+        if excess <= 1 - 1e-9:
+            return factor
+        scale *= np.sqrt(excess) * (1 + 1e-7)
+    raise ValueError(
+        f"design.covariance has condition number {np.linalg.cond(covariance):.1e}, too large for "
+        "float32 noise; bound it with max_variance"
+    )
+
+
+def audit(plan: Plan) -> None:
+    """Compute the guarantee again from what will be run, and refuse an understatement.
+
+    Args:
+        plan: The plan; called by its constructor, so a plan with a smaller factor, a larger clip
+            norm, more rounds or a weaker relation than its guarantee states cannot exist.
+
+    Raises:
+        ValueError: Naming what disagrees.
+    """
+    config, stated = plan.config, plan.guarantee
+    n = plan.agents
+    if plan.factor.shape != (n, n) or plan.factor.dtype != np.float32:
+        raise ValueError(
+            f"factor is {plan.factor.dtype} {plan.factor.shape}; give float32 {(n, n)}"
+        )
+    if config.design == "non_private":
+        if np.any(plan.factor) or np.isfinite(stated.epsilon):
+            raise ValueError(
+                f"guarantee states epsilon {stated.epsilon} for a non_private config; "
+                "use Guarantee.none"
+            )
+        return
+    for name in ("relation", "rounds", "clip_norm", "delta", "unit", "accountant", "release"):
+        mine, theirs = getattr(config, name), getattr(stated, name)
+        if mine != theirs:
+            raise ValueError(
+                f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
+                "one config with plan.make"
+            )
+    loss = _loss(config, plan.factor)
+    claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
+    worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
+    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
+        raise ValueError(
+            f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
+            f"{worst}, but the factor gives {loss.epsilon[worst]:.6g} (mu {np.max(loss.mu):.6g}); "
+            "make the plan from one config with plan.make"
+        )
+
+
+def statics(plans: Sequence[Plan]) -> dict[str, Any]:
+    """What plans must share to run in one call, from the first; used by `dpjax.engine.run`.
+
+    Args:
+        plans: At least one plan.
+
+    Returns:
+        The shared settings.
+
+    Raises:
+        ValueError: If there is none, or they differ, naming the setting.
+    """
+    if not plans:
+        raise ValueError("plans is empty; give at least one plan")
+    names = ("rounds", "clip_norm", "batch_size", "step_decay", "clipping", "microbatch")
+    shared = {name: getattr(plans[0].config, name) for name in names}
+    shared |= {"unit": plans[0].config.unit, "mixing": plans[0].mixing.shape}
+    for plan in plans[1:]:
+        other = {name: getattr(plan.config, name) for name in names}
+        other |= {"unit": plan.config.unit, "mixing": plan.mixing.shape}
+        for name, value in shared.items():
+            if other[name] != value:
+                raise ValueError(
+                    f"plans differ in {name} ({value!r} and {other[name]!r}); run them apart"
+                )
+    return shared

@@ -1,0 +1,268 @@
+"""The compiled part of a run: rounds under scan, seeds and plans under vmap.
+
+One call advances every (seed, plan) pair by one chunk. Batches and raw normals depend on the seed
+alone, so plans that differ in design, budget or step size share them: their results are paired,
+and the work is done once. That is sound in a simulation only; releases run one plan and one seed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dpjax.algorithms.base import Algorithm, State
+from dpjax.algorithms.dsgd import dsgd
+from dpjax.data import batches
+from dpjax.engine.sharding import AXIS
+from dpjax.transforms import clipping, noise
+
+__all__ = [
+    "Arrays",
+    "Data",
+    "Settings",
+    "advance",
+    "algorithm",
+    "initial",
+    "metric_names",
+    "traces",
+]
+
+
+class Settings(NamedTuple):
+    """What is static: one compilation for each value (and chunk length)."""
+
+    loss: Callable[[Any, Any, Any], Any]
+    metrics: Callable[[Any, Any], dict[str, Any]]
+    rounds: int
+    clip_norm: float
+    batch_size: int
+    step_decay: str
+    clipping: str
+    microbatch: int | None
+    unit: str
+    mesh: Mesh | None
+
+
+class Arrays(NamedTuple):
+    """What differs between plans: leading axis the V plans once stacked."""
+
+    mixing: Float[Array, "..."]
+    factor: Float[Array, "n n"]
+    step_size: Float[Array, ""]
+
+
+class Data(NamedTuple):
+    """Training data over agents, and what the metrics read."""
+
+    x: Any
+    y: Any
+    indices: Int[Array, "n m"]
+    counts: Int[Array, " n"]
+    evaluation: Any
+
+
+_NORMS = ("gradient_norm", "clip_fraction")
+_TRACES: list[Settings] = []
+
+
+def traces() -> int:
+    """How often `advance` has been traced in this process."""
+    return len(_TRACES)
+
+
+def algorithm(settings: Settings, arrays: Arrays, noise_key: PRNGKeyArray) -> Algorithm:
+    """Assemble clip, noise and step around D-SGD for one plan.
+
+    Guarantee: the chain is clip (of the agent's gradient, or of every record's), then noise, then
+    post-processing; nothing touches the clipped gradient before the noise.
+
+    Args:
+        settings: The shared settings.
+        arrays: One plan's arrays, traced or not.
+        noise_key: The seed's noise key.
+
+    Returns:
+        The algorithm.
+    """
+    noisy = noise.correlated(arrays.factor, key=noise_key, rounds=settings.rounds)
+    if settings.step_decay == "sqrt":
+        step = optax.scale_by_schedule(lambda count: -arrays.step_size / jnp.sqrt(count + 1.0))
+    else:
+        step = optax.scale(-arrays.step_size)
+
+    if settings.unit == "record":
+        per_record = clipping.per_example(
+            settings.loss,
+            settings.clip_norm,
+            method=settings.clipping,
+            microbatch=settings.microbatch,
+        )
+
+        def grad_fn(params: Any, batch: Any) -> Any:
+            x, y = batch
+            return per_record(params, x, y, None)
+
+        # Noise is added to the sum of clipped gradients; the mean is post-processing.
+        chain = optax.chain(noisy, optax.scale(1 / settings.batch_size), step)
+        return dsgd(arrays.mixing, chain, grad_fn)
+
+    def mean_loss(params: Any, batch: Any) -> Any:
+        x, y = batch
+        return jnp.mean(jax.vmap(settings.loss, in_axes=(None, 0, 0))(params, x, y))
+
+    clip = clipping.per_agent(settings.clip_norm, method=settings.clipping)
+    return dsgd(arrays.mixing, optax.chain(clip, noisy, step), jax.grad(mean_loss))
+
+
+def _axes(state: State, over: str) -> Any:
+    """Where the plans (or seeds) are in a stacked state; None where they share one value."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, noise.NoiseState):
+            return leaf._replace(key=0 if over == "seeds" else None, round=None)
+        return 0
+
+    tree = jax.tree.map(of_leaf, state, is_leaf=lambda leaf: isinstance(leaf, noise.NoiseState))
+    return tree._replace(round=None)
+
+
+def _template(settings: Settings, arrays: Arrays, params: Any, key: PRNGKeyArray) -> State:
+    """Structure of the state of one plan and one seed."""
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    return jax.eval_shape(lambda p, k: algorithm(settings, one, k).init(p), params, key)
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def initial(
+    settings: Settings, arrays: Arrays, params: Any, noise_keys: PRNGKeyArray
+) -> tuple[State, Any]:
+    """Build the stacked initial state.
+
+    Args:
+        settings: The shared settings.
+        arrays: Stacked over V plans.
+        params: Initial parameters of one agent, stacked over S seeds.
+        noise_keys: [S] noise keys.
+
+    Returns:
+        The state, leaves [S, V, n, ...] but for keys [S] and counters [], and its seed axes.
+    """
+    n = arrays.factor.shape[-1]
+
+    def of_seed(params: Any, key: PRNGKeyArray) -> State:
+        stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), params)
+        axes = _axes(_template(settings, arrays, stacked, key), "plans")
+        return jax.vmap(lambda a: algorithm(settings, a, key).init(stacked), out_axes=axes)(arrays)
+
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), params)
+    axes = _axes(_template(settings, arrays, one, noise_keys[0]), "seeds")
+    return jax.vmap(of_seed, out_axes=axes)(params, noise_keys)
+
+
+def _consensus(params: Any) -> Float[Array, ""]:
+    """Mean squared distance of the agents' models from their average."""
+    leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(params)]
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
+
+
+def metric_names(settings: Settings, data: Data, state: State) -> list[str]:
+    """Names of the metrics `advance` returns, without tracing it."""
+    one = jax.tree.map(lambda leaf: leaf[0, 0], state.params)
+    names = list(jax.eval_shape(settings.metrics, one, data.evaluation))
+    return [*names, "consensus", *([] if settings.unit == "record" else _NORMS)]
+
+
+@functools.partial(
+    jax.jit, static_argnames=("settings", "blocks", "every", "tail"), donate_argnames="state"
+)
+def advance(
+    settings: Settings,
+    arrays: Arrays,
+    data: Data,
+    state: State,
+    batch_keys: PRNGKeyArray,
+    noise_keys: PRNGKeyArray,
+    *,
+    blocks: int,
+    every: int,
+    tail: int,
+) -> tuple[State, dict[str, Float[Array, "e s v"]]]:
+    """Advance all runs by ``blocks * every + tail`` rounds.
+
+    Args:
+        settings: The shared settings.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        state: From `initial` or an earlier call; its buffers are reused.
+        batch_keys: [S] keys of the batches.
+        noise_keys: [S] keys of the noise (the state holds them too).
+        blocks: Whole blocks.
+        every: Rounds a block, after which metrics are taken.
+        tail: Rounds of a last, shorter block.
+
+    Returns:
+        The new state and the metrics, each [blocks (+1 with a tail), S, V].
+    """
+    _TRACES.append(settings)
+
+    def one_round(carry: Any, _: None) -> tuple[Any, None]:
+        state, sums = carry
+        plan_axes = _axes(state, "plans")
+        seed_axes = _axes(state, "seeds")
+
+        def of_seed(state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> Any:
+            round_key = jax.random.fold_in(batch_key, state.round)
+            positions = batches.draw(round_key, data.counts, settings.batch_size)
+            rows = jnp.take_along_axis(data.indices, positions, axis=1)
+            batch = (data.x[rows], data.y[rows])
+
+            def of_plan(state: State, arrays: Arrays) -> Any:
+                step = algorithm(settings, arrays, noise_key).step
+                state, info = step(round_key, state, batch)
+                norms = jax.vmap(optax.global_norm)(info.gradients)
+                return state, {
+                    "gradient_norm": jnp.mean(norms),
+                    "clip_fraction": jnp.mean(norms > settings.clip_norm),
+                }
+
+            return jax.vmap(of_plan, in_axes=(plan_axes, 0), out_axes=(plan_axes, 0))(state, arrays)
+
+        state, info = jax.vmap(of_seed, in_axes=(seed_axes, 0, 0), out_axes=(seed_axes, 0))(
+            state, batch_keys, noise_keys
+        )
+        if settings.mesh is not None:
+            over_agents = NamedSharding(settings.mesh, PartitionSpec(None, None, AXIS))
+            params = jax.lax.with_sharding_constraint(state.params, over_agents)
+            state = state._replace(params=params)
+        return (state, jax.tree.map(jnp.add, sums, info)), None
+
+    shape = jax.tree.leaves(state.params)[0].shape[:2]
+    zeros = {name: jnp.zeros(shape, jnp.float32) for name in _NORMS}
+
+    def block(state: State, length: int) -> tuple[State, dict[str, Any]]:
+        (state, sums), _ = jax.lax.scan(one_round, (state, zeros), None, length=length)
+
+        def measure(params: Any) -> dict[str, Any]:
+            taken = jax.vmap(lambda p: settings.metrics(p, data.evaluation))(params)
+            return taken | {"consensus": jax.vmap(_consensus)(params)}
+
+        # One seed after the other bounds the memory of the evaluation.
+        taken = jax.lax.map(measure, state.params)
+        means = {name: value / length for name, value in sums.items()}
+        if settings.unit == "record":
+            means = {}  # What grad_fn returns there is a sum of clipped gradients.
+        return state, taken | means
+
+    parts = []
+    if blocks:
+        state, taken = jax.lax.scan(lambda s, _: block(s, every), state, None, length=blocks)
+        parts.append(taken)
+    if tail:
+        state, taken = block(state, tail)
+        parts.append(jax.tree.map(lambda leaf: leaf[None], taken))
+    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)

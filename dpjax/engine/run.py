@@ -1,0 +1,397 @@
+"""Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from tqdm import tqdm
+
+import dpjax
+from dpjax import _validate
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.base import State
+from dpjax.data import batches
+from dpjax.engine import keys, program, sharding
+from dpjax.engine.checkpoint import Checkpoints
+from dpjax.engine.plan import Plan, statics
+from dpjax.engine.problem import Problem
+from dpjax.transforms.noise import NoiseState
+
+__all__ = ["Progress", "Result", "run"]
+
+
+class Progress(NamedTuple):
+    """What a callback sees at a chunk's end: metrics only, never data, models or keys.
+
+    Attributes:
+        round: Rounds done.
+        metrics: name -> [S, V], the latest.
+        guarantees: What each of the V plans has spent so far.
+        rounds_per_second: One seed's round of one plan counts one; this process only.
+    """
+
+    round: int
+    metrics: dict[str, np.ndarray]
+    guarantees: tuple[Guarantee, ...]
+    rounds_per_second: float
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run leaves.
+
+    Attributes:
+        plans: The V plans.
+        seeds: The S seeds.
+        rounds: [E] rounds at which metrics were taken.
+        metrics: name -> [E, S, V].
+        guarantees: What each plan has spent, which is less than planned after an early stop.
+        params: Final agent-stacked parameters, leaves [S, V, n, ...].
+        seconds: Time in the compiled loop, this process only, compilation included.
+        rounds_per_second: One seed's round of one plan counts one; the first chunk, which
+            compiles, is left out where there is a second one.
+        ended: False when a callback stopped the run.
+    """
+
+    plans: tuple[Plan, ...]
+    seeds: tuple[int, ...]
+    rounds: np.ndarray
+    metrics: dict[str, np.ndarray]
+    guarantees: tuple[Guarantee, ...]
+    params: Any
+    seconds: float
+    rounds_per_second: float
+    ended: bool
+
+    def rows(self, **extra: Any) -> list[dict[str, Any]]:
+        """Tidy rows, one for each plan, seed and measured round.
+
+        Args:
+            extra: Columns to add to every row.
+
+        Returns:
+            Rows of plain Python values.
+        """
+        rows = []
+        for v, plan in enumerate(self.plans):
+            config = plan.config
+            private = config.design != "non_private"
+            shared = {
+                **extra,
+                "algorithm": config.design,
+                "agents": plan.agents,
+                "epsilon": plan.guarantee.epsilon,
+                "delta": config.delta if private else 0.0,
+                "budget": config.accountant if private else "none",
+                "relation": config.relation,
+                "unit": config.unit,
+                "step_size": config.step_size,
+                "guarantee": self.guarantees[v].to_dict(),
+            }
+            for s, seed in enumerate(self.seeds):
+                for e, rounds in enumerate(self.rounds):
+                    taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}
+                    rows.append({**shared, "seed": seed, "round": int(rounds), **taken})
+        return rows
+
+
+def run(
+    plans: Plan | Sequence[Plan],
+    problem: Problem,
+    *,
+    seeds: Sequence[int],
+    eval_every: int | None = None,
+    chunk_blocks: int = 1,
+    devices: int | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_seconds: float = 20.0,
+    key_file: str | os.PathLike | None = None,
+    progress: bool = False,
+    callback: Callable[[Progress], bool | None] | None = None,
+) -> Result:
+    """Run every plan with every seed, in one compiled call a chunk.
+
+    Guarantee: each plan's own, for each of its runs alone. Plans and seeds run together are
+    simulations: with one seed all plans share batches and raw normals, so their messages must not
+    be published together. A release (``config.release``) is one plan and one seed; its noise key
+    comes from the operating system, lives in ``key_file`` and is deleted when the run ends.
+    Metrics and the callback's values are computed on unprotected data and are not private.
+
+    Args:
+        plans: One plan, or several that share rounds, clip norm, batch size and unit.
+        problem: Model, data and metrics.
+        seeds: Seeds; initial models and batches derive from them, in simulations the noise too.
+        eval_every: Rounds between metrics; None is a twentieth of the rounds. The last round is
+            always measured.
+        chunk_blocks: How many such blocks run in one call; callbacks and checkpoints come between.
+        devices: Spread the agents over this many devices; must divide n.
+        checkpoint: Folder to save to and resume from; None keeps nothing.
+        checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
+        key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
+        progress: Show a progress bar with rounds/s and the time left.
+        callback: Called with `Progress` at every chunk's end; True stops the run.
+
+    Returns:
+        Metrics, final models and what was spent. A run that is resumed continues to the same
+        bits on the same platform and build.
+
+    Raises:
+        ValueError: For plans that cannot run together or do not fit the problem, a device count
+            that does not divide n, a checkpoint or key file of another run.
+    """
+    plans = (plans,) if isinstance(plans, Plan) else tuple(plans)
+    shared = statics(plans)
+    seeds = _check(plans, problem, seeds, checkpoint, key_file)
+    mesh = sharding.agent_mesh(problem.agents, devices)
+    total = shared["rounds"]
+    if eval_every is None:
+        eval_every = max(1, total // 20)
+    every = min(_validate.integer("eval_every", eval_every), total)
+    chunk_blocks = _validate.integer("chunk_blocks", chunk_blocks)
+    marks = np.append(np.arange(every, total, every), total)
+
+    settings = program.Settings(
+        loss=problem.loss,
+        metrics=problem.metrics,
+        rounds=total,
+        clip_norm=shared["clip_norm"],
+        batch_size=shared["batch_size"],
+        step_decay=shared["step_decay"],
+        clipping=shared["clipping"],
+        microbatch=shared["microbatch"],
+        unit=shared["unit"],
+        mesh=mesh,
+    )
+    arrays, data = _place(plans, problem, mesh)
+    start = jax.vmap(problem.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
+    batch_keys = _stack([keys.derive(seed, "batches") for seed in seeds])
+    identity = _identity(plans, problem, seeds, (every, chunk_blocks), start, mesh)
+    store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
+    noise_keys = _noise_keys(plans, seeds, identity, key_file, store)
+    state = program.initial(settings, arrays, start, noise_keys)
+    state = state._replace(params=sharding.place(state.params, mesh, 2))
+    names = program.metric_names(settings, data, state)
+    taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
+    done, ended = 0, False
+    if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
+        done, (portable, taken), ended = restored
+        state = _adopt(portable, state, mesh)
+
+    meter = _Meter(len(plans) * len(seeds))
+    saved_at = time.monotonic()
+    with tqdm(
+        total=total, initial=done, disable=not progress, unit=" rounds", desc=meter.title
+    ) as bar:
+        while not ended:
+            blocks = min(chunk_blocks, (total - done) // every)
+            # Whole chunks, then one shorter chunk with the rest: two compilations at most.
+            tail = 0 if blocks == chunk_blocks else total - done - blocks * every
+            length = blocks * every + tail
+            with meter.chunk(length):
+                state, new = program.advance(
+                    settings, arrays, data, state, batch_keys, noise_keys,
+                    blocks=blocks, every=every, tail=tail,
+                )  # fmt: skip
+                new = jax.device_get(new)
+            inside = (marks > done) & (marks <= done + length)
+            for name, value in new.items():
+                taken[name][inside] = value
+            done += length
+            bar.update(length)
+            bar.set_postfix_str(f"{meter.rate:,.0f} rounds/s over all runs")
+            ended = done == total
+            if callback is not None:
+                latest = {name: value[inside][-1].copy() for name, value in taken.items()}
+                spent = tuple(plan.guarantee.after(done) for plan in plans)
+                ended = bool(callback(Progress(done, latest, spent, meter.rate))) or ended
+            if store is not None and (ended or time.monotonic() - saved_at >= checkpoint_seconds):
+                store.save(done, _portable(state, taken), ended=ended)
+                saved_at = time.monotonic()
+    if store is not None:
+        store.close()
+    if key_file is not None:
+        keys.delete_key_file(key_file)
+    keep = marks <= done
+    return Result(
+        plans=plans,
+        seeds=seeds,
+        rounds=marks[keep],
+        metrics={name: value[keep] for name, value in taken.items()},
+        guarantees=tuple(plan.guarantee.after(done) for plan in plans),
+        params=jax.device_get(state.params),
+        seconds=meter.seconds,
+        rounds_per_second=meter.rate,
+        ended=done == total,
+    )
+
+
+class _Meter:
+    """Times chunks; the first one compiles and leaves the rate once there is another."""
+
+    def __init__(self, runs: int):
+        self.runs = runs
+        self.title = f"{runs} run{'s' if runs > 1 else ''}"
+        self.seconds = 0.0
+        self._chunks: list[tuple[int, float]] = []
+
+    @contextlib.contextmanager
+    def chunk(self, length: int) -> Iterator[None]:
+        """Time one chunk of ``length`` rounds."""
+        began = time.monotonic()
+        yield
+        self._chunks.append((length, time.monotonic() - began))
+        self.seconds += self._chunks[-1][1]
+
+    @property
+    def rate(self) -> float:
+        """Rounds per second over all runs; nan before the first chunk."""
+        chunks = self._chunks[1:] or self._chunks
+        seconds = sum(spent for _, spent in chunks)
+        return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
+
+
+def _check(
+    plans: tuple[Plan, ...], problem: Problem, seeds: Sequence[int], checkpoint: Any, key_file: Any
+) -> tuple[int, ...]:
+    """Check that plans, problem and storage fit, before any work."""
+    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in np.atleast_1d(seeds))
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds is {seeds}; give at least one, each once")
+    for plan in plans:
+        if plan.agents != problem.agents:
+            raise ValueError(
+                f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
+                "partition the data over the network's agents"
+            )
+    batches.check(problem.partition.counts, plans[0].config.batch_size)
+    releases = [plan for plan in plans if plan.config.release]
+    if not releases:
+        if key_file is not None:
+            raise ValueError(
+                f"key_file is {key_file} but no plan has release=True; leave it out, a "
+                "simulation's noise key derives from its seed"
+            )
+        return seeds
+    if len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"a release came with {len(plans)} plans and {len(seeds)} seeds; run one plan with "
+            "one seed, since runs side by side share raw noise"
+        )
+    if key_file is None:
+        raise ValueError("key_file is None for a release; name a file to keep its noise key in")
+    if checkpoint is not None:
+        folder = Path(checkpoint).absolute().resolve()
+        if folder in Path(key_file).absolute().resolve().parents:
+            raise ValueError(
+                f"key_file {key_file} lies inside checkpoint {checkpoint}; keep the key apart, "
+                "checkpoints may be copied or shared"
+            )
+    return seeds
+
+
+def _stack(tree: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tree)
+
+
+def _place(
+    plans: tuple[Plan, ...], problem: Problem, mesh: Any
+) -> tuple[program.Arrays, program.Data]:
+    """Put what the compiled program reads on the devices, agents over the mesh."""
+    # The step size stays float32 whatever the x64 flag says.
+    arrays = program.Arrays(
+        mixing=np.stack([plan.mixing for plan in plans]).astype(np.float32),
+        factor=np.stack([plan.factor for plan in plans]),
+        step_size=np.asarray([plan.config.step_size for plan in plans], np.float32),
+    )
+    arrays = program.Arrays(
+        mixing=sharding.place(jnp.asarray(arrays.mixing), mesh, arrays.mixing.ndim - 2),
+        factor=sharding.place(jnp.asarray(arrays.factor), mesh, 1),
+        step_size=sharding.place(jnp.asarray(arrays.step_size), mesh, None),
+    )
+    data = program.Data(
+        x=sharding.place(jnp.asarray(problem.x), mesh, None),
+        y=sharding.place(jnp.asarray(problem.y), mesh, None),
+        indices=sharding.place(jnp.asarray(problem.partition.indices), mesh, 0),
+        counts=sharding.place(jnp.asarray(problem.partition.counts), mesh, 0),
+        evaluation=sharding.place(jax.tree.map(jnp.asarray, problem.evaluation), mesh, None),
+    )
+    return arrays, data
+
+
+def _identity(
+    plans: tuple[Plan, ...],
+    problem: Problem,
+    seeds: tuple[int, ...],
+    chunks: tuple[int, int],
+    start: Any,
+    mesh: Any,
+) -> dict[str, str]:
+    """What a run is; resuming needs all of it unchanged for the same bits, and the same noise."""
+    device = jax.devices()[0]
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(start):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + np.asarray(leaf).tobytes())
+    return {
+        "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
+        "data": problem.fingerprint(),
+        "initial models": digest.hexdigest(),
+        "seeds": str(seeds),
+        "chunks": str(chunks),
+        "devices": f"{device.device_kind} x {1 if mesh is None else mesh.size}",
+        "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
+        f"jaxlib {jaxlib.__version__}, x64 {jax.config.jax_enable_x64}",
+    }
+
+
+def _noise_keys(
+    plans: tuple[Plan, ...],
+    seeds: tuple[int, ...],
+    identity: dict[str, str],
+    key_file: Any,
+    store: Checkpoints | None,
+) -> Any:
+    """The noise key of each seed: derived in a simulation, secret in a release."""
+    if not plans[0].config.release:
+        return _stack([keys.derive(seed, "noise") for seed in seeds])
+    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    begun, ended = (False, False) if store is None else store.status()
+    if ended:
+        return _stack([keys.spent_key()])
+    if begun or Path(key_file).exists():
+        return _stack([keys.read_key_file(key_file, fingerprint)])
+    return _stack([keys.create_key_file(key_file, fingerprint)])
+
+
+def _is_noise(leaf: Any) -> bool:
+    return isinstance(leaf, NoiseState)
+
+
+def _portable(state: State, taken: dict[str, np.ndarray]) -> Any:
+    """The state without its noise keys, and the metrics: what a checkpoint may hold."""
+    bare = jax.tree.map(
+        lambda leaf: leaf._replace(key=None) if _is_noise(leaf) else leaf, state, is_leaf=_is_noise
+    )
+    return jax.device_get(bare), taken
+
+
+def _adopt(portable: State, state: State, mesh: Any) -> State:
+    """Put a checkpoint's values into a fresh state, which has the keys."""
+    values = iter(jax.tree.leaves(portable, is_leaf=_is_noise))
+
+    def of_leaf(leaf: Any) -> Any:
+        value = next(values)
+        return value._replace(key=leaf.key) if _is_noise(leaf) else jnp.asarray(value)
+
+    state = jax.tree.map(of_leaf, state, is_leaf=_is_noise)
+    state = jax.tree.map(jnp.asarray, state)
+    return state._replace(params=sharding.place(state.params, mesh, 2))

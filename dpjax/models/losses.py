@@ -1,0 +1,51 @@
+"""Losses and scores of one example or of many; labels follow the data room's conventions."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+__all__ = ["cross_entropy", "logistic", "multiclass_accuracy", "sign_accuracy", "squared"]
+
+
+def logistic(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
+
+    Args:
+        score: Real-valued scores.
+        label: Labels -1 or +1, of the same shape.
+
+    Returns:
+        The loss of each example, in nats.
+    """
+    return jax.nn.softplus(-label.astype(score.dtype) * score)
+
+
+def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Float[Array, "*b"]:
+    """Softmax cross-entropy for integer labels 0 .. c-1.
+
+    Args:
+        logits: Unnormalised log-probabilities.
+        label: Class indices.
+
+    Returns:
+        The loss of each example, in nats.
+    """
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(jnp.int32))
+
+
+def squared(prediction: Float[Array, "*b"], target: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """Squared error ``(prediction - target)^2`` (no factor one half)."""
+    return jnp.square(prediction - target.astype(prediction.dtype))
+
+
+def sign_accuracy(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """One where the score has the label's sign (a score of 0 counts as wrong), else zero."""
+    return (score * label.astype(score.dtype) > 0).astype(score.dtype)
+
+
+def multiclass_accuracy(
+    logits: Float[Array, "*b c"], label: Int[Array, "*b"]
+) -> Float[Array, "*b"]:
+    """One where the largest logit is the label's, else zero."""
+    return (jnp.argmax(logits, axis=-1) == label).astype(logits.dtype)
