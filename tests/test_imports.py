@@ -1,0 +1,214 @@
+"""Who may import whom, and what importing dpjax must not load."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "dpjax"
+OUTSIDE = ("experiments", "examples", "benchmarks", "tests")
+
+# A room and the other rooms that it may import. A new room is a decision: add its row.
+ARROWS = {
+    "topology": set(),
+    "models": set(),
+    "data": set(),
+    "results": set(),
+    "secagg": set(),
+    "mechanism": {"topology"},
+    "accounting": {"mechanism"},
+    "transforms": {"mechanism"},
+    "algorithms": {"topology", "transforms"},
+    "engine": {
+        *("topology", "models", "data", "results", "secagg"),
+        *("mechanism", "accounting", "transforms", "algorithms"),
+    },
+}
+
+# Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.
+SLOW = (
+    *("clarabel", "cryptography", "cvxpy", "dp_accounting", "jax_privacy", "matplotlib", "orbax"),
+    *("pandas", "phe", "scipy.optimize", "sklearn", "tensorflow_datasets", "torch"),
+)
+
+
+def modules() -> dict[str, str]:
+    """Return the source of every module of the package, by dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path.read_text()
+    return found
+
+
+def packages() -> set[str]:
+    """Return the dotted names of the package and its rooms."""
+    return {".".join(p.parent.relative_to(ROOT).parts) for p in PACKAGE.rglob("__init__.py")}
+
+
+def imported(name: str, source: str, is_package: bool) -> Iterator[str]:
+    """Yield every dotted name that a module imports, in functions and type-checking blocks too."""
+    here = name.split(".") if is_package else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            first = node.args[0]
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield str(first.value)
+
+
+def arrow_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
+    """Return one line for each import in ``sources`` that the arrows forbid."""
+    wrong = []
+    for name, source in sources.items():
+        room = name.split(".")[1] if name.count(".") else None
+        # cli, _validate and the like are modules of the package itself, not rooms.
+        is_room = room is not None and f"dpjax.{room}" in inits
+        if is_room and room not in ARROWS:
+            wrong.append(f"{name}: the room {room} has no row in ARROWS")
+            continue
+        for target in imported(name, source, name in inits):
+            top, _, rest = target.partition(".")
+            other = rest.split(".")[0]
+            if top in OUTSIDE or (top == "dpjax" and other == "cli" and room != "cli"):
+                wrong.append(f"{name} imports {target}: nobody imports it")
+            elif room == "cli" or top != "dpjax" or f"dpjax.{other}" not in inits:
+                continue
+            elif not is_room:
+                wrong.append(f"{name} imports {target}: what all rooms share imports none of them")
+            elif other != room and other not in ARROWS[room]:
+                wrong.append(f"{name} imports {target}: {room} may not import {other}")
+    return wrong
+
+
+def form_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
+    """Return one line for each module in bad form: undocumented, no ``__all__``, shadowed."""
+    wrong = []
+    for name, source in sources.items():
+        tree = ast.parse(source)
+        if not ast.get_docstring(tree):
+            wrong.append(f"{name} has no docstring")
+        bound = set()
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                bound.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                bound |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                bound |= {ast.unparse(target) for target in targets}
+        if name not in inits and "__all__" not in bound:
+            wrong.append(f"{name} has no __all__")
+        if name in inits:
+            # `from dpjax.room import thing` must give the module, never a function of that name.
+            inside = {other[len(name) + 1 :] for other in sources if other.startswith(name + ".")}
+            wrong += [f"{name} binds {both}, a module of it" for both in sorted(bound & inside)]
+    return wrong
+
+
+def loaded_slow(names: list[str], *folders: Path) -> list[str]:
+    """Import ``names`` in a new process and return which slow modules came with them."""
+    # Some libraries that dpjax builds on may load one by themselves: those are not counted.
+    code = (
+        "import sys, importlib, jax, optax, flax.linen\n"
+        f"sys.path[:0] = {[str(folder) for folder in folders]}\n"
+        "before = set(sys.modules)\n"
+        f"for name in {names}: importlib.import_module(name)\n"
+        f"print([m for m in {SLOW} if m in sys.modules and m not in before])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout)
+
+
+def test_rooms_keep_the_arrows() -> None:
+    assert not arrow_violations(modules(), packages())
+
+
+def test_modules_have_a_docstring_and_all() -> None:
+    assert not form_violations(modules(), packages())
+
+
+@pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])
+def test_scripts_import_the_package_and_never_each_other(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        found = {target.split(".")[0] for target in imported(path.stem, path.read_text(), False)}
+        siblings = {other.stem for other in path.parent.glob("*.py")}
+        assert not found & {*OUTSIDE, *siblings}, f"{path} imports beside dpjax"
+
+
+def test_importing_every_module_loads_no_slow_library() -> None:
+    assert loaded_slow(sorted(modules())) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("dpjax.topology.bad", "import dpjax.mechanism.spatial"),
+        ("dpjax.topology.bad", "from dpjax import data"),
+        ("dpjax.topology.bad", "from ..mechanism import spatial"),
+        ("dpjax.topology.bad", "from .. import models"),
+        ("dpjax.topology", "from ..models import linear"),
+        ("dpjax.accounting.bad", "def f():\n    from dpjax.algorithms.dsgd import dsgd"),
+        ("dpjax.accounting.bad", "from dpjax.topology import mixing"),
+        ("dpjax.secagg.bad", "from dpjax.mechanism.spatial import whisper"),
+        ("dpjax.engine.bad", "from dpjax import cli"),
+        ("dpjax.engine.bad", "from dpjax.cli import main"),
+        ("dpjax.cli", "from experiments import whisper_variance"),
+        ("dpjax.results.bad", "import importlib\nimportlib.import_module('dpjax.engine.run')"),
+        ("dpjax._validate", "from dpjax.topology import graphs"),
+        ("dpjax.newroom.bad", "import numpy"),
+    ],
+)
+def test_a_wrong_import_is_caught(name: str, source: str) -> None:
+    inits = {"dpjax", "dpjax.newroom", *(f"dpjax.{room}" for room in ARROWS)}
+    assert len(arrow_violations({name: source}, inits)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        (
+            "dpjax.engine.good",
+            "from dpjax.results import records\nfrom dpjax.topology import gossip",
+        ),
+        ("dpjax.topology.good", "from dpjax import _validate\nfrom dpjax.topology import graphs"),
+        ("dpjax.cli", "from dpjax.engine import plan\nfrom dpjax.mechanism import design"),
+        ("dpjax.mechanism.good", "from .fixed_point import solve\nfrom ..topology import mixing"),
+    ],
+)
+def test_a_right_import_passes(name: str, source: str) -> None:
+    assert not arrow_violations({name: source}, {"dpjax", *(f"dpjax.{room}" for room in ARROWS)})
+
+
+def test_a_module_in_bad_form_is_caught() -> None:
+    inits = {"dpjax.transforms"}
+    good = '"""Words."""\n__all__ = []\n'
+    assert form_violations({"dpjax.transforms.a": "__all__ = []"}, inits) == [
+        "dpjax.transforms.a has no docstring"
+    ]
+    assert form_violations({"dpjax.transforms.a": '"""Words."""'}, inits) == [
+        "dpjax.transforms.a has no __all__"
+    ]
+    shadow = '"""Words."""\nfrom dpjax.transforms.lowpass import lowpass\n'
+    sources = {"dpjax.transforms": shadow, "dpjax.transforms.lowpass": good}
+    assert form_violations(sources, inits) == ["dpjax.transforms binds lowpass, a module of it"]
+
+
+def test_a_slow_import_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("")
+    (tmp_path / "hasty.py").write_text("import pandas\n")
+    assert importlib.util.find_spec("hasty") is None
+    assert loaded_slow(["hasty"], tmp_path) == ["pandas"]

@@ -1,0 +1,107 @@
+"""The package's metadata, its plain files and its scripts."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dpjax
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file()] + [ROOT / ".ci" / "run"]
+
+
+def test_the_version_is_one() -> None:
+    assert f"version: {dpjax.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert dpjax.__version__ in (ROOT / "CHANGELOG.md").read_text()
+    try:
+        installed = importlib.metadata.version("dpjax")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("dpjax is on the path, not installed")
+    assert installed == dpjax.__version__
+
+
+def test_the_package_is_typed_and_licensed() -> None:
+    assert (Path(dpjax.__file__).parent / "py.typed").is_file()
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert PROJECT["license"] == "Apache-2.0"
+
+
+def test_the_extras_are_there() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert {"cuda", "secure", "dev", "bench", "docs"} <= set(extras)
+    assert "dpjax[secure]" in extras["dev"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound_bash(path: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if not path.name.startswith("_"):
+        assert os.access(path, os.X_OK)
+        assert "set -euo pipefail" in path.read_text()
+
+
+def test_no_python_is_a_clear_message(tmp_path: Path) -> None:
+    command = f"set -euo pipefail; cd {ROOT}; source scripts/_environment.sh; environment dev"
+    env = {"PATH": os.environ["PATH"], "DPJAX_VENV": str(tmp_path / "v"), "DPJAX_PYTHON": "nope"}
+    env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"  # a setting of pip's: uv is left out
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert done.returncode != 0
+    assert "dpjax needs Python 3.11 or newer" in done.stderr and "nope" in done.stderr
+    assert not (tmp_path / "v").exists()
+
+
+def _environment(folder: Path, extra: str, venv: Path) -> str:
+    """Run ``environment`` in ``folder`` and return what pip was called with."""
+    command = f"set -euo pipefail; source scripts/_environment.sh; environment {extra}"
+    env = {"PATH": os.environ["PATH"], "DPJAX_VENV": str(venv), "PIP_RETRIES": "0"}
+    subprocess.run(["bash", "-c", command], check=True, capture_output=True, env=env, cwd=folder)
+    calls = venv / "calls"
+    text = calls.read_text() if calls.exists() else ""
+    calls.unlink(missing_ok=True)
+    return text
+
+
+def test_the_environment_is_made_once_and_again_when_the_project_changes(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "_environment.sh", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # A stand-in for the interpreter of an environment: it only writes down pip's installs.
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    stub = f'#!/bin/sh\ncase "$*" in *install*) echo "$*" >>"{venv}/calls";; esac\n'
+    (venv / "bin" / "python").write_text(stub)
+    (venv / "bin" / "python").chmod(0o755)
+
+    assert "--editable ." in _environment(tmp_path, "", venv)
+    assert _environment(tmp_path, "", venv) == ""
+    assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
+    assert _environment(tmp_path, "dev", venv) == ""
+    assert _environment(tmp_path, "", venv) == "", "the dev environment holds the plain one"
+    with open(tmp_path / "pyproject.toml", "a") as project:
+        project.write("# changed\n")
+    assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
+
+
+def test_readme_leads_with_the_two_commands_and_its_example_runs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert 0 <= readme.index("scripts/demo") < readme.index("scripts/test") < 1000
+    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_documents_name_files_that_exist() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

@@ -1,0 +1,138 @@
+"""Every public name and its parameters, held against tests/public_api.txt.
+
+Other people's scripts call these. Adding is free, renaming and removing break somebody: read the
+difference, then write the file anew with ``python tests/test_public_api.py --write``.
+"""
+
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
+REMEDY = "if it is meant, run: python tests/test_public_api.py --write"
+
+
+def public_modules() -> list[str]:
+    """Return the dotted names of the modules whose path holds no underscore at a start."""
+    names = set()
+    for path in (ROOT / "dpjax").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") for part in parts):
+            names.add(".".join(parts))
+    return sorted(names)
+
+
+def plain(value: Any) -> bool:
+    """Tell whether a value's repr says all there is, on any machine."""
+    if isinstance(value, (tuple, list)):
+        return all(plain(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def parameters(thing: Any) -> str:
+    """Render the parameters and their defaults, without annotations: libraries reword those."""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return "(?)"
+    bare = []
+    for parameter in signature.parameters.values():
+        default = parameter.default
+        if default is not parameter.empty and not plain(default):
+            default = Ellipsis
+        bare.append(parameter.replace(annotation=parameter.empty, default=default))
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+
+
+def members(name: str, cls: type) -> Iterator[str]:
+    """Yield a class's own public methods and properties."""
+    for key, value in sorted(vars(cls).items()):
+        if key.startswith("_"):
+            continue
+        if isinstance(value, (property, functools.cached_property)):
+            yield f"{name}.{key}: property"
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield f"{name}.{key}{parameters(value.__func__)}"
+        elif isinstance(value, types.FunctionType):
+            yield f"{name}.{key}{parameters(value)}"
+
+
+def describe(name: str, thing: Any) -> Iterator[str]:
+    """Yield the lines that stand for one public name."""
+    if typing.get_origin(thing) is typing.Literal:
+        yield f"{name} = Literal{list(typing.get_args(thing))}"
+    elif inspect.isclass(thing):
+        yield f"{name}{parameters(thing)}"
+        yield from members(name, thing)
+    elif inspect.isroutine(thing) or hasattr(thing, "__wrapped__"):
+        yield f"{name}{parameters(thing)}"
+    elif plain(thing):
+        yield f"{name} = {thing!r}"
+    else:
+        yield name
+
+
+def surface(module: types.ModuleType) -> list[str]:
+    """Return the lines that stand for the names in a module's ``__all__``."""
+    lines: list[str] = []
+    for key in sorted(getattr(module, "__all__", [])):
+        if key != "__version__":
+            lines += describe(f"{module.__name__}.{key}", getattr(module, key))
+    return lines
+
+
+def render() -> str:
+    """Return the whole snapshot."""
+    lines = []
+    for name in public_modules():
+        lines += surface(importlib.import_module(name))
+    return "\n".join(lines) + "\n"
+
+
+def difference(stored: str, now: str) -> str:
+    """Return the changed lines, empty when there are none."""
+    both = difflib.unified_diff(stored.splitlines(), now.splitlines(), "stored", "now", n=0)
+    return "\n".join(both)
+
+
+def test_public_api_is_the_stored_one() -> None:
+    changed = difference(SNAPSHOT.read_text(), render())
+    assert not changed, f"the public names changed; {REMEDY}\n{changed}"
+
+
+def test_a_renamed_parameter_and_a_lost_name_are_caught() -> None:
+    module = types.ModuleType("dpjax.some.module")
+    names: dict[str, Any] = {}
+    exec("def mix(mixing, tree, *, precision='highest'): ...\nLIMIT = 4\nclass State: ...", names)
+    module.__dict__.update(names, __all__=["LIMIT", "State", "mix"])
+    before = surface(module)
+    assert before == [
+        "dpjax.some.module.LIMIT = 4",
+        "dpjax.some.module.State()",
+        "dpjax.some.module.mix(mixing, tree, *, precision='highest')",
+    ]
+    exec("def mix(matrix, tree, *, precision='highest'): ...", names)
+    module.__dict__.update(names)
+    renamed = surface(module)
+    assert difference("\n".join(before), "\n".join(renamed))
+    module.__dict__["__all__"] = ["LIMIT", "mix"]
+    assert difference("\n".join(renamed), "\n".join(surface(module)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(f"usage: {REMEDY.partition(': ')[2]}")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    sys.path.insert(0, str(ROOT))
+    SNAPSHOT.write_text(render())
+    print(f"{SNAPSHOT}: {len(SNAPSHOT.read_text().splitlines())} public names")
