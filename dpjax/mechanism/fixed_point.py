@@ -1,0 +1,133 @@
+"""The accelerated fixed point over the multipliers, under ``lax.while_loop``, in float64."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+__all__ = ["LOG_FLOOR", "WINDOW", "Iterate", "climb", "climb_batch"]
+
+WINDOW = 8
+LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
+_JUMP = 6.0  # an accelerated step longer than this in any log-multiplier is not trusted
+_FALL = 1e-12  # a relative fall of the dual below this is rounding
+_PATIENCE = 40  # iterations without a better gap, after which rounding has the last word
+
+
+class Iterate(NamedTuple):
+    """Carry of the loop; x are the logarithms of the multipliers at the point to evaluate."""
+
+    x: Float[Array, " n"]
+    plain: Float[Array, " n"]  # the plain step from the last accepted point
+    last_x: Float[Array, " n"]
+    last_step: Float[Array, " n"]
+    steps_x: Float[Array, "w n"]
+    steps_f: Float[Array, "w n"]
+    stored: Int[Array, ""]  # differences pushed since the window was cleared
+    fresh: Bool[Array, ""]  # no accepted point since the window was cleared
+    dual: Float[Array, ""]
+    best_x: Float[Array, " n"]
+    best_gap: Float[Array, ""]
+    since_best: Int[Array, ""]
+    iterations: Int[Array, ""]
+
+
+def _evaluate(
+    factor: Float[Array, "n n"], x: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, ""], Float[Array, ""]]:
+    """Return diag(P), the scaled dual value tr(S)^2 / sum(l), and the relative gap at exp(x)."""
+    n = x.shape[0]
+    multipliers = jnp.exp(x)
+    squares, vectors = jnp.linalg.eigh((factor * multipliers) @ factor.T)
+    cutoff = n * jnp.finfo(x.dtype).eps * squares[-1]
+    kept = squares > cutoff
+    roots = jnp.where(kept, jnp.sqrt(jnp.where(kept, squares, 1.0)), 0.0)
+    inverse = jnp.where(kept, 1.0 / jnp.where(kept, roots, 1.0), 0.0)
+    rotated = vectors.T @ factor
+    diagonal = jnp.sum(inverse[:, None] * rotated**2, axis=0)
+    dual = jnp.sum(roots) ** 2 / jnp.sum(multipliers)
+    # Slack entries at the floor are raised to 1 at the end and then cost nothing: leave them out.
+    slack = (x <= jnp.max(x) + 0.99 * LOG_FLOOR) & (diagonal < 1.0)
+    weights = jnp.where(slack, 0.0, multipliers)
+    gap = jnp.max(diagonal) * jnp.sum(weights) / jnp.sum(weights * diagonal) - 1.0
+    return diagonal, dual, gap
+
+
+def _floored(x: Float[Array, " n"]) -> Float[Array, " n"]:
+    return jnp.maximum(x, jnp.max(x) + LOG_FLOOR)
+
+
+def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
+    x = state.x
+    diagonal, dual, gap = _evaluate(factor, x)
+    plain = _floored(x + jnp.clip(jnp.log(jnp.maximum(diagonal, 1e-300)), -20.0, 20.0))
+    step = plain - x
+    fell = ~(dual >= state.dual * (1.0 - _FALL)) & ~state.fresh
+
+    push = ~state.fresh
+    slot = state.stored % WINDOW
+    steps_x = jnp.where(push, state.steps_x.at[slot].set(x - state.last_x), state.steps_x)
+    steps_f = jnp.where(push, state.steps_f.at[slot].set(step - state.last_step), state.steps_f)
+    stored = state.stored + push
+    weights = jnp.linalg.lstsq(steps_f.T, step, rcond=1e-12)[0]
+    accelerated = _floored(plain - weights @ (steps_x + steps_f))
+    wild = ~(jnp.max(jnp.abs(accelerated - x)) <= _JUMP)
+    clear = fell | wild
+
+    better = ~fell & (gap < state.best_gap)
+    return Iterate(
+        x=jnp.where(fell, state.plain, jnp.where(wild, plain, accelerated)),
+        plain=jnp.where(fell, state.plain, plain),
+        last_x=jnp.where(fell, state.last_x, x),
+        last_step=jnp.where(fell, state.last_step, step),
+        steps_x=jnp.where(clear, 0.0, steps_x),
+        steps_f=jnp.where(clear, 0.0, steps_f),
+        stored=jnp.where(clear, 0, stored),
+        fresh=fell,
+        dual=jnp.where(fell, state.dual, dual),
+        best_x=jnp.where(better, x, state.best_x),
+        best_gap=jnp.where(better, gap, state.best_gap),
+        since_best=jnp.where(better, 0, state.since_best + 1),
+        iterations=state.iterations + 1,
+    )
+
+
+def _climb(
+    factor: Float[Array, "n n"],
+    start: Float[Array, " n"],
+    tolerance: Float[Array, ""],
+    most: Int[Array, ""],
+) -> Iterate:
+    """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``most`` steps."""
+    n = start.shape[0]
+    zeros = jnp.zeros(n, start.dtype)
+    window = jnp.zeros((WINDOW, n), start.dtype)
+    x = _floored(start)
+    state = Iterate(
+        x=x,
+        plain=x,
+        last_x=zeros,
+        last_step=zeros,
+        steps_x=window,
+        steps_f=window,
+        stored=jnp.zeros((), jnp.int32),
+        fresh=jnp.ones((), bool),
+        dual=jnp.zeros((), start.dtype),
+        best_x=x,
+        best_gap=jnp.full((), jnp.inf, start.dtype),
+        since_best=jnp.zeros((), jnp.int32),
+        iterations=jnp.zeros((), jnp.int32),
+    )
+
+    def unfinished(state: Iterate) -> Bool[Array, ""]:
+        going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
+        # Tolerance 0 asks for exactly `most` iterations, so that every agent does the same.
+        return (going | (tolerance <= 0)) & (state.iterations < most)
+
+    return jax.lax.while_loop(unfinished, partial(_advance, factor), state)
+
+
+climb = jax.jit(_climb)
+climb_batch = jax.jit(jax.vmap(_climb, in_axes=(0, 0, None, None)))

@@ -1,0 +1,84 @@
+"""Files of designs: npz, written beside and renamed, with a digest that is checked on reading."""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["read", "write"]
+
+_FORMAT = 1
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    arrays: Mapping[str, np.ndarray],
+    fields: Mapping[str, Any],
+) -> Path:
+    """Write ``arrays`` (float64) and ``fields`` (JSON) to ``path``; never leave half a file.
+
+    Args:
+        path: where to; ``.npz`` is appended when there is no suffix.
+        kind: what the file is, checked by :func:`read`.
+        arrays: float64 arrays by name.
+        fields: what JSON can hold (infinities included).
+
+    Returns:
+        The path written.
+    """
+    path = Path(path)
+    path = path if path.suffix else path.with_suffix(".npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
+    held = {name: np.asarray(array, dtype="<f8") for name, array in arrays.items()}
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            np.savez(file, header=np.array(header), digest=_digest(header, held), **held)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays and fields that :func:`write` stored as ``kind``.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        ValueError: for a truncated, changed or foreign file.
+    """
+    remedy = f"give a file that dpjax saved as a {kind}, or make it again"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {name: file[name] for name in file.files}
+        header = str(held.pop("header"))
+        digest = str(held.pop("digest"))
+        content = json.loads(header)
+        found, version, fields = content["kind"], content["format"], content["fields"]
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"path is {str(path)!r}, unreadable ({error}); {remedy}") from None
+    if digest != _digest(header, held):
+        raise ValueError(f"path is {str(path)!r}, whose content was changed; {remedy}")
+    if found != kind or version != _FORMAT:
+        raise ValueError(f"path is {str(path)!r}, a {found} of format {version}; {remedy}")
+    return held, fields
+
+
+def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

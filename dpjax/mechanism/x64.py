@@ -1,0 +1,16 @@
+"""Double precision inside the design functions, whatever the global flag says."""
+
+from contextlib import AbstractContextManager
+
+import jax
+
+__all__ = ["double_precision"]
+
+
+def double_precision() -> AbstractContextManager:
+    """Return a context in which jax computes in float64; the global flag is restored after."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # releases before it moved to the top level
+
+    return enable_x64()
