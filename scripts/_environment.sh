@@ -43,7 +43,8 @@ environment() {
       python=$(find_python)
       "$python" -m venv --clear "$venv"
     fi
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$target"
+    # Errors only: warnings here are about the machine's own pip settings.
+    "$PYTHON" -m pip install -qq --disable-pip-version-check --editable "$target"
   fi
   # Last, so that an environment half made is made again.
   echo "$hash $extra" >"$stamp"
