@@ -17,6 +17,7 @@ __all__ = [
     "fingerprint",
     "metropolis_hastings",
     "push_sum",
+    "push_sum_weights",
     "spectral_gap",
     "uniform_neighbors",
 ]
@@ -89,6 +90,36 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     """
     receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
     return receives / receives.sum(axis=0, keepdims=True)
+
+
+def push_sum_weights(
+    mixing: Float[np.ndarray, "n n"], rounds: int | None = None
+) -> Float[np.ndarray, " n"]:
+    """Return the weights y that models mixed by a column-stochastic W are divided by.
+
+    Args:
+        mixing: [n, n] column-stochastic W.
+        rounds: t, for y_t = W^t 1; None for the limit, the fixed point y = W y.
+
+    Returns:
+        [n] positive weights that sum to n.
+
+    Raises:
+        ValueError: when W is not column-stochastic, or its limit does not exist.
+    """
+    matrix = check(mixing, stochastic="columns")
+    n = matrix.shape[-1]
+    if matrix.ndim != 2:
+        raise ValueError(f"mixing has shape {matrix.shape}; give one [n, n] matrix")
+    if rounds is not None:
+        rounds = _validate.integer("rounds", rounds, least=0)
+        return np.linalg.matrix_power(matrix, rounds) @ np.ones(n)
+    # The null vector of I - W, with the sum in place of one of its dependent rows.
+    system = np.eye(n) - matrix
+    system[-1] = 1.0
+    target = np.zeros(n)
+    target[-1] = n
+    return np.linalg.solve(system, target)
 
 
 def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:

@@ -1,0 +1,245 @@
+"""A design of the noise over agents with what it was made for, saved and checked."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism import horizon as horizon_
+from dpjax.mechanism import pairwise, spatial, store
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["KINDS", "Design", "make"]
+
+KINDS = ("independent", "pairwise", "whisper", "whisper_horizon", "central")
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """A covariance over agents, what it was made for, and how good it is.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        covariance: [n, n] R.
+        mixing_fingerprint: sha256 of the mixing matrix it was made for.
+        precision_bound: b, or [n] b_i, that [R^-1]_ii keeps ("central" breaks it).
+        horizon: T of the objective, None for one step.
+        value: tr(M R), the noise energy under its own objective.
+        lower_bound: no design of the same trust structure has less energy; None if not known
+            (only the whisper kinds are certified).
+        converged: whether the solver met its tolerance; False also for a pairwise design whose
+            coupling ran into its bound.
+        regularization: largest r that was added; 0 where the optimum is attained.
+        multipliers: [n] dual variables to start a similar solve from; empty if none.
+        options: objective and structure beyond the horizon (discount, final_model, subgroups,
+            fingerprints of step sizes and weights), part of what :meth:`check` compares.
+    """
+
+    kind: str
+    covariance: Float[np.ndarray, "n n"]
+    mixing_fingerprint: str
+    precision_bound: float | Float[np.ndarray, " n"]
+    horizon: int | None
+    value: float
+    lower_bound: float | None
+    converged: bool
+    regularization: float = 0.0
+    multipliers: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0))
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Number of agents."""
+        return int(self.covariance.shape[0])
+
+    @property
+    def gap(self) -> float | None:
+        """Relative excess over ``lower_bound``, an upper bound; None if that is not known."""
+        return self.value / self.lower_bound - 1.0 if self.lower_bound else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of R's bits, for agents who solve for themselves to compare."""
+        return mixing_.fingerprint(self.covariance)
+
+    def check(
+        self,
+        mixing: Float[np.ndarray, "*p n n"],
+        precision_bound: float | Float[np.ndarray, " n"],
+        horizon: int | None = None,
+    ) -> "Design":
+        """Return the design if it was made for these arguments, else raise ValueError.
+
+        Args:
+            mixing: the mixing matrix of the run, equal to the last bit.
+            precision_bound: the bound the run needs; equal to 1e-12 relative.
+            horizon: for ``whisper_horizon`` the rounds it optimised for; None skips that check.
+        """
+        found = mixing_.fingerprint(mixing)
+        if found != self.mixing_fingerprint:
+            raise ValueError(
+                f"mixing has fingerprint {found[:12]}, the design {self.mixing_fingerprint[:12]}; "
+                f"use the matrix that the design was made for, or make the design again"
+            )
+        wanted, held = (spatial.bounds(b, self.n) for b in (precision_bound, self.precision_bound))
+        if not np.allclose(wanted, held, rtol=1e-12, atol=0.0):
+            raise ValueError(
+                f"precision_bound is {precision_bound!r}, the design's {self.precision_bound!r}; "
+                f"make the design again, or rescale it by design.scaled(precision_bound)"
+            )
+        if self.horizon is not None and horizon is not None and horizon != self.horizon:
+            raise ValueError(
+                f"horizon is {horizon!r}, the design's {self.horizon!r}; make the design again"
+            )
+        return self
+
+    def scaled(self, precision_bound: float) -> "Design":
+        """Return the design for another bound on the same graph: R(b) = R(1) / b, no solve."""
+        new = _validate.positive("precision_bound", precision_bound)
+        if np.ndim(self.precision_bound):
+            raise ValueError("the design has a bound per agent; make it again for other bounds")
+        ratio = float(self.precision_bound) / new
+        return replace(
+            self,
+            covariance=self.covariance * (ratio * (1.0 + 1e-15)),
+            precision_bound=new,
+            value=self.value * (ratio * (1.0 + 1e-15)),
+            lower_bound=None if self.lower_bound is None else self.lower_bound * ratio,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the design to an npz file (complete or not at all) and return its path."""
+        content = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {name: content.pop(name) for name in ("covariance", "multipliers")}
+        arrays["precision_bound"] = np.asarray(content.pop("precision_bound"))
+        content["options"] = dict(content["options"])
+        return store.write(path, "design", arrays, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Design":
+        """Return the design saved at ``path``; ValueError for a damaged or foreign file."""
+        arrays, content = store.read(path, "design")
+        if {*arrays, *content} != {f.name for f in fields(cls)}:
+            raise ValueError(f"path is {str(path)!r}, which lacks fields; make the design again")
+        if arrays["precision_bound"].ndim == 0:
+            content["precision_bound"] = float(arrays.pop("precision_bound"))
+        return cls(**arrays, **content)
+
+
+def make(
+    kind: str,
+    mixing: Float[np.ndarray, "*p n n"],
+    precision_bound: float | Float[np.ndarray, " n"],
+    horizon: int | None = None,
+    *,
+    discount: float | None = None,
+    step_sizes: Float[np.ndarray, " t"] | None = None,
+    weights: Float[np.ndarray, " n"] | None = None,
+    final_model: bool = False,
+    subgroups: Sequence[Sequence[int]] | None = None,
+    **options: Any,
+) -> Design:
+    """Return the design ``kind`` for a mixing matrix and a bound.
+
+    Args:
+        kind: "independent", "pairwise" (DECOR), "whisper" (one step), "whisper_horizon" (all
+            models of ``horizon`` rounds), or "central" (a reference that breaks the bound).
+        mixing: [n, n] W, or a schedule [P, n, n].
+        precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
+        horizon: T; used, and needed unless ``discount`` or ``step_sizes`` is given, by
+            "whisper_horizon" only.
+        discount: see ``mechanism.horizon.factor``.
+        step_sizes: likewise; "whisper_horizon" only.
+        weights: push-sum weights, every kind.
+        final_model: likewise; "whisper_horizon" only.
+        subgroups: the whisper kinds only, see ``spatial.whisper``.
+        options: of ``factorization.minimize_trace``, the whisper kinds only.
+
+    Returns:
+        The design.
+
+    Raises:
+        ValueError: for an unknown kind, or options that do not fit it.
+    """
+    _validate.one_of("kind", kind, KINDS)
+    matrix = mixing_.check(mixing, stochastic=None)
+    limits = spatial.bounds(precision_bound, matrix.shape[-1])
+    long = kind == "whisper_horizon"
+    if long and horizon is None and discount is None and step_sizes is None:
+        raise ValueError('kind is "whisper_horizon" without a horizon; give the number of rounds')
+    if not long and (discount is not None or step_sizes is not None or final_model):
+        raise ValueError(
+            f"kind is {kind!r}, a one-step design; discount, step_sizes and final_model go with "
+            f'"whisper_horizon"'
+        )
+    if not long:
+        horizon = None
+    elif horizon is None and step_sizes is not None:
+        horizon = len(step_sizes)
+    if kind not in ("whisper", "whisper_horizon") and (subgroups is not None or options):
+        raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
+    root = horizon_.factor(
+        matrix,
+        horizon,
+        discount=discount,
+        step_sizes=step_sizes,
+        weights=weights,
+        final_model=final_model,
+    )
+    lower, converged, regularization, multipliers = None, True, 0.0, np.zeros(0)
+    if kind == "independent":
+        covariance = spatial.independent(matrix, precision_bound)
+    elif kind == "central":
+        covariance = spatial.central(matrix, precision_bound)
+    elif kind == "pairwise":
+        found = pairwise.solve(matrix, root, limits)
+        covariance, converged = found.covariance, not found.bounded
+    else:
+        covariance, solutions = spatial.solve_whisper(
+            root, precision_bound, subgroups=subgroups, **options
+        )
+        lower = float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14)
+        converged = all(solution.converged for solution in solutions)
+        regularization = max(solution.regularization for solution in solutions)
+        if len(solutions) == 1:
+            multipliers = solutions[0].multipliers
+    value = float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
+    return Design(
+        kind=kind,
+        covariance=covariance,
+        mixing_fingerprint=mixing_.fingerprint(matrix),
+        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
+        horizon=horizon,
+        value=value,
+        lower_bound=lower,
+        converged=converged,
+        regularization=regularization,
+        multipliers=multipliers,
+        options=_described(discount, step_sizes, weights, final_model, subgroups),
+    )
+
+
+def _described(
+    discount: float | None,
+    step_sizes: Float[np.ndarray, " t"] | None,
+    weights: Float[np.ndarray, " n"] | None,
+    final_model: bool,
+    subgroups: Sequence[Sequence[int]] | None,
+) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    if discount is not None:
+        described["discount"] = float(discount)
+    if step_sizes is not None:
+        described["step_sizes"] = mixing_.fingerprint(np.asarray(step_sizes))
+    if weights is not None:
+        described["weights"] = mixing_.fingerprint(np.asarray(weights))
+    if final_model:
+        described["final_model"] = True
+    if subgroups is not None:
+        described["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
+    return described

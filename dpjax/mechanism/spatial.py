@@ -1,0 +1,242 @@
+"""Designs of the noise over agents, all under one bound: [R^-1]_ii <= b_i.
+
+Guarantee (independent, pairwise, whisper): R is positive definite and its exact inverse has no
+diagonal entry above the agent's bound, rounding included; `accounting.budget` turns the bound
+into epsilon for an outsider who sees every message, W and R but not the noise. `central` breaks
+the bound and guarantees nothing towards outsiders.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism import horizon as horizon_
+from dpjax.mechanism import pairwise as pairwise_
+from dpjax.mechanism.factorization import minimize_trace
+from dpjax.mechanism.solution import Solution
+
+__all__ = [
+    "bounds",
+    "central",
+    "energy",
+    "figures",
+    "gram",
+    "independent",
+    "pairwise",
+    "sampling_factor",
+    "solve_whisper",
+    "whisper",
+]
+
+Mixing = Float[np.ndarray, "*p n n"]
+Covariance = Float[np.ndarray, "n n"]
+Bound = Float[np.ndarray, " n"] | float
+
+
+def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
+    """Return R = diag(1 / b_i): every agent on its own (local differential privacy)."""
+    limits = bounds(precision_bound, np.shape(mixing)[-1])
+    # One unit upwards, so that 1 / (1 / b) rounds to no more than b.
+    return np.diag(np.nextafter(1.0 / limits, np.inf))
+
+
+def central(mixing: Mixing, precision_bound: Bound) -> Covariance:
+    """Return R = 11' / (b n^2): a trusted server's noise on the mean, the ideal to compare with.
+
+    It breaks [R^-1]_ii <= b (R is singular), and accounting for outsiders refuses it. With
+    unequal bounds the strictest one counts.
+    """
+    n = np.shape(mixing)[-1]
+    limits = bounds(precision_bound, n)
+    return np.full((n, n), 1.0 / (float(limits.min()) * n * n))
+
+
+def pairwise(
+    mixing: Mixing, precision_bound: Bound, horizon: int | None = None, **options: Any
+) -> Covariance:
+    """Return R = s I + c L, L the Laplacian of W's support, of least energy under the bound.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
+        horizon: as for :func:`whisper`; None is the published one-step objective.
+        options: further options of :func:`gram`.
+
+    Returns:
+        [n, n] float64. Where no finite c is best (W = 11'/n) it stops at
+        ``pairwise.LARGEST_COUPLING``; ``mechanism.pairwise.solve`` reports that.
+
+    Reference:
+        Allouah et al., "The privacy power of correlated noise in decentralized learning", 2024.
+    """
+    matrix = _validate.finite_array("mixing", mixing)
+    limits = bounds(precision_bound, matrix.shape[-1])
+    root = horizon_.factor(matrix, horizon, **options)
+    return pairwise_.solve(matrix, root, limits).covariance
+
+
+def whisper(
+    mixing: Mixing,
+    precision_bound: Bound,
+    horizon: int | None = None,
+    *,
+    discount: float | None = None,
+    step_sizes: Float[np.ndarray, " t"] | None = None,
+    weights: Float[np.ndarray, " n"] | None = None,
+    final_model: bool = False,
+    subgroups: Sequence[Sequence[int]] | None = None,
+    **options: Any,
+) -> Covariance:
+    """Return the covariance of least noise energy tr(M R) with [R^-1]_ii <= b_i.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n]; symmetric, row- or column-stochastic.
+        precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
+        horizon: None for one step, the paper's M = W'W; T for all models of T rounds.
+        discount: rho, see :func:`gram`.
+        step_sizes: [T] learning rates, see :func:`gram`.
+        weights: [n] push-sum weights by which models are divided.
+        final_model: count the final models only.
+        subgroups: lists of agents, a partition of all. Each shares a seed of its own and nothing
+            with the others: R is block-structured. Less noise cancels; trust stays in a group.
+        options: further options of ``factorization.minimize_trace``, such as ``max_variance``.
+
+    Returns:
+        [n, n] float64 R.
+
+    Raises:
+        ValueError: for a bad mixing matrix, bound, option or partition.
+
+    Reference:
+        Rodio, Chen and Larsson, "Whisper D-SGD", problem (10).
+    """
+    root = horizon_.factor(
+        mixing,
+        horizon,
+        discount=discount,
+        step_sizes=step_sizes,
+        weights=weights,
+        final_model=final_model,
+    )
+    covariance, _ = solve_whisper(root, precision_bound, subgroups=subgroups, **options)
+    return covariance
+
+
+def solve_whisper(
+    factor: Float[np.ndarray, "m n"],
+    precision_bound: Bound,
+    *,
+    subgroups: Sequence[Sequence[int]] | None = None,
+    **options: Any,
+) -> tuple[Covariance, tuple[Solution, ...]]:
+    """Return R for M = F'F, and the certified solution of every subgroup (one if None).
+
+    With bounds b_i the problem is the one with F diag(b)^-1/2: R_ij = [P^-1]_ij / sqrt(b_i b_j).
+    A subgroup's rows and columns of R depend on its own columns of F alone, so blocks solved
+    one by one are optimal among block-structured R.
+    """
+    n = factor.shape[1]
+    limits = bounds(precision_bound, n)
+    root = 1.0 / np.sqrt(limits)
+    covariance, solutions = np.zeros((n, n)), []
+    for group in _partition(subgroups, n):
+        solution = minimize_trace(factor=factor[:, group] * root[group], **options)
+        block = np.ix_(group, group)
+        # Three roundings upwards: the square roots and the products above.
+        covariance[block] = solution.covariance * np.outer(root[group], root[group]) * (1 + 1e-15)
+        solutions.append(solution)
+    return covariance, tuple(solutions)
+
+
+def gram(mixing: Mixing, horizon: int | None = None, **options: Any) -> Covariance:
+    """Return M, [n, n]: tr(M R) is the noise energy that R costs.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        horizon: None for one step, T for all models of T rounds.
+        options: ``discount``, ``step_sizes``, ``weights``, ``final_model``: the table in
+            ``mechanism.horizon.factor``.
+    """
+    root = horizon_.factor(mixing, horizon, **options)
+    return root.T @ root
+
+
+def energy(
+    covariance: Covariance, mixing: Mixing, horizon: int | None = None, **options: Any
+) -> float:
+    """Return tr(M R): the expected squared noise, per coordinate, in all agents' models.
+
+    For one step it is tr(W R W'); divide by n for one agent's share.
+    """
+    root = horizon_.factor(mixing, horizon, **options)
+    return float(np.einsum("ij,jk,ik->", root, np.asarray(covariance), root, optimize=True))
+
+
+def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
+    """Return what a design is judged by, per coordinate of the model and round.
+
+    Returns:
+        ``lambda_min``: smallest eigenvalue of R; ``energy``: tr(W R W'); ``per_agent_energy``:
+        that over n; ``network_mean_variance``: 1'R1 / n^2, the variance of the mean of all
+        agents' noise; ``largest_variance``: max_i R_ii; ``largest_variance_ratio``: that over
+        independent noise's at the same loss, max_i R_ii max_i [R^-1]_ii (infinite if singular).
+    """
+    matrix = _validate.square("covariance", covariance)
+    n = matrix.shape[0]
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    cost = energy(matrix, mixing)
+    singular = values[0] <= n * np.finfo(np.float64).eps * values[-1]
+    loss = np.inf if singular else float(np.max((vectors**2) @ (1.0 / values)))
+    largest = float(matrix.diagonal().max())
+    return {
+        "lambda_min": float(values[0]),
+        "energy": cost,
+        "per_agent_energy": cost / n,
+        "network_mean_variance": float(matrix.sum()) / n**2,
+        "largest_variance": largest,
+        "largest_variance_ratio": largest * loss,
+    }
+
+
+def sampling_factor(covariance: Covariance) -> Covariance:
+    """Return the symmetric F, [n, n], with F F' = R; F z has covariance R for z ~ N(0, I).
+
+    Raises:
+        ValueError: when R is not symmetric positive semidefinite.
+    """
+    matrix = _validate.square("covariance", covariance)
+    scale = float(np.abs(matrix).max())
+    if np.abs(matrix - matrix.T).max() > 1e-9 * scale:
+        raise ValueError("covariance is not symmetric; give (R + R.T) / 2")
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    if values[0] < -1e-9 * scale:
+        raise ValueError(
+            f"covariance has the eigenvalue {float(values[0])!r}; give a positive semidefinite R"
+        )
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+def bounds(precision_bound: Bound, n: int) -> Float[np.ndarray, " n"]:
+    """Return [n] positive bounds from a scalar or a vector; ValueError otherwise."""
+    values = _validate.finite_array("precision_bound", precision_bound)
+    if values.ndim > 1 or values.shape not in ((), (1,), (n,)):
+        raise ValueError(f"precision_bound has shape {values.shape}; give a number or {n} of them")
+    values = np.broadcast_to(values, (n,)).copy()
+    if values.min() <= 0:
+        raise ValueError(f"precision_bound holds {values.min()}; give bounds above 0")
+    return values
+
+
+def _partition(subgroups: Sequence[Sequence[int]] | None, n: int) -> list[list[int]]:
+    if subgroups is None:
+        return [list(range(n))]
+    groups = [sorted(int(agent) for agent in group) for group in subgroups]
+    if sorted(agent for group in groups for agent in group) != list(range(n)) or not all(groups):
+        raise ValueError(
+            f"subgroups is {list(map(list, subgroups))!r}; give lists in which every agent of "
+            f"0..{n - 1} stands once"
+        )
+    return groups
