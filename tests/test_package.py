@@ -92,10 +92,15 @@ def test_the_environment_is_made_once_and_again_when_the_project_changes(tmp_pat
     assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
 
 
-def test_readme_leads_with_the_two_commands_and_its_example_runs() -> None:
+def test_readme_leads_with_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     assert 0 <= readme.index("scripts/demo") < readme.index("scripts/test") < 1000
-    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/choosing.md"])
+def test_the_example_of_a_document_runs(document: str) -> None:
+    text = (ROOT / document).read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
