@@ -1,0 +1,340 @@
+"""From a privacy budget to a bound on the noise's precision, and back.
+
+Over T rounds every agent sends its clipped gradient plus Gaussian noise of covariance R over
+agents, fresh in every round. To an outsider who sees all messages of all agents, a change of
+agent i's gradients by at most s in every round is a mean shift, and the loss is exactly
+
+    mu_i = s sqrt(T [R^-1]_ii)        (Gaussian DP),
+
+adaptive composition included. A budget therefore is a bound b on [R^-1]_ii, b = mu^2 / (s^2 T),
+and accountants differ only in the mu they allow for (epsilon, delta), with L = log(1 / delta):
+
+    gdp     the exact one                                          (the default)
+    rdp     sqrt(2) (sqrt(L + epsilon) - sqrt(L))                  (always safe, looser)
+    paper   epsilon / (2 sqrt(L))                                  (false for large epsilon)
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from dpjax import _validate
+from dpjax.accounting import gdp, precision
+
+__all__ = [
+    "ACCOUNTANTS",
+    "RELATIONS",
+    "Accountant",
+    "Loss",
+    "PaperLimits",
+    "Relation",
+    "allowed_mu",
+    "claimed_epsilon",
+    "loss",
+    "paper_limits",
+    "precision_bound",
+    "sensitivity",
+    "unit",
+]
+
+Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
+Accountant = Literal["gdp", "rdp", "paper"]
+
+RELATIONS = ("replace_agent", "replace_record", "zero_out_record")
+"""Neighbouring relations: all data of one agent replaced, one record replaced, one zeroed out."""
+
+ACCOUNTANTS = ("gdp", "rdp", "paper")
+"""How (epsilon, delta) and mu are joined; see the module."""
+
+
+def sensitivity(relation: Relation, clip_norm: float) -> float:
+    """How far one agent's released sum can move in a round, in L2 norm.
+
+    2 C when an agent's data or a record is replaced, C when a record is zeroed out.
+
+    Guarantee: holds when what is clipped to ``clip_norm`` matches the relation: the agent's
+    gradient under "replace_agent", every record's gradient (summed, not averaged, before the
+    noise, each record at most once a round) under the others.
+
+    Args:
+        relation: Neighbouring relation; one of `RELATIONS`, no default.
+        clip_norm: Clip norm C.
+
+    Returns:
+        The sensitivity, in the gradient's units.
+
+    Raises:
+        ValueError: For another relation, or a clip norm that is not finite and positive.
+    """
+    _validate.one_of("relation", relation, RELATIONS)
+    clip_norm = _validate.positive("clip_norm", clip_norm)
+    return clip_norm if relation == "zero_out_record" else 2 * clip_norm
+
+
+def unit(relation: Relation) -> Literal["agent", "record"]:
+    """What a relation protects: "agent" or "record".
+
+    Args:
+        relation: One of `RELATIONS`.
+
+    Returns:
+        "agent" for "replace_agent", else "record".
+
+    Raises:
+        ValueError: For another relation.
+    """
+    _validate.one_of("relation", relation, RELATIONS)
+    return "agent" if relation == "replace_agent" else "record"
+
+
+class PaperLimits(NamedTuple):
+    """Up to which epsilon the paper's rule can be trusted, at one delta.
+
+    Attributes:
+        proposition: log(1/delta), where the paper's Proposition 1 ends.
+        rdp: 8 (1 - 1/sqrt 2) log(1/delta), where its own Renyi conversion stops confirming it.
+        exact: Where it becomes false: beyond, the exact epsilon exceeds the claimed one.
+    """
+
+    proposition: float
+    rdp: float
+    exact: float
+
+
+def paper_limits(delta: float) -> PaperLimits:
+    """Up to which epsilon the paper's rule can be trusted.
+
+    Args:
+        delta: Delta, in (0, 1).
+
+    Returns:
+        The three limits; the last rounded down to a relative 1e-9.
+
+    Raises:
+        ValueError: For delta outside (0, 1).
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Proposition 1 and (10b).
+    """
+    delta = _validate.probability("delta", delta)
+    log = -np.log(delta)
+    rdp = 8 * (1 - np.sqrt(0.5)) * log
+    # The Renyi conversion is safe, so the rule is true up to `rdp` at least.
+    low, high = rdp, 2 * rdp
+    while _sound(high, delta):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sound(middle, delta) else (low, middle)
+    return PaperLimits(float(log), float(rdp), float(low))
+
+
+def _sound(epsilon: float, delta: float) -> bool:
+    return bool(gdp.epsilon(_paper_mu(epsilon, delta), delta) <= epsilon)
+
+
+def _paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
+    return np.asarray(epsilon) / (2 * np.sqrt(-np.log(delta)))
+
+
+def allowed_mu(
+    epsilon: ArrayLike,
+    delta: float,
+    *,
+    accountant: Accountant = "gdp",
+    allow_unsound: bool = False,
+) -> float | Float[np.ndarray, "..."]:
+    """The Gaussian-DP mu that an accountant allows for a budget, rounded down.
+
+    Guarantee: a mu-GDP mechanism of the returned mu is (epsilon, delta)-DP. With
+    ``accountant="paper"`` and ``allow_unsound=True`` it need not be.
+
+    Args:
+        epsilon: Epsilon > 0, finite, of any shape.
+        delta: Delta, in (0, 1).
+        accountant: One of `ACCOUNTANTS`.
+        allow_unsound: Return the paper's mu even where its claim is false, to reproduce figures.
+
+    Returns:
+        Mu, a float for scalars.
+
+    Raises:
+        ValueError: For invalid numbers, or where the paper's rule is false for the budget.
+    """
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    delta = _validate.probability("delta", delta)
+    values = _validate.finite_array("epsilon", epsilon)
+    if (values <= 0).any():
+        raise ValueError(f"epsilon is {values.min()}; give numbers above 0")
+    log = -np.log(delta)
+    if accountant == "gdp":
+        mu = np.asarray(gdp.mu(values, delta))
+    elif accountant == "rdp":
+        mu = np.sqrt(2) * values / (np.sqrt(log + values) + np.sqrt(log)) * (1 - 1e-14)
+    else:
+        mu = _paper_mu(values, delta) * (1 - 1e-14)
+        if not allow_unsound:
+            _refuse_false_claim(mu, delta, values)
+    return float(mu) if mu.ndim == 0 else mu
+
+
+def claimed_epsilon(
+    mu: ArrayLike,
+    delta: float,
+    *,
+    accountant: Accountant = "gdp",
+    allow_unsound: bool = False,
+) -> float | Float[np.ndarray, "..."]:
+    """The epsilon that an accountant states for a mu-GDP mechanism, rounded up.
+
+    Guarantee: at least the exact epsilon, but for ``accountant="paper"`` with
+    ``allow_unsound=True``.
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0, of any shape.
+        delta: Delta, in (0, 1).
+        accountant: One of `ACCOUNTANTS`.
+        allow_unsound: State the paper's epsilon even where it is below the exact one.
+
+    Returns:
+        Epsilon, a float for scalars.
+
+    Raises:
+        ValueError: For invalid numbers, or where the paper's epsilon would be false.
+    """
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    delta = _validate.probability("delta", delta)
+    if accountant == "gdp":
+        return gdp.epsilon(mu, delta)
+    rho, log = np.asarray(gdp.zcdp(mu)), -np.log(delta)
+    if accountant == "rdp":
+        value = (rho + 2 * np.sqrt(rho * log)) * (1 + 1e-14)
+    else:
+        value = 2 * np.sqrt(2 * rho * log) * (1 + 1e-14)
+        if not allow_unsound:
+            _refuse_false_claim(np.asarray(mu, np.float64), delta, value)
+    return float(value) if value.ndim == 0 else value
+
+
+def _refuse_false_claim(mu: np.ndarray, delta: float, claimed: np.ndarray) -> None:
+    exact = np.asarray(gdp.epsilon(mu, delta))
+    # At mu near 0 both are 0 up to rounding.
+    if (exact > claimed).any():
+        worst = int(np.argmax(exact - claimed))
+        raise ValueError(
+            f"accountant is 'paper' at epsilon {claimed.flat[worst]:.6g}, delta {delta:.3g}, where "
+            f"its rule is false: what it runs has the exact epsilon {exact.flat[worst]:.6g} (the "
+            f"rule holds up to {paper_limits(delta).exact:.4g}); use 'gdp' or 'rdp', or pass "
+            "allow_unsound=True to reproduce the paper's figures"
+        )
+
+
+def precision_bound(
+    epsilon: ArrayLike,
+    delta: float,
+    *,
+    rounds: int,
+    clip_norm: float,
+    relation: Relation,
+    accountant: Accountant = "gdp",
+    allow_unsound: bool = False,
+) -> float | Float[np.ndarray, "..."]:
+    """The bound b on [R^-1]_ii that keeps T rounds within a budget.
+
+    b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`.
+
+    Guarantee: noise over agents with [R^-1]_ii <= b, fresh in every round and coordinate, makes
+    the T messages (epsilon, delta)-DP for ``relation`` against an outsider who sees all of them.
+
+    Args:
+        epsilon: Epsilon > 0; a number, or one an agent.
+        delta: Delta, in (0, 1).
+        rounds: Rounds T.
+        clip_norm: Clip norm C.
+        relation: Neighbouring relation, no default.
+        accountant: One of `ACCOUNTANTS`.
+        allow_unsound: Reproduce the paper's rule where it is false.
+
+    Returns:
+        b in 1 / (gradient units)^2, of epsilon's shape, a float for a scalar.
+
+    Raises:
+        ValueError: For invalid numbers, or where the paper's rule is false for the budget.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Theorem 2 and (10b).
+    """
+    rounds = _validate.integer("rounds", rounds)
+    mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)
+    bound = (np.asarray(mu) / sensitivity(relation, clip_norm)) ** 2 / rounds * (1 - 1e-15)
+    return float(bound) if bound.ndim == 0 else bound
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What T rounds cost each agent.
+
+    Attributes:
+        epsilon: [n] epsilon by the accountant asked for.
+        exact_epsilon: [n] exact epsilon of the same mechanism.
+        mu: [n] Gaussian-DP parameter, an upper bound that includes rounding.
+        precision: [n] upper bound on [R^-1]_ii.
+        worst: The agent with the largest mu.
+    """
+
+    epsilon: np.ndarray
+    exact_epsilon: np.ndarray
+    mu: np.ndarray
+    precision: np.ndarray
+    worst: int
+
+
+def loss(
+    covariance: Float[np.ndarray, "n n"] | None,
+    delta: float,
+    *,
+    rounds: int,
+    clip_norm: float,
+    relation: Relation,
+    accountant: Accountant = "gdp",
+    factor: Float[np.ndarray, "n n"] | None = None,
+    allow_unsound: bool = False,
+) -> Loss:
+    """The privacy loss of any noise covariance over agents (Theorem 2 as a function of R).
+
+    mu_i = s sqrt(T [R^-1]_ii), and epsilon_i by the accountant.
+
+    Guarantee: as `precision_bound`, with agent i's data changed, for whichever R is really used.
+    The computed [R^-1]_ii carries a proven bound on its rounding, added to it.
+
+    Args:
+        covariance: [n, n] noise covariance R over agents, symmetric positive definite; None when
+            ``factor`` is given.
+        delta: Delta, in (0, 1).
+        rounds: Rounds T.
+        clip_norm: Clip norm C.
+        relation: Neighbouring relation, no default.
+        accountant: One of `ACCOUNTANTS`.
+        factor: [n, n] F with R = F F', in place of R: keeps twice the digits.
+        allow_unsound: State the paper's epsilon where it is false.
+
+    Returns:
+        The loss of every agent.
+
+    Raises:
+        ValueError: For a singular, nearly singular or indefinite covariance, which leaves some
+            combination of the messages without noise, and for invalid numbers.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Theorem 2; with the exact conversion.
+    """
+    rounds = _validate.integer("rounds", rounds)
+    shift = sensitivity(relation, clip_norm)
+    diagonal = precision.inverse_diagonal(covariance, factor=factor)
+    mu = shift * np.sqrt(rounds * diagonal) * (1 + 1e-15)
+    exact = np.asarray(gdp.epsilon(mu, delta))
+    claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
+    return Loss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))

@@ -1,0 +1,248 @@
+"""Exact conversions of Gaussian differential privacy, in float64, rounded to the safe side.
+
+A mechanism is mu-GDP when telling two neighbouring inputs apart is at least as hard as telling
+N(0, 1) from N(mu, 1). With x = epsilon / mu - mu / 2 and y = x + mu, the exact privacy profile is
+
+    delta(mu, epsilon) = Phi(-x) - exp(epsilon) Phi(-y) = phi(x) (m(x) - m(y)),
+
+where m(z) = Phi(-z) / phi(z) is Mills' ratio. The right-hand form neither overflows nor cancels;
+everything here is solved in the logarithm of delta.
+"""
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+__all__ = ["delta", "epsilon", "mu", "rdp", "zcdp"]
+
+_UNIT = float(np.finfo(np.float64).eps)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+# Largest relative error of exp(_log_delta) met against 60-digit arithmetic is 4e-13; see the tests.
+_MARGIN = 1e-12
+_STEPS = 80
+
+Result = float | Float[np.ndarray, "..."]
+
+
+def _mills(z: np.ndarray) -> np.ndarray:
+    """Mills' ratio Phi(-z) / phi(z)."""
+    from scipy import special
+
+    return np.sqrt(np.pi / 2) * special.erfcx(z / np.sqrt(2))
+
+
+def _slope(z: np.ndarray) -> np.ndarray:
+    """Return 1 - z m(z) = -m'(z), positive; its series where the difference would cancel."""
+    square = 1 / np.maximum(z, 50.0) ** 2
+    series = square * (1 - square * (3 - square * (15 - square * 105)))
+    return np.where(z > 50, series, 1 - z * _mills(np.minimum(z, 50.0)))
+
+
+def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Log of delta for mu > 0 and x = epsilon / mu - mu / 2 >= -mu / 2, relative error < 1e-12."""
+    from scipy import special
+
+    with np.errstate(all="ignore"):
+        log_density = -0.5 * x * x - 0.5 * np.log(2 * np.pi)
+        # m(x) - m(x + mu) cancels for small mu: integrate its derivative there instead.
+        half = np.minimum(mu, 1.0)[..., None] / 2
+        integral = (_slope(x[..., None] + half * (1 + _NODES)) * _WEIGHTS).sum(-1) * half[..., 0]
+        small = log_density + np.log(integral)
+        tail = _mills(x + mu)
+        right = log_density + np.log(_mills(np.maximum(x, 0.0)) - tail)
+        left = np.log1p(-(special.ndtr(x) + np.exp(log_density) * tail))
+    return np.where(mu < 1, small, np.where(x > 0, right, left))
+
+
+def _slack(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Bound on the error of `_log_delta`, the rounding of x in its argument included."""
+    with np.errstate(over="ignore"):
+        return _MARGIN + 4 * _UNIT * (1 + np.abs(x)) * (np.abs(x) + mu)
+
+
+def _arguments(**values: ArrayLike) -> list[np.ndarray]:
+    """Broadcast float64 arguments, each checked against its range."""
+    ranges = {
+        "mu": (np.inf, "give numbers >= 0"),
+        "epsilon": (np.inf, "give numbers >= 0"),
+        "delta": (np.nextafter(1.0, 0.0), "give numbers in [0, 1)"),
+        "alpha": (np.inf, "give orders above 1"),
+    }
+    arrays = []
+    for name, value in values.items():
+        upper, remedy = ranges[name]
+        try:
+            array = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} is {value!r}; {remedy}") from None
+        least = np.nextafter(1.0, 2.0) if name == "alpha" else 0.0
+        wrong = ~((array >= least) & (array <= upper))
+        if wrong.any():
+            raise ValueError(f"{name} is {array[wrong].flat[0]}; {remedy}")
+        arrays.append(array)
+    return list(np.broadcast_arrays(*arrays))
+
+
+def _result(value: np.ndarray) -> Result:
+    return float(value) if value.ndim == 0 else value
+
+
+def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
+    """Exact delta of a mu-GDP mechanism at epsilon, rounded up.
+
+    delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2).
+
+    Guarantee: never below the true delta; at most about 1e-11 above it, relatively.
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0; infinity is no privacy.
+        epsilon: Epsilon, >= 0, of any shape that broadcasts with mu.
+
+    Returns:
+        Delta in [0, 1], a float for scalars.
+
+    Raises:
+        ValueError: For a negative argument or NaN.
+
+    Reference:
+        Dong, Roth and Su (2022), Corollary 2.13; Balle and Wang (2018), Theorem 8.
+    """
+    m, e = _arguments(mu=mu, epsilon=epsilon)
+    usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
+    safe_m, safe_e = np.where(usual, m, 1.0), np.where(usual, e, 1.0)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        x = safe_e / safe_m - safe_m / 2
+        log = np.where(np.isfinite(x), _log_delta(safe_m, x) + _slack(safe_m, x), -np.inf)
+        value = np.minimum(np.exp(log), 1.0)
+        # Below the normal range relative rounding is lost; the smallest normal number is above.
+        value = np.where(value < np.finfo(np.float64).tiny, np.finfo(np.float64).tiny, value)
+    value = np.where(usual, value, np.where(np.isinf(m), 1.0, 0.0))
+    return _result(value)
+
+
+def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
+    """Exact epsilon of a mu-GDP mechanism at delta, rounded up.
+
+    The smallest epsilon >= 0 with delta(mu, epsilon) <= delta.
+
+    Guarantee: never below the true epsilon.
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0; infinity is no privacy.
+        delta: Delta in [0, 1), of any shape that broadcasts with mu.
+
+    Returns:
+        Epsilon, a float for scalars; infinity for mu = infinity, or for mu > 0 at delta = 0.
+
+    Raises:
+        ValueError: For mu < 0, delta outside [0, 1), or NaN.
+
+    Reference:
+        Balle and Wang (2018), Theorem 8, solved by bisection.
+    """
+    m, d = _arguments(mu=mu, delta=delta)
+    usual = (m > 0) & np.isfinite(m) & (d > 0)
+    m_, log_d = np.where(usual, m, 1.0), np.log(np.where(usual, d, 0.1))
+    # epsilon = mu (x + mu/2): searching x avoids the difference epsilon/mu - mu/2. The upper end
+    # holds since delta <= Phi(-x) <= exp(-x^2/2) / 2.
+    low, high = -m_ / 2, np.sqrt(-2 * log_d)
+
+    def holds(x: np.ndarray) -> np.ndarray:
+        return _log_delta(m_, x) + _slack(m_, x) <= log_d
+
+    at_zero = holds(low)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        enough = holds(middle)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    with np.errstate(over="ignore"):
+        value = m_ * (high + m_ / 2) + 4 * _UNIT * m_ * (np.abs(high) + m_)
+    value = np.where(at_zero, 0.0, np.maximum(value, 0.0))
+    return _result(np.where(usual, value, np.where(m == 0, 0.0, np.inf)))
+
+
+def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
+    """Largest mu whose mechanism is (epsilon, delta)-DP, rounded down: the calibration.
+
+    Guarantee: a mechanism of the returned mu is (epsilon, delta)-DP, and ``epsilon(mu, delta)``
+    of this module confirms it.
+
+    Args:
+        epsilon: Epsilon, >= 0; infinity is no privacy.
+        delta: Delta in [0, 1), of any shape that broadcasts with epsilon.
+
+    Returns:
+        Mu, a float for scalars; 0 at delta = 0, infinity at epsilon = infinity.
+
+    Raises:
+        ValueError: For epsilon < 0, delta outside [0, 1), or NaN.
+
+    Reference:
+        Balle and Wang (2018), Algorithm 1, solved by bisection.
+    """
+    e, d = _arguments(epsilon=epsilon, delta=delta)
+    usual = np.isfinite(e) & (d > 0)
+    e_, d_ = np.where(usual, e, 1.0), np.where(usual, d, 0.1)
+    log_d = np.log(d_)
+
+    def holds(m: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore", under="ignore"):
+            x = e_ / m - m / 2
+        # Four times the slack of `epsilon`, so that the two agree.
+        return _log_delta(m, x) + 4 * _slack(m, x) <= log_d
+
+    # Two lower bounds: delta(mu, epsilon) <= mu phi(0), and the Renyi-DP conversion's.
+    root = np.sqrt(-2 * log_d)
+    low = np.maximum(2 * d_, 2 * e_ / (np.sqrt(root**2 + 2 * e_) + root))
+    high = 2 * low
+    for _ in range(1100):
+        enough = holds(high)
+        if not enough.any():
+            break
+        low, high = np.where(enough, high, low), np.where(enough, 2 * high, high)
+    for _ in range(_STEPS):
+        middle = low + (high - low) / 2
+        enough = holds(middle)
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    # Where nothing above the proven bound passed the test, its own rounding is taken off.
+    value = np.where(holds(low), low, low * (1 - 1e-11))
+    return _result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))
+
+
+def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
+    """Renyi-DP epsilon of a mu-GDP Gaussian mechanism: alpha mu^2 / 2.
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+        alpha: Renyi order, > 1.
+
+    Returns:
+        Epsilon of order alpha, a float for scalars.
+
+    Raises:
+        ValueError: For mu < 0, alpha <= 1, or NaN.
+
+    Reference:
+        Mironov (2017), Proposition 7.
+    """
+    m, a = _arguments(mu=mu, alpha=alpha)
+    return _result(np.asarray(np.where(m == 0, 0.0, a * np.where(m == 0, 1.0, m) ** 2 / 2)))
+
+
+def zcdp(mu: ArrayLike) -> Result:
+    """Zero-concentrated-DP parameter of a mu-GDP Gaussian mechanism: rho = mu^2 / 2.
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+
+    Returns:
+        Rho, a float for scalars.
+
+    Raises:
+        ValueError: For mu < 0 or NaN.
+
+    Reference:
+        Bun and Steinke (2016), Proposition 1.6.
+    """
+    (m,) = _arguments(mu=mu)
+    return _result(m**2 / 2)

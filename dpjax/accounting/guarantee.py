@@ -1,0 +1,285 @@
+"""The record of what a run guarantees; every run stores one and every figure prints it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Literal
+
+from dpjax import _validate
+from dpjax.accounting import budget, gdp
+
+__all__ = ["ATTACKERS", "Attacker", "Guarantee"]
+
+Attacker = Literal["outsider", "aggregator"]
+
+ATTACKERS: dict[str, str] = {
+    "outsider": (
+        "an outsider who sees every message on every link, the mixing matrix and the noise "
+        "design, but not the noise seed"
+    ),
+    "aggregator": (
+        "whoever receives the sum of the agents' messages of every round, but no single message "
+        "and not the noise seed"
+    ),
+}
+"""Attackers by name, each with what it sees and does not know."""
+
+_RELATION_TEXT = {
+    "replace_agent": "replacing all data of one agent",
+    "replace_record": "replacing one record of one agent",
+    "zero_out_record": "zeroing out one record of one agent",
+}
+_ACCOUNTANT_TEXT = {
+    "gdp": "accounted exactly (Gaussian DP)",
+    "rdp": "accounted through Renyi DP",
+    "paper": "by the Whisper paper's rule",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """(epsilon, delta)-DP of a run, and under which assumptions.
+
+    Guarantee: a record cannot be made that states less than the exact loss at its mu, unless it
+    says so (``unsound=True``, for the paper's rule where it is false; it then prints both).
+
+    Attributes:
+        epsilon: Stated epsilon, the largest over agents; infinity when non-private.
+        delta: Delta.
+        mu: Gaussian-DP parameter of the whole run, the largest over agents.
+        relation: Neighbouring relation; None when non-private, no default.
+        attacker: Whom it defends against, a key of `ATTACKERS`.
+        rounds: Rounds T that it covers.
+        clip_norm: Clip norm C; infinity when non-private and unclipped.
+        accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; None when non-private.
+        release: True where the noise key was drawn from the operating system and kept secret;
+            False for a simulation, whose seed gives the noise away.
+        unit: "agent" or "record", from the relation; may be given, and must then agree.
+        per_agent_epsilon: One epsilon an agent, where budgets differ.
+        white: True when the noise is independent between rounds; `after` then spends by rounds.
+        unsound: True where the paper's epsilon is below the exact one.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float
+    relation: budget.Relation | None
+    attacker: Attacker | None
+    rounds: int
+    clip_norm: float
+    accountant: budget.Accountant | None
+    release: bool
+    unit: str | None = None
+    per_agent_epsilon: tuple[float, ...] | None = None
+    white: bool = True
+    unsound: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a record that contradicts itself."""
+        _validate.integer("rounds", self.rounds, least=0)
+        exact = self.exact_epsilon  # Refuses a bad mu or delta.
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
+        if self.relation is None:
+            if not self.epsilon == self.mu == math.inf or self.release:
+                raise ValueError(
+                    f"relation is None with epsilon {self.epsilon}; name the neighbouring relation "
+                    f"({', '.join(budget.RELATIONS)}), or use Guarantee.none"
+                )
+            return
+        unit = budget.unit(self.relation)
+        if self.unit is not None and self.unit != unit:
+            raise ValueError(
+                f"unit is {self.unit!r}, relation {self.relation!r} protects {unit!r}; leave it out"
+            )
+        object.__setattr__(self, "unit", unit)
+        _validate.one_of("attacker", self.attacker, ATTACKERS)
+        _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
+        _validate.positive("clip_norm", self.clip_norm)
+        if self.per_agent_epsilon is not None:
+            values = tuple(float(value) for value in self.per_agent_epsilon)
+            if not values or max(values) != self.epsilon or min(values) < 0:
+                raise ValueError(
+                    f"per_agent_epsilon is {values} with epsilon {self.epsilon}; epsilon is their "
+                    "maximum"
+                )
+            object.__setattr__(self, "per_agent_epsilon", values)
+        if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
+            raise ValueError(
+                f"epsilon is {self.epsilon} with mu {self.mu} and delta {self.delta}, whose exact "
+                f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
+                "where it is false)"
+            )
+
+    @classmethod
+    def none(cls, rounds: int) -> "Guarantee":
+        """The record of a non-private run: epsilon is infinite.
+
+        Args:
+            rounds: Rounds T.
+
+        Returns:
+            The record.
+        """
+        return cls(
+            epsilon=math.inf,
+            delta=0.0,
+            mu=math.inf,
+            relation=None,
+            attacker=None,
+            rounds=rounds,
+            clip_norm=math.inf,
+            accountant=None,
+            release=False,
+        )
+
+    @property
+    def exact_epsilon(self) -> float:
+        """Exact epsilon at the same mu and delta, whatever the accountant states."""
+        return float(gdp.epsilon(self.mu, self.delta))
+
+    def after(self, rounds: int) -> "Guarantee":
+        """What the first rounds of the run have spent.
+
+        For noise that is white over rounds mu_t = mu sqrt(t / T), and epsilon is exact at the
+        same delta; for correlated noise the whole run's loss stands from its first round on.
+
+        Guarantee: holds for the first ``rounds`` rounds, also when the decision to stop there was
+        taken from what was released. Not when it was taken from logged losses, which are not
+        private.
+
+        Args:
+            rounds: Rounds t done so far, 0 to T.
+
+        Returns:
+            The guarantee of what has been sent.
+
+        Raises:
+            ValueError: For more rounds than are covered.
+        """
+        rounds = _validate.integer("rounds", rounds, least=0)
+        if rounds > self.rounds:
+            raise ValueError(
+                f"rounds is {rounds}, the guarantee covers {self.rounds}; plan the longer run "
+                "from its start, noise for a shorter one does not cover it"
+            )
+        if self.relation is None:
+            return Guarantee.none(rounds)
+        share = math.sqrt(rounds / self.rounds) if self.white else 1.0
+        share = 0.0 if rounds == 0 else min(1.0, share * (1 + 1e-15))
+        mu = self.mu * share
+        each = None
+        epsilon = float(gdp.epsilon(mu, self.delta))
+        if self.per_agent_epsilon is not None:
+            # Each agent's mu is at most what its accountant allowed for its epsilon.
+            mus = [self._mu_of(value) * share for value in self.per_agent_epsilon]
+            each = tuple(float(gdp.epsilon(min(m, mu), self.delta)) for m in mus)
+            epsilon = max(each)
+            mu = min(mu, max(mus))
+        return dataclasses.replace(
+            self,
+            epsilon=epsilon,
+            mu=mu,
+            rounds=rounds,
+            accountant="gdp",
+            per_agent_epsilon=each,
+            unsound=False,
+        )
+
+    def _mu_of(self, epsilon: float) -> float:
+        """An upper bound on the mu for which this record's accountant states epsilon."""
+        assert self.accountant is not None
+        if epsilon == 0:
+            return float(gdp.mu(0.0, self.delta)) * (1 + 1e-9)
+        mu = budget.allowed_mu(epsilon, self.delta, accountant=self.accountant, allow_unsound=True)
+        return float(mu) * (1 + 1e-9)
+
+    def statement(self) -> str:
+        """Everything in one sentence, and what it does not cover in another."""
+        if self.relation is None:
+            return f"Not private: {self.rounds:,} rounds without a differential-privacy guarantee."
+        assert self.attacker is not None and self.accountant is not None
+        text = (
+            f"({self._epsilon_text()}, delta = {self.delta:g})-differentially private per "
+            f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
+            f"{self.clip_norm:g}) over {self.rounds:,} rounds against {ATTACKERS[self.attacker]}; "
+            f"{_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
+        )
+        if self.accountant != "gdp":
+            text += f", exact epsilon = {_up(self.exact_epsilon)}"
+        if self.unsound:
+            text += " (the stated epsilon is FALSE, the exact one holds)"
+        if self.release:
+            return text + ". Release: the noise key was drawn secretly and must stay secret."
+        return text + ". Simulation: whoever knows the seed can subtract the noise."
+
+    def caption(self) -> str:
+        """The guarantee in a few words, for a figure."""
+        if self.relation is None:
+            return f"not private, T = {self.rounds}"
+        exact = ""
+        if self.accountant != "gdp":
+            exact = f" [exact epsilon {_up(self.exact_epsilon)}]"
+        if self.unsound:
+            exact = f" [FALSE: exact epsilon {_up(self.exact_epsilon)}]"
+        return (
+            f"({self._epsilon_text()}, delta = {self.delta:g})-DP{exact} per {self.unit} "
+            f"({self.relation}), {self.attacker}, T = {self.rounds}, {self.accountant} accountant, "
+            f"{'release' if self.release else 'simulation'}"
+        )
+
+    def _epsilon_text(self) -> str:
+        if self.per_agent_epsilon and min(self.per_agent_epsilon) < self.epsilon:
+            return f"epsilon = {_up(min(self.per_agent_epsilon))} to {_up(self.epsilon)} by agent"
+        return f"epsilon = {_up(self.epsilon)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as a dict for strict JSON: infinities are the string "inf"."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return [plain(entry) for entry in value]
+            return "inf" if value == math.inf else value
+
+        return {key: plain(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> "Guarantee":
+        """The inverse of `to_dict`; the record is checked again.
+
+        Args:
+            record: What `to_dict` returned, perhaps through JSON.
+
+        Returns:
+            The guarantee.
+
+        Raises:
+            ValueError: For missing or unknown fields, or a record that contradicts itself.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        required = {
+            field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING
+        }
+        wrong = sorted(set(record) - names) + sorted(required - set(record))
+        if wrong:
+            raise ValueError(
+                f"record has unknown or missing fields: {', '.join(wrong)}; read it with the "
+                "version that wrote it"
+            )
+
+        def rich(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return tuple(rich(entry) for entry in value)
+            return math.inf if value == "inf" else value
+
+        return cls(**{key: rich(value) for key, value in record.items()})
+
+
+def _up(value: float) -> str:
+    """Four digits, rounded up: a printed loss is never below the stated one."""
+    if not math.isfinite(value):
+        return str(value)
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))
+    return f"{float(rounded):g}"
