@@ -1,0 +1,271 @@
+"""Clipping, per agent as an optax link and per example around a loss.
+
+The bounds hold exactly, not up to rounding: norms are computed from entries scaled to at most 1
+(no overflow, no underflow), summed in two levels, and the clip norm is lowered by a bound on every
+rounding that follows, a relative ``slack(...)`` of about (2 sqrt(d) + 16) 2^-24 in float32. So the
+float32 (or bfloat16) numbers that come out have an L2 norm of at most ``clip_norm`` in exact
+arithmetic, and nothing is left for the accounting to add.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from dpjax import _validate
+
+__all__ = ["METHODS", "Method", "fraction", "per_agent", "per_example", "slack"]
+
+Method = Literal["flat", "automatic"]
+
+METHODS = ("flat", "automatic")
+"""flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
+
+
+def slack(tree: Any) -> float:
+    """Relative amount by which clipping one gradient shaped like ``tree`` lowers the clip norm.
+
+    Args:
+        tree: Pytree of arrays (or shapes) of one agent or example, no leading axis.
+
+    Returns:
+        A bound on the relative rounding of the norm, the scaling and the result's dtype.
+    """
+    leaves = jax.tree.leaves(tree)
+    wide = _wide(leaves)
+    terms = sum(sum(_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
+    narrow = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
+    # Twice the first-order bound: the norm halves the error of the sum of squares.
+    relative = (terms + 16) * float(jnp.finfo(wide).eps) / 2
+    return relative + (narrow if narrow > float(jnp.finfo(wide).eps) else 0.0)
+
+
+def _wide(leaves: list[Any]) -> Any:
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
+
+
+def _levels(size: int) -> tuple[int, int]:
+    """Length and number of the partial sums."""
+    if size <= 1024:
+        return size, 1
+    length = math.isqrt(size - 1) + 1
+    return length, -(-size // length)
+
+
+def _squares(flat: Float[Array, " d"]) -> Float[Array, ""]:
+    """Sum of squares with rounding error below (length + number) ulp whatever the order."""
+    length, number = _levels(flat.size)
+    squares = jnp.square(flat)
+    if number == 1:
+        return jnp.sum(squares)
+    squares = jnp.pad(squares, (0, length * number - flat.size)).reshape(number, length)
+    # The barrier keeps the compiler from merging the two sums into one of d terms.
+    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(squares, axis=1)))
+
+
+def _norm(tree: Any) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+    """L2 norm of one agent's or example's gradient, and whether it is finite."""
+    leaves = jax.tree.leaves(tree)
+    wide = _wide(leaves)
+    flat = [leaf.astype(wide).reshape(-1) for leaf in leaves if leaf.size]
+    if not flat:
+        return jnp.zeros((), wide), jnp.ones((), bool)
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(part)) for part in flat]))
+    finite = jnp.isfinite(largest)
+    divisor = jnp.where(finite & (largest > 0), largest, 1.0)
+    total = jnp.sum(jnp.stack([_squares(part / divisor) for part in flat]))
+    norm = largest * jnp.sqrt(total)
+    # A finite gradient whose norm overflows cannot be scaled to a known norm: dropped as well.
+    return norm, jnp.isfinite(norm)
+
+
+def _clip(tree: Any, clip_norm: float, method: str, stability: float) -> Any:
+    """Clip one agent's or example's gradient; zero if it is not finite."""
+    leaves = jax.tree.leaves(tree)
+    wide = _wide(leaves)
+    norm, finite = _norm(tree)
+    size = sum(leaf.size for leaf in leaves)
+    # Entries below the normal range round absolutely, by at most half the smallest number.
+    ranges = [jnp.finfo(leaf.dtype) for leaf in leaves]
+    floor = max((float(kind.tiny) * float(kind.eps) for kind in ranges), default=0.0)
+    bound = clip_norm * (1 - slack(tree)) - math.sqrt(size) * floor
+    if not bound > 0:
+        raise ValueError(
+            f"clip_norm is {clip_norm}, below what rounding in {[str(x.dtype) for x in leaves]} "
+            "hides; give a larger one, or gradients in float32"
+        )
+    if method == "automatic":
+        scale = bound / (norm + stability)
+    else:
+        scale = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(wide).tiny))
+    scale = jnp.where(finite, scale, 0.0).astype(wide)
+
+    def one(leaf: Array) -> Array:
+        # 0 * nan is nan: the entries themselves are replaced.
+        scaled = jnp.where(finite, leaf.astype(wide), 0.0) * scale
+        return scaled.astype(leaf.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def _check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
+    _validate.one_of("method", method, METHODS)
+    stability = _validate.positive("stability", stability)
+    if method == "flat" and clip_norm == math.inf:
+        return math.inf, stability
+    remedy = "give a finite number above 0"
+    if method == "flat":
+        remedy += ", or infinity for no clipping and no guarantee"
+    return _validate.positive("clip_norm", clip_norm, remedy=remedy), stability
+
+
+def _check_leaves(updates: Any) -> None:
+    agents: int | None = None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        agents = shape[0] if shape and agents is None else agents
+        if not shape or shape[0] != agents or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
+                "floating leaves with the agents as their leading axis"
+            )
+
+
+def per_agent(
+    clip_norm: float, method: Method = "flat", stability: float = 0.01
+) -> optax.GradientTransformation:
+    """Clip each agent's whole gradient, one norm an agent over all leaves.
+
+    flat: g_i min(1, C / |g_i|).   automatic: g_i C / (|g_i| + stability).
+
+    Guarantee: every agent's output has an L2 norm of at most ``clip_norm``, exactly, whatever its
+    gradient, so replacing all data of one agent moves its output by at most 2 ``clip_norm`` and no
+    other agent's at all. A gradient that is not finite, or whose norm overflows, becomes zero.
+
+    Args:
+        clip_norm: Clip norm C, in the gradient's units; infinity with "flat" clips nothing.
+        method: "flat" or "automatic".
+        stability: What automatic clipping adds to the norm, in the gradient's units.
+
+    Returns:
+        A stateless optax transformation on agent-stacked pytrees [n, ...].
+
+    Raises:
+        ValueError: For invalid numbers; in ``update``, for leaves that are not floating or differ
+            in their leading axis.
+
+    Reference:
+        Bu et al. (2023), Automatic clipping, for "automatic".
+    """
+    clip_norm, stability = _check(clip_norm, method, stability)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params
+        _check_leaves(updates)
+        clipped = jax.vmap(lambda tree: _clip(tree, clip_norm, method, stability))(updates)
+        return clipped, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def fraction(updates: Any, clip_norm: float) -> Float[Array, ""]:
+    """Fraction of agents whose gradient flat clipping would change (a diagnostic, not private).
+
+    Args:
+        updates: Agent-stacked gradients before clipping, leaves [n, ...].
+        clip_norm: Clip norm C.
+
+    Returns:
+        A number in [0, 1]; gradients that are not finite count as clipped.
+
+    Raises:
+        ValueError: For leaves that are not floating or differ in their leading axis.
+    """
+    _check_leaves(updates)
+    norms, finite = jax.vmap(_norm)(updates)
+    return jnp.mean((norms > clip_norm) | ~finite)
+
+
+def per_example(
+    loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
+    clip_norm: float,
+    *,
+    method: Method = "flat",
+    stability: float = 0.01,
+    microbatch: int | None = None,
+) -> Callable[..., Any]:
+    """The sum of one agent's clipped per-example gradients.
+
+    sum_b clip(grad loss_fn(params, x_b, y_b)) over the examples that are not padding. A sum, not
+    a mean: noise is added to it, and dividing by a fixed number afterwards is post-processing.
+
+    Guarantee: every term has an L2 norm of at most ``clip_norm``, exactly; so zeroing out one
+    record of the batch moves the sum by at most ``clip_norm``, replacing it by at most twice that,
+    and marking a record as padding zeroes it out. A gradient that is not finite adds zero. Adding
+    B terms rounds the sum by at most B^2 2^-24 ``clip_norm`` in float32: like the rounding of the
+    noise itself, that is not hardened.
+
+    Args:
+        loss_fn: ``loss_fn(params, x, y) -> scalar`` of one example, which must not depend on
+            other examples (no batch norm).
+        clip_norm: Clip norm C of one example's gradient; infinity with "flat" clips nothing.
+        method: "flat" or "automatic".
+        stability: What automatic clipping adds to the norm.
+        microbatch: Examples differentiated at once, to bound memory; None is the whole batch. A
+            batch it does not divide is padded.
+
+    Returns:
+        ``fn(params, x, y, is_padding=None)`` with x and y pytrees of arrays [B, ...] and
+        is_padding [B] bool, to a tree like params. It works on an empty batch and under vmap.
+
+    Raises:
+        ValueError: For invalid numbers; when called, for x and y of different lengths.
+
+    Reference:
+        Abadi et al. (2016); jax_privacy's clipped_grad does the differentiation and the sum.
+    """
+    clip_norm, stability = _check(clip_norm, method, stability)
+    if microbatch is not None:
+        microbatch = _validate.integer("microbatch", microbatch)
+
+    def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
+        from jax_privacy import clipping as private
+
+        lengths = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves((x, y))}
+        if is_padding is not None:
+            lengths.add(jnp.shape(is_padding)[0])
+        if len(lengths) != 1:
+            raise ValueError(f"x, y and is_padding have {sorted(lengths)} examples; give one count")
+        (size,) = lengths
+        if size == 0:
+            return jax.tree.map(jnp.zeros_like, params)
+        padding = jnp.zeros(size, bool) if is_padding is None else jnp.asarray(is_padding, bool)
+        extra = 0 if microbatch is None else -size % microbatch
+        if extra:
+            # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
+            x, y = jax.tree.map(
+                lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)]), (x, y)
+            )
+            padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
+        total = private.clipped_grad(
+            loss_fn,
+            batch_argnums=(1, 2),
+            keep_batch_dim=False,
+            # Clipped here already, with the exact bound; this is the second net.
+            l2_clip_norm=clip_norm,
+            pre_clipping_transform=lambda tree: _clip(tree, clip_norm, method, stability),
+            microbatch_size=microbatch,
+        )
+        return total(params, x, y, is_padding_example=padding)
+
+    return fn

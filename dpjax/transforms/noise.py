@@ -1,0 +1,236 @@
+"""Gaussian noise that is correlated over agents (and, by a strategy, over rounds).
+
+Layout of the normals. The leaves of one computing dtype are taken in tree order and packed into
+groups of at most `PACK` entries an agent (a larger leaf is a group of its own). Group g of round t
+is one draw of shape [n, entries] under ``fold_in(fold_in(key, t), g)``; each leaf is a run of
+columns of it. So a small model is one draw and one product a round, a large one never holds more
+than a leaf's noise twice, and normals depend on (key, round, layout) alone: not on the factor, on
+what is vmapped, or on how arrays are sharded.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dpjax import _validate
+
+__all__ = ["PACK", "NoiseState", "correlated", "network_mean_variance"]
+
+PACK = 65_536
+"""Entries an agent up to which leaves share one draw."""
+
+_GENERATOR = "threefry2x32"
+
+
+class NoiseState(NamedTuple):
+    """State of `correlated`.
+
+    Attributes:
+        key: The noise key; whoever has it can subtract the noise.
+        round: Rounds done, int32.
+        past: With a strategy, the last rounds' noise before the factor over agents, one array
+            [width, n, entries] a group; else empty.
+    """
+
+    key: PRNGKeyArray
+    round: Int[Array, ""]
+    past: tuple[Float[Array, "w n d"], ...] = ()
+
+
+class _Group(NamedTuple):
+    """Leaves that share a draw: their positions in the flattened tree, their sizes, the dtype."""
+
+    leaves: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: Any
+
+
+def correlated(
+    factor: Float[Array, "n n"],
+    *,
+    key: PRNGKeyArray,
+    rounds: int,
+    strategy: Float[np.ndarray, "t t"] | None = None,
+) -> optax.GradientTransformation:
+    """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
+
+    Z_t [n, d] is standard normal, fresh in every round t and coordinate. The product runs at full
+    precision in the leaf's dtype, in float32 for narrower ones, whose sum is rounded once.
+
+    Guarantee: in each of the first ``rounds`` updates the noise of a coordinate over agents is
+    N(0, F F'), independent of all other coordinates, and without a strategy of all other rounds.
+    No two agents or rounds share a normal. Later updates are NaN, so that no round goes out with
+    repeated or unaccounted noise. What this protects, and for whom, depends on the clipping
+    before it and is stated by `dpjax.accounting`; floating-point Gaussians are not hardened, and
+    the key's 64 bits are no cryptographic seed.
+
+    Args:
+        factor: [n, n] F, the covariance over agents being F F'. May be traced (say, vmapped over
+            designs), and is then not checked; zero gives no noise at all.
+        key: A single threefry key, of no other use: ``jax.random.key(seed, impl="threefry2x32")``.
+        rounds: Rounds T the noise is accounted for.
+        strategy: [T, T] lower triangular C with a positive diagonal; its bandwidth is found, and
+            bandwidth - 1 rounds of noise are kept. None is the identity.
+
+    Returns:
+        An optax transformation with state `NoiseState`.
+
+    Raises:
+        ValueError: For another generator's key or an integer, a factor that is not square or not
+            finite, a strategy of the wrong shape; in ``update``, for leaves without the n agents
+            as their leading axis or of another than floating dtype.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Algorithm 1; Denisov et al. (2022) for the strategy.
+    """
+    rounds = _validate.integer("rounds", rounds)
+    if rounds >= 2**31 - 1:
+        raise ValueError(f"rounds is {rounds}; give a number below 2**31 - 1")
+    _check_key(key)
+    factor = _checked_factor(factor)
+    n = factor.shape[-1]
+    recursion = None if strategy is None else _recursion(strategy, rounds)
+
+    def init(params: optax.Params) -> NoiseState:
+        groups = _groups(jax.tree_util.tree_leaves_with_path(params), n)
+        past = ()
+        if recursion is not None:
+            width = recursion[1].shape[1]
+            past = tuple(jnp.zeros((width, n, sum(g.sizes)), g.dtype) for g in groups)
+        return NoiseState(key, jnp.zeros((), jnp.int32), past)
+
+    def update(
+        updates: optax.Updates, state: NoiseState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, NoiseState]:
+        del params
+        paths = jax.tree_util.tree_leaves_with_path(updates)
+        leaves = [leaf for _, leaf in paths]
+        groups = _groups(paths, n)
+        round_key = jax.random.fold_in(state.key, state.round)
+        valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
+        past = []
+        for index, group in enumerate(groups):
+            # Normals depend on key and round alone: drawn once under vmap over factors.
+            shape = (n, sum(group.sizes))
+            normals = jax.random.normal(jax.random.fold_in(round_key, index), shape, group.dtype)
+            if recursion is not None:
+                normals, kept = _advance(recursion, normals, state.past[index], state.round)
+                past.append(kept)
+            weights = factor.astype(group.dtype) * valid.astype(group.dtype)
+            noise = jnp.matmul(weights, normals, precision=jax.lax.Precision.HIGHEST)
+            columns = np.cumsum(group.sizes)[:-1]
+            for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
+                leaf = leaves[position]
+                noisy = leaf.astype(group.dtype) + part.reshape(leaf.shape)
+                leaves[position] = noisy.astype(leaf.dtype)
+        updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
+        return updates, NoiseState(state.key, state.round + 1, tuple(past))
+
+    return optax.GradientTransformation(init, update)
+
+
+def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
+    """Variance of one coordinate of the agents' average noise, 1'R1 / n^2.
+
+    No doubly stochastic mixing changes the average, so this part of the noise stays however
+    often agents mix.
+
+    Args:
+        covariance: [n, n] noise covariance R over agents.
+
+    Returns:
+        The variance, in the noise's units squared.
+
+    Raises:
+        ValueError: For a matrix that is not square or not finite.
+    """
+    matrix = _validate.square("covariance", covariance)
+    return float(matrix.sum() / len(matrix) ** 2)
+
+
+def _check_key(key: Any) -> None:
+    remedy = 'give one typed threefry key, jax.random.key(seed, impl="threefry2x32")'
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(f"key is {type(key).__name__} of dtype {dtype}; {remedy}")
+    generator = str(jax.random.key_impl(key))
+    if generator != _GENERATOR:
+        raise ValueError(f"key is of generator {generator!r}; {remedy}")
+    if key.shape != ():
+        raise ValueError(f"key has shape {key.shape}; {remedy} (vmap over several)")
+
+
+def _checked_factor(factor: Any) -> Array | np.ndarray:
+    if not isinstance(factor, jax.core.Tracer):
+        factor = np.asarray(factor)
+        if not np.issubdtype(factor.dtype, np.float32):
+            factor = _validate.square("factor", factor)
+        _validate.square("factor", factor)
+    if factor.ndim != 2 or factor.shape[0] != factor.shape[1]:
+        raise ValueError(f"factor has shape {factor.shape}; give a square matrix over the agents")
+    return factor
+
+
+def _groups(paths: list[tuple[Any, Any]], n: int) -> list[_Group]:
+    """Pack the leaves into draws; the layout is part of what a seed means, so it stays fixed."""
+    groups: list[_Group] = []
+    open_groups: dict[Any, int] = {}
+    for position, (path, leaf) in enumerate(paths):
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        if not shape or shape[0] != n or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
+                f"floating leaves with the n={n} agents of the factor as their leading axis"
+            )
+        size, dtype = int(np.prod(shape[1:])), jnp.promote_types(dtype, jnp.float32)
+        index = open_groups.get(dtype)
+        if index is not None and sum(groups[index].sizes) + size <= PACK:
+            group = groups[index]
+            groups[index] = _Group((*group.leaves, position), (*group.sizes, size), dtype)
+        else:
+            open_groups[dtype] = len(groups)
+            groups.append(_Group((position,), (size,), dtype))
+    return groups
+
+
+def _recursion(strategy: Any, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Forward substitution C x = z: 1 / C_tt, and [T, width] coefficients C_t,t-k / C_tt by k-1."""
+    matrix = _validate.square("strategy", strategy)
+    if len(matrix) != rounds:
+        raise ValueError(
+            f"strategy has shape {matrix.shape} for rounds = {rounds}; give a [{rounds}, {rounds}] "
+            "strategy, or None"
+        )
+    diagonal = np.diag(matrix)
+    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
+        raise ValueError(
+            "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
+            "C^-1 Z), or None"
+        )
+    row, column = np.nonzero(matrix)
+    width = int((row - column).max())
+    coefficients = np.zeros((rounds, width))
+    for lag in range(1, width + 1):
+        coefficients[lag:, lag - 1] = np.diag(matrix, -lag) / diagonal[lag:]
+    return 1 / diagonal, coefficients
+
+
+def _advance(
+    recursion: tuple[np.ndarray, np.ndarray], normals: Array, past: Array, round: Array
+) -> tuple[Array, Array]:
+    """One step of the recursion x_t = z_t / C_tt - sum_k coefficient_tk x_t-k on a ring buffer."""
+    inverse, coefficients = (jnp.asarray(part, normals.dtype) for part in recursion)
+    width = coefficients.shape[1]
+    # Past the end the index is clamped; those updates are NaN whatever the recursion gives.
+    value = normals * inverse[round]
+    if width == 0:
+        return value, past
+    # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
+    lags = jnp.mod(round - 1 - jnp.arange(width), width)
+    weights = coefficients[round][lags]
+    value = value - jnp.tensordot(weights, past, axes=1, precision=jax.lax.Precision.HIGHEST)
+    return value, jax.lax.dynamic_update_index_in_dim(past, value, jnp.mod(round, width), 0)
