@@ -195,11 +195,14 @@ def _root(
 ) -> Float[np.ndarray, "m n"]:
     if (gram is None) == (factor is None):
         raise ValueError("gram and factor: give exactly one of them")
-    root = factor_of(gram) if factor is None else _validate.finite_array("factor", factor, ndim=2)
+    if gram is not None:
+        root = factor_of(gram)
+    else:
+        root = _validate.finite_array("factor", factor, ndim=2)
     if not root.any():
         raise ValueError("gram is zero; every covariance costs nothing: give a nonzero matrix")
     if root.shape[0] > root.shape[1]:
-        root = np.linalg.qr(root, mode="r")
+        root = np.asarray(np.linalg.qr(root, mode="r"))
     return root
 
 
@@ -235,7 +238,7 @@ def _regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, 
         return root
     n = root.shape[1]
     identity = np.sqrt(r * float(np.sum(root**2)) / n) * np.eye(n)
-    return np.linalg.qr(np.concatenate([root, identity]), mode="r")
+    return np.asarray(np.linalg.qr(np.concatenate([root, identity]), mode="r"))
 
 
 def _pad(

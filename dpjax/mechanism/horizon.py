@@ -117,7 +117,7 @@ def _coefficients(
 
 
 def _compress(*blocks: Float[np.ndarray, "_ n"]) -> Float[np.ndarray, "m n"]:
-    return np.linalg.qr(np.concatenate(blocks), mode="r")
+    return np.asarray(np.linalg.qr(np.concatenate(blocks), mode="r"))
 
 
 def _spectral(

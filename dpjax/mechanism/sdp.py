@@ -1,11 +1,27 @@
 """The same problem as a semidefinite program in a library solver: the independent check."""
 
+import importlib
+import warnings
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["LARGEST", "solve"]
+__all__ = ["LARGEST", "library", "solve"]
 
 LARGEST = 30
+
+
+def library() -> Any:
+    """Return cvxpy, with Clarabel installed; ValueError with the remedy otherwise."""
+    try:
+        importlib.import_module("clarabel")
+        return importlib.import_module("cvxpy")
+    except ImportError:
+        raise ValueError(
+            "cvxpy or clarabel is not installed, and semidefinite programs need both; "
+            'pip install cvxpy clarabel (designs themselves do not: solver="fixed_point")'
+        ) from None
 
 
 def solve(
@@ -30,14 +46,7 @@ def solve(
         raise ValueError(
             f'gram has n={n}; solver="sdp" is for n <= {LARGEST} (use solver="fixed_point")'
         )
-    try:
-        import clarabel  # noqa: F401
-        import cvxpy as cp
-    except ImportError:
-        raise ValueError(
-            'solver is "sdp", which needs cvxpy and clarabel; pip install cvxpy clarabel, or use '
-            'solver="fixed_point"'
-        ) from None
+    cp = library()
     scale = float(np.trace(gram)) / n
     covariance = cp.Variable((n, n), symmetric=True)
     unit = np.eye(n)
@@ -47,12 +56,15 @@ def solve(
         blocks.append(cp.bmat([[covariance, column], [column.T, np.ones((1, 1))]]) >> 0)
     problem = cp.Problem(cp.Minimize(cp.trace((gram / scale) @ covariance)), blocks)
     try:
-        problem.solve(
-            solver=cp.CLARABEL,
-            tol_gap_abs=tolerance,
-            tol_gap_rel=tolerance,
-            tol_feas=tolerance,
-        )
+        with warnings.catch_warnings():
+            # "Solution may be inaccurate": the caller's certificate says how inaccurate.
+            warnings.simplefilter("ignore", UserWarning)
+            problem.solve(
+                solver=cp.CLARABEL,
+                tol_gap_abs=tolerance,
+                tol_gap_rel=tolerance,
+                tol_feas=tolerance,
+            )
     except cp.error.SolverError as error:
         raise ValueError(f'gram defeats Clarabel ({error}); use solver="fixed_point"') from None
     if covariance.value is None:

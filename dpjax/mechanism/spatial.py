@@ -145,8 +145,8 @@ def solve_whisper(
     for group in _partition(subgroups, n):
         solution = minimize_trace(factor=factor[:, group] * root[group], **options)
         block = np.ix_(group, group)
-        # Three roundings upwards: the square roots and the products above.
-        covariance[block] = solution.covariance * np.outer(root[group], root[group]) * (1 + 1e-15)
+        # The solution's margin covers the rounding of these products: it is entrywise, too.
+        covariance[block] = solution.covariance * np.outer(root[group], root[group])
         solutions.append(solution)
     return covariance, tuple(solutions)
 

@@ -40,7 +40,8 @@ def write(
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
-            np.savez(file, header=np.array(header), digest=_digest(header, held), **held)
+            entries: dict[str, Any] = {"header": np.array(header), **held}
+            np.savez(file, digest=_digest(header, held), **entries)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -49,7 +50,7 @@ def write(
     return path
 
 
-def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arrays and fields that :func:`write` stored as ``kind``.
 
     Raises:

@@ -11,6 +11,6 @@ def double_precision() -> AbstractContextManager:
     """Return a context in which jax computes in float64; the global flag is restored after."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # releases before it moved to the top level
+    from jax import experimental
 
-    return enable_x64()
+    return experimental.enable_x64()  # type: ignore[attr-defined]  # before it moved to jax
