@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import budget
+from dpjax.accounting import budget, precision
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
@@ -46,6 +46,7 @@ class Config:
         step_size: Step size eta, of the first round when it decays.
         step_decay: "constant", or "sqrt" for eta / sqrt(t), t = 1, 2, ...
         accountant: How the precision bound follows from the budget: "gdp" (exact), "rdp", "paper".
+        allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
         clipping: "flat" or "automatic" (normalised) clipping.
         horizon: Rounds the horizon-aware design looks ahead; None is all of them.
         microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
@@ -63,6 +64,7 @@ class Config:
     step_size: float
     step_decay: Literal["constant", "sqrt"] = "constant"
     accountant: Literal["gdp", "rdp", "paper"] = "gdp"
+    allow_unsound: bool = False
     clipping: Literal["flat", "automatic"] = "flat"
     horizon: int | None = None
     microbatch: int | None = None
@@ -109,18 +111,17 @@ class Config:
 
     def precision_bound(self) -> np.ndarray:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
-        bounds = [
+        return np.asarray(
             budget.precision_bound(
-                epsilon,
+                self.epsilon,
                 self.delta,
                 rounds=self.rounds,
                 clip_norm=self.clip_norm,
                 relation=self.relation,
                 accountant=self.accountant,
+                allow_unsound=self.allow_unsound,
             )
-            for epsilon in np.atleast_1d(self.epsilon)
-        ]
-        return np.asarray(bounds if isinstance(self.epsilon, tuple) else bounds[0])
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,25 +221,26 @@ def _guarantee(config: Config, factor: np.ndarray) -> Guarantee:
         delta=config.delta,
         mu=float(np.max(loss.mu)),
         relation=config.relation,
-        unit=config.unit,
         attacker="outsider",
         rounds=config.rounds,
         clip_norm=config.clip_norm,
         accountant=config.accountant,
         release=config.release,
         per_agent_epsilon=config.epsilon if isinstance(config.epsilon, tuple) else None,
+        unsound=bool(np.max(loss.exact_epsilon) > epsilon),
     )
 
 
 def _loss(config: Config, factor: np.ndarray) -> budget.Loss:
-    factor = factor.astype(np.float64)
     return budget.loss(
-        factor @ factor.T,
+        None,
         config.delta,
         rounds=config.rounds,
         clip_norm=config.clip_norm,
         relation=config.relation,
         accountant=config.accountant,
+        factor=factor.astype(np.float64),
+        allow_unsound=config.allow_unsound,
     )
 
 
@@ -248,12 +250,13 @@ def _safe_factor(covariance: np.ndarray, bound: np.ndarray) -> np.ndarray:
     scale = 1.0
     for _ in range(16):
         factor = (exact * scale).astype(np.float32)
-        inverse = np.linalg.inv(factor.astype(np.float64))
-        excess = float(np.max(np.sum(inverse**2, axis=0) / bound))
-        # The margin covers the rounding of this very computation.
-        if excess <= 1 - 1e-9:
+        diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
+        excess = float(np.max(diagonal / bound))
+        # The margin covers the rounding between this and the accountant's own steps.
+        if excess <= 1 - 1e-12:
             return factor
-        scale *= np.sqrt(excess) * (1 + 1e-7)
+        # Steps of a float32 unit: smaller ones may round back to the same factor.
+        scale *= np.sqrt(excess) * (1 + 6e-8)
     raise ValueError(
         f"design.covariance has condition number {np.linalg.cond(covariance):.1e}, too large for "
         "float32 noise; bound it with max_variance"

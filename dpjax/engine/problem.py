@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.data import quadratics as quadratics_data
 from dpjax.data.partition import Partition
 from dpjax.models import losses
 
-__all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
+__all__ = ["LOSSES", "Problem", "supervised"]
 
 LOSSES: dict[str, tuple[Callable, Callable | None]] = {
     "logistic": (losses.logistic, losses.sign_accuracy),

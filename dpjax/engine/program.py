@@ -123,9 +123,11 @@ def _axes(state: State, over: str) -> Any:
     """Where the plans (or seeds) are in a stacked state; None where they share one value."""
 
     def of_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, noise.NoiseState):
-            return leaf._replace(key=0 if over == "seeds" else None, round=None)
-        return 0
+        if not isinstance(leaf, noise.NoiseState):
+            return 0
+        # Key and raw normals are a seed's; all its plans share them.
+        mine = 0 if over == "seeds" else None
+        return noise.NoiseState(mine, None, tuple(mine for _ in leaf.past))
 
     tree = jax.tree.map(of_leaf, state, is_leaf=lambda leaf: isinstance(leaf, noise.NoiseState))
     return tree._replace(round=None)
@@ -224,7 +226,7 @@ def advance(
             def of_plan(state: State, arrays: Arrays) -> Any:
                 step = algorithm(settings, arrays, noise_key).step
                 state, info = step(round_key, state, batch)
-                norms = jax.vmap(optax.global_norm)(info.gradients)
+                norms = jax.vmap(optax.tree.norm)(info.gradients)
                 return state, {
                     "gradient_norm": jnp.mean(norms),
                     "clip_fraction": jnp.mean(norms > settings.clip_norm),

@@ -264,7 +264,7 @@ def _check(
     plans: tuple[Plan, ...], problem: Problem, seeds: Sequence[int], checkpoint: Any, key_file: Any
 ) -> tuple[int, ...]:
     """Check that plans, problem and storage fit, before any work."""
-    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in np.atleast_1d(seeds))
+    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")
     for plan in plans:

@@ -1,0 +1,61 @@
+"""Mini-batches of distinct records, drawn inside the compiled loop."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from dpjax import _validate
+
+__all__ = ["check", "draw"]
+
+
+def check(counts: Int[np.ndarray, " n"], batch_size: int) -> None:
+    """Refuse a batch size that some agent cannot fill with distinct records.
+
+    Args:
+        counts: [n] records of each agent.
+        batch_size: Records an agent draws each round.
+
+    Raises:
+        ValueError: Naming the agent with the fewest records.
+    """
+    batch_size = _validate.integer("batch_size", batch_size)
+    counts = np.asarray(counts)
+    least = int(counts.argmin())
+    if counts[least] < batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size}, but agent {least} has {counts[least]} records; lower it "
+            "to that, or partition with minimum=batch_size"
+        )
+
+
+def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Array, "n b"]:
+    """Draw positions of distinct records for every agent.
+
+    An agent's c records, in a cyclic order shifted at random, are cut into ``batch_size`` strata
+    from floor(j c / B) to floor((j + 1) c / B), and one record is drawn from each. Records are
+    distinct by construction, which per-record clipping needs: a record drawn twice would move a
+    sum by twice the clip norm. Every record has the same probability B / c, up to the bias of a
+    32-bit remainder (below c / 2^32). No amplification by subsampling is claimed for it.
+
+    Args:
+        key: The round's key.
+        counts: [n] records of each agent, each at least ``batch_size`` (see `check`).
+        batch_size: Records B an agent draws.
+
+    Returns:
+        [n, B] int32 positions, in 0 .. counts - 1, distinct within a row.
+    """
+    counts = jnp.asarray(counts, jnp.int32)[:, None]
+    bits = jax.random.bits(key, (counts.shape[0], batch_size + 1), jnp.uint32)
+    strata = jnp.arange(batch_size, dtype=jnp.int32)
+    whole, rest = counts // batch_size, counts % batch_size
+    # floor(j c / B) without the overflow of j c: c = whole B + rest.
+    low = strata * whole + (strata * rest) // batch_size
+    high = (strata + 1) * whole + ((strata + 1) * rest) // batch_size
+    inside = (bits[:, 1:] % (high - low).astype(jnp.uint32)).astype(jnp.int32)
+    shift = (bits[:, :1] % counts.astype(jnp.uint32)).astype(jnp.int32)
+    return (low + inside + shift) % counts

@@ -1,0 +1,125 @@
+"""Which records belong to which agent."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from dpjax import _validate
+
+__all__ = ["Partition", "by_size", "dirichlet", "iid"]
+
+_DRAWS = 100
+
+
+class Partition(NamedTuple):
+    """Records of n agents as indices into one shared array.
+
+    Attributes:
+        indices: [n, m] int32 rows; a row past its agent's count repeats its first record.
+        counts: [n] int32 records of each agent.
+    """
+
+    indices: Int[np.ndarray, "n m"]
+    counts: Int[np.ndarray, " n"]
+
+
+def _pack(shards: Sequence[np.ndarray]) -> Partition:
+    counts = np.array([len(shard) for shard in shards], np.int32)
+    indices = np.empty((len(shards), counts.max()), np.int32)
+    for row, shard in zip(indices, shards, strict=True):
+        row[: len(shard)] = shard
+        row[len(shard) :] = shard[0]
+    return Partition(indices, counts)
+
+
+def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
+    n_records = _validate.integer("n_records", n_records)
+    n = _validate.integer("n", n)
+    minimum = _validate.integer("minimum", minimum)
+    if n_records < n * minimum:
+        raise ValueError(
+            f"n is {n} agents with at least {minimum} records each, but there are {n_records}; "
+            "use fewer agents, a smaller minimum or more data"
+        )
+    return n_records, n, minimum
+
+
+def iid(n_records: int, n: int, seed: int) -> Partition:
+    """Deal records to agents at random, in shares that differ by one at most.
+
+    Args:
+        n_records: Number of records.
+        n: Number of agents.
+        seed: Of the permutation.
+
+    Returns:
+        The partition; every record belongs to exactly one agent.
+
+    Raises:
+        ValueError: For more agents than records.
+    """
+    n_records, n, _ = _enough(n_records, n, 1)
+    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    return _pack(np.array_split(rng.permutation(n_records), n))
+
+
+def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
+    """Deal records to agents at random, in shares of given sizes.
+
+    Args:
+        n_records: Number of records.
+        sizes: Records of each agent; they sum to ``n_records``.
+        seed: Of the permutation.
+
+    Returns:
+        The partition.
+
+    Raises:
+        ValueError: If the sizes do not sum to the records.
+    """
+    n_records = _validate.integer("n_records", n_records)
+    sizes = [_validate.integer("sizes", int(size)) for size in sizes]
+    if sum(sizes) != n_records or not sizes:
+        raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
+    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    return _pack(np.split(rng.permutation(n_records), np.cumsum(sizes)[:-1]))
+
+
+def dirichlet(
+    labels: Int[np.ndarray, " N"], n: int, alpha: float, seed: int, *, minimum: int = 1
+) -> Partition:
+    """Deal each label's records to agents in Dirichlet(alpha) shares: small alpha, unlike agents.
+
+    Args:
+        labels: [N] class of each record.
+        n: Number of agents.
+        alpha: Concentration, above 0.
+        seed: Of the shares and the permutations.
+        minimum: Records every agent must get; shares are drawn again until they do.
+
+    Returns:
+        The partition; every record belongs to exactly one agent.
+
+    Raises:
+        ValueError: For more agents than records, or when no draw gives everyone the minimum.
+    """
+    labels = np.asarray(labels)
+    total, n, minimum = _enough(len(labels), n, minimum)
+    alpha = _validate.positive("alpha", alpha)
+    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    for _ in range(_DRAWS):
+        shards: list[list[np.ndarray]] = [[] for _ in range(n)]
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            cuts = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(rows)
+            for shard, part in zip(shards, np.split(rows, np.round(cuts).astype(int)), strict=True):
+                shard.append(part)
+        joined = [np.concatenate(shard) for shard in shards]
+        if min(map(len, joined)) >= minimum:
+            return _pack(joined)
+    raise ValueError(
+        f"alpha is {alpha}: none of {_DRAWS} draws gave each of the {n} agents {minimum} of the "
+        f"{total} records; raise alpha, or lower minimum"
+    )

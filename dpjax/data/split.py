@@ -1,0 +1,37 @@
+"""Splitting records in two."""
+
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+
+__all__ = ["split"]
+
+
+def split(
+    x: np.ndarray, y: np.ndarray, fraction: float, seed: int
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Split records at random.
+
+    Args:
+        x: [N, ...] examples.
+        y: [N] labels.
+        fraction: Share of the second part, strictly between 0 and 1.
+        seed: Of the permutation.
+
+    Returns:
+        ``((x1, y1), (x2, y2))``, the second with ``round(fraction N)`` records, at least one each.
+
+    Raises:
+        ValueError: If x and y differ in length, or a part would be empty.
+    """
+    fraction = _validate.probability("fraction", fraction)
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} rows and y {len(y)}; give one label a row")
+    held = round(fraction * len(x))
+    if not 0 < held < len(x):
+        raise ValueError(f"fraction is {fraction} of {len(x)} records; both parts need one")
+    order = np.random.default_rng(_validate.integer("seed", seed, least=0)).permutation(len(x))
+    first, second = np.sort(order[held:]), np.sort(order[:held])
+    return (x[first], y[first]), (x[second], y[second])

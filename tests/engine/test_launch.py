@@ -1,0 +1,82 @@
+"""The shared command line: presets, cells, resuming, errors."""
+
+import dataclasses
+
+import pytest
+
+from dpjax.engine import launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Two options.
+
+    Attributes:
+        rounds: Rounds.
+        names: Names.
+    """
+
+    rounds: int = 5
+    names: tuple[str, ...] = ("a",)
+
+
+PRESETS = {"tiny": Config(), "cpu": Config(rounds=50, names=("a", "b"))}
+
+
+def collect(argv):
+    seen = []
+
+    def body(config, lab):
+        """Do the work."""
+        seen.append((config, lab))
+
+    return launch.main("trial", PRESETS, body, argv), seen
+
+
+def test_preset_sets_defaults_and_options_override(tmp_path):
+    code, [(config, lab)] = collect(
+        ["--rounds", "7", "--preset", "cpu", "--output", str(tmp_path), "--no-resume"]
+    )
+    assert code == 0
+    assert config == Config(rounds=7, names=("a", "b"))
+    assert lab.folder == tmp_path / "trial" / "cpu"
+    assert not lab.options.resume
+    assert lab.command.startswith("python experiments/trial.py --rounds 7 --preset cpu")
+
+
+def test_unknown_preset_and_value_errors_are_one_line(capsys):
+    code, seen = collect(["--preset", "huge"])
+    assert code == 2 and not seen
+    assert "preset is 'huge'; choose one of tiny, cpu" in capsys.readouterr().err
+
+
+def test_help_names_options_and_presets(capsys):
+    with pytest.raises(SystemExit) as stop:
+        collect(["--preset", "tiny", "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("Do the work", "--rounds", "--devices", "--output", "tiny"):
+        assert word in text
+
+
+def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
+    options = launch.Options(output=tmp_path)
+    calls = []
+
+    def compute(checkpoint):
+        calls.append(checkpoint)
+        checkpoint.mkdir(parents=True)
+        return [{"algorithm": "x", "seed": 0, "round": 1, "loss": 0.5}]
+
+    lab = launch.Lab("trial", "tiny", options, "python experiments/trial.py")
+    first = lab.cell("one", {"rounds": 1}, compute, seed=0)
+    again = lab.cell("one", {"rounds": 1}, compute, seed=0)
+    assert len(calls) == 1 and not calls[0].exists()
+    assert first["loss"].tolist() == again["loss"].tolist() == [0.5]
+    assert first["experiment"].tolist() == ["trial"]
+    with pytest.raises(ValueError, match="made with another config"):
+        lab.cell("one", {"rounds": 2}, compute)
+    strict = launch.Lab("trial", "tiny", dataclasses.replace(options, resume=False), "c")
+    with pytest.raises(ValueError, match="never overwritten"):
+        strict.cell("one", {"rounds": 1}, compute)
+    assert len(calls) == 1

@@ -1,0 +1,172 @@
+"""The plan cannot be made to understate: every broken part is refused or seen."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpjax.engine import plan
+from dpjax.mechanism import design
+from dpjax.topology import graphs, mixing
+from tests.engine.support import make_config
+
+
+def oracle_delta(mu, epsilon):
+    """Delta of the Gaussian mechanism, Balle and Wang 2018, Theorem 8, as printed there."""
+    return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+
+def oracle_mu(made, sensitivity):
+    """Whitened distance of all T rounds for the worst agent, from a dense covariance."""
+    factor = made.factor.astype(np.float64)
+    covariance = np.kron(np.eye(made.config.rounds), factor @ factor.T)
+    n = made.agents
+    worst = 0.0
+    for agent in range(n):
+        shift = np.tile(np.eye(n)[agent] * sensitivity, made.config.rounds)
+        worst = max(worst, float(np.sqrt(shift @ np.linalg.solve(covariance, shift))))
+    return worst
+
+
+@pytest.mark.parametrize("name", [name for name in plan.DESIGNS if name != "non_private"])
+@pytest.mark.parametrize(
+    ("relation", "times"), [("replace_agent", 2), ("replace_record", 2), ("zero_out_record", 1)]
+)
+def test_guarantee_is_what_a_dense_oracle_computes(network, name, relation, times):
+    made = plan.make(make_config(design=name, relation=relation), network)
+    mu = oracle_mu(made, times * made.config.clip_norm)
+    stated = made.guarantee
+    assert oracle_delta(mu, stated.epsilon) <= stated.delta
+    # Tight as well: one percent less noise would break the guarantee.
+    assert oracle_delta(mu * 1.01, stated.epsilon) > stated.delta
+    np.testing.assert_allclose(stated.mu, mu, rtol=1e-6)
+    assert stated.relation == relation and stated.rounds == 20 and stated.attacker == "outsider"
+
+
+def test_budget_of_each_agent_is_kept(network):
+    epsilons = (2.0, 4.0, 4.0, 8.0, 8.0, 16.0)
+    made = plan.make(make_config(epsilon=epsilons), network)
+    diagonal = np.diag(np.linalg.inv(made.covariance()))
+    for agent, epsilon in enumerate(epsilons):
+        mu = 2 * made.config.clip_norm * np.sqrt(made.config.rounds * diagonal[agent])
+        assert oracle_delta(mu, epsilon) <= made.config.delta
+
+
+def test_mis_scaled_noise_is_refused(network):
+    made = plan.make(make_config(), network)
+    with pytest.raises(ValueError, match="guarantee states epsilon"):
+        dataclasses.replace(made, factor=np.float32(0.99) * made.factor)
+    dataclasses.replace(made, factor=np.float32(1.01) * made.factor)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("clip_norm", 0.6), ("rounds", 21), ("relation", "zero_out_record"), ("delta", 1e-6)],
+)
+def test_swapped_config_is_refused(network, field, value):
+    made = plan.make(make_config(), network)
+    changed = dataclasses.replace(made.config, **{field: value})
+    with pytest.raises(ValueError, match="guarantee"):
+        dataclasses.replace(made, config=changed)
+
+
+def test_swapped_relation_in_the_guarantee_is_refused(network):
+    made = plan.make(make_config(relation="zero_out_record"), network)
+    stronger = dataclasses.replace(made.guarantee, relation="replace_record")
+    with pytest.raises(ValueError, match="guarantee.relation"):
+        dataclasses.replace(made, guarantee=stronger)
+    # Noise for zero-out, everything labelled replacement: the audit computes twice the mu.
+    config = dataclasses.replace(made.config, relation="replace_record")
+    with pytest.raises(ValueError, match="guarantee states epsilon"):
+        dataclasses.replace(made, config=config, guarantee=stronger)
+
+
+def test_guarantee_understated_is_refused(network):
+    """By the record itself where it contradicts itself, by the audit where it does not."""
+    made = plan.make(make_config(), network)
+    stated = made.guarantee
+    with pytest.raises(ValueError, match="exact epsilon"):
+        dataclasses.replace(stated, epsilon=7.9)
+    for weaker in (
+        dataclasses.replace(stated, mu=stated.mu * 0.99),
+        dataclasses.replace(stated, mu=stated.mu * 0.9, epsilon=7.9),
+    ):
+        with pytest.raises(ValueError, match="guarantee states epsilon"):
+            dataclasses.replace(made, guarantee=weaker)
+
+
+def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
+    made = plan.make(make_config(design="non_private"), network)
+    assert not made.factor.any() and not np.isfinite(made.guarantee.epsilon)
+    private = plan.make(make_config(), network)
+    with pytest.raises(ValueError, match="guarantee"):
+        dataclasses.replace(made, guarantee=private.guarantee)
+    with pytest.raises(ValueError):
+        dataclasses.replace(private, factor=made.factor)
+
+
+def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
+    matrix = mixing.metropolis_hastings(graphs.complete(20))
+    made = plan.make(make_config(rounds=100), matrix)
+    bound = made.config.precision_bound()
+    diagonal = np.diag(np.linalg.inv(made.covariance()))
+    assert diagonal.max() <= bound
+    assert diagonal.max() >= 0.98 * bound
+
+
+def test_design_of_another_network_or_budget_is_refused(network):
+    bound = make_config().precision_bound()
+    other = mixing.metropolis_hastings(graphs.ring(6))
+    with pytest.raises(ValueError, match="mixing|network"):
+        plan.make(make_config(), network, design=design.make("whisper", other, bound))
+    with pytest.raises(ValueError, match="bound|budget"):
+        plan.make(make_config(), network, design=design.make("whisper", network, 2 * bound))
+    with pytest.raises(ValueError, match="design is 'pairwise'"):
+        plan.make(make_config(), network, design=design.make("pairwise", network, bound))
+    with pytest.raises(ValueError, match="horizon"):
+        short = design.make("whisper_horizon", network, bound, horizon=5)
+        plan.make(make_config(design="whisper_horizon"), network, design=short)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"design": "central"}, "trusted-server reference"),
+        ({"design": "nothing"}, "design is 'nothing'; choose one of"),
+        ({"relation": "replace"}, "relation is 'replace'"),
+        ({"epsilon": 0.0}, "epsilon is 0.0"),
+        ({"epsilon": ()}, "epsilon is ()"),
+        ({"delta": 1.0}, "delta is 1.0"),
+        ({"clip_norm": -1}, "clip_norm is -1"),
+        ({"step_size": float("nan")}, "step_size is nan"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"accountant": "moments"}, "accountant is 'moments'"),
+        ({"microbatch": 2}, "microbatch is 2 under relation"),
+        ({"design": "non_private", "release": True}, "release is True"),
+    ],
+)
+def test_bad_config(changes, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        make_config(**changes)
+
+
+def test_relation_has_no_default():
+    with pytest.raises(TypeError, match="relation"):
+        plan.Config(
+            design="whisper", epsilon=1.0, delta=1e-5, rounds=1, clip_norm=1.0, batch_size=1,
+            step_size=1.0,
+        )  # fmt: skip
+
+
+def test_wrong_number_of_budgets(network):
+    with pytest.raises(ValueError, match="epsilon has 2 entries for 6 agents"):
+        plan.make(make_config(epsilon=(1.0, 2.0)), network)
+
+
+def test_fingerprint_sees_every_part(network):
+    made = plan.make(make_config(), network)
+    again = plan.make(make_config(), network)
+    other = plan.make(make_config(step_size=0.2), network)
+    assert made.fingerprint() == again.fingerprint() != other.fingerprint()

@@ -1,0 +1,162 @@
+"""Killed and resumed runs: the same bits; releases only with their own key."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.engine.run import run
+from tests.engine.support import make_config, make_problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(out, checkpoint, key_file="-", kill_at=-1):
+    command = [sys.executable, "-m", "tests.engine.killed_run"]
+    command += [str(out), str(checkpoint), str(key_file), str(kill_at)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def same_file(a, b):
+    with np.load(a) as first, np.load(b) as second:
+        assert set(first) == set(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
+    whole = launch(tmp_path / "whole.npz", "-")
+    assert whole.returncode == 0, whole.stderr
+    dead = launch(tmp_path / "resumed.npz", tmp_path / "checkpoint", kill_at=20)
+    assert dead.returncode == -signal.SIGKILL and not (tmp_path / "resumed.npz").exists()
+    assert any((tmp_path / "checkpoint").iterdir())
+    resumed = launch(tmp_path / "resumed.npz", tmp_path / "checkpoint")
+    assert resumed.returncode == 0, resumed.stderr
+    same_file(tmp_path / "whole.npz", tmp_path / "resumed.npz")
+
+
+def test_killed_release_resumes_by_its_key_file_only(tmp_path):
+    checkpoint, key = tmp_path / "checkpoint", tmp_path / "noise.key"
+    dead = launch(tmp_path / "r.npz", checkpoint, key, kill_at=20)
+    assert dead.returncode == -signal.SIGKILL
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    copy = tmp_path / "copy.key"
+    shutil.copy2(key, copy)
+
+    key.rename(tmp_path / "hidden.key")
+    refused = launch(tmp_path / "r.npz", checkpoint, key)
+    assert refused.returncode == 1 and "a release resumes only with its own" in refused.stderr
+    assert not key.exists(), "a refused resume must not draw a new key"
+    (tmp_path / "hidden.key").rename(key)
+
+    resumed = launch(tmp_path / "r.npz", checkpoint, key)
+    assert resumed.returncode == 0, resumed.stderr
+    assert not key.exists(), "the key is deleted when the run ends"
+    whole = launch(tmp_path / "w.npz", "-", copy)
+    assert whole.returncode == 0, whole.stderr
+    same_file(tmp_path / "r.npz", tmp_path / "w.npz")
+    # A finished release is read back, without any key.
+    again = launch(tmp_path / "a.npz", checkpoint, key)
+    assert again.returncode == 0 and not key.exists()
+    same_file(tmp_path / "r.npz", tmp_path / "a.npz")
+
+
+def files_with(folder, needle):
+    return [p for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
+
+
+def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
+    made = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    words = []
+
+    def peek(_):
+        import json
+
+        words.extend(json.loads(key.read_text())["key"])
+        return True
+
+    run(made, small, seeds=[0], checkpoint=tmp_path / "c", key_file=key, callback=peek)
+    raw = np.asarray(words[:2], np.uint32).tobytes()
+    assert len(words) == 2 and not key.exists()
+    assert any((tmp_path / "c").rglob("*"))
+    assert not files_with(tmp_path / "c", raw)
+    assert not files_with(tmp_path / "c", str(words[0]).encode())
+
+
+def test_release_draws_fresh_noise_each_time_and_not_from_the_seed(tmp_path, network, small):
+    made = plan.make(make_config(release=True), network)
+    ends = [run(made, small, seeds=[0], key_file=tmp_path / f"{i}.key") for i in range(2)]
+    ends.append(run(plan.make(make_config(), network), small, seeds=[0]))
+    leaves = [jax.tree.leaves(end.params)[0] for end in ends]
+    assert not np.array_equal(leaves[0], leaves[1])
+    assert not np.array_equal(leaves[0], leaves[2])
+    assert ends[0].guarantees[0].release and not ends[2].guarantees[0].release
+
+
+def test_release_refusals(tmp_path, network, small):
+    made = plan.make(make_config(release=True), network)
+    with pytest.raises(ValueError, match="key_file is None for a release"):
+        run(made, small, seeds=[0])
+    with pytest.raises(ValueError, match="one plan with one seed"):
+        run(made, small, seeds=[0, 1], key_file=tmp_path / "k")
+    with pytest.raises(ValueError, match="one plan with one seed"):
+        run([made, made], small, seeds=[0], key_file=tmp_path / "k")
+    with pytest.raises(ValueError, match="lies inside checkpoint"):
+        run(made, small, seeds=[0], checkpoint=tmp_path, key_file=tmp_path / "sub" / "k")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_key_never_serves_another_run(tmp_path, network, small):
+    """Same noise on other gradients: the difference of two messages would be noiseless."""
+    made = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+
+    class Stop(Exception):
+        pass
+
+    def crash(_):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run(made, small, seeds=[0], key_file=key, callback=crash)
+    for problem, plan_, seed in (
+        (make_problem(6, seed=1), made, 0),
+        (small, plan.make(make_config(release=True, step_size=0.2), network), 0),
+        (small, made, 1),
+    ):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            run(plan_, problem, seeds=[seed], key_file=key)
+    run(made, small, seeds=[0], key_file=key)
+    assert not key.exists()
+
+
+def test_checkpoint_of_another_run_is_refused_naming_what_differs(tmp_path, network, small):
+    made = plan.make(make_config(), network)
+    run(made, small, seeds=[0], checkpoint=tmp_path / "c")
+    with pytest.raises(ValueError, match="seeds differ"):
+        run(made, small, seeds=[1], checkpoint=tmp_path / "c")
+    longer = plan.make(make_config(rounds=21), network)
+    with pytest.raises(ValueError, match="plans"):
+        run(longer, small, seeds=[0], checkpoint=tmp_path / "c")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        run(made, small, seeds=[0], checkpoint=tmp_path / "file")
+
+
+def test_stopped_run_stays_stopped(tmp_path, network, small):
+    made = plan.make(make_config(), network)
+    stopped = run(
+        made, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c", callback=lambda p: True
+    )
+    again = run(made, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c")
+    assert not again.ended and again.rounds.tolist() == stopped.rounds.tolist() == [5]
+    assert os.listdir(tmp_path) == ["c"]

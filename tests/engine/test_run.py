@@ -1,0 +1,180 @@
+"""Runs: reproducible, resumable, sharded, honest about what was spent."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.data import batches
+from dpjax.engine import keys, plan, program
+from dpjax.engine.run import run
+from dpjax.topology import graphs, mixing
+from tests.engine.support import make_config, make_problem
+
+
+@pytest.fixture(scope="module")
+def plans(network):
+    names = ("non_private", "independent", "whisper")
+    return [plan.make(make_config(design=name), network) for name in names]
+
+
+def same(a, b):
+    assert set(a.metrics) == set(b.metrics)
+    for name in a.metrics:
+        np.testing.assert_array_equal(a.metrics[name], b.metrics[name])
+    for x, y in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
+    before = program.traces()
+    first = run(plans, small, seeds=[0, 3], eval_every=6, chunk_blocks=2)
+    assert program.traces() - before <= 2
+    same(first, run(plans, small, seeds=[0, 3], eval_every=6, chunk_blocks=2))
+    assert program.traces() - before <= 2
+    assert first.rounds.tolist() == [6, 12, 18, 20]
+    assert first.metrics["test_loss"].shape == (4, 2, 3)
+    assert first.ended and first.rounds_per_second > 0
+
+
+def test_runs_do_not_depend_on_their_neighbours(plans, small):
+    together = run(plans, small, seeds=[0, 3], eval_every=10)
+    alone = run(plans[2], small, seeds=[3], eval_every=10)
+    np.testing.assert_allclose(
+        together.metrics["test_loss"][:, 1, 2], alone.metrics["test_loss"][:, 0, 0], rtol=1e-5
+    )
+
+
+def test_run_is_the_formula(network, small):
+    """A plain numpy loop with the same batches and the same normals."""
+    made = plan.make(make_config(rounds=4), network)
+    result = run(made, small, seeds=[5], eval_every=4)
+    config, n = made.config, made.agents
+    weight, bias = np.zeros((n, 5)), np.zeros((n, 1))
+    noise_key, batch_key = keys.derive(5, "noise"), keys.derive(5, "batches")
+    chain = program.noise.correlated(made.factor, key=noise_key, rounds=config.rounds)
+    zero = {"params": {"Dense_0": {"kernel": np.zeros((n, 5, 1), np.float32),
+                                   "bias": np.zeros((n, 1), np.float32)}}}  # fmt: skip
+    noise_state = chain.init(zero)
+    counts = np.asarray(small.partition.counts)
+    for t in range(config.rounds):
+        positions = batches.draw(jax.random.fold_in(batch_key, t), counts, config.batch_size)
+        rows = np.take_along_axis(np.asarray(small.partition.indices), np.asarray(positions), 1)
+        drawn, noise_state = chain.update(zero, noise_state)
+        drawn = drawn["params"]["Dense_0"]
+        gw, gb = np.zeros_like(weight), np.zeros_like(bias)
+        for i in range(n):
+            x, y = small.x[rows[i]], small.y[rows[i]]
+            slope = -y / (1 + np.exp(y * (x @ weight[i] + bias[i])))
+            gw[i], gb[i] = (slope[:, None] * x).mean(0), slope.mean()
+            size = np.sqrt((gw[i] ** 2).sum() + gb[i] ** 2)
+            gw[i] *= min(1, config.clip_norm / size)
+            gb[i] *= min(1, config.clip_norm / size)
+        weight = made.mixing @ (
+            weight - config.step_size * (gw + np.asarray(drawn["kernel"])[..., 0])
+        )
+        bias = made.mixing @ (bias - config.step_size * (gb + np.asarray(drawn["bias"])))
+    final = result.params["params"]["Dense_0"]
+    np.testing.assert_allclose(final["kernel"][0, 0, :, :, 0], weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(final["bias"][0, 0], bias, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_no_noise_and_a_wide_clip_is_plain_dsgd(network, small, relation):
+    config = make_config(
+        design="non_private", clip_norm=1e6, relation=relation, rounds=200, step_size=0.5
+    )
+    result = run(plan.make(config, network), small, seeds=[0], eval_every=100)
+    loss = result.metrics["test_loss"][:, 0, 0]
+    assert loss[-1] < loss[0] < np.log(2) and loss[-1] < 0.3
+
+
+def test_units_agree_without_clipping(network, small):
+    """The mean of records' gradients is the gradient of the mean."""
+    results = []
+    for relation in ("replace_agent", "replace_record"):
+        config = make_config(design="non_private", clip_norm=1e6, relation=relation)
+        results.append(run(plan.make(config, network), small, seeds=[0]).metrics["test_loss"])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
+
+
+def test_decaying_step(network, small):
+    """With eta / sqrt(t), the second round's step is smaller by sqrt 2."""
+    base = make_config(
+        design="non_private", clip_norm=1e-3, rounds=2, step_decay="sqrt", batch_size=24
+    )
+    complete = np.full_like(network, 1 / len(network))
+    after = []
+    for rounds in (1, 2):
+        config = dataclasses.replace(base, rounds=rounds, clipping="automatic")
+        result = run(plan.make(config, complete), small, seeds=[0], eval_every=1)
+        after.append(result.params["params"]["Dense_0"]["kernel"][0, 0, 0, :, 0])
+    ratio = np.linalg.norm(after[1] - after[0]) / np.linalg.norm(after[0])
+    np.testing.assert_allclose(ratio, 1 / np.sqrt(2), rtol=1e-3)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+def test_eight_devices_give_the_numbers_of_one():
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(24, 0.3, 0))
+    problem = make_problem(24)
+    made = [plan.make(make_config(design=name), matrix) for name in ("whisper", "independent")]
+    one = run(made, problem, seeds=[0, 1])
+    eight = run(made, problem, seeds=[0, 1], devices=8)
+    for name, value in one.metrics.items():
+        np.testing.assert_allclose(eight.metrics[name], value, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="does not divide the 24 agents; use one of 1, 2, 3, 4, 6"):
+        run(made, problem, seeds=[0], devices=5)
+
+
+def test_callback_reads_metrics_and_stops_early(plans, small):
+    seen = []
+
+    def stop_at_ten(progress):
+        seen.append(progress)
+        return progress.round >= 10
+
+    result = run(plans, small, seeds=[0], eval_every=5, callback=stop_at_ten)
+    assert [p.round for p in seen] == [5, 10] and not result.ended
+    assert result.rounds.tolist() == [5, 10]
+    assert seen[0].metrics["test_loss"].shape == (1, 3)
+    spent, planned = result.guarantees[2], plans[2].guarantee
+    assert spent.rounds == 10 and spent.epsilon < planned.epsilon
+    np.testing.assert_allclose(spent.mu, planned.mu / np.sqrt(2))
+    whole = run(plans, small, seeds=[0], eval_every=5)
+    np.testing.assert_array_equal(whole.metrics["test_loss"][:2], result.metrics["test_loss"])
+
+
+def test_rows_carry_the_guarantee(plans, small):
+    rows = run(plans, small, seeds=[0, 1], eval_every=10).rows(experiment="e")
+    assert len(rows) == 3 * 2 * 2
+    whisper = [row for row in rows if row["algorithm"] == "whisper"]
+    assert {row["epsilon"] for row in whisper} == {8.0}
+    assert whisper[0]["guarantee"]["relation"] == "replace_agent"
+    assert {row["unit"] for row in rows} == {"agent"}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"seeds": []}, "seeds is"),
+        ({"seeds": [1, 1]}, "each once"),
+        ({"seeds": [-1]}, "seeds is -1"),
+        ({"seeds": [0], "eval_every": 0}, "eval_every is 0"),
+        ({"seeds": [0], "key_file": "k"}, "no plan has release=True"),
+    ],
+)
+def test_bad_arguments(plans, small, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        run(plans, small, **kwargs)
+
+
+def test_plans_that_do_not_fit(plans, small, network):
+    longer = plan.make(make_config(rounds=30), network)
+    with pytest.raises(ValueError, match="plans differ in rounds"):
+        run([plans[0], longer], small, seeds=[0])
+    with pytest.raises(ValueError, match="the plan is for 6 agents, the problem has 4"):
+        run(plans[0], make_problem(4), seeds=[0])
+    greedy = plan.make(make_config(batch_size=25), network)
+    with pytest.raises(ValueError, match="batch_size"):
+        run(greedy, small, seeds=[0])
