@@ -91,13 +91,13 @@ def correlated(
     if rounds >= 2**31 - 1:
         raise ValueError(f"rounds is {rounds}; give a number below 2**31 - 1")
     _check_key(key)
-    factor = _checked_factor(factor)
-    n = factor.shape[-1]
+    weights = _checked_factor(factor)
+    n = weights.shape[-1]
     recursion = None if strategy is None else _recursion(strategy, rounds)
 
     def init(params: optax.Params) -> NoiseState:
         groups = _groups(jax.tree_util.tree_leaves_with_path(params), n)
-        past = ()
+        past: tuple[Array, ...] = ()
         if recursion is not None:
             width = recursion[1].shape[1]
             past = tuple(jnp.zeros((width, n, sum(g.sizes)), g.dtype) for g in groups)
@@ -120,8 +120,8 @@ def correlated(
             if recursion is not None:
                 normals, kept = _advance(recursion, normals, state.past[index], state.round)
                 past.append(kept)
-            weights = factor.astype(group.dtype) * valid.astype(group.dtype)
-            noise = jnp.matmul(weights, normals, precision=jax.lax.Precision.HIGHEST)
+            colour = weights.astype(group.dtype) * valid.astype(group.dtype)
+            noise = jnp.matmul(colour, normals, precision=jax.lax.Precision.HIGHEST)
             columns = np.cumsum(group.sizes)[:-1]
             for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
                 leaf = leaves[position]
