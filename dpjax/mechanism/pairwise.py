@@ -14,7 +14,7 @@ _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
 class Pairwise(NamedTuple):
-    """R = own I + shared L, and whether the coupling ran into its bound."""
+    """R = own diag(1 / b) + shared L, and whether the coupling ran into its bound."""
 
     covariance: Float[np.ndarray, "n n"]
     own: float
@@ -27,12 +27,13 @@ def solve(
     factor: Float[np.ndarray, "m n"],
     bounds: Float[np.ndarray, " n"],
 ) -> Pairwise:
-    """Return R = s I + c L of least tr(M R) with [R^-1]_ii <= b_i, s and c >= 0.
+    """Return R = s diag(1/b) + c L of least tr(M R) with [R^-1]_ii <= b_i, s and c >= 0.
 
-    L is the unweighted Laplacian of the off-diagonal support of W, symmetrised. Along a ray
-    c / s = t the scale is s = max_i h_i(t) / b_i, h_i = [(I + t L)^-1]_ii. The feasible set is
-    convex and the objective linear, so the least energy along rays is quasi-convex in t and
-    golden sections find it.
+    L is the unweighted Laplacian of the off-diagonal support of W, symmetrised; with one bound
+    for all this is the published s I + c L. Along a ray c / s = t the scale is s = max_i h_i(t),
+    h_i = [(I + t B^1/2 L B^1/2)^-1]_ii with B = diag(b). The feasible set is convex and the
+    objective linear, so the least energy along rays is quasi-convex in t and golden sections
+    find it.
 
     Args:
         mixing: [n, n] W, or a schedule [P, n, n], whose union support counts.
@@ -43,29 +44,31 @@ def solve(
     support = (np.abs(mixing).reshape(-1, n, n) > 0).any(axis=0)
     linked = (support | support.T) & ~np.eye(n, dtype=bool)
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
-    values, vectors = np.linalg.eigh(laplacian)
+    root = np.sqrt(bounds)
+    values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)
     values, squares = np.maximum(values, 0.0), vectors**2
-    alone = float(np.sum(factor**2))
+    alone = float(np.sum((factor / root) ** 2))
     coupled = max(0.0, float(np.einsum("ij,jk,ik->", factor, laplacian, factor, optimize=True)))
-    most = LARGEST_COUPLING / max(float(values[-1]), 1.0)
+    most = LARGEST_COUPLING / max(float(values[-1]), float(bounds.min()))
 
     def scale(t: float) -> float:
-        return float(np.max((squares @ (1.0 / (1.0 + t * values))) / bounds))
+        return float(np.max(squares @ (1.0 / (1.0 + t * values))))
 
     def energy(t: float) -> float:
         return scale(t) * (alone + t * coupled)
 
-    # In log(1 + t), so that small and large couplings are resolved alike.
-    low, high = 0.0, float(np.log1p(most))
+    # In log(1 + t / unit), so that small and large couplings are resolved alike.
+    unit = most / LARGEST_COUPLING
+    low, high = 0.0, float(np.log1p(LARGEST_COUPLING))
     for _ in range(120):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if energy(np.expm1(left)) <= energy(np.expm1(right)):
+        if energy(unit * np.expm1(left)) <= energy(unit * np.expm1(right)):
             high = right
         else:
             low = left
-    t = min((0.0, most, float(np.expm1((low + high) / 2.0))), key=energy)
+    t = min((0.0, most, unit * float(np.expm1((low + high) / 2.0))), key=energy)
     own = scale(t) * (1.0 + 1e-12)
-    covariance = own * (np.eye(n) + t * laplacian)
+    covariance = own * (np.diag(1.0 / bounds) + t * laplacian)
     # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
     worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
     margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))

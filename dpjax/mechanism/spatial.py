@@ -59,6 +59,8 @@ def pairwise(
 ) -> Covariance:
     """Return R = s I + c L, L the Laplacian of W's support, of least energy under the bound.
 
+    With bounds b_i it is s diag(1/b) + c L.
+
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.

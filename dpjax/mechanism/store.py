@@ -59,7 +59,8 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
     """
     remedy = f"give a file that dpjax saved as a {kind}, or make it again"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since np.load leaves its own handle open when the archive is damaged.
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             held = {name: file[name] for name in file.files}
         header = str(held.pop("header"))
         digest = str(held.pop("digest"))

@@ -184,7 +184,7 @@ def check(
         _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
         if matrix.min() < 0:
             where = tuple(int(i) for i in np.argwhere(matrix < 0)[0])
-            raise ValueError(f"{name} holds {matrix[where]!r} at {where}; give weights >= 0")
+            raise ValueError(f"{name} holds {float(matrix[where])!r} at {where}; give weights >= 0")
         for kind, axis in (("row", -1), ("column", -2)):
             if stochastic not in (f"{kind}s", "double"):
                 continue

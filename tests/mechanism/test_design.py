@@ -1,0 +1,140 @@
+"""Saved designs: fingerprints, refusals, files that are complete or not there."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.mechanism import design, spatial
+from dpjax.mechanism.solution import Solution
+from dpjax.topology import graphs, mixing
+
+W = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
+
+
+@pytest.mark.parametrize("kind", design.KINDS)
+def test_make_save_load(kind: str, tmp_path: Path) -> None:
+    made = design.make(kind, W, 0.3, horizon=10)
+    read = design.Design.load(made.save(tmp_path / "folder" / "design.npz"))
+    for name in ("kind", "mixing_fingerprint", "precision_bound", "horizon", "value"):
+        assert getattr(read, name) == getattr(made, name)
+    assert (read.fingerprint, read.options, read.gap) == (made.fingerprint, {}, made.gap)
+    assert read.check(W, 0.3) is read
+    assert read.horizon == (10 if kind == "whisper_horizon" else None)
+    assert made.value == pytest.approx(spatial.energy(made.covariance, W, made.horizon))
+    if kind.startswith("whisper"):
+        assert 0 <= made.gap < 1e-8
+    assert not list(tmp_path.glob("**/*.tmp"))
+
+
+def test_every_agent_computes_the_same_bits() -> None:
+    edges = list(graphs.erdos_renyi(8, 0.5, 0).edges)
+    prints = set()
+    for order in (edges, edges[::-1]):
+        graph = graphs.ring(8)
+        graph.remove_edges_from(list(graph.edges))
+        graph.add_edges_from(order)
+        matrix = mixing.metropolis_hastings(graph)
+        made = design.make("whisper", matrix, 0.3, tolerance=0, max_iterations=40)
+        prints.add(made.fingerprint)
+    assert len(prints) == 1
+
+
+def test_mismatch_is_refused() -> None:
+    made = design.make("whisper_horizon", W, 0.3, horizon=10)
+    other = W.copy()
+    other[0, 0] = np.nextafter(other[0, 0], 1)
+    with pytest.raises(ValueError, match="mixing has fingerprint"):
+        made.check(other, 0.3)
+    with pytest.raises(ValueError, match=r"precision_bound is 0\.31"):
+        made.check(W, 0.31)
+    with pytest.raises(ValueError, match="horizon is 11"):
+        made.check(W, 0.3, horizon=11)
+
+
+def test_scaled_designs_need_no_solve() -> None:
+    made = design.make("whisper", W, 0.3)
+    scaled = made.scaled(7.0).check(W, 7.0)
+    assert (np.linalg.inv(scaled.covariance).diagonal() <= 7.0).all()
+    assert scaled.value == pytest.approx(design.make("whisper", W, 7.0).value, rel=1e-9)
+    assert scaled.gap == pytest.approx(made.gap, abs=1e-13)
+    with pytest.raises(ValueError, match="bound per agent"):
+        design.make("whisper", W, np.linspace(1, 2, 8)).scaled(1.0)
+
+
+def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
+    bounds = np.linspace(1, 2, 8)
+    read = design.Design.load(design.make("whisper", W, bounds).save(tmp_path / "d.npz"))
+    read.check(W, bounds)
+    with pytest.raises(ValueError, match="precision_bound"):
+        read.check(W, bounds[::-1])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "foreign", "other kind", "empty"])
+def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
+    path = design.make("whisper", W, 0.3).save(tmp_path / "d.npz")
+    content = bytearray(path.read_bytes())
+    if damage == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        arrays["covariance"][0, 0] *= 0.5  # too little noise
+        np.savez(path, **arrays)
+    elif damage == "foreign":
+        np.savez(path, x=np.ones(3))
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        from dpjax.mechanism.factorization import minimize_trace
+
+        minimize_trace(factor=W).save(path)
+        assert Solution.load(path).n == 8 if hasattr(Solution, "n") else Solution.load(path)
+    with pytest.raises(ValueError, match="path is"):
+        design.Design.load(path)
+    with pytest.raises(FileNotFoundError):
+        design.Design.load(tmp_path / "absent.npz")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    def fail(*_, **__) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="disk full"):
+        design.make("whisper", W, 0.3).save(tmp_path / "d.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_are_recorded() -> None:
+    made = design.make(
+        "whisper_horizon", W, 0.3, step_sizes=np.ones(5), weights=np.ones(8), final_model=True
+    )
+    assert made.horizon == 5
+    assert set(made.options) == {"step_sizes", "weights", "final_model"}
+    grouped = design.make("whisper", W, 0.3, subgroups=[[0, 1, 2], [3, 4, 5, 6, 7]])
+    assert grouped.options == {"subgroups": [[0, 1, 2], [3, 4, 5, 6, 7]]}
+    assert 0 <= grouped.gap < 1e-5
+    discounted = design.make("whisper_horizon", W, 0.3, discount=0.9)
+    assert discounted.horizon is None and discounted.options == {"discount": 0.9}
+
+
+def test_pairwise_reports_its_bound() -> None:
+    complete = mixing.metropolis_hastings(graphs.complete(8))
+    assert not design.make("pairwise", complete, 1.0).converged
+    assert design.make("pairwise", W, 1.0).converged
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("decor", {}, "choose one of"),
+        ("whisper_horizon", {}, "without a horizon"),
+        ("whisper", {"discount": 0.9}, "one-step design"),
+        ("independent", {"subgroups": [[0]]}, "whisper kinds"),
+        ("pairwise", {"tolerance": 1e-6}, "whisper kinds"),
+    ],
+)
+def test_make_refuses(kind: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        design.make(kind, W, 0.3, **options)

@@ -1,0 +1,127 @@
+"""Mixing matrices: weights, checks, schedules, fingerprints."""
+
+import jax
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpjax.topology import graphs, mixing
+
+
+@given(st.integers(1, 20), st.floats(0.3, 1.0), st.integers(0, 100))
+def test_metropolis_hastings_is_the_formula(n: int, p: float, seed: int) -> None:
+    graph = graphs.erdos_renyi(n, p, seed)
+    matrix = mixing.check(mixing.metropolis_hastings(graph), stochastic="double", symmetric=True)
+    for i, j in graph.edges:
+        assert matrix[i, j] == 1 / (1 + max(graph.degree[i], graph.degree[j]))
+    assert np.count_nonzero(np.triu(matrix, 1)) == graph.number_of_edges()
+
+
+def test_edge_and_node_order_do_not_matter() -> None:
+    graph = graphs.florentine()
+    shuffled = nx.Graph()
+    shuffled.add_nodes_from(reversed(range(15)))
+    shuffled.add_edges_from((v, u) for u, v in reversed(list(graph.edges)))
+    one, two = mixing.metropolis_hastings(graph), mixing.metropolis_hastings(shuffled)
+    assert mixing.fingerprint(one) == mixing.fingerprint(two)
+
+
+def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
+    rows, columns = mixing.uniform_neighbors(graph), mixing.push_sum(graph)
+    np.testing.assert_allclose(rows, [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3] * 3])
+    np.testing.assert_allclose(columns[:, 0], [1 / 3] * 3)
+    mixing.check(columns, stochastic="columns")
+    with pytest.raises(ValueError, match="row 0 summing to"):
+        mixing.check(columns)
+    weights = mixing.push_sum_weights(columns)
+    np.testing.assert_allclose(columns @ weights, weights)
+    np.testing.assert_allclose(mixing.push_sum_weights(columns, 200), weights)
+    assert weights.sum() == pytest.approx(3)
+
+
+def test_one_round_of_push_sum_recovers_the_mean_in_the_limit() -> None:
+    graph = nx.DiGraph([(i, (i + 1) % 8) for i in range(8)] + [(0, 3), (5, 2)])
+    matrix = mixing.push_sum(graph)
+    values = np.arange(8.0)
+    debiased = np.linalg.matrix_power(matrix, 300) @ values / mixing.push_sum_weights(matrix)
+    np.testing.assert_allclose(debiased, values.mean())
+
+
+def test_directed_graph_has_no_metropolis_hastings() -> None:
+    with pytest.raises(ValueError, match="push_sum"):
+        mixing.metropolis_hastings(nx.DiGraph([(0, 1), (1, 2), (2, 0)]))
+
+
+@pytest.mark.parametrize("make", [mixing.metropolis_hastings, mixing.uniform_neighbors])
+def test_disconnected_graphs_are_refused(make) -> None:
+    with pytest.raises(ValueError, match="graph is not connected: 2 of 4 agents, the first 2"):
+        make(nx.Graph([(0, 1), (2, 3)]))
+
+
+def test_one_way_streets_are_refused() -> None:
+    with pytest.raises(ValueError, match="not connected"):
+        mixing.push_sum(nx.DiGraph([(0, 1), (1, 0), (1, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[1.0, 0.5], [0.5, 0.5]], "row 0 summing to 1.5"),
+        ([[1.5, -0.5], [0.5, 0.5]], r"holds -0.5 at \(0, 1\)"),
+        ([[np.nan, 1.0], [0.5, 0.5]], "nan"),
+        ([[0.5, 0.5]], "shape"),
+        (np.eye(2), "not connected"),
+        ([1.0, 2.0], "shape"),
+    ],
+)
+def test_check_names_what_is_wrong(matrix, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixing.check(matrix)
+
+
+def test_check_double_and_symmetric() -> None:
+    rows = np.array([[0.5, 0.5], [0.25, 0.75]])
+    with pytest.raises(ValueError, match="column 0"):
+        mixing.check(rows, stochastic="double")
+    with pytest.raises(ValueError, match="not symmetric"):
+        mixing.check(rows, symmetric=True)
+    with pytest.raises(ValueError, match="W has"):
+        mixing.check(2 * rows, name="W")
+
+
+def test_a_schedule_needs_only_a_connected_union() -> None:
+    pairs = np.full((2, 3, 3), 0.0)
+    for step, (i, j, k) in zip(pairs, [(0, 1, 2), (1, 2, 0)], strict=True):
+        step[np.ix_([i, j], [i, j])] = 0.5
+        step[k, k] = 1.0
+    checked = mixing.check(pairs, stochastic="double", symmetric=True)
+    assert 0 < mixing.spectral_gap(checked) < 1
+    with pytest.raises(ValueError, match="not connected"):
+        mixing.check(pairs[:1])
+    picked = jax.jit(lambda round: mixing.at(checked, round))(5)
+    np.testing.assert_allclose(picked, checked[1], rtol=1e-6)
+    assert mixing.at(checked[0], 7).shape == (3, 3)
+
+
+def test_spectral_gap_of_known_graphs() -> None:
+    ring = mixing.metropolis_hastings(graphs.ring(12))
+    assert mixing.spectral_gap(ring) == pytest.approx(1 - (1 + 2 * np.cos(np.pi / 6)) / 3)
+    complete = mixing.metropolis_hastings(graphs.complete(9))
+    assert mixing.spectral_gap(complete) == pytest.approx(1)
+    directed = mixing.uniform_neighbors(nx.DiGraph((i, (i + 1) % 5) for i in range(5)))
+    assert mixing.spectral_gap(directed) == pytest.approx(1 - np.cos(np.pi / 5))
+    assert mixing.spectral_gap(np.eye(4)) == pytest.approx(0)
+    assert mixing.spectral_gap(np.ones((1, 1))) == 1
+
+
+def test_fingerprint_sees_every_bit_and_only_values() -> None:
+    matrix = mixing.metropolis_hastings(graphs.ring(5))
+    other = matrix.copy()
+    other[0, 0] = np.nextafter(other[0, 0], 1)
+    assert mixing.fingerprint(matrix) == mixing.fingerprint(np.asfortranarray(matrix))
+    assert mixing.fingerprint(matrix) != mixing.fingerprint(other)
+    assert mixing.fingerprint(matrix) != mixing.fingerprint(matrix.ravel())
+    assert mixing.fingerprint(np.zeros(2)) == mixing.fingerprint(-np.zeros(2))
