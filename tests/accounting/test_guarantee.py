@@ -1,0 +1,213 @@
+"""The guarantee record: it cannot understate, spends by rounds, and survives JSON."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import budget, gdp
+from dpjax.accounting.guarantee import ATTACKERS, Guarantee
+
+
+def make(**change):
+    fields = {
+        "epsilon": 10.0,
+        "delta": 1e-5,
+        "mu": gdp.mu(10.0, 1e-5),
+        "relation": "replace_agent",
+        "attacker": "outsider",
+        "rounds": 5000,
+        "clip_norm": 0.1,
+        "accountant": "gdp",
+        "release": False,
+    }
+    return Guarantee(**(fields | change))
+
+
+def paper(epsilon, **change):
+    mu = budget.allowed_mu(epsilon, 1e-5, accountant="paper", allow_unsound=True)
+    return make(epsilon=float(epsilon), mu=mu, accountant="paper", **change)
+
+
+def test_unit_follows_the_relation():
+    assert make().unit == "agent"
+    assert make(relation="zero_out_record").unit == "record"
+    with pytest.raises(ValueError, match="unit is 'record'"):
+        make(unit="record")
+
+
+def test_fields_of_privacy_have_no_default():
+    for name in ("relation", "attacker", "accountant", "release", "rounds", "clip_norm"):
+        fields = dataclasses.asdict(make())
+        fields.pop(name)
+        with pytest.raises(TypeError, match=name):
+            Guarantee(**fields)
+
+
+@pytest.mark.parametrize("accountant", ["gdp", "rdp", "paper"])
+def test_an_understated_epsilon_is_refused(accountant):
+    mu = gdp.mu(10.0, 1e-5)
+    assert make(mu=mu, accountant=accountant).exact_epsilon <= 10
+    with pytest.raises(ValueError, match="exact epsilon is"):
+        make(mu=mu * (1 + 1e-9), accountant=accountant)
+    with pytest.raises(ValueError, match="exact epsilon is"):
+        make(epsilon=9.99, accountant=accountant)
+
+
+def test_the_papers_false_claim_is_stated_beside_the_truth():
+    with pytest.raises(ValueError, match="exact epsilon is 41.7"):
+        paper(40)
+    false = paper(40, unsound=True)
+    assert "FALSE" in false.statement() and "41.77" in false.statement()
+    assert "FALSE" in false.caption() and "41.77" in false.caption()
+    with pytest.raises(ValueError, match="unsound"):
+        make(unsound=True)
+    with pytest.raises(ValueError, match="unsound"):
+        make(epsilon=9.0, unsound=True)
+    true = paper(10)
+    assert "FALSE" not in true.statement() and "exact epsilon = 6.9" in true.statement()
+
+
+@pytest.mark.parametrize("rounds", [1, 100, 4999, 5000])
+def test_spent_after_some_rounds(rounds):
+    guarantee = make()
+    spent = guarantee.after(rounds)
+    truth = gdp.epsilon(guarantee.mu * math.sqrt(rounds / 5000), 1e-5)
+    assert spent.epsilon == pytest.approx(truth, rel=1e-9)
+    assert spent.epsilon >= gdp.epsilon(guarantee.mu * math.sqrt(rounds / 5000) * 0.9999, 1e-5)
+    assert spent.rounds == rounds and spent.delta == 1e-5
+    # What t rounds spend is what a run planned for t rounds with the same noise would state.
+    bound = (guarantee.mu / 0.2) ** 2 / 5000
+    loss = budget.loss(
+        np.eye(3) / bound, 1e-5, rounds=rounds, clip_norm=0.1, relation="replace_agent"
+    )
+    assert spent.epsilon == pytest.approx(loss.epsilon[0], rel=1e-9)
+
+
+def test_nothing_is_spent_before_the_start_and_extension_is_refused():
+    assert make().after(0).epsilon == 0
+    with pytest.raises(ValueError, match="covers 5000"):
+        make().after(5001)
+    with pytest.raises(ValueError, match="covers 100"):
+        make().after(100).after(101)
+    assert make().after(5000).epsilon <= 10
+    # Spending in two steps is spending once.
+    twice = make().after(2000).after(500)
+    assert twice.epsilon == pytest.approx(make().after(500).epsilon, rel=1e-12)
+
+
+def test_correlated_rounds_spend_the_whole_loss_at_once():
+    spent = make(white=False).after(1)
+    assert spent.mu == pytest.approx(make().mu, rel=1e-12) and spent.epsilon <= 10
+
+
+def test_spent_under_looser_accountants_is_exact():
+    loose = paper(10).after(5000)
+    assert loose.accountant == "gdp"
+    assert loose.epsilon == pytest.approx(paper(10).exact_epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("accountant", budget.ACCOUNTANTS)
+def test_budgets_per_agent(accountant):
+    each = (1.0, 5.0, 10.0)
+    mus = budget.allowed_mu(each, 1e-5, accountant=accountant)
+    guarantee = make(mu=float(mus.max()), accountant=accountant, per_agent_epsilon=each)
+    spent = guarantee.after(1250)
+    assert spent.per_agent_epsilon == pytest.approx(gdp.epsilon(mus / 2, 1e-5), rel=1e-6)
+    assert all(
+        stated >= truth
+        for stated, truth in zip(spent.per_agent_epsilon, gdp.epsilon(mus / 2, 1e-5), strict=True)
+    )
+    assert "1 to 10 by agent" in guarantee.statement()
+    with pytest.raises(ValueError, match="maximum"):
+        make(per_agent_epsilon=(1.0, 2.0))
+
+
+def test_statement_says_everything():
+    text = make().statement()
+    for part in (
+        "epsilon = 10,",
+        "delta = 1e-05",
+        "per agent",
+        "replace_agent",
+        "clip norm 0.1",
+        "5,000 rounds",
+        ATTACKERS["outsider"],
+        "exactly",
+        "mu = 2.001",
+        "Simulation: whoever knows the seed can subtract the noise.",
+    ):
+        assert part in text
+    released = make(release=True, relation="replace_record").statement()
+    assert "Release" in released and "Simulation" not in released
+    assert "replacing one record" in released
+    caption = make().caption()
+    for part in ("epsilon = 10", "1e-05", "agent", "outsider", "T = 5000", "gdp", "simulation"):
+        assert part in caption
+    assert "release" in make(release=True).caption()
+
+
+def test_printed_epsilon_is_rounded_up():
+    mu = gdp.mu(3.14159, 1e-5)
+    assert "epsilon = 3.142" in make(epsilon=3.14159, mu=mu).caption()
+    assert "epsilon = 3.001" in make(epsilon=3.0000001, mu=gdp.mu(3.0, 1e-5)).caption()
+
+
+def test_non_private():
+    nothing = Guarantee.none(70)
+    assert nothing.epsilon == nothing.mu == math.inf
+    assert nothing.statement().startswith("Not private")
+    assert nothing.after(7) == Guarantee.none(7)
+    with pytest.raises(ValueError, match="covers 70"):
+        nothing.after(71)
+    with pytest.raises(ValueError, match="relation is None"):
+        make(relation=None)
+
+
+@pytest.mark.parametrize(
+    "guarantee",
+    [
+        make(),
+        make(release=True, relation="zero_out_record"),
+        make().after(17),
+        make(per_agent_epsilon=(2.0, 10.0)),
+        paper(40, unsound=True),
+        Guarantee.none(5),
+    ],
+)
+def test_json_round_trip(guarantee):
+    text = json.dumps(guarantee.to_dict(), allow_nan=False)
+    assert Guarantee.from_dict(json.loads(text)) == guarantee
+
+
+def test_records_are_checked_when_read():
+    record = make().to_dict()
+    with pytest.raises(ValueError, match="exact epsilon"):
+        Guarantee.from_dict(record | {"epsilon": 1.0})
+    with pytest.raises(ValueError, match="colour"):
+        Guarantee.from_dict(record | {"colour": "red"})
+    record.pop("relation")
+    with pytest.raises(ValueError, match="missing fields: relation"):
+        Guarantee.from_dict(record)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("delta", 1.0),
+        ("delta", math.nan),
+        ("mu", -1.0),
+        ("epsilon", math.nan),
+        ("rounds", -1),
+        ("rounds", 2.5),
+        ("clip_norm", 0.0),
+        ("relation", "replace"),
+        ("attacker", "everyone"),
+        ("accountant", "moments"),
+    ],
+)
+def test_malformed_records_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field} is"):
+        make(**{field: value})
