@@ -8,6 +8,7 @@ nothing is left for the accounting to add.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -294,6 +295,9 @@ def per_example(
             pre_clipping_transform=first,
             microbatch_size=microbatch,
         )
-        return total(params, x, y, is_padding_example=padding)
+        with warnings.catch_warnings():
+            # jax_privacy 2.0.0 calls what optax 0.2.8 deprecates.
+            warnings.filterwarnings("ignore", "optax.global_norm is deprecated", DeprecationWarning)
+            return total(params, x, y, is_padding_example=padding)
 
     return fn

@@ -1,0 +1,211 @@
+"""Clipping: the bound in exact arithmetic, on whatever comes in, and nothing but the bound."""
+
+import fractions
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.transforms import clipping
+
+hypothesis = pytest.importorskip("hypothesis")
+st = hypothesis.strategies
+
+
+def exact_square(leaves) -> fractions.Fraction:
+    """Sum of squares of floating numbers, without rounding."""
+    total = fractions.Fraction(0)
+    for leaf in leaves:
+        values = np.asarray(leaf).astype(np.float64).reshape(-1)
+        # Equal entries are counted, so that large constant leaves stay cheap.
+        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
+            total += int(count) * fractions.Fraction(float(value)) ** 2
+    return total
+
+
+def check_bound(transform, updates, clip_norm) -> None:
+    out, _ = transform.update(updates, transform.init(updates))
+    leaves = jax.tree.leaves(out)
+    for agent in range(leaves[0].shape[0]):
+        assert all(np.isfinite(np.asarray(leaf[agent], np.float64)).all() for leaf in leaves)
+        assert exact_square([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
+
+
+def norm(tree):
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+
+
+def naive(clip_norm):
+    """The textbook line, in float32."""
+
+    def update(updates, state, params=None):
+        def one(tree):
+            scale = jnp.minimum(1.0, clip_norm / norm(tree))
+            return jax.tree.map(lambda leaf: (leaf * scale).astype(leaf.dtype), tree)
+
+        return jax.vmap(one)(updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def random_updates(seed, n=16, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    size = 10.0 ** rng.uniform(-3, 3, size=(n, 1, 1))
+    return {
+        "kernel": jnp.asarray(size * rng.normal(size=(n, 7, 5)), dtype),
+        "bias": jnp.asarray(size[:, 0] * rng.standard_cauchy(size=(n, 3)), dtype),
+    }
+
+
+@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("clip_norm", [0.1, 1.0, 3.0])
+def test_bound_is_exact(method, dtype, clip_norm):
+    transform = clipping.per_agent(clip_norm, method=method)
+    for seed in range(4):
+        check_bound(transform, random_updates(seed, dtype=dtype), clip_norm)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_textbook_line_breaks_the_bound(dtype):
+    with pytest.raises(AssertionError):
+        for seed in range(4):
+            check_bound(naive(0.1), random_updates(seed, dtype=dtype), 0.1)
+
+
+@pytest.mark.parametrize("size", [1, 4_096, 4_097, 2_000_003])
+@pytest.mark.parametrize("value", [0.1, 1e-4, 3.7])
+def test_bound_holds_for_large_leaves(size, value):
+    # Equal entries make one long float32 sum drift; the two levels bound it.
+    check_bound(clipping.per_agent(1.0), jnp.full((2, size), value, jnp.float32), 1.0)
+
+
+@hypothesis.given(
+    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=12),
+    st.sampled_from([1e-3, 0.1, 10.0]),
+    st.sampled_from(clipping.METHODS),
+)
+def test_bound_holds_for_anything(values, clip_norm, method):
+    updates = {"w": jnp.asarray(np.array([values, values[::-1]], np.float32))}
+    check_bound(clipping.per_agent(clip_norm, method=method), updates, clip_norm)
+
+
+def test_clips_and_only_clips():
+    updates = random_updates(0)
+    out, _ = clipping.per_agent(1.0).update(updates, optax.EmptyState())
+    norms = np.asarray(jax.vmap(norm)(updates))
+    for agent, size in enumerate(norms):
+        scale = min(1.0, 1.0 / size)
+        for name, leaf in updates.items():
+            np.testing.assert_allclose(out[name][agent], leaf[agent] * scale, rtol=2e-5)
+    assert (norms < 1).any() and (norms > 1).any()
+
+
+def test_automatic_is_the_published_rule():
+    updates = random_updates(1)
+    out, _ = clipping.per_agent(0.5, "automatic", 0.2).update(updates, optax.EmptyState())
+    norms = jax.vmap(norm)(updates)
+    expected = updates["bias"] * (0.5 / (norms + 0.2))[:, None]
+    np.testing.assert_allclose(out["bias"], expected, rtol=2e-5)
+
+
+def test_infinite_clip_norm_changes_nothing_but_drops_what_is_not_finite():
+    updates = {"w": jnp.array([[1e18, 3.0], [jnp.inf, 1.0], [0.0, -0.0]], jnp.float32)}
+    out, _ = clipping.per_agent(math.inf).update(updates, optax.EmptyState())
+    np.testing.assert_array_equal(
+        out["w"], np.array([[1e18, 3.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("method", clipping.METHODS)
+def test_a_bad_gradient_becomes_zero_and_harms_no_other(bad, method):
+    updates = {"a": jnp.ones((3, 4), jnp.float32), "b": jnp.ones((3,), jnp.float32)}
+    spoiled = updates | {"a": updates["a"].at[1, 2].set(bad)}
+    transform = clipping.per_agent(0.1, method=method)
+    clean, _ = transform.update(updates, optax.EmptyState())
+    out, _ = transform.update(spoiled, optax.EmptyState())
+    for name in updates:
+        np.testing.assert_array_equal(out[name][1], 0)
+        np.testing.assert_array_equal(out[name][jnp.array([0, 2])], clean[name][jnp.array([0, 2])])
+
+
+def check_agents_are_apart(transform) -> None:
+    """Replacing agent 0's gradient moves its output by at most 2 C and no other output."""
+    updates = random_updates(2)
+    before, _ = transform.update(updates, transform.init(updates))
+    moved = jax.tree.map(lambda leaf: leaf.at[0].set(-1e3 * leaf[0]), updates)
+    after, _ = transform.update(moved, transform.init(moved))
+    shift = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - np.asarray(b), before, after)
+    assert math.sqrt(sum((leaf[0] ** 2).sum() for leaf in shift.values())) <= 2 * 0.1
+    assert all((leaf[1:] == 0).all() for leaf in shift.values())
+
+
+def test_agents_do_not_meet():
+    check_agents_are_apart(clipping.per_agent(0.1))
+
+
+def test_one_norm_over_the_network_is_caught():
+    with pytest.raises(AssertionError):
+        check_agents_are_apart(optax.clip_by_global_norm(0.1))
+
+
+def test_structure_dtype_and_jit():
+    updates = {"a": jnp.ones((4, 2, 3), jnp.bfloat16), "b": (jnp.ones((4,)), jnp.ones((4, 0)))}
+    transform = clipping.per_agent(0.1)
+    out, _ = transform.update(updates, transform.init(updates))
+    assert jax.tree.structure(out) == jax.tree.structure(updates)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), updates
+    )
+    jitted = jax.jit(lambda tree: transform.update(tree, optax.EmptyState())[0])(updates)
+    for eager, compiled in zip(jax.tree.leaves(out), jax.tree.leaves(jitted), strict=True):
+        np.testing.assert_allclose(
+            eager.astype(jnp.float32), compiled.astype(jnp.float32), rtol=1e-2
+        )
+
+
+def test_fraction_counts_agents():
+    updates = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 0.0], [0.0, 0.0]])}
+    assert float(clipping.fraction(updates, 1.0)) == 0.5
+    assert float(clipping.fraction(updates, math.inf)) == 0
+    assert float(clipping.fraction(updates, 0.4)) == 0.75
+
+
+def test_slack_is_small_and_grows_with_the_size():
+    small = clipping.slack(jnp.zeros(123, jnp.float32))
+    assert 0 < small < 1e-5
+    assert small < clipping.slack(jnp.zeros(10_000_000, jnp.float32)) < 1e-3
+    assert clipping.slack(jnp.zeros(123, jnp.bfloat16)) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((0.0,), "clip_norm"),
+        ((-1.0,), "clip_norm"),
+        ((math.nan,), "clip_norm"),
+        ((1e-12,), "clip_norm"),
+        ((math.inf, "automatic"), "clip_norm"),
+        ((1.0, "global"), "method"),
+        ((1.0, "automatic", 0.0), "stability"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments, name):
+    with pytest.raises(ValueError, match=f"{name} is"):
+        clipping.per_agent(*arguments)
+    rest = dict(zip(("method", "stability"), arguments[1:], strict=False))
+    with pytest.raises(ValueError, match=f"{name} is"):
+        clipping.per_example(lambda p, x, y: p @ x, arguments[0], **rest)
+
+
+def test_malformed_updates_are_refused():
+    transform = clipping.per_agent(1.0)
+    for updates in ({"a": jnp.ones((3, 2)), "b": jnp.ones((2, 2))}, jnp.ones(()), jnp.arange(3)):
+        with pytest.raises(ValueError, match=r"updates.* leading axis"):
+            transform.update(updates, optax.EmptyState())
+    with pytest.raises(ValueError, match="below what rounding"):
+        clipping.per_agent(1e-9).update(jnp.ones((2, 3), jnp.float16), optax.EmptyState())
