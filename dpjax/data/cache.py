@@ -1,0 +1,167 @@
+"""Where data sets are kept, and how files get there: whole or not at all."""
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import os
+import re
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["beside", "fetch", "folder", "locked"]
+
+_CHUNK = 1 << 16
+_TRIES = 4
+
+
+def folder() -> Path:
+    """Return the cache: ``$DPJAX_DATA``, else ``$XDG_CACHE_HOME/dpjax``, else ``~/.cache/dpjax``.
+
+    The folder need not exist yet.
+    """
+    named = os.environ.get("DPJAX_DATA")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpjax"
+
+
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; it becomes ``path`` when the block ends well, else it is removed.
+
+    Args:
+        path: The file to make; its folder is made too.
+
+    Yields:
+        A name of this process in the same folder, with the same ending.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of ``path`` while the block runs: one process makes the file, others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def fetch(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    sha256: str | None = None,
+    timeout: float = 30.0,
+    progress: bool | None = None,
+) -> Path:
+    """Download a file; an interrupted download carries on where it stopped.
+
+    Bytes go to ``path`` with ``.part`` appended, which a later call continues by a Range request,
+    and are renamed when all have come.
+
+    Args:
+        url: Where from, http or https.
+        path: Where to; a file that is there already is returned as it is.
+        sha256: Of the bytes, in hexadecimal; None where the caller checks what they decode to.
+        timeout: Seconds of silence after which a try is given up.
+        progress: Show a progress bar; None is when standard error is a terminal.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If the bytes have another sha256; the download is removed.
+        ConnectionError: If there is no network, or the server does not send the file.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    show = sys.stderr.isatty() if progress is None else progress
+    for attempt in range(_TRIES):
+        try:
+            if _receive(url, part, timeout, show):
+                break
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and part.exists():
+                # What is there is no beginning of the server's file: start again.
+                part.unlink()
+                continue
+            if error.code < 500 or attempt == _TRIES - 1:
+                raise ConnectionError(f"url {url} answers {error.code} {error.reason}") from None
+        except (OSError, http.client.HTTPException) as error:
+            if attempt == _TRIES - 1 or _hopeless(error):
+                raise ConnectionError(f"url {url} cannot be reached ({error})") from None
+    else:
+        raise ConnectionError(f"url {url} broke off {_TRIES} times; {part} holds what came")
+    if sha256 is not None:
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            part.unlink()
+            raise ValueError(
+                f"url {url} gave a file of sha256 {found[:12]}, not {sha256[:12]}; it was removed: "
+                "fetch again, or get the file elsewhere"
+            )
+    part.replace(path)
+    return path
+
+
+def _hopeless(error: Exception) -> bool:
+    """Tell whether trying again at once cannot help: no such host, no route, refused."""
+    return isinstance(error, urllib.error.URLError) and not isinstance(error.reason, TimeoutError)
+
+
+def _receive(url: str, part: Path, timeout: float, show: bool) -> bool:
+    """Append what is missing to ``part``; whether the file is complete."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "dpjax"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        reply = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        if error.code == 416 and whole and int(whole[1]) == have:
+            error.close()
+            return True
+        raise
+    with reply:
+        begun = re.match(r"bytes (\d+)-", reply.headers.get("Content-Range", ""))
+        if reply.status != 206 or begun is None or int(begun[1]) != have:
+            have = 0  # The server sends the file from its start.
+        length = reply.headers.get("Content-Length")
+        total = have + int(length) if length is not None else None
+        with part.open("ab" if have else "wb") as file, _bar(part, have, total, show) as advance:
+            while chunk := reply.read(_CHUNK):
+                file.write(chunk)
+                have += len(chunk)
+                advance(len(chunk))
+    return total is None or have == total
+
+
+@contextlib.contextmanager
+def _bar(part: Path, have: int, total: int | None, show: bool) -> Iterator:
+    if not show:
+        yield lambda size: None
+        return
+    from tqdm import tqdm
+
+    name = part.name.removesuffix(".part")
+    with tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True) as bar:
+        yield bar.update

@@ -1,0 +1,56 @@
+"""The data sets known by name: where they come from and what they must hold."""
+
+from typing import NamedTuple
+
+__all__ = ["SETS", "Known"]
+
+_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+
+
+class Known(NamedTuple):
+    """What is known of a data set.
+
+    Attributes:
+        source: Where it comes from, and whom to cite.
+        sha256: Digest of the train and of the test records (`canonical.digest`); None where there
+            are none or it is not fixed.
+        urls: LIBSVM files of train and test records, as far as they can be fetched.
+        features: Number of features of those.
+        bundled: Comes with scikit-learn: no file is needed.
+    """
+
+    source: str
+    sha256: tuple[str | None, str | None] = (None, None)
+    urls: tuple[str, ...] = ()
+    features: int | None = None
+    bundled: bool = False
+
+
+SETS = {
+    "a9a": Known(
+        "UCI Adult (CC BY 4.0) as encoded by Platt 1998, from LIBSVM: 123 binary features",
+        (
+            "371a9290bde31ab15d922117dbe2f1f8f09df85c99015d7956072ff6378e7a84",
+            "42f0014b7d8a6d482628cb0fa64571d5551b1daa2716b2c97b4619faeb3dca48",
+        ),
+        (_LIBSVM + "a9a", _LIBSVM + "a9a.t"),
+        123,
+    ),
+    "w8a": Known(
+        "web pages, Platt 1998, from LIBSVM: 300 binary features, train records only",
+        ("6224d5d96cff524dc99e745a85841b0983c4efe2dacc2a0be2d924b35e315184", None),
+        (_LIBSVM + "w8a",),
+        300,
+    ),
+    "breast_cancer": Known(
+        "UCI Breast Cancer Wisconsin (CC BY 4.0), with scikit-learn; +1 is benign", bundled=True
+    ),
+    "digits": Known("UCI handwritten digits (CC BY 4.0), with scikit-learn: 8 x 8", bundled=True),
+    "mnist": Known("LeCun, Cortes, Burges: handwritten digits, 28 x 28 x 1"),
+    "fashion_mnist": Known("Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1"),
+    "cifar10": Known("Krizhevsky 2009: 32 x 32 x 3, 10 classes"),
+    "cifar10_small": Known("the first 5,000 train and 1,000 test images of CIFAR-10"),
+    "cifar100": Known("Krizhevsky 2009: 32 x 32 x 3, 100 classes"),
+    "housing": Known("StatLib California housing, Pace and Barry 1997; not split"),
+}
+"""Data sets by name."""
