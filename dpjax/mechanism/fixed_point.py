@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["LOG_FLOOR", "WINDOW", "Iterate", "climb", "climb_batch"]
+__all__ = ["LARGEST_SVD", "LOG_FLOOR", "WINDOW", "Iterate", "climb", "climb_batch"]
 
 WINDOW = 8
 LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
@@ -15,7 +15,7 @@ _JUMP = 6.0  # an accelerated step longer than this in any log-multiplier is not
 _FALL = 1e-12  # a relative fall of the dual below this is rounding
 # Singular vectors of F L^1/2 resolve twice the digits of eigenvectors of F L F', at three times
 # the cost: weak directions matter on small dense graphs, time on large ones.
-_SMALL = 512
+LARGEST_SVD = 512
 _PATIENCE = 40  # iterations without a better gap, after which rounding has the last word
 
 
@@ -44,7 +44,7 @@ def _evaluate(
     n = x.shape[0]
     multipliers = jnp.exp(x)
     eps = jnp.finfo(x.dtype).eps
-    if n <= _SMALL:
+    if n <= LARGEST_SVD:
         left, roots, _ = jnp.linalg.svd(factor * jnp.sqrt(multipliers))
     else:
         squares, left = jnp.linalg.eigh((factor * multipliers) @ factor.T)

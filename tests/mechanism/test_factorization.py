@@ -32,7 +32,7 @@ def assert_feasible(solution: Solution, factor: np.ndarray) -> None:
     assert precision.diagonal().max() <= 1.0
     assert np.linalg.eigvalsh(solution.covariance)[0] > 0
     cost = np.trace(factor @ solution.covariance @ factor.T)
-    assert cost == pytest.approx(solution.value, rel=1e-9)
+    assert cost == pytest.approx(solution.value, rel=1e-8)
     assert solution.lower_bound <= solution.value
     condition = np.linalg.cond(solution.precision)
     np.testing.assert_allclose(
@@ -157,6 +157,25 @@ def test_a_thousand_agents() -> None:
     solution = minimize_trace(factor=factor)
     assert_feasible(solution, factor)
     assert solution.gap < 1e-8 and solution.iterations < 40
+
+
+@pytest.mark.parametrize("spec", ["er:6:0.5", "star:6", "complete:6", "ring:6"])
+def test_certificate_in_exact_arithmetic(spec: str) -> None:
+    """Fifty digits: the bound, the value and the lower bound are on the safe side to the last."""
+    mpmath = pytest.importorskip("mpmath")
+    factor = weights(spec)
+    solution = minimize_trace(factor=factor)
+    with mpmath.workdps(50):
+        root, noise = mpmath.matrix(factor.tolist()), mpmath.matrix(solution.covariance.tolist())
+        inverse = noise**-1
+        assert max(inverse[i, i] for i in range(6)) <= 1
+        image = root * noise * root.T
+        assert sum(image[i, i] for i in range(6)) <= solution.value
+        duals = mpmath.diag([mpmath.mpf(float(x)) for x in solution.multipliers])
+        squares = mpmath.eigsy(root * duals * root.T, eigvals_only=True)
+        total = sum(mpmath.sqrt(abs(x)) for x in squares)
+        best = total**2 / sum(duals[i, i] for i in range(6))
+        assert solution.lower_bound <= best <= solution.value
 
 
 def test_the_margin_is_what_keeps_the_bound() -> None:
