@@ -46,9 +46,18 @@ SETS = {
         "UCI Breast Cancer Wisconsin (CC BY 4.0), with scikit-learn; +1 is benign", bundled=True
     ),
     "digits": Known("UCI handwritten digits (CC BY 4.0), with scikit-learn: 8 x 8", bundled=True),
-    "mnist": Known("LeCun, Cortes, Burges: handwritten digits, 28 x 28 x 1"),
+    "mnist": Known(
+        "LeCun, Cortes, Burges: handwritten digits, 28 x 28 x 1",
+        (
+            "edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
+            "c3f9adf9c66efb572b1f9326c3a511b45910c7173b97be66ceceeeeaef6b802b",
+        ),
+    ),
     "fashion_mnist": Known("Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1"),
-    "cifar10": Known("Krizhevsky 2009: 32 x 32 x 3, 10 classes"),
+    "cifar10": Known(
+        "Krizhevsky 2009: 32 x 32 x 3, 10 classes",
+        ("f912919bdea371136f1aa4feed6beeca728015a5f08b1899a29c932a7e30be2b", None),
+    ),
     "cifar10_small": Known("the first 5,000 train and 1,000 test images of CIFAR-10"),
     "cifar100": Known("Krizhevsky 2009: 32 x 32 x 3, 100 classes"),
     "housing": Known("StatLib California housing, Pace and Barry 1997; not split"),
