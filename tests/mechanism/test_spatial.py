@@ -229,3 +229,23 @@ def test_bounds_are_checked(bound) -> None:
     for make in (*DESIGNS, spatial.central):
         with pytest.raises(ValueError, match="precision_bound"):
             make(weights("ring:4"), bound)
+
+
+@pytest.mark.parametrize("spec", ["er:6:0.5", "complete:6", "ring:6", "star:6"])
+@pytest.mark.parametrize("make", [*DESIGNS, lambda w, b: spatial.whisper(w, b, 30)])
+@pytest.mark.parametrize("bound", [0.013, np.linspace(0.3, 7, 6)], ids=["one", "each"])
+def test_the_bound_holds_in_exact_arithmetic(spec: str, make, bound) -> None:
+    """The covariance as stored, inverted with fifty digits, never exceeds a bound."""
+    mpmath = pytest.importorskip("mpmath")
+    noise = make(weights(spec), bound)
+    limits = spatial.bounds(bound, 6)
+    with mpmath.workdps(50):
+        inverse = mpmath.matrix(noise.tolist()) ** -1
+        assert all(inverse[i, i] <= limits[i] for i in range(6))
+        assert max(inverse[i, i] / limits[i] for i in range(6)) > 0.999
+
+
+def test_max_variance_reaches_the_solver() -> None:
+    matrix = weights("complete:8")
+    noise = spatial.whisper(matrix, 2.0, max_variance=50.0)
+    assert 45 < spatial.figures(noise, matrix)["largest_variance_ratio"] <= 50
