@@ -30,18 +30,29 @@ def network():
     return weights, covariance, spatial.sampling_factor(covariance)
 
 
+@functools.cache
+def sampler(build, rounds, shapes):
+    """Compiled once; factor and key are arguments."""
+    zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes}
+
+    @jax.jit
+    def run(factor, key):
+        transform = build(factor, key=key, rounds=rounds)
+
+        def step(state, _):
+            updates, state = transform.update(zeros, state)
+            flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(updates)]
+            return state, jnp.concatenate(flat, axis=1)
+
+        return jax.lax.scan(step, transform.init(zeros), None, length=rounds)[1]
+
+    return run
+
+
 def collect(build, factor, seed=0, rounds=ROUNDS, shapes=None):
     """Noise of all rounds, [T, n, d], from updates of zero."""
-    zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in (shapes or SHAPES).items()}
-    transform = build(factor, key=key(seed), rounds=rounds)
-
-    def step(state, _):
-        updates, state = transform.update(zeros, state)
-        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(updates)]
-        return state, jnp.concatenate(flat, axis=1)
-
-    _, out = jax.jit(lambda s: jax.lax.scan(step, s, None, length=rounds))(transform.init(zeros))
-    return np.asarray(out, np.float64)
+    run = sampler(build, rounds, tuple((shapes or SHAPES).items()))
+    return np.asarray(run(jnp.asarray(factor, jnp.float32), key(seed)), np.float64)
 
 
 def check_law(samples, covariance):

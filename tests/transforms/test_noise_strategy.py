@@ -36,7 +36,9 @@ def run(factor, strategy, rounds=ROUNDS):
         updates, state = transform.update(zeros, state)
         return state, jnp.concatenate([updates["b"][:, None], updates["w"]], axis=1)
 
-    return np.asarray(jax.lax.scan(step, transform.init(zeros), None, length=rounds)[1])
+    return np.asarray(
+        jax.jit(lambda s: jax.lax.scan(step, s, None, length=rounds)[1])(transform.init(zeros))
+    )
 
 
 @pytest.mark.parametrize("name", strategies())
