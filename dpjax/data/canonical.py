@@ -114,6 +114,8 @@ def read(
     path: str | os.PathLike[str],
     expected: tuple[str | None, str | None] = (None, None),
     remedy: str = "make the file again",
+    *,
+    again: bool = False,
 ) -> tuple[Arrays, str]:
     """Read a file in the canonical form, checked.
 
@@ -121,6 +123,7 @@ def read(
         path: The npz file.
         expected: Known digests of train and test records; None is not compared.
         remedy: What to do about a file that is damaged or another's.
+        again: Compute the digests even where the note beside the file has them.
 
     Returns:
         The arrays by name and the sha256 of all records: of the train records where there are no
@@ -142,7 +145,7 @@ def read(
     except AttributeError:
         raise ValueError(f"{path} holds a bare array, not an archive; {remedy}") from None
     arrays = check(path, stored)
-    found = _remembered(path)
+    found = None if again else _remembered(path)
     if found is None:
         found = _digests(arrays)
     for part, want, have in zip(_PARTS, expected, [*found, None], strict=False):

@@ -1,100 +1,110 @@
-"""Text files in LIBSVM's sparse format: `label index:value index:value ...` a line."""
+"""LIBSVM's text format: a label, then ``index:value`` pairs, a line for each record."""
 
 import bz2
 import gzip
 import lzma
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["read"]
+__all__ = ["labels", "read"]
 
-_OPEN: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_LARGEST = 2**31  # entries of a dense array, 8 GiB
 
 
 def read(
     path: str | os.PathLike[str], features: int | None = None
-) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, " N"]]:
+) -> tuple[Float[np.ndarray, "N d"], np.ndarray]:
     """Read a LIBSVM file into dense arrays.
 
-    Indices count from 1 and rise within a line; what follows a ``#`` is ignored. Files ending in
-    .bz2, .gz or .xz are unpacked.
-
     Args:
-        path: The file.
-        features: Number of features d; None takes the largest index in the file.
+        path: The file; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way.
+        features: Number of features d; None is the largest index in the file.
 
     Returns:
-        x [N, d] float32 and y [N] float64 labels as written.
+        x [N, d] float32 and y [N], int32 where all labels are whole numbers, else float32.
 
     Raises:
         FileNotFoundError: When there is no such file.
-        ValueError: With file and line, for a label or feature that cannot be read or is not
-            finite, an index that is not a whole number from 1 to d or does not rise, and for a
-            file that is empty, truncated or not text.
+        ValueError: Naming the first line that is not in the format, repeats an index, or has an
+            index above ``features``; for a file without records, or too large when dense.
     """
     path = Path(path)
-    labels: list[float] = []
+    opener = _OPEN.get(path.suffix, open)
+    try:
+        with opener(path, "rt", encoding="utf-8") as lines:
+            targets, counts, columns, values = _parse(path, lines)
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise ValueError(
+            f"path is {str(path)!r}, which is damaged or no text ({error}); give a LIBSVM file"
+        ) from None
+    if not targets:
+        raise ValueError(f"path is {str(path)!r}, which holds no record; give a LIBSVM file")
+    seen = max(columns, default=0)
+    width = features or seen
+    rows = np.repeat(np.arange(len(targets)), counts)
+    if seen > width:
+        row = int(rows[int(np.argmax(np.asarray(columns) > width))])
+        raise ValueError(
+            f"features is {features}, but record {row + 1} of {path} has the index {seen}; give "
+            f"features={seen} or more, or correct the file"
+        )
+    if width * len(targets) > _LARGEST:
+        raise ValueError(
+            f"path is {str(path)!r}: {len(targets)} records of {width} features are "
+            f"{width * len(targets) * 4 / 2**30:.0f} GiB as a dense array; keep fewer"
+        )
+    x = np.zeros((len(targets), width), np.float32)
+    x[rows, np.asarray(columns, np.int64) - 1] = values
+    return x, labels(np.asarray(targets))
+
+
+def labels(values: np.ndarray) -> np.ndarray:
+    """Return labels as int32 where all are whole numbers that fit, else as float32."""
+    values = np.asarray(values)
+    whole = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
+    limits = np.iinfo(np.int32)
+    if whole and values.size and limits.min <= values.min() and values.max() <= limits.max:
+        return values.astype(np.int32)
+    return values.astype(np.float32)
+
+
+def _parse(
+    path: Path, lines: Iterable[str]
+) -> tuple[list[float], list[int], list[int], list[float]]:
+    targets: list[float] = []
     counts: list[int] = []
     columns: list[int] = []
     values: list[float] = []
-    number = 0
-    try:
-        with _OPEN.get(path.suffix, open)(path, "rt", encoding="ascii") as file:
-            for number, line in enumerate(file, start=1):
-                words = line.partition("#")[0].split()
-                if not words:
-                    continue
-                labels.append(_finite(words[0], "the label"))
-                last = 0
-                for word in words[1:]:
-                    last = _index(word, last, features)
-                    columns.append(last - 1)
-                    values.append(_finite(word.partition(":")[2], "a feature's value"))
-                counts.append(len(words) - 1)
-    except FileNotFoundError:
-        raise
-    except _BadWord as error:
-        raise ValueError(f"path is {str(path)!r}: line {number} {error}") from None
-    except (UnicodeDecodeError, EOFError, OSError, lzma.LZMAError) as error:
-        raise ValueError(
-            f"path is {str(path)!r}, which cannot be read after line {number} ({error}); give a "
-            "whole LIBSVM text file"
-        ) from None
-    if not labels:
-        raise ValueError(f"path is {str(path)!r}, which holds no record; give a LIBSVM text file")
-    width = features or (max(columns) + 1 if columns else 1)
-    x = np.zeros((len(labels), width), np.float32)
-    x[np.repeat(np.arange(len(labels)), counts), columns] = values
-    return x, np.array(labels)
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            target = float(words[0])
+            pairs = [word.split(":") for word in words[1:] if not word.startswith("qid:")]
+            indices = [int(index) for index, _ in pairs]
+            entries = [float(value) for _, value in pairs]
+        except ValueError:
+            raise ValueError(_bad(path, number, line, "write `label index:value ...`")) from None
+        if indices and min(indices) < 1:
+            raise ValueError(_bad(path, number, line, "indices start at 1"))
+        if len(set(indices)) != len(indices):
+            raise ValueError(_bad(path, number, line, "give an index once"))
+        if not (math.isfinite(target) and all(map(math.isfinite, entries))):
+            raise ValueError(_bad(path, number, line, "remove NaN and infinity"))
+        targets.append(target)
+        counts.append(len(indices))
+        columns += indices
+        values += entries
+    return targets, counts, columns, values
 
 
-class _BadWord(Exception):
-    """What is wrong within a line."""
-
-
-def _finite(word: str, what: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        raise _BadWord(f"has {word!r} for {what}; give `label index:value ...`") from None
-    if not math.isfinite(value):
-        raise _BadWord(f"has {word!r} for {what}; remove or replace such lines")
-    return value
-
-
-def _index(word: str, last: int, features: int | None) -> int:
-    before = word.partition(":")[0]
-    if not before.isdecimal() or int(before) < 1:
-        raise _BadWord(f"has {word!r}, whose index is no whole number from 1; mend the line")
-    index = int(before)
-    if index <= last:
-        raise _BadWord(f"has {word!r} after index {last}; indices must rise within a line")
-    if features is not None and index > features:
-        raise _BadWord(f"has {word!r}, but features is {features}; give a larger number")
-    return index
+def _bad(path: Path, number: int, line: str, remedy: str) -> str:
+    return f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}"

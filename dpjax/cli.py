@@ -1,0 +1,379 @@
+"""The command line: ``dpjax design``, ``dpjax plot``, ``dpjax data``.
+
+Only the command that runs imports the rooms it needs, so that ``--help`` is quick.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dpjax.mechanism.design import Design as Made
+
+__all__ = ["Check", "Data", "Design", "Fetch", "List", "Plot", "Where", "main"]
+
+_DEFAULT_OUT = "dpjax-design.npz"
+_PROTECTS = {
+    "replace_agent": "all data of one agent",
+    "replace_record": "one record of one agent, against another",
+    "zero_out_record": "one record of one agent, against its absence",
+}
+_COMPARED = (
+    ("independent", "LDP (independent)"),
+    ("pairwise", "DECOR (pairwise)"),
+    ("whisper", "Whisper, one step"),
+    ("whisper_horizon", "Whisper, horizon"),
+    ("central", "CDP (reference only)"),
+)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Design the noise for a network and a privacy budget, and write it to a file.
+
+    Prints the guarantee, the covariance's figures, its certified gap, and how much noise other
+    designs need at the same guarantee.
+
+    Example: dpjax design --graph er:20:0.5 --epsilon 10 --delta 1e-5 --rounds 5000 --clip 0.1
+
+    Attributes:
+        graph: An edge-list file, or er:AGENTS:PROBABILITY[:SEED], ring:N, complete:N, star:N,
+            path:N, grid:ROWS:COLUMNS, exponential:N, florentine, facebook_ego.
+        epsilon: Privacy budget of the whole run.
+        delta: Probability with which epsilon may fail; below one over the number of units.
+        rounds: Rounds of training that the budget covers.
+        clip: Norm at which gradients are clipped.
+        relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
+            (one record, against another) or zero_out_record (one record, against its absence).
+            Taken as replace_agent, and said so, when left out.
+        design: Which noise: whisper_horizon (least over all rounds), whisper (least in one
+            round), pairwise (DECOR) or independent (LDP).
+        horizon: Rounds that whisper_horizon looks ahead and the comparison counts; all by default.
+        mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
+        accountant: How noise follows from the budget: gdp (exact), rdp (looser), paper (the
+            Whisper paper's rule, refused where it is false).
+        allow_unsound: Use the paper's rule also where it is false; the guarantee then says so.
+        seed: First seed of a random graph that names none.
+        out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
+            if that is taken.
+    """
+
+    graph: str
+    epsilon: float
+    delta: float
+    rounds: int
+    clip: float
+    relation: Literal["replace_agent", "replace_record", "zero_out_record"] | None = None
+    design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] = "whisper_horizon"
+    horizon: int | None = None
+    mixing: Literal["metropolis", "uniform"] = "metropolis"
+    accountant: Literal["gdp", "rdp", "paper"] = "gdp"
+    allow_unsound: bool = False
+    seed: int = 0
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw a figure from stored records.
+
+    Attributes:
+        source: A record file, or a folder of them.
+        out: The figure's file; beside the records by default.
+        x: Column of the horizontal axis.
+        y: Column of the vertical axis.
+        series: Column that tells the lines apart.
+    """
+
+    source: Annotated[Path, tyro.conf.Positional]
+    out: Path | None = None
+    x: str | None = None
+    y: str | None = None
+    series: str | None = None
+
+
+@dataclass(frozen=True)
+class List:
+    """List the data sets, which of them are in the cache, and where the others come from."""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bring a data set into the cache, or verify the one that is there.
+
+    Attributes:
+        name: The data set.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Print the folder of the cache."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Read every data set in the cache and compare its records with the published ones."""
+
+
+_Action = (
+    Annotated[List, tyro.conf.subcommand(name="list")]
+    | Annotated[Fetch, tyro.conf.subcommand(name="fetch")]
+    | Annotated[Where, tyro.conf.subcommand(name="path")]
+    | Annotated[Check, tyro.conf.subcommand(name="check")]
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data sets and their cache: list, fetch, path, check.
+
+    The cache is $DPJAX_DATA, else $XDG_CACHE_HOME/dpjax, else ~/.cache/dpjax.
+
+    Attributes:
+        action: What to do; list by default.
+    """
+
+    action: tyro.conf.OmitSubcommandPrefixes[_Action] = dataclasses.field(default_factory=List)
+
+
+_Command = (
+    Annotated[Design, tyro.conf.subcommand(name="design")]
+    | Annotated[Plot, tyro.conf.subcommand(name="plot")]
+    | Annotated[Data, tyro.conf.subcommand(name="data")]
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The arguments; None is the process's.
+
+    Returns:
+        Exit status: 0; 1 when ``dpjax data check`` finds a bad file; 2 after an error of the
+        user's, whose message is printed.
+    """
+    from dpjax import __version__
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
+        print(f"dpjax {__version__}")
+        return 0
+    try:
+        command = tyro.cli(
+            _Command,  # type: ignore[arg-type]
+            args=arguments or ["--help"],
+            prog="dpjax",
+            description="Differentially private learning without a trusted server.",
+        )
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    try:
+        return _COMMANDS[type(command)](command)
+    except (ValueError, OSError) as error:
+        print(f"dpjax: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _design(command: Design) -> int:
+    from dpjax.engine import plan
+    from dpjax.mechanism import design, spatial
+    from dpjax.topology import graphs, mixing
+
+    out = _free(command.out)
+    graph = graphs.parse(_seeded(command.graph, command.seed))
+    matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
+        command.mixing
+    ](graph)
+    n, horizon = len(matrix), command.horizon or command.rounds
+    config = plan.Config(
+        design=command.design,
+        epsilon=command.epsilon,
+        delta=command.delta,
+        relation=command.relation or "replace_agent",
+        rounds=command.rounds,
+        clip_norm=command.clip,
+        accountant=command.accountant,
+        allow_unsound=command.allow_unsound,
+        horizon=command.horizon,
+        # Neither decides the noise; a run's own plan sets them.
+        batch_size=1,
+        step_size=1.0,
+    )
+    bound = float(config.precision_bound())
+    made = {
+        kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
+        for kind, _ in _COMPARED
+    }
+    chosen = made[command.design]
+    guarantee = plan.make(config, matrix, design=chosen).guarantee
+    seed = graph.graph.get("seed")
+    print(
+        f"network: {command.graph}, {n} agents, {graph.number_of_edges()} edges"
+        + (f", seed {seed}" if seed is not None else "")
+        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
+    )
+    how = "" if command.relation else "; change with --relation"
+    print(f"relation: {config.relation} ({_PROTECTS[config.relation]}){how}")
+    print(f"guarantee: {guarantee.statement()}")
+    print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
+    for name, value in spatial.figures(chosen.covariance, matrix).items():
+        print(f"  {_FIGURES[name]:<58}{value:>12.6g}")
+    print(f"  {'certified gap: relative excess over the optimum, at most':<58}{_gap(chosen):>12}")
+    if not chosen.converged:
+        print("  the solver stopped at a limit: the bound holds, the energy is not the least")
+    print(f"\n{_table(made, matrix, horizon)}")
+    saved = chosen.save(out)
+    print(f'\nwritten: {saved}; read it with mechanism.design.Design.load("{saved}")')
+    return 0
+
+
+_FIGURES = {
+    "lambda_min": "lambda_min, smallest eigenvalue of R",
+    "energy": "energy of one step, tr(W R W')",
+    "per_agent_energy": "that per agent, tr(W R W') / n",
+    "network_mean_variance": "variance of the network's mean, 1'R1 / n^2",
+    "largest_variance": "largest variance of an agent's noise, max R_ii",
+    "largest_variance_ratio": "that over independent noise's at the same loss",
+}
+
+
+def _gap(chosen: "Made") -> str:
+    return "none known" if chosen.gap is None else f"{max(chosen.gap, 0.0):.1e}"
+
+
+def _table(made: "dict[str, Made]", matrix: "np.ndarray", horizon: int) -> str:
+    """The designs' noise energies under one bound, beside independent noise's."""
+    from dpjax.mechanism import spatial
+
+    energies = {
+        kind: [spatial.energy(each.covariance, matrix, count) for count in (None, horizon)]
+        for kind, each in made.items()
+    }
+    lines = [
+        "noise energy at this guarantee",
+        f"  {'':<22}{'one step':>12}{'of LDP':>9}{f'{horizon:,} rounds':>16}{'of LDP':>9}",
+    ]
+    for kind, title in _COMPARED:
+        one, all_ = energies[kind]
+        first, last = energies["independent"]
+        lines.append(
+            f"  {title:<22}{one:>12.5g}{one / first:>9.3f}{all_:>16.5g}{all_ / last:>9.3f}"
+        )
+    lines.append(
+        "  CDP is what a trusted server would need: it gives outsiders no such guarantee, and runs"
+        "\n  refuse it"
+    )
+    return "\n".join(lines)
+
+
+def _seeded(spec: str, seed: int) -> str:
+    """A random graph's spec with its seed, any other unchanged."""
+    parts = spec.split(":")
+    return f"{spec}:{seed}" if parts[0] == "er" and len(parts) == 3 else spec
+
+
+def _free(out: Path | None) -> Path:
+    """The path to write to; an existing file is never replaced."""
+    if out is not None:
+        out = out if out.suffix else out.with_suffix(".npz")
+        if out.exists():
+            raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
+        return out
+    path, number = Path(_DEFAULT_OUT), 1
+    while path.exists():
+        number += 1
+        path = Path(_DEFAULT_OUT).with_stem(f"{Path(_DEFAULT_OUT).stem}-{number}")
+    return path
+
+
+def _plot(command: Plot) -> int:
+    from dpjax.results import plots
+
+    made = plots.from_records(
+        command.source, x=command.x, y=command.y, series=command.series, out=command.out
+    )
+    print(f"written: {made}")
+    return 0
+
+
+def _data(command: Data) -> int:
+    from dpjax.data import cache
+
+    action = command.action
+    if isinstance(action, Fetch):
+        return _fetch(action.name)
+    if isinstance(action, Check):
+        return _check()
+    if isinstance(action, Where):
+        print(cache.folder())
+        return 0
+    return _list()
+
+
+def _list() -> int:
+    from dpjax.data import cache, catalog
+
+    root = cache.folder()
+    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
+    print(f"cache: {root}" + ("" if root.is_dir() else " (does not exist yet)"))
+    for name in [*catalog.SETS, *own]:
+        known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
+        path = root / f"{name}.npz"
+        if known.bundled:
+            state = "with scikit-learn"
+        elif path.exists():
+            state = f"here, {path.stat().st_size / 1e6:.1f} MB"
+        else:
+            state = "can be fetched" if known.urls else f"put {name}.npz here"
+        print(f"  {name:<15}{state:<24}{known.source}")
+    return 0
+
+
+def _fetch(name: str) -> int:
+    from dpjax.data import cache, load
+
+    data = load.load(name)
+    where = cache.folder() / f"{name}.npz"
+    tests = 0 if data.x_test is None else len(data.x_test)
+    print(f"{name}: {len(data.x_train)} train and {tests} test records, sha256 {data.sha256}")
+    print(where if where.exists() else "with scikit-learn: no file is needed")
+    return 0
+
+
+def _check() -> int:
+    from dpjax.data import cache, canonical, catalog
+
+    bad = 0
+    paths = sorted(cache.folder().glob("*.npz"))
+    for path in paths:
+        known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
+        try:
+            _, sha256 = canonical.read(
+                path, known.sha256, "delete it and put or fetch a whole one", again=True
+            )
+        except ValueError as error:
+            bad += 1
+            print(f"{path.stem}: BAD: {error}")
+        else:
+            how = "as published" if any(known.sha256) else "whole; no published hash is known"
+            print(f"{path.stem}: {how}, sha256 {sha256}")
+    print(f"{len(paths)} files, {bad} bad")
+    return 1 if bad else 0
+
+
+_COMMANDS: dict[type, Any] = {Design: _design, Plot: _plot, Data: _data}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
