@@ -43,10 +43,10 @@ def slack(tree: Any) -> float:
     leaves = jax.tree.leaves(tree)
     wide = _wide(leaves)
     terms = sum(sum(_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
-    narrow = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
+    unit = float(jnp.finfo(wide).eps) / 2
+    narrow = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
     # Twice the first-order bound: the norm halves the error of the sum of squares.
-    relative = (terms + 16) * float(jnp.finfo(wide).eps) / 2
-    return relative + (narrow if narrow > float(jnp.finfo(wide).eps) else 0.0)
+    return (terms + 16) * unit + (narrow if narrow > unit else 0.0)
 
 
 def _wide(leaves: list[Any]) -> Any:
