@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         command = tyro.cli(
-            _Command,  # type: ignore[arg-type]
+            _Command,
             args=arguments or ["--help"],
             prog="dpjax",
             description="Differentially private learning without a trusted server.",
@@ -322,7 +322,7 @@ def _data(command: Data) -> int:
 
 
 def _list() -> int:
-    from dpjax.data import cache, catalog
+    from dpjax.data import cache, catalog, networks
 
     root = cache.folder()
     own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
@@ -335,14 +335,19 @@ def _list() -> int:
         elif path.exists():
             state = f"here, {path.stat().st_size / 1e6:.1f} MB"
         else:
-            state = "can be fetched" if known.urls else f"put {name}.npz here"
-        print(f"  {name:<15}{state:<24}{known.source}")
+            state = "can be fetched" if known.urls else "to be put there"
+        print(f"  {name:<15}{state:<18}{known.source}")
+    ego = "here" if (root / f"{networks.NAME}.edgelist").exists() else "can be fetched"
+    print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
     return 0
 
 
 def _fetch(name: str) -> int:
-    from dpjax.data import cache, load
+    from dpjax.data import cache, load, networks
 
+    if name == networks.NAME:
+        print(networks.fetch())
+        return 0
     data = load.load(name)
     where = cache.folder() / f"{name}.npz"
     tests = 0 if data.x_test is None else len(data.x_test)

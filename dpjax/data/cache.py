@@ -7,15 +7,17 @@ import http.client
 import os
 import re
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 __all__ = ["beside", "fetch", "folder", "locked"]
 
 _CHUNK = 1 << 16
 _TRIES = 4
+_PAUSE = 0.5  # seconds, times the number of tries
 
 
 def folder() -> Path:
@@ -60,7 +62,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def fetch(
-    url: str,
+    url: str | Sequence[str],
     path: str | os.PathLike[str],
     *,
     sha256: str | None = None,
@@ -73,7 +75,7 @@ def fetch(
     and are renamed when all have come.
 
     Args:
-        url: Where from, http or https.
+        url: Where from, http or https; or several addresses of the same bytes, tried in turn.
         path: Where to; a file that is there already is returned as it is.
         sha256: Of the bytes, in hexadecimal; None where the caller checks what they decode to.
         timeout: Seconds of silence after which a try is given up.
@@ -84,7 +86,7 @@ def fetch(
 
     Raises:
         ValueError: If the bytes have another sha256; the download is removed.
-        ConnectionError: If there is no network, or the server does not send the file.
+        ConnectionError: If there is no network, or no server sends the file.
     """
     path = Path(path)
     if path.exists():
@@ -92,34 +94,50 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     show = sys.stderr.isatty() if progress is None else progress
-    for attempt in range(_TRIES):
-        try:
-            if _receive(url, part, timeout, show):
-                break
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 416 and part.exists():
-                # What is there is no beginning of the server's file: start again.
-                part.unlink()
-                continue
-            if error.code < 500 or attempt == _TRIES - 1:
-                raise ConnectionError(f"url {url} answers {error.code} {error.reason}") from None
-        except (OSError, http.client.HTTPException) as error:
-            if attempt == _TRIES - 1 or _hopeless(error):
-                raise ConnectionError(f"url {url} cannot be reached ({error})") from None
+    reasons = []
+    for address in [url] if isinstance(url, str) else url:
+        reason = _download(address, part, timeout, show)
+        if reason is None:
+            break
+        reasons.append(f"{address} {reason}")
     else:
-        raise ConnectionError(f"url {url} broke off {_TRIES} times; {part} holds what came")
+        kept = f"; {part} holds what came" if part.exists() else ""
+        raise ConnectionError(", ".join(reasons) + kept)
     if sha256 is not None:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             part.unlink()
             raise ValueError(
-                f"url {url} gave a file of sha256 {found[:12]}, not {sha256[:12]}; it was removed: "
-                "fetch again, or get the file elsewhere"
+                f"url {address} gave a file of sha256 {found[:12]}, not {sha256[:12]}; it was "
+                "removed: fetch again, or get the file elsewhere"
             )
     part.replace(path)
     return path
+
+
+def _download(url: str, part: Path, timeout: float, show: bool) -> str | None:
+    """Complete ``part`` from one address; None, or why that failed."""
+    reason = ""
+    for attempt in range(_TRIES):
+        time.sleep(_PAUSE * attempt)
+        try:
+            if _receive(url, part, timeout, show):
+                return None
+            reason = "broke off"
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"answers {error.code} {error.reason}"
+            if error.code == 416 and part.exists():
+                # What is there is no beginning of the server's file: start again.
+                part.unlink()
+            elif error.code < 500:
+                return reason
+        except (OSError, http.client.HTTPException) as error:
+            reason = f"cannot be reached ({getattr(error, 'reason', None) or error})"
+            if _hopeless(error):
+                return reason
+    return reason
 
 
 def _hopeless(error: Exception) -> bool:

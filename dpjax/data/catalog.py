@@ -5,6 +5,9 @@ from typing import NamedTuple
 __all__ = ["SETS", "Known"]
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_GITHUB = "https://raw.githubusercontent.com/"
+_DECOR = _GITHUB + "elfirdoussilab1/DECOR/68ad6980711386d32321e1840e95ecaaa06359a9/libsvm_data/"
+_ACCSPD = _GITHUB + "unc-optimization/AccSPD/d2f1f2c961e3401032649544445bb24ab63ab1c5/data/"
 
 
 class Known(NamedTuple):
@@ -14,14 +17,15 @@ class Known(NamedTuple):
         source: Where it comes from, and whom to cite.
         sha256: Digest of the train and of the test records (`canonical.digest`); None where there
             are none or it is not fixed.
-        urls: LIBSVM files of train and test records, as far as they can be fetched.
+        urls: Of the LIBSVM file of the train records, then of the test records, as far as they
+            can be fetched: addresses of the same records, tried in turn.
         features: Number of features of those.
         bundled: Comes with scikit-learn: no file is needed.
     """
 
     source: str
     sha256: tuple[str | None, str | None] = (None, None)
-    urls: tuple[str, ...] = ()
+    urls: tuple[tuple[str, ...], ...] = ()
     features: int | None = None
     bundled: bool = False
 
@@ -33,13 +37,13 @@ SETS = {
             "371a9290bde31ab15d922117dbe2f1f8f09df85c99015d7956072ff6378e7a84",
             "42f0014b7d8a6d482628cb0fa64571d5551b1daa2716b2c97b4619faeb3dca48",
         ),
-        (_LIBSVM + "a9a", _LIBSVM + "a9a.t"),
+        ((_LIBSVM + "a9a", _DECOR + "a9a.txt"), (_LIBSVM + "a9a.t", _DECOR + "a9a_t.txt")),
         123,
     ),
     "w8a": Known(
         "web pages, Platt 1998, from LIBSVM: 300 binary features, train records only",
         ("6224d5d96cff524dc99e745a85841b0983c4efe2dacc2a0be2d924b35e315184", None),
-        (_LIBSVM + "w8a",),
+        ((_LIBSVM + "w8a", _ACCSPD + "w8a"),),
         300,
     ),
     "breast_cancer": Known(

@@ -127,9 +127,9 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
             f"{path} does not exist, and {name} cannot be fetched; put it there ({known.source}: "
             "x_train, y_train, x_test, y_test)"
         )
-    raws = [path.with_name(url.rpartition("/")[2]) for url in known.urls]
+    raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in known.urls]
     by_hand = (
-        f"get {' and '.join(known.urls)} on a machine with a network and put "
+        f"get {' and '.join(urls[0] for urls in known.urls)} on a machine with a network and put "
         f"{' and '.join(raw.name for raw in raws)}, or {path.name} from another cache, into "
         f"{path.parent}"
     )
@@ -140,8 +140,8 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
             return
         fetched = [raw for raw in raws if not raw.exists()]
         try:
-            for url, raw in zip(known.urls, raws, strict=True):
-                cache_.fetch(url, raw)
+            for urls, raw in zip(known.urls, raws, strict=True):
+                cache_.fetch(urls, raw)
         except ConnectionError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         arrays: canonical.Arrays = {}
