@@ -1,0 +1,348 @@
+"""Records: one immutable file of JSON lines a run, metadata first, merged on reading.
+
+The first line is ``{"metadata": {...}}``, every other line a row. JSON has no infinity and no
+NaN: they are written as the strings "inf", "-inf" and "nan" and read as floats again. A row's
+``guarantee`` is stored once in the metadata, however many rows share it.
+"""
+
+import contextlib
+import datetime
+import errno
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata as packages
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["metadata", "read", "read_metadata", "write"]
+
+_FORMAT = 1
+_RESERVED = ("format", "rows", "guarantees")
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
+
+
+def write(
+    path: str | os.PathLike[str],
+    rows: Iterable[Mapping[str, Any]],
+    metadata: Mapping[str, Any],
+) -> Path:
+    """Write rows to a new file, whole or not at all.
+
+    Args:
+        path: The file; its folder is made.
+        rows: Tidy rows: column name -> plain value, NumPy scalar or array, list or dict. A
+            ``guarantee`` is a dict (or None).
+        metadata: What `metadata` returned, and more; plain values. ``format``, ``rows`` and
+            ``guarantees`` are added here.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If the file exists, or for a value that JSON cannot hold.
+    """
+    path = Path(path)
+    if path.exists():
+        raise _exists(path)
+    taken = [name for name in _RESERVED if name in metadata]
+    if taken:
+        raise ValueError(f"metadata holds {', '.join(taken)}, which write adds; rename them")
+    guarantees: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    lines = []
+    for count, row in enumerate(rows):
+        plain = {str(name): _plain(f"rows[{count}].{name}", row[name]) for name in row}
+        guarantee = plain.get("guarantee")
+        if isinstance(guarantee, dict):
+            text = _dump(guarantee)
+            if text not in numbers:
+                numbers[text] = len(guarantees)
+                guarantees.append(guarantee)
+            plain["guarantee"] = numbers[text]
+        elif guarantee is not None:
+            raise ValueError(
+                f"rows[{count}].guarantee is {guarantee!r}; give its to_dict() or None"
+            )
+        lines.append(_dump(plain))
+    head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
+    head |= {"format": _FORMAT, "rows": len(lines), "guarantees": guarantees}
+    _create(path, "\n".join([_dump({"metadata": head}), *lines]) + "\n")
+    return path
+
+
+def read(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> "pandas.DataFrame":
+    """Read the rows of one file, of a folder's files or of several of either.
+
+    Args:
+        paths: Files, or folders whose ``*.jsonl`` files are read, subfolders' included.
+
+    Returns:
+        All rows, in the order of the files' names within a folder. ``guarantee`` holds dicts as
+        written. Of the metadata only ``experiment`` becomes a column, where rows lack it.
+
+    Raises:
+        ValueError: If nothing is found, or naming the file and line of a truncated or foreign one.
+    """
+    import pandas
+
+    rows: list[dict[str, Any]] = []
+    for path in _files(paths):
+        rows += _load(path)[1]
+    return pandas.DataFrame(rows)
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a file's metadata alone.
+
+    Args:
+        path: A file of records.
+
+    Returns:
+        What was given to `write`, and ``format``, ``rows`` (their number) and ``guarantees``.
+
+    Raises:
+        ValueError: For a missing or foreign file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"path is {str(path)!r}, no file; name a file of records")
+    with path.open("rb") as file:
+        return _head(path, file.readline())
+
+
+def metadata(
+    command: str | None = None, seed: int | Sequence[int] | None = None, **extra: Any
+) -> dict[str, Any]:
+    """What is to be known of a run besides its rows.
+
+    Args:
+        command: The command line that made the run.
+        seed: Its seed or seeds.
+        extra: Further entries.
+
+    Returns:
+        command, seed, versions, device (kind and count), platform, commit and dirty (None outside
+        a checkout), date (UTC), and the extra entries.
+    """
+    import jax
+
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            versions[name] = packages.version(name)
+        except packages.PackageNotFoundError:
+            versions[name] = None
+    devices = jax.devices()
+    now = datetime.datetime.now(datetime.UTC)
+    return {
+        "command": command,
+        "seed": seed if seed is None or isinstance(seed, int) else list(seed),
+        "versions": versions,
+        "device": {"kind": devices[0].device_kind, "count": len(devices)},
+        "platform": {
+            "backend": devices[0].platform,
+            "system": f"{platform.system()} {platform.machine()}",
+            "processors": os.cpu_count(),
+        },
+        **_commit(),
+        "date": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        **extra,
+    }
+
+
+def _commit() -> dict[str, Any]:
+    """The commit that the package's own checkout is at, if it is one."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        # No optional locks: a run must not get in the way of other work in the checkout.
+        done = subprocess.run(
+            ["git", "-C", str(package), "--no-optional-locks", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        # Installed inside somebody else's checkout, the package is not what its commit names.
+        if shutil.which("git") and Path(git("rev-parse", "--show-toplevel")) == package.parent:
+            changed = git("status", "--porcelain", "--untracked-files=no")
+            return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
+    return {"commit": None, "dirty": None}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value as strict JSON can hold it."""
+    if value is None or isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}.{key}", entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, entry) for entry in value]
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):  # NumPy and JAX
+        return _plain(name, value.tolist())
+    raise ValueError(f"{name} is a {type(value).__name__}, {value!r}; give plain values")
+
+
+def _rich(value: Any) -> Any:
+    """The inverse of `_plain`, as far as there is one."""
+    if isinstance(value, str):
+        return _FLOATS.get(value, value)
+    if isinstance(value, list):
+        return [_rich(entry) for entry in value]
+    if isinstance(value, dict):
+        # A guarantee's own form already writes infinity as a string: it stays as it is.
+        return {k: v if k in ("guarantee", "guarantees") else _rich(v) for k, v in value.items()}
+    return value
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """One line of a file, which must be a whole JSON object."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    remedy = "give a whole file that dpjax wrote, or make it again"
+    if not line.endswith(b"\n"):
+        raise ValueError(f"{path}, line {number}, is truncated; {remedy}")
+    try:
+        value = json.loads(line.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}, line {number}, is not a record ({error}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}, line {number}, is no JSON object; {remedy}")
+    return value
+
+
+def _head(path: Path, line: bytes) -> dict[str, Any]:
+    """The metadata, checked."""
+    head = _parse(path, 1, line).get("metadata")
+    if not (
+        isinstance(head, dict)
+        and isinstance(head.get("rows"), int)
+        and isinstance(head.get("guarantees"), list)
+    ):
+        raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
+    if head.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path}, line 1: format is {head.get('format')!r}, this version reads {_FORMAT}; "
+            "read it with the version that wrote it"
+        )
+    return _rich(head)
+
+
+def _load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A file's metadata and rows."""
+    with path.open("rb") as file:
+        head = _head(path, file.readline())
+        rows = [_rich(_parse(path, number, line)) for number, line in enumerate(file, start=2)]
+    if len(rows) != head["rows"]:
+        raise ValueError(
+            f"{path}, line {len(rows) + 1}, is the last one, and not of {head['rows']} rows; the "
+            "file was truncated or changed, make it again"
+        )
+    for number, row in enumerate(rows, start=2):
+        index = row.get("guarantee")
+        if index is not None:
+            known = type(index) is int and 0 <= index < len(head["guarantees"])
+            if not known:
+                raise ValueError(
+                    f"{path}, line {number}: guarantee is {index!r}, unknown to the metadata; the "
+                    "file was changed, make it again"
+                )
+            row["guarantee"] = head["guarantees"][index]
+    if "experiment" in head:
+        rows = [{"experiment": head["experiment"], **row} for row in rows]
+    return head, rows
+
+
+def _files(paths: Any) -> Iterator[Path]:
+    """The files meant, each folder's in the order of their names."""
+    single = isinstance(paths, str | os.PathLike)
+    found = 0
+    for path in map(Path, [paths] if single else list(paths)):
+        if path.is_dir():
+            inside = sorted(path.rglob("*.jsonl"))
+            if not inside:
+                raise ValueError(f"path is {str(path)!r}, a folder without *.jsonl; name another")
+            yield from inside
+        elif path.is_file():
+            yield path
+        else:
+            raise ValueError(f"path is {str(path)!r}, which is not there; name a file of records")
+        found += 1
+    if not found:
+        raise ValueError(f"paths is {paths!r}; name at least one file of records")
+
+
+def _exists(path: Path) -> ValueError:
+    return ValueError(f"path is {str(path)!r}, which exists; records are never overwritten, name "
+                      "another")  # fmt: skip
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a new file: beside it first, then linked to its name, which must be free."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(beside, 0o666 & ~mask)  # mkstemp's are for the owner alone
+        try:
+            os.link(beside, path)  # fails where the name is taken, unlike a rename
+        except FileExistsError:
+            raise _exists(path) from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            _claim(path)
+            os.replace(beside, path)
+        _sync_folder(path.parent)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def _claim(path: Path) -> None:
+    """Take a free name on a file system without hard links."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        raise _exists(path) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,235 @@
+"""Means with standard errors, paired differences, and tables as text and Markdown."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Paired", "markdown", "paired", "summary", "text"]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How much two algorithms differ on the same seeds.
+
+    Attributes:
+        mean: Mean of (worse - better) over the pairs; positive when the better one is smaller.
+        standard_error: Of that mean, from the differences; nan for one pair.
+        count: Number of pairs.
+        t: mean / standard_error, Student's statistic with count - 1 degrees of freedom.
+    """
+
+    mean: float
+    standard_error: float
+    count: int
+    t: float
+
+
+def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "pandas.DataFrame":
+    """Mean and standard error of a column in groups.
+
+    The standard error is s / sqrt(count), s with count - 1 in the denominator: nan for one row.
+    A nan among the values makes the mean nan, so that a run that diverged is not passed over.
+
+    Args:
+        frame: Tidy rows.
+        by: Columns that make the groups, which come in the order of their first rows.
+        value: Column of numbers.
+
+    Returns:
+        Columns ``by``, "mean", "standard error", "count".
+
+    Raises:
+        ValueError: For a column that is not there.
+    """
+    import pandas
+
+    names = [by] if isinstance(by, str) else list(by)
+    _columns(frame, [*names, value])
+    rows = []
+    for key, group in frame.groupby(names, sort=False, dropna=False):
+        mean, error, count = _moments(group[value])
+        keys = dict(zip(names, key, strict=True))
+        rows.append({**keys, "mean": mean, "standard error": error, "count": count})
+    return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
+
+
+def paired(
+    frame: "pandas.DataFrame",
+    better: Any,
+    worse: Any,
+    value: str,
+    on: str | Sequence[str] = "seed",
+    column: str = "algorithm",
+) -> Paired:
+    """Compare two algorithms on the same seeds, where what seeds change alike cancels.
+
+    Args:
+        frame: Tidy rows; one for each of the two and each value of ``on``: one round, one budget.
+        better: Entry of ``column`` claimed to have the smaller values.
+        worse: Entry of ``column`` that it is compared with.
+        value: Column of numbers.
+        on: Columns that say which rows belong together.
+        column: Column that tells the two apart.
+
+    Returns:
+        The mean difference worse - better, its standard error, the number of pairs, and t.
+
+    Raises:
+        ValueError: For columns or entries that are not there, several rows for one seed, or a
+            seed that only one of the two has.
+    """
+    names = [on] if isinstance(on, str) else list(on)
+    _columns(frame, [*names, value, column])
+    sides = []
+    for entry in (better, worse):
+        side = frame[frame[column] == entry]
+        if not len(side):
+            raise ValueError(
+                f"{column} {entry!r} is in no row; it holds {list(frame[column].unique())}"
+            )
+        keys = list(side[names].itertuples(index=False, name=None))
+        if len(set(keys)) != len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(
+                f"{column} {entry!r} has several rows with {', '.join(names)} = {twice}; choose "
+                "one round, budget and graph first"
+            )
+        sides.append(dict(zip(keys, map(float, side[value]), strict=True)))
+    first, second = sides
+    alone = [key for key in first if key not in second] + [
+        key for key in second if key not in first
+    ]
+    if alone:
+        raise ValueError(
+            f"{', '.join(names)} = {alone[0]} is in only one of {better!r} and {worse!r}; run both "
+            "on the same"
+        )
+    mean, error, count = _moments([second[key] - first[key] for key in first])
+    if error == 0:
+        return Paired(mean, error, count, math.copysign(math.inf, mean) if mean else math.nan)
+    return Paired(mean, error, count, mean / error)
+
+
+def text(
+    rows: "pandas.DataFrame | Iterable[Mapping[str, Any]]", columns: Sequence[str] | None = None
+) -> str:
+    """Rows as aligned text with four significant digits.
+
+    Args:
+        rows: A frame or rows. Columns with dicts in them are left out.
+        columns: Which columns, in which order; by default all, as given.
+
+    Returns:
+        Lines without a final newline.
+    """
+    header, cells, right = _cells(rows, columns)
+    table = [header, *cells]
+    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
+    table.insert(1, ["-" * width for width in widths])
+
+    def align(line: list[str]) -> str:
+        pairs = zip(line, widths, right, strict=True)
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in pairs).rstrip()
+
+    return "\n".join(align(line) for line in table)
+
+
+def markdown(
+    rows: "pandas.DataFrame | Iterable[Mapping[str, Any]]", columns: Sequence[str] | None = None
+) -> str:
+    """Rows as a Markdown table with four significant digits.
+
+    Args:
+        rows: A frame or rows. Columns with dicts in them are left out.
+        columns: Which columns, in which order; by default all, as given.
+
+    Returns:
+        Lines without a final newline.
+    """
+    header, cells, right = _cells(rows, columns)
+    table = [[cell.replace("|", "\\|") for cell in line] for line in [header, *cells]]
+    widths = [max(3, *(len(line[i]) for line in table)) for i in range(len(header))]
+
+    def align(line: list[str]) -> str:
+        pairs = zip(line, widths, right, strict=True)
+        return f"| {' | '.join(c.rjust(w) if r else c.ljust(w) for c, w, r in pairs)} |"
+
+    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    return "\n".join([align(table[0]), align(rule), *map(align, table[1:])])
+
+
+def _columns(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
+    for name in names:
+        if name not in frame.columns:
+            raise ValueError(
+                f"column {name!r} is not in the rows; they have {', '.join(map(str, frame))}"
+            )
+
+
+def _moments(values: Any) -> tuple[float, float, int]:
+    """Mean, its standard error, and how many."""
+    array = np.asarray(values, dtype=np.float64)
+    count = array.size
+    if count == 0:
+        return math.nan, math.nan, 0
+    if not np.isfinite(array).all():
+        # The mean of what diverged is inf or nan, and has no standard error.
+        mean = float(array[0]) if (array == array[0]).all() else math.nan
+        return mean, math.nan, count
+    error = float(array.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+    return float(array.mean()), error, count
+
+
+def _cells(
+    rows: Any, columns: Sequence[str] | None
+) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Header, cells, and which columns are numbers and go to the right."""
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        given, rows = list(rows.columns), rows.to_dict("records")
+    else:
+        rows = [dict(row) for row in rows]
+        given = list(dict.fromkeys(name for row in rows for name in row))
+    if columns is not None:
+        missing = [name for name in columns if name not in given]
+        if missing:
+            raise ValueError(
+                f"columns has {missing[0]!r}, which is not in the rows; they have "
+                f"{', '.join(map(str, given))}"
+            )
+        given = list(columns)
+    given = [name for name in given if not any(isinstance(r.get(name), Mapping) for r in rows)]
+    filled = [_column([row.get(name) for row in rows]) for name in given]
+    lines = [list(line) for line in zip(*(cells for cells, _ in filled), strict=True)]
+    return [str(name) for name in given], lines, [right for _, right in filled]
+
+
+def _column(values: list[Any]) -> tuple[list[str], bool]:
+    """A column's cells, and whether it holds numbers."""
+    floats = [float(v) for v in values if isinstance(v, float | np.floating)]
+    # Settings (0.05, 10) are shown as they are, measurements with four digits each.
+    short = all(f"{v:.4g}" == f"{v:.15g}" for v in floats)
+    numbers = [v is None or _is_number(v) for v in values]
+    return [_cell(value, short) for value in values], any(map(_is_number, values)) and all(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_)
+
+
+def _cell(value: Any, short: bool) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, float | np.floating):
+        value = float(value)
+        if math.isfinite(value) and 1e4 <= abs(value) < 1e9:
+            return f"{float(f'{value:.4g}'):,.0f}" if not short else f"{value:.15g}"
+        return f"{value:.4g}" if short else f"{value:#.4g}".rstrip(".")
+    return " ".join(str(value).split())
