@@ -16,7 +16,7 @@ from pathlib import Path
 __all__ = ["beside", "fetch", "folder", "locked"]
 
 _CHUNK = 1 << 16
-_TRIES = 4
+_TRIES = 3
 _PAUSE = 0.5  # seconds, times the number of tries
 
 
@@ -66,7 +66,7 @@ def fetch(
     path: str | os.PathLike[str],
     *,
     sha256: str | None = None,
-    timeout: float = 30.0,
+    timeout: float = 15.0,
     progress: bool | None = None,
 ) -> Path:
     """Download a file; an interrupted download carries on where it stopped.

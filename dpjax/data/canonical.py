@@ -142,7 +142,7 @@ def read(
         raise
     except _DAMAGED as error:
         raise ValueError(f"{path} is unreadable ({error}); {remedy}") from None
-    except AttributeError:
+    except TypeError:
         raise ValueError(f"{path} holds a bare array, not an archive; {remedy}") from None
     arrays = check(path, stored)
     found = None if again else _remembered(path)

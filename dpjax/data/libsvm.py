@@ -5,6 +5,7 @@ import gzip
 import lzma
 import math
 import os
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ def read(
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
             targets, counts, columns, values = _parse(path, lines)
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except FileNotFoundError:
+        raise
+    except (UnicodeDecodeError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise ValueError(
             f"path is {str(path)!r}, which is damaged or no text ({error}); give a LIBSVM file"
         ) from None

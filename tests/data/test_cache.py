@@ -1,0 +1,187 @@
+"""The cache folder and downloads, against a server in this process that can break off."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.data import cache
+
+BODY = np.random.default_rng(0).bytes(300_000)
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """A server of one file; what it does wrong is set by the tests."""
+
+    ranges: list[str | None]
+    breaks = 0  # answers to break off
+    after = 100_000  # ... behind so many bytes
+    ignores_ranges = False
+    status = 200
+    body = BODY
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/file"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:  # noqa: N802
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        if self.server.status != 200:
+            self.send_error(self.server.status)
+            return
+        body, start = self.server.body, 0
+        if wanted and not self.server.ignores_ranges:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(body):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(body)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        sent = body[start:]
+        if self.server.breaks:
+            self.server.breaks -= 1
+            sent = sent[: self.server.after]
+        self.wfile.write(sent)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(cache, "_PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server(("127.0.0.1", 0), Handler) as running:
+        running.ranges = []
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_the_folder_is_the_named_one_then_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPJAX_DATA", "~/mine")
+    assert cache.folder() == Path("~/mine").expanduser()
+    monkeypatch.delenv("DPJAX_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    assert cache.folder() == Path("/some/cache/dpjax")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.folder() == Path.home() / ".cache" / "dpjax"
+
+
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    assert cache.fetch(server.url, path, sha256=SHA256) == path
+    assert cache.fetch(server.url, path, sha256=SHA256) == path
+    assert path.read_bytes() == BODY and server.ranges == [None]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_broken_download_carries_on(server: Server, tmp_path: Path) -> None:
+    server.breaks = 2
+    cache.fetch(server.url, tmp_path / "file", sha256=SHA256)
+    assert server.ranges == [None, "bytes=100000-", "bytes=200000-"]
+
+
+def test_a_later_call_carries_on(server: Server, tmp_path: Path) -> None:
+    path, part = tmp_path / "file", tmp_path / "file.part"
+    server.breaks, server.after = 10**6, 10_000
+    with pytest.raises(ConnectionError, match=r"broke off; .*file.part holds what came"):
+        cache.fetch(server.url, path)
+    assert not path.exists() and part.read_bytes() == BODY[:30_000]
+    server.breaks = 0
+    assert cache.fetch(server.url, path).read_bytes() == BODY
+    assert server.ranges[-1] == "bytes=30000-" and not part.exists()
+
+
+def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    server.breaks, server.ignores_ranges = 1, True
+    assert cache.fetch(server.url, tmp_path / "file").read_bytes() == BODY
+
+
+def test_a_part_that_is_complete_or_too_long(server: Server, tmp_path: Path) -> None:
+    path, part = tmp_path / "file", tmp_path / "file.part"
+    part.write_bytes(BODY)
+    assert cache.fetch(server.url, path).read_bytes() == BODY
+    path.unlink()
+    part.write_bytes(BODY + b"more")
+    assert cache.fetch(server.url, path).read_bytes() == BODY
+
+
+def test_another_file_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    server.body = BODY[::-1]
+    with pytest.raises(ValueError, match="gave a file of sha256 .* it was removed"):
+        cache.fetch(server.url, tmp_path / "file", sha256=SHA256)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_address_serves(server: Server, tmp_path: Path) -> None:
+    gone = "http://127.0.0.1:1/file"
+    path = tmp_path / "file"
+    assert cache.fetch([gone, server.url], path, sha256=SHA256).read_bytes() == BODY
+
+
+def test_no_network_and_no_file_are_named(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="127.0.0.1:1/file cannot be reached"):
+        cache.fetch("http://127.0.0.1:1/file", tmp_path / "file")
+    server.status = 404
+    with pytest.raises(ConnectionError, match="answers 404"):
+        cache.fetch(server.url, tmp_path / "file")
+    assert len(server.ranges) == 1 and not list(tmp_path.iterdir())
+    server.status = 503
+    with pytest.raises(ConnectionError, match="answers 503"):
+        cache.fetch(server.url, tmp_path / "file")
+    assert len(server.ranges) == 4
+
+
+def test_a_progress_bar_shows_the_size(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.fetch(server.url, tmp_path / "file", progress=True)
+    assert "300k/300k" in capsys.readouterr().err
+
+
+def test_beside_writes_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "file.npz"
+    with cache.beside(path) as temporary:
+        temporary.write_text("one")
+        assert not path.exists() and temporary.suffix == ".npz"
+    with pytest.raises(RuntimeError), cache.beside(path) as temporary:
+        temporary.write_text("two")
+        raise RuntimeError
+    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
+
+
+def test_a_lock_lets_one_in(tmp_path: Path) -> None:
+    order = []
+    path = tmp_path / "file"
+
+    def other() -> None:
+        with cache.locked(path):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with cache.locked(path):
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]

@@ -1,0 +1,151 @@
+"""The canonical file: what is refused, and what the note beside it remembers."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpjax.data import canonical
+
+RNG = np.random.default_rng(0)
+GOOD: dict[str, np.ndarray] = {
+    "x_train": RNG.normal(size=(6, 3)).astype(np.float32),
+    "y_train": np.array([-1, 1, 1, -1, 1, 1]),
+    "x_test": np.ones((2, 3), np.float32),
+    "y_test": np.array([1, -1]),
+}
+
+
+def without(*names: str) -> dict[str, np.ndarray]:
+    return {name: array for name, array in GOOD.items() if name not in names}
+
+
+def test_a_file_is_written_and_read(tmp_path: Path) -> None:
+    path = canonical.write(tmp_path / "a.npz", GOOD)
+    arrays, sha256 = canonical.read(path)
+    assert set(arrays) == set(GOOD)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, GOOD[name])
+    assert arrays["y_train"].dtype == np.int32
+    assert sha256 == canonical.combined(arrays) == canonical.read(path)[1]
+
+
+def test_train_records_alone_do(tmp_path: Path) -> None:
+    x, y = GOOD["x_train"], GOOD["y_train"]
+    arrays, sha256 = canonical.read(canonical.write(tmp_path / "a.npz", {"x": x, "y": y}))
+    assert set(arrays) == {"x_train", "y_train"} and sha256 == canonical.digest(x, y)
+
+
+def test_the_digest_is_of_the_smallest_exact_type() -> None:
+    x, y = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32), np.array([-1, 1], np.int32)
+    want = hashlib.sha256(bytes([0, 1, 1, 0]) + np.array([-1, 1], np.int8).tobytes()).hexdigest()
+    assert canonical.digest(x, y) == want
+    assert canonical.digest(x.astype(np.uint8), y.astype(np.int8)) == want
+    # What does not fit into a byte is never rounded to what does.
+    assert canonical.digest(x + np.float32(1e-3), y) != want
+    assert canonical.digest(x + 256, y) != want
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (without("y_train"), "lacks y_train"),
+        (without("x_train"), "lacks x_train"),
+        (without("y_test"), "lacks y_test"),
+        ({}, "lacks x_train .it holds nothing"),
+        (GOOD | {"x_train": GOOD["x_train"][:5]}, r"x_train of shape \(5, 3\) and y_train"),
+        (GOOD | {"x_train": np.zeros(6)}, "one row and one label"),
+        (GOOD | {"x_test": np.zeros((2, 4))}, "make them alike"),
+        (GOOD | {"y_train": np.array(list("abcdef"))}, "y_train of type"),
+        (GOOD | {"y_train": np.array([0, 1, np.nan, 0, 0, 0])}, "NaN or infinity in y_train, .* 2"),
+        (without("x_test") | {"x_train": np.full((6, 1), np.inf)}, "infinity in x_train, record 0"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "one row and one label"),
+    ],
+)
+def test_unfit_arrays_are_named_and_never_written(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "a.npz"
+    with pytest.raises(ValueError, match=message):
+        canonical.write(path, arrays)
+    assert not list(tmp_path.iterdir())
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=message):
+        canonical.read(path)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
+    path = canonical.write(tmp_path / "a.npz", GOOD)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
+    with pytest.raises(ValueError, match=r"a.npz is unreadable .*; get it anew"):
+        canonical.read(path, remedy="get it anew")
+
+
+def test_flipped_bits_are_caught_even_with_the_note(tmp_path: Path) -> None:
+    path = canonical.write(tmp_path / "a.npz", GOOD)
+    canonical.read(path)
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[content.index(b"x_train.npy") + 40] ^= 0xFF
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ValueError, match="unreadable"):
+        canonical.read(path)
+
+
+def test_no_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ValueError, match="bare array"):
+        canonical.read(path)
+    np.savez(path, x=np.array([{}], object), y=np.zeros(1))
+    with pytest.raises(ValueError, match="unreadable"):
+        canonical.read(path)
+    with pytest.raises(FileNotFoundError):
+        canonical.read(tmp_path / "none.npz")
+
+
+def test_other_records_than_the_known_ones_are_refused(tmp_path: Path) -> None:
+    path = canonical.write(tmp_path / "a.npz", GOOD)
+    train = canonical.digest(GOOD["x_train"], GOOD["y_train"])
+    test = canonical.digest(GOOD["x_test"], GOOD["y_test"])
+    canonical.read(path, (train, test))
+    canonical.read(path, (train, None))
+    with pytest.raises(ValueError, match="other test records than the published ones"):
+        canonical.read(path, (train, train))
+    changed = GOOD | {"y_train": -GOOD["y_train"]}
+    canonical.write(path, changed)
+    with pytest.raises(ValueError, match="other train records"):
+        canonical.read(path, (train, test))
+    canonical.write(path, without("x_test", "y_test"))
+    with pytest.raises(ValueError, match="other test records .*sha256 none"):
+        canonical.read(path, (train, test))
+
+
+def test_the_note_saves_the_digest_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = canonical.write(tmp_path / "a.npz", GOOD)
+    count = []
+    real = canonical.digest
+    monkeypatch.setattr(canonical, "digest", lambda x, y: count.append(1) or real(x, y))
+    first = canonical.read(path)[1]
+    assert len(count) == 2 and canonical.read(path)[1] == first and len(count) == 2
+    canonical.read(path, again=True)
+    assert len(count) == 4
+    canonical.write(path, GOOD | {"y_test": np.array([1, 1])})
+    assert canonical.read(path)[1] != first and len(count) == 6
+    (tmp_path / ".a.npz.checked").write_text("not json")
+    canonical.read(path)
+    assert len(count) == 8
+
+
+def test_images_stay_bytes(tmp_path: Path) -> None:
+    x, y = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8), np.arange(4, dtype=np.int64)
+    arrays, _ = canonical.read(canonical.write(tmp_path / "a.npz", {"x_train": x, "y_train": y}))
+    assert arrays["x_train"].dtype == np.uint8 and arrays["y_train"].dtype == np.int32

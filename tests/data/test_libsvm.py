@@ -1,0 +1,90 @@
+"""LIBSVM's text format."""
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.data import libsvm
+
+TEXT = "-1 1:0.5 3:2 # first\n\n+1 qid:4 2:-1e-3\n1\n"
+X = np.array([[0.5, 0, 2], [0, -1e-3, 0], [0, 0, 0]], np.float32)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text(TEXT)
+    x, y = libsvm.read(path)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, [-1, 1, 1])
+    assert x.dtype == np.float32 and y.dtype == np.int32
+    wide, _ = libsvm.read(path, 5)
+    assert wide.shape == (3, 5) and not wide[:, 3:].any()
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("gz", gzip), ("bz2", bz2), ("xz", lzma)])
+def test_packed_files_are_unpacked(tmp_path: Path, ending: str, pack: object) -> None:
+    path = tmp_path / f"data.{ending}"
+    packed = pack.compress(TEXT.encode())  # type: ignore[attr-defined]
+    path.write_bytes(packed)
+    np.testing.assert_array_equal(libsvm.read(path)[0], X)
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(ValueError, match="damaged or no text"):
+        libsvm.read(path)
+    path.write_bytes(b"no archive at all")
+    with pytest.raises(ValueError, match="damaged or no text"):
+        libsvm.read(path)
+
+
+def test_labels_that_are_no_whole_numbers_stay_fractions(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("0.5 1:1\n2 1:1\n")
+    y = libsvm.read(path)[1]
+    assert y.dtype == np.float32 and y.tolist() == [0.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 1:1\n1 2\n", "line 2 of .*data is '1 2'"),
+        ("1 1:1\nyes 1:1\n", "line 2"),
+        ("1 0:1\n", "indices start at 1"),
+        ("1 1:1 1:2\n", "give an index once"),
+        ("1 1:nan\n", "remove NaN"),
+        ("inf 1:1\n", "remove NaN"),
+        ("1 1.5:2\n", "line 1"),
+        ("", "holds no record"),
+        ("# only words\n", "holds no record"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "data"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        libsvm.read(path)
+
+
+def test_an_index_above_the_features_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("1 1:1\n1 4:1\n")
+    with pytest.raises(ValueError, match="features is 3, but record 2 of .* has the index 4"):
+        libsvm.read(path, 3)
+
+
+def test_a_dense_array_too_large_for_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("1 3000000000:1\n")
+    with pytest.raises(ValueError, match="GiB as a dense array"):
+        libsvm.read(path)
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ValueError, match="damaged or no text"):
+        libsvm.read(path)
+    with pytest.raises(FileNotFoundError):
+        libsvm.read(tmp_path / "none")

@@ -1,0 +1,185 @@
+"""Data sets by name and from a user's file."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.data import bundled, cache, canonical, catalog, load
+
+TRAIN, TEST = "-1 1:1\n+1 2:1 3:1\n-1 3:1\n", "+1 1:1 2:1\n"
+GET = Callable[[str], Path]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """A data set "tiny" of the catalogue, and what its addresses give."""
+    served = {"https://one/tiny": TRAIN, "https://one/tiny.t": TEST}
+    x = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1]])
+    digests = (
+        canonical.digest(x, np.array([-1, 1, -1])),
+        canonical.digest(np.array([[1, 1, 0]]), np.array([1])),
+    )
+    urls = (("https://one/tiny", "https://two/tiny"), ("https://one/tiny.t",))
+    known = catalog.Known("made up", digests, urls, 3)
+    monkeypatch.setitem(catalog.SETS, "tiny", known)
+
+    def fetch(addresses: tuple[str, ...], path: Path) -> Path:
+        if path.exists():
+            return path
+        for url in addresses:
+            if url in served:
+                path.write_text(served[url])
+                return path
+        raise ConnectionError(f"{addresses[0]} cannot be reached (no network)")
+
+    monkeypatch.setattr(cache, "fetch", fetch)
+    return served
+
+
+def test_a_missing_set_is_fetched_checked_and_kept(tiny: dict[str, str], tmp_path: Path) -> None:
+    data = load.load("tiny", cache=tmp_path)
+    assert data.x_train.shape == (3, 3) and data.x_train.dtype == np.float32
+    assert data.y_train.tolist() == [-1, 1, -1] and data.y_train.dtype == np.int32
+    assert data.x_test is not None and data.x_test.tolist() == [[1, 1, 0]]
+    kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert kept == {"tiny.npz"}
+    tiny.clear()
+    again = load.load("tiny", cache=tmp_path, download=False)
+    assert again.sha256 == data.sha256 and np.array_equal(again.x_train, data.x_train)
+
+
+def test_the_second_address_serves(tiny: dict[str, str], tmp_path: Path) -> None:
+    tiny["https://two/tiny"] = tiny.pop("https://one/tiny")
+    assert len(load.load("tiny", cache=tmp_path).x_train) == 3
+
+
+def test_no_network_says_what_to_put_where(tiny: dict[str, str], tmp_path: Path) -> None:
+    tiny.clear()
+    match = "no network.*get https://one/tiny and https://one/tiny.t .*put tiny and tiny.t, or tiny"
+    with pytest.raises(ValueError, match=match) as caught:
+        load.load("tiny", cache=tmp_path)
+    assert str(tmp_path) in str(caught.value) and not (tmp_path / "tiny.npz").exists()
+    with pytest.raises(ValueError, match="tiny.npz does not exist; allow the download, or get"):
+        load.load("tiny", cache=tmp_path, download=False)
+    (tmp_path / "tiny").write_text(TRAIN)
+    (tmp_path / "tiny.t").write_text(TEST)
+    assert len(load.load("tiny", cache=tmp_path, download=False).x_train) == 3
+    assert (tmp_path / "tiny").exists(), "files put there by hand stay"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (TRAIN.replace("-1 3:1", "+1 3:1"), "other records than the published ones"),
+        (TRAIN[:9], "other records"),
+        (TRAIN + "1 9:1\n", "features is 3"),
+        ("<html>gone</html>", "line 1"),
+        ("", "holds no record"),
+    ],
+)
+def test_a_download_of_other_records_leaves_nothing(
+    tiny: dict[str, str], tmp_path: Path, content: str, message: str
+) -> None:
+    tiny["https://one/tiny"] = content
+    with pytest.raises(ValueError, match=message):
+        load.load("tiny", cache=tmp_path)
+    assert not (tmp_path / "tiny.npz").exists() and not (tmp_path / "tiny").exists()
+
+
+def test_a_damaged_file_names_itself_and_the_remedy(tiny: dict[str, str], tmp_path: Path) -> None:
+    load.load("tiny", cache=tmp_path)
+    path = tmp_path / "tiny.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    match = "tiny.npz is unreadable .*; delete the file and fetch it again"
+    with pytest.raises(ValueError, match=match):
+        load.load("tiny", cache=tmp_path)
+    np.savez(path, x_train=np.ones((1, 3)), y_train=np.ones(1))
+    with pytest.raises(ValueError, match="other train records"):
+        load.load("tiny", cache=tmp_path)
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name is 'nothing'; choose one of a9a, w8a"):
+        load.load("nothing", cache=tmp_path)
+    with pytest.raises(ValueError, match="choose one of"):
+        load.load("../a9a", cache=tmp_path)
+    with pytest.raises(ValueError, match="quadratics.make"):
+        load.load("quadratics", cache=tmp_path)
+    with pytest.raises(ValueError, match="mnist.npz does not exist, and mnist cannot be fetched"):
+        load.load("mnist", cache=tmp_path)
+
+
+def test_a_file_of_the_user_s_in_the_cache_has_its_stem_for_a_name(tmp_path: Path) -> None:
+    canonical.write(tmp_path / "own.npz", {"x": np.ones((2, 1)), "y": np.array([0, 1])})
+    data = load.load("own", cache=tmp_path)
+    assert data.name == "own" and data.x_test is None and data.y_test is None
+    with pytest.raises(ValueError, match="cifar100, housing, own"):
+        load.load("other", cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a9a", "w8a"])
+def test_the_real_sets(real_data: GET, name: str) -> None:
+    folder = real_data(name).parent
+    data = load.load(name, cache=folder, download=False)
+    shape = {"a9a": (32561, 123), "w8a": (49749, 300)}[name]
+    assert data.x_train.shape == shape and data.x_train.dtype == np.float32
+    assert set(np.unique(data.y_train)) == {-1, 1}
+    assert int((data.y_train == 1).sum()) == {"a9a": 7841, "w8a": 1479}[name]
+    # The published digest, made here without canonical's own code.
+    parts = data.x_train.astype(np.uint8).tobytes() + data.y_train.astype(np.int8).tobytes()
+    assert hashlib.sha256(parts).hexdigest() == catalog.SETS[name].sha256[0]
+    if name == "w8a":
+        assert data.x_test is None
+    else:
+        assert data.x_test is not None and data.x_test.shape == (16281, 123)
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "labels"), [("breast_cancer", 30, [-1, 1]), ("digits", 64, range(10))]
+)
+def test_the_bundled_sets(name: str, features: int, labels: list[int], tmp_path: Path) -> None:
+    data = load.load(name, cache=tmp_path, download=False)
+    again = load.load(name, cache=tmp_path)
+    assert data.sha256 == again.sha256 and np.array_equal(data.x_train, again.x_train)
+    assert data.x_test is not None and data.y_test is not None
+    assert data.x_train.shape[1] == features and data.x_train.dtype == np.float32
+    assert data.y_train.dtype == np.int32 and sorted(set(data.y_train.tolist())) == list(labels)
+    for label in labels:  # A fifth of each class is for testing.
+        train, test = (data.y_train == label).sum(), (data.y_test == label).sum()
+        assert test == round(0.2 * (train + test))
+    np.testing.assert_allclose(data.x_train.mean(0), 0, atol=1e-5)
+    deviations = data.x_train.std(0)
+    assert np.all((np.abs(deviations - 1) < 1e-4) | (deviations == 0))
+    # Train statistics alone: the test records' own are not removed.
+    assert np.abs(data.x_test.mean(0)).max() > 1e-2
+    assert not list(tmp_path.iterdir())
+
+
+def test_breast_cancer_is_minus_one_where_malignant() -> None:
+    data = load.load("breast_cancer")
+    assert data.y_test is not None
+    labels = np.concatenate([data.y_train, data.y_test])
+    assert (labels == -1).sum() == 212 and (labels == 1).sum() == 357
+
+
+def test_a_constant_feature_is_centred_only() -> None:
+    train, test = bundled.standardise(np.array([[3.0, 0], [3, 2]]), np.array([[4.0, 1]]))
+    np.testing.assert_allclose(train, [[0, -1], [0, 1]])
+    np.testing.assert_allclose(test, [[1, 0]])
+
+
+def test_from_file_reads_npz_and_libsvm(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(TRAIN)
+    data = load.from_file(path, features=4)
+    assert data.name == "mine" and data.x_train.shape == (3, 4) and data.source == str(path)
+    packed = canonical.write(tmp_path / "mine.npz", {"x": data.x_train, "y": data.y_train})
+    assert load.from_file(packed).sha256 == data.sha256
+    np.savez(tmp_path / "bad.npz", x=np.full((1, 1), np.nan), y=np.ones(1))
+    with pytest.raises(ValueError, match="bad.npz holds NaN"):
+        load.from_file(tmp_path / "bad.npz")
+    with pytest.raises(ValueError, match="is no file"):
+        load.from_file(tmp_path / "none.csv")

@@ -1,0 +1,93 @@
+"""Partitions: every record belongs to exactly one agent."""
+
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+
+hypothesis = pytest.importorskip("hypothesis")
+st = hypothesis.strategies
+
+
+def exact(made: partition.Partition, total: int) -> bool:
+    """Whether each of the records stands once, and rows are padded with their first record."""
+    rows = list(zip(made.indices, made.counts, strict=True))
+    held = np.concatenate([row[:count] for row, count in rows])
+    padded = all((row[count:] == row[0]).all() for row, count in rows)
+    return padded and sorted(held.tolist()) == list(range(total))
+
+
+seeds = st.integers(0, 2**31)
+
+
+@hypothesis.given(st.integers(1, 200), st.integers(1, 30), seeds)
+def test_iid_deals_every_record_once_in_even_shares(total: int, n: int, seed: int) -> None:
+    if total < n:
+        with pytest.raises(ValueError, match=f"n is {n} agents"):
+            partition.iid(total, n, seed)
+        return
+    made = partition.iid(total, n, seed)
+    assert exact(made, total) and len(made.counts) == n
+    assert made.counts.max() - made.counts.min() <= 1
+    assert made.indices.dtype == made.counts.dtype == np.int32
+
+
+@hypothesis.given(st.lists(st.integers(1, 20), min_size=1, max_size=12), seeds)
+def test_by_size_deals_the_given_shares(sizes: list[int], seed: int) -> None:
+    made = partition.by_size(sum(sizes), sizes, seed)
+    assert exact(made, sum(sizes)) and made.counts.tolist() == sizes
+    with pytest.raises(ValueError, match="make them sum to that"):
+        partition.by_size(sum(sizes) + 1, sizes, seed)
+
+
+@hypothesis.given(
+    st.lists(st.integers(-1, 3), min_size=40, max_size=120),
+    st.integers(1, 5),
+    st.floats(0.5, 100),
+    seeds,
+)
+def test_dirichlet_deals_every_record_once(
+    labels: list[int], n: int, alpha: float, seed: int
+) -> None:
+    made = partition.dirichlet(np.array(labels), n, alpha, seed)
+    assert exact(made, len(labels)) and made.counts.min() >= 1
+
+
+def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
+    made = partition.iid(20, 4, 0)
+    lost = made._replace(counts=made.counts - np.array([1, 0, 0, 0], np.int32))
+    doubled = made._replace(indices=np.where(made.indices == 3, 4, made.indices))
+    assert exact(made, 20)
+    assert not exact(lost, 20) and not exact(doubled, 20)
+
+
+def test_a_small_alpha_makes_agents_unlike_and_a_large_one_alike() -> None:
+    labels = np.repeat([-1, 1], 2000)
+
+    def spread(alpha: float) -> float:
+        made = partition.dirichlet(labels, 5, alpha, 0)
+        rows = zip(made.indices, made.counts, strict=True)
+        return float(np.std([np.mean(labels[row[:count]]) for row, count in rows]))
+
+    assert spread(0.3) > 5 * spread(1000.0)
+
+
+def test_minimum_is_kept_or_refused() -> None:
+    labels = np.repeat([0, 1], 100)
+    made = partition.dirichlet(labels, 4, 1.0, 0, minimum=20)
+    assert made.counts.min() >= 20
+    with pytest.raises(ValueError, match="raise alpha, or lower minimum"):
+        partition.dirichlet(labels, 4, 0.01, 0, minimum=50)
+    with pytest.raises(ValueError, match="at least 60 records each, but there are 200"):
+        partition.dirichlet(labels, 4, 1.0, 0, minimum=60)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
+def test_a_bad_alpha_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha is"):
+        partition.dirichlet(np.zeros(10, int), 2, alpha, 0)
+
+
+def test_the_seed_decides() -> None:
+    one, again, other = (partition.iid(50, 3, seed).indices for seed in (1, 1, 2))
+    assert np.array_equal(one, again) and not np.array_equal(one, other)

@@ -1,0 +1,62 @@
+"""The paper's quadratics against their formula and numerical derivatives."""
+
+import numpy as np
+import pytest
+
+from dpjax.data import quadratics
+
+
+def average(made: quadratics.Quadratics, x: np.ndarray) -> float:
+    offset = x - made.centers
+    return float(np.mean(np.einsum("ni,nij,nj->n", offset, made.matrices, offset)))
+
+
+@pytest.mark.parametrize("n", [2, 5, 20])
+def test_the_first_half_is_the_formula(n: int) -> None:
+    made = quadratics.make(n)
+    x = np.array([0.7, -1.3])
+    for i in range(1, n // 2 + 1):
+        want = 15 * (x[0] + i) ** 2 + x[1] ** 2
+        found = quadratics.value(made.matrices[i - 1], made.centers[i - 1], x)
+        np.testing.assert_allclose(found, want, rtol=1e-13)
+
+
+def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
+    made = quadratics.make(6)
+    angle = np.pi / 12
+    for i in range(4, 7):
+        center = np.array([i, 0.0])
+        np.testing.assert_array_equal(made.centers[i - 1], center)
+        # Along the steep axis, turned by 15 degrees, a unit step costs 15; across it, 1.
+        steep = np.array([np.cos(angle), np.sin(angle)])
+        flat = np.array([-np.sin(angle), np.cos(angle)])
+        for direction, cost in ((steep, 15.0), (flat, 1.0)):
+            found = quadratics.value(made.matrices[i - 1], center, center + direction)
+            np.testing.assert_allclose(found, cost, rtol=1e-13)
+
+
+def test_the_gradient_is_the_numerical_one() -> None:
+    made = quadratics.make(20)
+    x, h = np.array([1.7, -0.4]), 1e-5
+    exact = quadratics.gradient(made.matrices, made.centers, x)
+    for axis in range(2):
+        step = h * np.eye(2)[axis]
+        ahead = quadratics.value(made.matrices, made.centers, x + step)
+        behind = quadratics.value(made.matrices, made.centers, x - step)
+        np.testing.assert_allclose(exact[:, axis], (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 20])
+def test_the_minimum_is_the_average_s(n: int) -> None:
+    made = quadratics.make(n)
+    np.testing.assert_allclose(average(made, made.minimiser), made.minimum, rtol=1e-12, atol=1e-12)
+    slope = quadratics.gradient(made.matrices, made.centers, made.minimiser).mean(axis=0)
+    np.testing.assert_allclose(slope, 0, atol=1e-11)
+    rng = np.random.default_rng(0)
+    for step in rng.normal(size=(50, 2)):
+        assert average(made, made.minimiser + step) > made.minimum
+
+
+def test_no_agents_are_refused() -> None:
+    with pytest.raises(ValueError, match="n is 0"):
+        quadratics.make(0)

@@ -1,0 +1,31 @@
+"""Splitting records in two."""
+
+import numpy as np
+import pytest
+
+from dpjax.data import split
+
+
+def test_both_parts_are_the_whole() -> None:
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+    (x1, y1), (x2, y2) = split.split(x, y, 0.3, 0)
+    assert len(y1) == 7 and len(y2) == 3
+    assert sorted([*y1, *y2]) == list(range(10))
+    assert np.array_equal(x1, x[y1]) and np.array_equal(x2, x[y2])
+    again = split.split(x, y, 0.3, 0)
+    assert np.array_equal(again[1][1], y2)
+    assert not np.array_equal(split.split(x, y, 0.3, 1)[1][1], y2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "fraction", "message"),
+    [
+        (10, 9, 0.3, "x has 10 rows and y 9"),
+        (10, 10, 0.0, "fraction is 0.0"),
+        (10, 10, 1.0, "fraction is 1.0"),
+        (2, 2, 0.1, "both parts need one"),
+    ],
+)
+def test_bad_arguments_are_refused(rows: int, labels: int, fraction: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        split.split(np.zeros((rows, 1)), np.zeros(labels), fraction, 0)
