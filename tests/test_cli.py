@@ -1,0 +1,243 @@
+"""The command line, run in this process; its help, in one of its own."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax import cli
+from dpjax.accounting import budget
+from dpjax.data import canonical
+from dpjax.mechanism import spatial
+from dpjax.mechanism.design import Design
+from dpjax.topology import graphs, mixing
+
+ROOT = Path(__file__).resolve().parents[1]
+Capture = pytest.CaptureFixture[str]
+NUMBERS = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "100", "--clip", "0.1"]
+DESIGN = ["design", "--graph", "er:8:0.5", *NUMBERS]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Work in a folder of the test's, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def refused(arguments: list[str], capsys: Capture, match: str) -> None:
+    """Expect exit status 2, one line of error and no traceback."""
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dpjax: error: ") and "Traceback" not in error
+    assert re.search(match, error), error
+
+
+def test_help_runs_as_a_module_and_loads_no_room() -> None:
+    code = (
+        "import sys; from dpjax import cli; status = cli.main(['--help']); "
+        "print(sorted({'jax', 'scipy', 'networkx', 'pandas'} & set(sys.modules))); sys.exit(status)"
+    )
+    for command in (["-m", "dpjax.cli", "--help"], ["-c", code]):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *command], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        assert all(name in done.stdout for name in ("design", "plot", "data"))
+    assert done.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("command", ["design", "plot", "data"])
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "usage: dpjax " + command in text
+    # The words of each option come from its dataclass.
+    told = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
+    assert told[command] in text
+
+
+def test_nothing_to_do_shows_the_help_and_the_version_is_told(capsys: Capture) -> None:
+    assert cli.main([]) == 0 and "design" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0 and "dpjax 0." in capsys.readouterr().out
+
+
+def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -> None:
+    assert cli.main(DESIGN) == 0
+    text = capsys.readouterr().out
+    assert "relation: replace_agent (all data of one agent); change with --relation" in text
+    assert "(epsilon = 10, delta = 1e-05)-differentially private per agent" in text
+    assert "over 100 rounds against an outsider" in text
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
+    saved = Design.load("dpjax-design.npz")
+    terms = {"rounds": 100, "clip_norm": 0.1, "relation": "replace_agent"}
+    saved.check(matrix, budget.precision_bound(10.0, 1e-5, **terms), 100)  # type: ignore[arg-type]
+    spent = budget.loss(saved.covariance, 1e-5, **terms)  # type: ignore[arg-type]
+    assert saved.kind == "whisper_horizon" and spent.epsilon.max() <= 10
+    figures = spatial.figures(saved.covariance, matrix)
+    for key, name in cli._FIGURES.items():
+        (shown,) = re.findall(rf"{re.escape(name)} +(\S+)", text)
+        assert float(shown) == pytest.approx(figures[key], rel=1e-5)
+    (gap,) = re.findall(r"certified gap: .* (\S+)\n", text)
+    assert float(gap) < 1e-7
+
+
+def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None:
+    assert cli.main(DESIGN) == 0
+    text = capsys.readouterr().out
+    rows = {}
+    for _, title in cli._COMPARED:
+        (numbers,) = re.findall(rf"{re.escape(title)} +(.*)", text)
+        rows[title.partition(" (")[0]] = [float(number) for number in numbers.split()]
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
+    bound = Design.load("dpjax-design.npz").precision_bound
+    whisper = spatial.whisper(matrix, bound)
+    one, all_ = spatial.energy(whisper, matrix), spatial.energy(whisper, matrix, 100)
+    assert rows["Whisper, one step"][0] == pytest.approx(one, rel=1e-4)
+    assert rows["Whisper, one step"][2] == pytest.approx(all_, rel=1e-4)
+    assert rows["LDP"][1] == rows["LDP"][3] == 1
+    order = ("CDP", "Whisper, one step", "DECOR", "LDP")
+    assert np.all(np.diff([rows[name][0] for name in order]) > 0)
+    order = ("CDP", "Whisper, horizon", "Whisper, one step", "DECOR", "LDP")
+    assert np.all(np.diff([rows[name][2] for name in order]) > 0)
+    assert "no such guarantee" in text
+
+
+def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:
+    first = elsewhere / "dpjax-design.npz"
+    first.write_text("precious")
+    assert cli.main(DESIGN) == 0
+    assert "dpjax-design-2.npz" in capsys.readouterr().out
+    assert first.read_text() == "precious"
+    Design.load("dpjax-design-2.npz")
+    refused([*DESIGN, "--out", str(first)], capsys, "out is .*which exists; name another file")
+    refused([*DESIGN, "--out", "dpjax-design"], capsys, "which exists")
+    assert first.read_text() == "precious"
+
+
+def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
+    (elsewhere / "net.txt").write_text("a b\nb c\nc d\nd a\na c\n")
+    arguments = ["design", "--graph", "net.txt", *NUMBERS, "--relation", "zero_out_record"]
+    arguments += ["--mixing", "uniform", "--design", "whisper_horizon", "--horizon", "7"]
+    assert cli.main([*arguments, "--accountant", "rdp", "--out", "made/it.npz"]) == 0
+    text = capsys.readouterr().out
+    assert "relation: zero_out_record (one record of one agent, against its absence)\n" in text
+    assert "per record" in text and "Renyi" in text and "7 rounds" in text
+    bound = budget.precision_bound(
+        10.0, 1e-5, rounds=100, clip_norm=0.1, relation="zero_out_record", accountant="rdp"
+    )
+    matrix = mixing.uniform_neighbors(graphs.from_edgelist("net.txt"))
+    Design.load("made/it.npz").check(matrix, bound, 7)
+
+
+def test_the_seed_chooses_the_graph(capsys: Capture) -> None:
+    assert cli.main([*DESIGN, "--seed", "3", "--design", "independent"]) == 0
+    text = capsys.readouterr().out
+    assert "seed 3" in text and re.search(r"certified gap: .*none known", text)
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 3))
+    saved = Design.load("dpjax-design.npz")
+    assert saved.mixing_fingerprint == mixing.fingerprint(matrix)
+
+
+def test_the_paper_s_rule_is_refused_where_it_is_false_unless_asked(capsys: Capture) -> None:
+    arguments = [*DESIGN, "--accountant", "paper", "--epsilon", "60"]
+    refused(arguments, capsys, "its rule is false")
+    assert cli.main([*arguments, "--allow-unsound"]) == 0
+    assert "FALSE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (["--epsilon", "-1"], "epsilon is -1"),
+        (["--epsilon", "nan"], "epsilon is nan"),
+        (["--delta", "2"], "delta is 2"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--clip", "0"], "clip_norm is 0"),
+        (["--horizon", "0"], "horizon is 0"),
+        (["--seed", "-1"], "seed is -1|er:8:0.5:-1"),
+        (["--graph", "nowhere.txt"], "neither a file nor a known name"),
+        (["--graph", "er:40:0.01"], "all disconnected"),
+        (["--graph", "exponential:8"], "exponential|directed|graph"),
+    ],
+)
+def test_bad_input_is_one_line(change: list[str], match: str, capsys: Capture) -> None:
+    refused([*DESIGN, *change], capsys, match)
+    assert not list(Path().glob("*.npz"))
+
+
+@pytest.mark.parametrize("arguments", [["desing"], ["design"], [*DESIGN, "--rounds", "many"]])
+def test_a_command_line_that_does_not_parse_is_status_2(
+    arguments: list[str], capsys: Capture
+) -> None:
+    assert cli.main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_data_lists_what_is_here(capsys: Capture, elsewhere: Path) -> None:
+    canonical.write(elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    assert cli.main(["data", "list"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"a9a +can be fetched", text) and re.search(r"own +here, ", text)
+    assert re.search(r"digits +with scikit-learn", text)
+    assert cli.main(["data"]) == 0
+    assert capsys.readouterr().out == text
+    assert cli.main(["data", "path"]) == 0
+    assert capsys.readouterr().out.strip() == str(elsewhere / "cache")
+
+
+def test_data_check_finds_the_bad_file(capsys: Capture, elsewhere: Path) -> None:
+    assert cli.main(["data", "check"]) == 0
+    canonical.write(elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    assert cli.main(["data", "check"]) == 0
+    assert "own: whole" in capsys.readouterr().out
+    canonical.write(elsewhere / "cache" / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    (elsewhere / "cache" / "w8a.npz").write_bytes(b"PK")
+    assert cli.main(["data", "check"]) == 1
+    text = capsys.readouterr().out
+    assert "a9a: BAD: " in text and "other train records" in text
+    assert "w8a: BAD: " in text and "unreadable" in text and "3 files, 2 bad" in text
+
+
+def test_data_fetch(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, real_data: Callable[[str], Path]
+) -> None:
+    assert cli.main(["data", "fetch", "digits"]) == 0
+    assert "no file is needed" in capsys.readouterr().out
+    refused(["data", "fetch", "nothing"], capsys, "name is 'nothing'; choose one of")
+    path = real_data("a9a")
+    monkeypatch.setenv("DPJAX_DATA", str(path.parent))
+    assert cli.main(["data", "fetch", "a9a"]) == 0
+    text = capsys.readouterr().out
+    assert "32561 train and 16281 test records" in text and str(path) in text
+
+
+def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
+    plots = pytest.importorskip("dpjax.results.plots")
+    seen = {}
+
+    def from_records(path: Path, **options: object) -> Path:
+        seen.update(options, path=path)
+        return elsewhere / "figure.svg"
+
+    monkeypatch.setattr(plots, "from_records", from_records)
+    assert cli.main(["plot", "records.jsonl", "--x", "epsilon", "--out", "f.svg"]) == 0
+    assert "figure.svg" in capsys.readouterr().out
+    want = {"path": Path("records.jsonl"), "x": "epsilon", "y": None, "series": None}
+    assert seen == want | {"out": Path("f.svg")}
+
+
+def test_plot_of_no_file_is_one_line(capsys: Capture) -> None:
+    pytest.importorskip("dpjax.results.plots")
+    refused(["plot", "nowhere.jsonl"], capsys, "nowhere")
+
+
+def test_the_console_script_is_this_main() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'dpjax = "dpjax.cli:main"' in text
