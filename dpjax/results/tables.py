@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Paired", "markdown", "paired", "summary", "text"]
 
 
-@dataclass(frozen=True)
-class Paired:
+class Paired(NamedTuple):
     """How much two algorithms differ on the same seeds.
 
     Attributes:
@@ -26,7 +24,7 @@ class Paired:
 
     mean: float
     standard_error: float
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of this name
     t: float
 
 

@@ -1,0 +1,95 @@
+"""Captions: what guarantee a figure's rows have, in a few words."""
+
+import math
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+__all__ = ["guarantees"]
+
+_FALSE = "by the paper's rule, which is FALSE here"
+
+
+def guarantees(given: Any) -> list[str]:
+    """One caption for each kind of guarantee among those given.
+
+    Guarantees that differ in epsilon alone are told together, as a list or a range. Printed
+    epsilons are rounded up. The non-private runs' is left out beside private ones.
+
+    Args:
+        given: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
+
+    Returns:
+        The captions, in the order of the first ones.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    captions: list[str] = []
+    private: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    open_rounds: set[int] = set()
+    for one in _each(given):
+        if isinstance(one, str):
+            captions.append(one)
+            continue
+        record = one.to_dict() if hasattr(one, "to_dict") else one
+        if not isinstance(record, Mapping):
+            if not hasattr(one, "caption"):
+                raise ValueError(f"guarantee is {one!r}; give a text, a Guarantee or its dict")
+            captions.append(str(one.caption()))
+        elif record.get("relation") is None:
+            open_rounds.add(int(record.get("rounds", 0)))
+        else:
+            names = ("delta", "unit", "relation", "attacker", "accountant", "release", "unsound")
+            private.setdefault(tuple(record.get(name) for name in names), []).append(record)
+    for kind, records in private.items():
+        captions.append(_caption(kind, records))
+    if open_rounds and not captions:
+        captions.append(f"not private, T = {_several(open_rounds, str)}")
+    return list(dict.fromkeys(captions))
+
+
+def _each(given: Any) -> Iterable[Any]:
+    if given is None:
+        return []
+    if isinstance(given, str | Mapping) or hasattr(given, "caption"):
+        return [given]
+    # A column of records has nan where a row has none.
+    return [one for one in given if one is not None and not isinstance(one, float)]
+
+
+def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
+    delta, unit, relation, attacker, accountant, release, unsound = kind
+    epsilons = {_number(record["epsilon"]) for record in records}
+    for record in records:
+        epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
+    rounds = {int(record["rounds"]) for record in records}
+    rule = f"{accountant} accountant"
+    if accountant != "gdp":
+        # The exact loss follows from mu; the stated epsilon alone would hide it.
+        rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
+    return (
+        f"(epsilon = {_several(epsilons, _up)}, delta = {delta:g})-DP per {unit} ({relation})"
+        f"{' ' + _FALSE if unsound else ''}, {attacker}, T = {_several(rounds, str)}, {rule}, "
+        f"{'release' if release else 'simulation'}"
+    )
+
+
+def _number(value: Any) -> float:
+    return math.inf if value == "inf" else float(value)
+
+
+def _several(values: Iterable[Any], show: Any) -> str:
+    """Up to three values, or a range."""
+    ordered = sorted(values)
+    shown = list(dict.fromkeys(show(value) for value in ordered))
+    if len(shown) > 3:
+        return f"{shown[0]} to {shown[-1]}"
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _up(value: float) -> str:
+    """Four digits, rounded up: a printed loss is never below the stated one."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))):g}"

@@ -1,0 +1,587 @@
+"""Figures from records alone: one style, one colour an algorithm, the guarantee in the caption.
+
+The same rows give the same bytes: files hold no dates and no random identifiers.
+"""
+
+import contextlib
+import io
+import math
+import os
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.results import captions, records, tables
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "COLOURS",
+    "LABELS",
+    "MARKERS",
+    "figure",
+    "finish",
+    "from_records",
+    "lines",
+    "save",
+    "style",
+]
+
+COLOURS: dict[str, str] = {
+    "non_private": "#000000",
+    "independent": "#E69F00",
+    "pairwise": "#009E73",
+    "whisper": "#0072B2",
+    "whisper_horizon": "#D55E00",
+    "central": "#CC79A7",
+}
+"""Colour by algorithm, from the palette of Okabe and Ito, which colour-blind readers can tell."""
+
+LABELS: dict[str, str] = {
+    "non_private": "non-private",
+    "independent": "LDP",
+    "pairwise": "DECOR (pairwise)",
+    "whisper": "Whisper",
+    "whisper_horizon": "Whisper, horizon-aware",
+    "central": "CDP (trusted server)",
+}
+"""What the legend says."""
+
+MARKERS: dict[str, str] = {
+    "non_private": "x",
+    "independent": "o",
+    "pairwise": "s",
+    "whisper": "^",
+    "whisper_horizon": "D",
+    "central": "v",
+}
+"""Marker by algorithm, so that a figure also reads in grey."""
+
+_OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
+_OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
+_REFERENCES = ("non_private", "central")  # dashed: no design that an outsider's guarantee covers
+_BANDS = ("standard error", "none")
+_LARGEST = 200_000  # bytes of a figure that is kept with the code
+_INK = "#333333"
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.labelsize": 9.0,
+    "legend.fontsize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "text.color": _INK,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.unicode_minus": False,
+    "text.usetex": False,
+    "svg.fonttype": "path",  # looks the same where the font is missing
+    "svg.hashsalt": "dpjax",
+    "path.simplify": True,
+}
+
+
+@dataclass
+class _Notes:
+    """What a figure's panels have drawn, for the one legend and the one caption."""
+
+    handles: dict[str, Any] = field(default_factory=dict)
+    guarantees: list[Any] = field(default_factory=list)
+    counts: set[int] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+    banded: bool = False
+    remarks: list[str] = field(default_factory=list)
+    finished: bool = False
+
+
+_NOTES: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Matplotlib settings of every figure, for the time of a ``with`` block."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a figure does not depend on the user's own settings
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def figure(
+    rows: int = 1, columns: int = 1, *, width: float | None = None, height: float = 2.9, **axes: Any
+) -> tuple[Any, np.ndarray]:
+    """A figure of panels, drawn by Agg whatever the display.
+
+    Args:
+        rows: Rows of panels.
+        columns: Columns of panels.
+        width: Inches; by default 5.4 for one column, 3.6 for each of several.
+        height: Inches of one panel; legend and caption come on top of it.
+        axes: More for ``Figure.subplots``, such as ``sharey=True``.
+
+    Returns:
+        The figure and its axes [rows * columns], to give to `lines` as ``ax``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = _validate.integer("rows", rows)
+    columns = _validate.integer("columns", columns)
+    width = width or (5.4 if columns == 1 else 3.6 * columns)
+    with style():
+        made = Figure(figsize=(width, height * rows))
+        FigureCanvasAgg(made)
+        panels = made.subplots(rows, columns, squeeze=False, **axes)
+    return made, panels.ravel()
+
+
+def lines(
+    frame: "pandas.DataFrame",
+    x: str,
+    y: str,
+    series: str = "algorithm",
+    *,
+    ax: Any = None,
+    band: str | None = "standard error",
+    guarantee: Any = None,
+    path: str | os.PathLike[str] | None = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    title: str | None = None,
+    logx: bool = False,
+    logy: bool = False,
+    hlines: Mapping[str, float] | None = None,
+    note: str | None = None,
+) -> Any:
+    """Draw the mean of a column over another one, a line for each series.
+
+    Rows that agree in ``series`` and ``x`` are averaged; they must be of different seeds. A
+    series whose ``x`` is not finite (the epsilon of a non-private run) becomes a horizontal line.
+
+    Args:
+        frame: Tidy rows.
+        x: Column of numbers across.
+        y: Column of numbers up.
+        series: Column that tells the lines apart; algorithms have fixed colours.
+        ax: Panel to draw on; by default a figure of its own.
+        band: "standard error" shades the mean +- one standard error, None shades nothing.
+        guarantee: For the caption: a text, a Guarantee, its dict, or several; by default those of
+            the rows' ``guarantee`` column.
+        path: Save the figure there, after the last panel.
+        xlabel: By default the column's name.
+        ylabel: By default the column's name.
+        title: Of the panel.
+        logx: Logarithmic across.
+        logy: Logarithmic up.
+        hlines: Labelled reference levels.
+        note: A sentence for the caption.
+
+    Returns:
+        The path written when one is given, else the figure, for `save` or more panels.
+
+    Raises:
+        ValueError: For a missing column, no rows, or rows that only a column not named tells
+            apart.
+    """
+    if band is not None:
+        _validate.one_of("band", band, _BANDS)
+    if not len(frame):
+        raise ValueError("frame has no rows; nothing to draw")
+    keys = list(dict.fromkeys([series, x]))
+    means = tables.summary(frame, keys, y)
+    # Runs without privacy are repeated for every budget, and become one level.
+    _refuse_mixtures(frame[np.isfinite(frame[x].to_numpy(np.float64))], keys)
+    with style():
+        if ax is None:
+            ax = figure()[1][0]
+        notes = _notes(ax.get_figure(root=True))
+        for number, name in enumerate(dict.fromkeys(frame[series])):
+            part = means[means[series] == name].sort_values(x)
+            look = _look(name, number)
+            finite = np.isfinite(part[x].to_numpy(np.float64))
+            if not finite.any():
+                for level in part["mean"]:
+                    handle = ax.axhline(level, **{**look, "linestyle": "--", "marker": ""})
+            else:
+                part = part[finite]
+                handle = _draw(ax, part, x, look, band == "standard error", notes)
+                notes.counts |= set(map(int, part["count"]))
+            notes.handles.setdefault(look["label"], handle)
+        notes.over.add("seed" if "seed" in frame.columns else "row")
+        for name, level in (hlines or {}).items():
+            handle = ax.axhline(level, color=_INK, linestyle=":", linewidth=1.1, label=name)
+            notes.handles.setdefault(name, handle)
+        _dress(ax, frame, x, y, xlabel, ylabel, title, logx, logy)
+    if guarantee is None and "guarantee" in frame.columns:
+        guarantee = list(frame["guarantee"])
+    notes.guarantees += [guarantee] if _is_one(guarantee) else list(guarantee)
+    notes.remarks += [note] if note else []
+    made = ax.get_figure(root=True)
+    return made if path is None else save(made, path)
+
+
+def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> str:
+    """Add the one legend above the panels and the one caption below them; `save` does it too.
+
+    Args:
+        figure: A figure that `lines` has drawn on.
+        guarantee: In place of those that `lines` was given.
+        note: A sentence to add to the caption.
+
+    Returns:
+        The caption. A figure that is finished already is left as it is.
+    """
+    notes = _notes(figure)
+    if guarantee is not None:
+        notes.guarantees = [guarantee] if _is_one(guarantee) else list(guarantee)
+    notes.remarks += [note] if note else []
+    caption = _caption(notes)
+    if notes.finished:
+        return caption
+    notes.finished = True
+    with style():
+        width, height = figure.get_size_inches()
+        legend = _legend(figure, list(notes.handles.values()), width)
+        above = _height(figure, legend) + 0.04 if legend is not None else 0.0
+        text = _wrapped(figure, caption, width - 0.3) if caption else None
+        below = _height(figure, text) + 0.16 if text is not None else 0.0
+        # The sheet grows by what is written above and below, so that the panels keep their size.
+        total = height + above + below
+        figure.set_size_inches(width, total)
+        if legend is not None:
+            legend.set_bbox_to_anchor((0.5, 1 - 0.03 / total), figure.transFigure)
+        if text is not None:
+            text.set_position((0.15 / width, (below - 0.06) / total))
+        figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
+        figure.canvas.draw()  # now, in this style, and once for all
+        figure.set_layout_engine("none")
+    return caption
+
+
+def save(figure: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a figure, finished first, and replace the one before it.
+
+    Args:
+        figure: The figure.
+        path: Ending in .svg or .png; its folder is made.
+
+    Returns:
+        The path written: where the SVG would take more than 200 kB, a PNG's beside it, and an
+        older SVG of that name is removed.
+
+    Raises:
+        ValueError: For another ending.
+    """
+    path = Path(path)
+    if path.suffix not in (".svg", ".png"):
+        raise ValueError(f"path is {str(path)!r}; end it in .svg or .png")
+    if figure in _NOTES:
+        finish(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style():
+        if path.suffix == ".svg":
+            content = _render(figure, "svg")
+            if len(content) <= _LARGEST:
+                return _replace(path, content)
+            path.unlink(missing_ok=True)
+            path = path.with_suffix(".png")
+        for dots in (160, 120, 90):
+            content = _render(figure, "png", dots)
+            if len(content) <= _LARGEST:
+                break
+    return _replace(path, content)
+
+
+def from_records(
+    path: Any,
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    series: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Draw a figure from stored records.
+
+    Of an experiment's rows the tuning phase is left out, and unless ``x`` is the round, so are
+    all rounds but the last. Whatever else varies is held at its most frequent value, which the
+    caption tells.
+
+    Args:
+        path: A file of records, a folder, or several.
+        x: Column across; by default epsilon or probability if one varies, else the round.
+        y: Column up; by default test_loss, else the first metric.
+        series: Column that tells the lines apart; by default the algorithm.
+        out: File to write; by default beside the records.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: For records that cannot be read, or a column that they lack.
+    """
+    frame = records.read(path)
+    if not len(frame):
+        raise ValueError(f"path is {path!r}, whose records have no rows; nothing to draw")
+    if "phase" in frame.columns and (frame["phase"] == "final").any():
+        frame = frame[frame["phase"] == "final"]
+    x = x or _default_x(frame)
+    y = y or _default_y(frame, x)
+    series = series or next((c for c in ("algorithm", "experiment") if c in frame), x)
+    for name, value in (("x", x), ("y", y), ("series", series)):
+        _validate.one_of(name, value, list(map(str, frame.columns)))
+    frame = frame[frame[y].notna()]
+    if x != "round" and "round" in frame.columns and frame["round"].notna().any():
+        frame = frame[frame["round"] == frame["round"].max()]
+    frame, note = _slice(frame, x, series)
+    if out is None:
+        first = Path(path if isinstance(path, str | os.PathLike) else next(iter(path)))
+        folder = first if first.is_dir() else first.parent
+        stem = folder.name if first.is_dir() else first.stem
+        out = folder / f"{stem}_{y}_{x}.svg"
+    return lines(frame, x, y, series, note=note, path=out)
+
+
+_SETTINGS = (
+    *("experiment", "algorithm", "graph", "dataset", "agents", "budget", "budget_name", "epsilon"),
+    *("budget_epsilon", "delta", "relation", "unit", "probability", "seed", "round", "rounds"),
+    *("step_size", "phase", "guarantee", "clip_norm", "batch_size", "horizon", "lanes"),
+)
+"""Columns that say what a row is, not what was measured."""
+
+
+def _default_x(frame: "pandas.DataFrame") -> str:
+    for name in ("budget_epsilon", "epsilon", "probability"):
+        if name in frame.columns:
+            values = frame[name].to_numpy(np.float64)
+            if len(set(values[np.isfinite(values)])) > 1:
+                return name
+    for name in ("round", "budget_epsilon", "epsilon", "probability"):
+        if name in frame.columns:
+            return name
+    raise ValueError("x is None and the records have no round, epsilon or probability; name it")
+
+
+def _default_y(frame: "pandas.DataFrame", x: str) -> str:
+    if "test_loss" in frame.columns:
+        return "test_loss"
+    for name in frame.columns:
+        kind = frame[name].dtype.kind
+        if name not in _SETTINGS and name != x and kind in "fi":
+            return str(name)
+    raise ValueError("y is None and the records have no column of numbers but settings; name it")
+
+
+def _slice(frame: "pandas.DataFrame", x: str, series: str) -> tuple["pandas.DataFrame", str | None]:
+    """Hold what would mix different settings in one mean at its most frequent value."""
+    held = []
+    own = ("seed", "guarantee", "step_size", "epsilon", "delta", x, series)
+    for name in (c for c in _SETTINGS if c in frame.columns and c not in own):
+        groups = frame.groupby([series, x], dropna=False)[name]
+        if (groups.nunique(dropna=False) > 1).any():
+            value = frame[name].mode().iloc[0]
+            frame = frame[frame[name] == value]
+            held.append(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}")
+    return frame, f"At {', '.join(held)}." if held else None
+
+
+def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
+    """Refuse a mean over rows that are not repetitions of one setting."""
+    if "seed" not in frame.columns:
+        return
+    twice = frame.duplicated([*keys, "seed"], keep=False)
+    if not twice.any():
+        return
+    first = frame[twice].iloc[0]
+    alike = frame[(frame[[*keys, "seed"]] == first[[*keys, "seed"]]).all(axis=1)]
+    varying = [
+        str(name)
+        for name in alike.columns
+        if name in _SETTINGS and name != "guarantee" and alike[name].nunique(dropna=False) > 1
+    ]
+    raise ValueError(
+        f"frame has several rows for {', '.join(f'{k} = {first[k]}' for k in [*keys, 'seed'])}; "
+        f"choose one value of {', '.join(varying) or 'what tells them apart'} first"
+    )
+
+
+def _look(name: Any, number: int) -> dict[str, Any]:
+    """How a series is drawn: fixed for the algorithms, in turn for others."""
+    if name in COLOURS:
+        line = {"linestyle": "--" if name in _REFERENCES else "-"}
+        return {"color": COLOURS[name], "marker": MARKERS[name], "label": LABELS[name], **line}
+    label = f"{name:g}" if isinstance(name, float) else str(name)
+    place = number % len(_OTHERS)
+    return {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}
+
+
+def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: _Notes) -> Any:
+    across, mean = part[x].to_numpy(np.float64), part["mean"].to_numpy(np.float64)
+    error = part["standard error"].to_numpy(np.float64)
+    # Markers at a dozen places: more of them hide the line.
+    every = max(1, math.ceil(len(across) / 12))
+    (handle,) = ax.plot(across, mean, markevery=every, **look)
+    if band and np.isfinite(error).any():
+        notes.banded = True
+        low, high = mean - error, mean + error
+        if len(across) == 1:
+            ax.errorbar(across, mean, error, color=look["color"], capsize=3)
+        else:
+            ax.fill_between(across, low, high, color=look["color"], alpha=0.18, linewidth=0)
+    return handle
+
+
+def _dress(
+    ax: Any,
+    frame: "pandas.DataFrame",
+    x: str,
+    y: str,
+    xlabel: str | None,
+    ylabel: str | None,
+    title: str | None,
+    logx: bool,
+    logy: bool,
+) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    ax.set_xlabel(xlabel or x.replace("_", " "))
+    ax.set_ylabel(ylabel or y.replace("_", " "))
+    if title:
+        ax.set_title(title)
+    if logx:
+        ax.set_xscale("log")
+    elif frame[x].dtype.kind == "i":
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if logy:
+        ax.set_yscale("log")
+    if x == "round" and not logx and frame[x].max() >= 10_000:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _notes(figure: Any) -> _Notes:
+    return _NOTES.setdefault(figure, _Notes())
+
+
+def _is_one(guarantee: Any) -> bool:
+    return (
+        guarantee is None
+        or isinstance(guarantee, str | Mapping)
+        or hasattr(guarantee, "caption")
+        or not isinstance(guarantee, Sequence)
+    )
+
+
+def _caption(notes: _Notes) -> str:
+    """Guarantees, what the bands are, remarks."""
+    sentences = [f"Guarantee: {'; '.join(kinds)}." for kinds in [captions.guarantees(
+        [one for one in notes.guarantees if one is not None]
+    )] if kinds]  # fmt: skip
+    if notes.counts:
+        low, high = min(notes.counts), max(notes.counts)
+        what = next(iter(notes.over)) if len(notes.over) == 1 else "row"
+        count = f"{high} {what}s" if low == high else f"{low} to {high} {what}s"
+        if high > 1:
+            band = ", bands one standard error either way" if notes.banded else ""
+            sentences.append(f"Lines are means over {count}{band}.")
+        elif what == "seed":
+            sentences.append("One seed.")
+    return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
+
+
+def _legend(figure: Any, handles: list[Any], width: float) -> Any:
+    """A legend of as few rows as fit, or none for a single line."""
+    if len(handles) < 2:
+        return None
+    labels = [handle.get_label() for handle in handles]
+    for columns in range(len(handles), 0, -1):
+        rows = math.ceil(len(handles) / columns)
+        if columns > 1 and math.ceil(len(handles) / (columns - 1)) == rows:
+            continue  # fewer columns are as low, and more even
+        legend = figure.legend(
+            handles,
+            labels,
+            loc="upper center",
+            ncols=columns,
+            handlelength=2.4,
+            columnspacing=1.4,
+            borderaxespad=0,
+            borderpad=0.2,
+        )
+        legend.set_in_layout(False)
+        if columns == 1 or _extent(figure, legend).width <= (width - 0.2) * figure.dpi:
+            return legend
+        legend.remove()
+    return None
+
+
+def _wrapped(figure: Any, caption: str, width: float) -> Any:
+    """The caption as a text object no wider than the sheet."""
+    text = figure.text(0, 0, caption, va="top", ha="left", fontsize=7.5, linespacing=1.3)
+    text.set_in_layout(False)
+    # A dollar sign would start a formula.
+    text.set_parse_math(False)
+    length = int(width * 20)
+    while length > 20:
+        text.set_text("\n".join(textwrap.wrap(caption, length, break_on_hyphens=False)))
+        if _extent(figure, text).width <= width * figure.dpi:
+            break
+        length -= 2
+    return text
+
+
+def _extent(figure: Any, artist: Any) -> Any:
+    return artist.get_window_extent(figure.canvas.get_renderer())
+
+
+def _height(figure: Any, artist: Any) -> float:
+    return float(_extent(figure, artist).height / figure.dpi)
+
+
+def _render(figure: Any, kind: str, dots: int = 160) -> bytes:
+    buffer = io.BytesIO()
+    # Neither dates nor versions: the same rows give the same bytes.
+    metadata: dict[str, Any] = {"Software": None}
+    if kind == "svg":
+        metadata = {"Date": None, "Creator": "dpjax"}
+    figure.savefig(buffer, format=kind, dpi=dots, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    """Write beside, then rename: a figure is drawn again at will, but never half a one."""
+    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(beside, 0o666 & ~mask)
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+    return path
