@@ -27,24 +27,27 @@ PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
 _IMPLEMENTATION = "threefry2x32"
 
 
-def derive(seed: int, purpose: str) -> PRNGKeyArray:
+def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     """Derive the key of one purpose from a seed.
 
     Args:
         seed: Whole number of at least 0, below 2**32.
         purpose: One of `PURPOSES`.
+        phase: Which of several runs in a row, so that no later one repeats the noise of an earlier.
 
     Returns:
         A threefry key; rounds fold their number into it.
 
     Raises:
-        ValueError: For another seed or purpose.
+        ValueError: For another seed, purpose or phase.
     """
     seed = _validate.integer("seed", seed, least=0)
     if seed >= 2**32:
         raise ValueError(f"seed is {seed}; give a whole number below 2**32")
     _validate.one_of("purpose", purpose, PURPOSES)
-    return jax.random.fold_in(jax.random.key(seed, impl=_IMPLEMENTATION), PURPOSES[purpose])
+    phase = _validate.integer("phase", phase, least=0)
+    key = jax.random.fold_in(jax.random.key(seed, impl=_IMPLEMENTATION), PURPOSES[purpose])
+    return jax.random.fold_in(key, phase)
 
 
 def create_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:

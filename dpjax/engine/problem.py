@@ -13,10 +13,11 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
 from dpjax.models import losses
 
-__all__ = ["LOSSES", "Problem", "supervised"]
+__all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
 
 LOSSES: dict[str, tuple[Callable, Callable | None]] = {
     "logistic": (losses.logistic, losses.sign_accuracy),
@@ -39,6 +40,8 @@ class Problem:
         partition: Which rows belong to which agent.
         evaluation: Pytree of arrays handed to ``metrics``.
         name: For records.
+        batch_loss: ``batch_loss(params, x, y) -> scalar``, the mean loss of a batch, where that is
+            faster than a mean over ``loss``; used for the agent unit only.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -49,6 +52,7 @@ class Problem:
     partition: Partition
     evaluation: Any
     name: str = "problem"
+    batch_loss: Callable[[Any, Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
@@ -118,7 +122,8 @@ def supervised(
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _functions.__wrapped__(model, loss, arrays[0][0].shape[1:])
     (x, y), evaluation = arrays
-    return Problem(*functions, x, y, partition, evaluation, name)
+    init, example_loss, metrics, batch_loss = functions
+    return Problem(init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss)
 
 
 def _labels(loss: str, split: str, y: Any) -> np.ndarray:
@@ -145,6 +150,9 @@ def _functions(model: nn.Module, loss: str, shape: tuple[int, ...]) -> tuple:
     def example_loss(params: Any, x: Any, y: Any) -> Any:
         return loss_fn(model.apply(params, x[None])[0], y)
 
+    def batch_loss(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean(loss_fn(model.apply(params, x), y))
+
     def metrics(params: Any, evaluation: Any) -> dict[str, Any]:
         x, y = evaluation
 
@@ -157,4 +165,59 @@ def _functions(model: nn.Module, loss: str, shape: tuple[int, ...]) -> tuple:
 
         return jax.tree.map(jnp.mean, jax.vmap(of_agent)(params))
 
-    return init, example_loss, metrics
+    return init, example_loss, metrics, batch_loss
+
+
+def quadratics(agents: int, *, start: str = "origin") -> Problem:
+    """The Whisper paper's two-dimensional quadratics, one an agent.
+
+    The metric ``optimality_gap`` is (1/n) sum_i f_i(x_i) - f*, each agent's objective at its own
+    model, which is below zero where agents have drifted to their own minimisers; ``mean_gap`` is
+    f(average model) - f*.
+
+    Args:
+        agents: Number of agents n.
+        start: "origin", or "optimum", the minimiser of the average objective.
+
+    Returns:
+        The problem; the model is a vector of two, batches are the agent's one record.
+
+    Raises:
+        ValueError: For another start.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, section VI-A.
+    """
+    _validate.one_of("start", start, ("origin", "optimum"))
+    made = quadratics_.make(agents)
+    at = np.zeros(2) if start == "origin" else np.asarray(made.minimiser)
+    # A record is (A_i, c_i), flattened.
+    x = np.concatenate([made.matrices.reshape(agents, 4), made.centers], axis=1)
+    rows = np.arange(agents, dtype=np.int32)
+    return Problem(
+        _start_at(tuple(map(float, at))),
+        _quadratic,
+        _gaps,
+        x.astype(np.float32),
+        np.zeros(agents, np.float32),
+        Partition(rows[:, None], np.ones(agents, np.int32)),
+        (x.astype(np.float32), np.float32(made.minimum)),
+        f"quadratics from the {start}",
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _start_at(point: tuple[float, ...]) -> Callable[[PRNGKeyArray], Any]:
+    return lambda key: jnp.asarray(point, jnp.float32)
+
+
+def _quadratic(params: Any, x: Any, y: Any) -> Any:
+    offset = params - x[4:]
+    return offset @ x[:4].reshape(2, 2) @ offset
+
+
+def _gaps(params: Any, evaluation: Any) -> dict[str, Any]:
+    records, minimum = evaluation
+    own = jax.vmap(_quadratic, in_axes=(0, 0, None))(params, records, None)
+    mean = jax.vmap(_quadratic, in_axes=(None, 0, None))(params.mean(axis=0), records, None)
+    return {"optimality_gap": own.mean() - minimum, "mean_gap": mean.mean() - minimum}

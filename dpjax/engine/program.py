@@ -34,9 +34,14 @@ __all__ = [
 
 
 class Settings(NamedTuple):
-    """What is static: one compilation for each value (and chunk length)."""
+    """What is static: one compilation for each value (and chunk length).
+
+    ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
+    gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
+    """
 
     loss: Callable[[Any, Any, Any], Any]
+    batch_loss: Callable[[Any, Any, Any], Any] | None
     metrics: Callable[[Any, Any], dict[str, Any]]
     rounds: int
     clip_norm: float
@@ -46,6 +51,7 @@ class Settings(NamedTuple):
     microbatch: int | None
     unit: str
     mesh: Mesh | None
+    sequential: bool = False
 
 
 class Arrays(NamedTuple):
@@ -113,6 +119,8 @@ def algorithm(settings: Settings, arrays: Arrays, noise_key: PRNGKeyArray) -> Al
 
     def mean_loss(params: Any, batch: Any) -> Any:
         x, y = batch
+        if settings.batch_loss is not None:
+            return settings.batch_loss(params, x, y)
         return jnp.mean(jax.vmap(settings.loss, in_axes=(None, 0, 0))(params, x, y))
 
     clip = clipping.per_agent(settings.clip_norm, method=settings.clipping)
@@ -166,6 +174,30 @@ def initial(
     return jax.vmap(of_seed, out_axes=axes)(params, noise_keys)
 
 
+def _vmap_over(function: Any, axes: State, state: State, *others: Any) -> Any:
+    """Map ``function(state, *others) -> (state, info)``; shared leaves of the state stay so."""
+    zeros = (0,) * len(others)
+    return jax.vmap(function, in_axes=(axes, *zeros), out_axes=(axes, 0))(state, *others)
+
+
+def _loop_over(function: Any, axes: State, state: State, *others: Any) -> Any:
+    """`_vmap_over` as a loop."""
+    leaves, structure = jax.tree.flatten(state)
+    mapped = [axis == 0 for axis in jax.tree.leaves(axes, is_leaf=lambda axis: axis is None)]
+
+    def body(item: Any) -> Any:
+        own, rest = item
+        own = iter(own)
+        full = [next(own) if is_own else leaf for leaf, is_own in zip(leaves, mapped, strict=True)]
+        new, info = function(jax.tree.unflatten(structure, full), *rest)
+        return jax.tree.leaves(new), info
+
+    own = [leaf for leaf, is_own in zip(leaves, mapped, strict=True) if is_own]
+    stacked, info = jax.lax.map(body, (own, others))
+    new = [leaf if is_own else leaf[0] for leaf, is_own in zip(stacked, mapped, strict=True)]
+    return jax.tree.unflatten(structure, new), info
+
+
 def _consensus(params: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(params)]
@@ -211,6 +243,7 @@ def advance(
         The new state and the metrics, each [blocks (+1 with a tail), S, V].
     """
     _TRACES.append(settings)
+    over = _loop_over if settings.sequential else _vmap_over
 
     def one_round(carry: Any, _: None) -> tuple[Any, None]:
         state, sums = carry
@@ -232,11 +265,9 @@ def advance(
                     "clip_fraction": jnp.mean(norms > settings.clip_norm),
                 }
 
-            return jax.vmap(of_plan, in_axes=(plan_axes, 0), out_axes=(plan_axes, 0))(state, arrays)
+            return over(of_plan, plan_axes, state, arrays)
 
-        state, info = jax.vmap(of_seed, in_axes=(seed_axes, 0, 0), out_axes=(seed_axes, 0))(
-            state, batch_keys, noise_keys
-        )
+        state, info = over(of_seed, seed_axes, state, batch_keys, noise_keys)
         if settings.mesh is not None:
             over_agents = NamedSharding(settings.mesh, PartitionSpec(None, None, AXIS))
             params = jax.lax.with_sharding_constraint(state.params, over_agents)

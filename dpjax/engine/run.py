@@ -118,6 +118,8 @@ def run(
     key_file: str | os.PathLike | None = None,
     progress: bool = False,
     callback: Callable[[Progress], bool | None] | None = None,
+    start: Any = None,
+    phase: int = 0,
 ) -> Result:
     """Run every plan with every seed, in one compiled call a chunk.
 
@@ -140,6 +142,10 @@ def run(
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
         progress: Show a progress bar with rounds/s and the time left.
         callback: Called with `Progress` at every chunk's end; True stops the run.
+        start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
+            the problem's; when a run carries on after an agent has left, say.
+        phase: Number of this run among several in a row, above 0 where ``start`` is given: each
+            phase has noise and batches of its own. Their guarantees compose: mu^2 adds up.
 
     Returns:
         Metrics, final models and what was spent. A run that is resumed continues to the same
@@ -162,6 +168,7 @@ def run(
 
     settings = program.Settings(
         loss=problem.loss,
+        batch_loss=problem.batch_loss,
         metrics=problem.metrics,
         rounds=total,
         clip_norm=shared["clip_norm"],
@@ -171,15 +178,22 @@ def run(
         microbatch=shared["microbatch"],
         unit=shared["unit"],
         mesh=mesh,
+        sequential=shared["unit"] == "record" and jax.default_backend() == "cpu",
     )
     arrays, data = _place(plans, problem, mesh)
-    start = jax.vmap(problem.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
-    batch_keys = _stack([keys.derive(seed, "batches") for seed in seeds])
-    identity = _identity(plans, problem, seeds, (every, chunk_blocks), start, mesh)
+    if (start is not None) != (phase > 0):
+        raise ValueError(
+            f"phase is {phase} and start is {'given' if start is not None else 'None'}; a run that "
+            "carries on has a start and a phase above 0, which keeps it from repeating noise"
+        )
+    models = jax.vmap(problem.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
+    batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
+    identity = _identity(plans, problem, seeds, (every, chunk_blocks, phase), (models, start), mesh)
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
-    noise_keys = _noise_keys(plans, seeds, identity, key_file, store)
-    state = program.initial(settings, arrays, start, noise_keys)
-    state = state._replace(params=sharding.place(state.params, mesh, 2))
+    noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
+    state = program.initial(settings, arrays, models, noise_keys)
+    params = state.params if start is None else _starting(start, state.params)
+    state = state._replace(params=sharding.place(params, mesh, 2))
     names = program.metric_names(settings, data, state)
     taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
     done, ended = 0, False
@@ -212,8 +226,8 @@ def run(
             ended = done == total
             if callback is not None:
                 latest = {name: value[inside][-1].copy() for name, value in taken.items()}
-                spent = tuple(plan.guarantee.after(done) for plan in plans)
-                ended = bool(callback(Progress(done, latest, spent, meter.rate))) or ended
+                seen = Progress(done, latest, _spent(plans, done), meter.rate)
+                ended = bool(callback(seen)) or ended
             if store is not None and (ended or time.monotonic() - saved_at >= checkpoint_seconds):
                 store.save(done, _portable(state, taken), ended=ended)
                 saved_at = time.monotonic()
@@ -227,11 +241,19 @@ def run(
         seeds=seeds,
         rounds=marks[keep],
         metrics={name: value[keep] for name, value in taken.items()},
-        guarantees=tuple(plan.guarantee.after(done) for plan in plans),
+        guarantees=_spent(plans, done),
         params=jax.device_get(state.params),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=done == total,
+    )
+
+
+def _spent(plans: tuple[Plan, ...], done: int) -> tuple[Guarantee, ...]:
+    """What the plans have spent: exact after a part of the rounds, as planned after all."""
+    return tuple(
+        plan.guarantee if done == plan.config.rounds else plan.guarantee.after(done)
+        for plan in plans
     )
 
 
@@ -332,7 +354,7 @@ def _identity(
     plans: tuple[Plan, ...],
     problem: Problem,
     seeds: tuple[int, ...],
-    chunks: tuple[int, int],
+    chunks: tuple[int, ...],
     start: Any,
     mesh: Any,
 ) -> dict[str, str]:
@@ -359,10 +381,11 @@ def _noise_keys(
     identity: dict[str, str],
     key_file: Any,
     store: Checkpoints | None,
+    phase: int,
 ) -> Any:
     """The noise key of each seed: derived in a simulation, secret in a release."""
     if not plans[0].config.release:
-        return _stack([keys.derive(seed, "noise") for seed in seeds])
+        return _stack([keys.derive(seed, "noise", phase) for seed in seeds])
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     begun, ended = (False, False) if store is None else store.status()
     if ended:
@@ -370,6 +393,14 @@ def _noise_keys(
     if begun or Path(key_file).exists():
         return _stack([keys.read_key_file(key_file, fingerprint)])
     return _stack([keys.create_key_file(key_file, fingerprint)])
+
+
+def _starting(start: Any, like: Any) -> Any:
+    """The given parameters, copied, if they fit the problem's."""
+    wanted, given = (jax.tree.map(jnp.shape, tree) for tree in (like, start))
+    if wanted != given:
+        raise ValueError(f"start has shapes {given}, this run's models {wanted}; give one a run")
+    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, like)
 
 
 def _is_noise(leaf: Any) -> bool:

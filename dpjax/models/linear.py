@@ -1,6 +1,7 @@
 """A linear score, the model of logistic regression."""
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 __all__ = ["Linear"]
@@ -18,5 +19,13 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b f"]) -> Float[Array, "*b"]:
         """Return the scores of ``x``."""
-        dense = nn.Dense(1, use_bias=self.use_bias, kernel_init=nn.initializers.zeros_init())
-        return dense(x)[..., 0]
+        weight = self.param("weight", nn.initializers.zeros_init(), (x.shape[-1],))
+        if x.size == x.shape[-1]:
+            # One example, as in per-record gradients: without the axis of length one they compile
+            # to code that is five times faster.
+            score = jnp.dot(x.reshape(-1), weight).reshape(x.shape[:-1])
+        else:
+            score = x @ weight
+        if self.use_bias:
+            score = score + self.param("bias", nn.initializers.zeros_init(), ())
+        return score

@@ -54,15 +54,14 @@ def test_run_is_the_formula(network, small):
     weight, bias = np.zeros((n, 5)), np.zeros((n, 1))
     noise_key, batch_key = keys.derive(5, "noise"), keys.derive(5, "batches")
     chain = program.noise.correlated(made.factor, key=noise_key, rounds=config.rounds)
-    zero = {"params": {"Dense_0": {"kernel": np.zeros((n, 5, 1), np.float32),
-                                   "bias": np.zeros((n, 1), np.float32)}}}  # fmt: skip
+    zero = {"params": {"bias": np.zeros(n, np.float32), "weight": np.zeros((n, 5), np.float32)}}
     noise_state = chain.init(zero)
     counts = np.asarray(small.partition.counts)
     for t in range(config.rounds):
         positions = batches.draw(jax.random.fold_in(batch_key, t), counts, config.batch_size)
         rows = np.take_along_axis(np.asarray(small.partition.indices), np.asarray(positions), 1)
         drawn, noise_state = chain.update(zero, noise_state)
-        drawn = drawn["params"]["Dense_0"]
+        drawn = drawn["params"]
         gw, gb = np.zeros_like(weight), np.zeros_like(bias)
         for i in range(n):
             x, y = small.x[rows[i]], small.y[rows[i]]
@@ -71,13 +70,11 @@ def test_run_is_the_formula(network, small):
             size = np.sqrt((gw[i] ** 2).sum() + gb[i] ** 2)
             gw[i] *= min(1, config.clip_norm / size)
             gb[i] *= min(1, config.clip_norm / size)
-        weight = made.mixing @ (
-            weight - config.step_size * (gw + np.asarray(drawn["kernel"])[..., 0])
-        )
-        bias = made.mixing @ (bias - config.step_size * (gb + np.asarray(drawn["bias"])))
-    final = result.params["params"]["Dense_0"]
-    np.testing.assert_allclose(final["kernel"][0, 0, :, :, 0], weight, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(final["bias"][0, 0], bias, rtol=1e-4, atol=1e-5)
+        weight = made.mixing @ (weight - config.step_size * (gw + np.asarray(drawn["weight"])))
+        bias = made.mixing @ (bias - config.step_size * (gb + np.asarray(drawn["bias"])[:, None]))
+    final = result.params["params"]
+    np.testing.assert_allclose(final["weight"][0, 0], weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(final["bias"][0, 0], bias[:, 0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
@@ -109,7 +106,7 @@ def test_decaying_step(network, small):
     for rounds in (1, 2):
         config = dataclasses.replace(base, rounds=rounds, clipping="automatic")
         result = run(plan.make(config, complete), small, seeds=[0], eval_every=1)
-        after.append(result.params["params"]["Dense_0"]["kernel"][0, 0, 0, :, 0])
+        after.append(result.params["params"]["weight"][0, 0, 0])
     ratio = np.linalg.norm(after[1] - after[0]) / np.linalg.norm(after[0])
     np.testing.assert_allclose(ratio, 1 / np.sqrt(2), rtol=1e-3)
 
@@ -178,3 +175,28 @@ def test_plans_that_do_not_fit(plans, small, network):
     greedy = plan.make(make_config(batch_size=25), network)
     with pytest.raises(ValueError, match="batch_size"):
         run(greedy, small, seeds=[0])
+
+
+def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
+    """A second phase starts from the first one's models and repeats none of its noise."""
+    frozen = make_config(step_size=1e-30)
+    moved = make_config(rounds=2, step_size=1.0, clip_norm=1e-6, design="independent")
+    first = run(plan.make(moved, network), small, seeds=[0])
+    still = run(plan.make(frozen, network), small, seeds=[0], start=first.params, phase=1)
+    mean = lambda tree: [np.mean(leaf, axis=2) for leaf in jax.tree.leaves(tree)]  # noqa: E731
+    for a, b in zip(mean(first.params), mean(still.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+    zero = jax.tree.map(np.zeros_like, first.params)
+    made = plan.make(dataclasses.replace(moved, epsilon=0.5), network)
+    noise = [
+        jax.tree.leaves(run(made, small, seeds=[0], start=zero, phase=p).params)[1].ravel()
+        for p in (1, 2)
+    ]
+    origin = jax.tree.leaves(run(made, small, seeds=[0]).params)[1].ravel()
+    correlation = np.corrcoef([origin, *noise])
+    assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 0.9
+    for kwargs in ({"start": zero}, {"phase": 1}):
+        with pytest.raises(ValueError, match="phase is"):
+            run(made, small, seeds=[0], **kwargs)
+    with pytest.raises(ValueError, match="start has shapes"):
+        run(made, small, seeds=[0, 1], start=zero, phase=1)
