@@ -4,6 +4,7 @@ Only the command that runs imports the rooms it needs, so that ``--help`` is qui
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,6 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     try:
         return _COMMANDS[type(command)](command)
+    except BrokenPipeError:  # Whoever read has read enough, as `head` does.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
+        return 1
     except (ValueError, OSError) as error:
         print(f"dpjax: error: {error}", file=sys.stderr)
         return 2
@@ -217,6 +221,12 @@ def _design(command: Design) -> int:
     }
     chosen = made[command.design]
     guarantee = plan.make(config, matrix, design=chosen).guarantee
+    try:
+        saved = chosen.save(out)
+    except OSError as error:
+        raise ValueError(
+            f"out is {str(out)!r}, which cannot be written ({error.strerror}); name another file"
+        ) from None
     seed = graph.graph.get("seed")
     print(
         f"network: {command.graph}, {n} agents, {graph.number_of_edges()} edges"
@@ -233,7 +243,6 @@ def _design(command: Design) -> int:
     if not chosen.converged:
         print("  the solver stopped at a limit: the bound holds, the energy is not the least")
     print(f"\n{_table(made, matrix, horizon)}")
-    saved = chosen.save(out)
     print(f'\nwritten: {saved}; read it with mechanism.design.Design.load("{saved}")')
     return 0
 

@@ -1,5 +1,6 @@
 """The command line, run in this process; its help, in one of its own."""
 
+import os
 import re
 import subprocess
 import sys
@@ -104,8 +105,8 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     assert rows["LDP"][1] == rows["LDP"][3] == 1
     order = ("CDP", "Whisper, one step", "DECOR", "LDP")
     assert np.all(np.diff([rows[name][0] for name in order]) > 0)
-    order = ("CDP", "Whisper, horizon", "Whisper, one step", "DECOR", "LDP")
-    assert np.all(np.diff([rows[name][2] for name in order]) > 0)
+    longer = ("CDP", "Whisper, horizon", "Whisper, one step", "DECOR", "LDP")
+    assert np.all(np.diff([rows[name][2] for name in longer]) > 0)
     assert "no such guarantee" in text
 
 
@@ -119,6 +120,19 @@ def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) ->
     refused([*DESIGN, "--out", str(first)], capsys, "out is .*which exists; name another file")
     refused([*DESIGN, "--out", "dpjax-design"], capsys, "which exists")
     assert first.read_text() == "precious"
+
+
+def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
+    command = f"{sys.executable} -m dpjax.cli {' '.join(DESIGN)} | true"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
+    assert not done.stderr
+    Design.load(elsewhere / "dpjax-design.npz")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: Path) -> None:
+    (elsewhere / "file").write_text("")
+    refused([*DESIGN, "--out", "file/it.npz"], capsys, "out is 'file/it.npz', which cannot be")
 
 
 def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
@@ -220,7 +234,7 @@ def test_data_fetch(
 
 def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
     plots = pytest.importorskip("dpjax.results.plots")
-    seen = {}
+    seen: dict[str, object] = {}
 
     def from_records(path: Path, **options: object) -> Path:
         seen.update(options, path=path)
