@@ -1,0 +1,299 @@
+"""An agent leaves, messages are lost: what correlated noise then costs, and how to carry on.
+
+Correlated noise cancels only between messages that meet. Two questions, both answered beside
+theory: how much noise energy is left in one round when agents or messages are lost (sampled noise
+against the closed form), and how training goes on after agents have left, with the old design cut
+down to those who stay or with the design solved again.
+"""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.accounting import gdp
+from dpjax.data import load, partition
+from dpjax.engine import keys, launch, plan, problem
+from dpjax.engine.run import Result, run
+from dpjax.mechanism import departure, spatial
+from dpjax.mechanism import design as design_
+from dpjax.models.linear import Linear
+from dpjax.results import plots, tables
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import noise
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is lost, and what is trained meanwhile.
+
+    Attributes:
+        dataset: Data to train on; breast_cancer needs no download.
+        agents: Number of agents at the start.
+        departed: How many leave at half time, those of most neighbours first.
+        loss: Probabilities that a message between two agents is lost.
+        samples: Rounds of noise to sample against theory.
+        designs: Noise designs.
+        epsilon: Budget of the whole run.
+        delta: Target delta.
+        rounds: Rounds in all; half before the departure.
+        clip_norm: Clip norm.
+        batch_size: Records an agent draws each round.
+        step_size: Step size.
+        probability: Edge probability of the random graph.
+        seeds: Seeds.
+        measurements: How often each half is measured.
+    """
+
+    dataset: Literal["a9a", "breast_cancer"] = "a9a"
+    agents: int = 20
+    departed: int = 2
+    loss: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.2)
+    samples: int = 4000
+    designs: tuple[str, ...] = ("independent", "pairwise", "whisper", "whisper_horizon")
+    epsilon: float = 10.0
+    delta: float = 1e-5
+    rounds: int = 4000
+    clip_norm: float = 0.1
+    batch_size: int = 128
+    step_size: float = 0.02
+    probability: float = 0.5
+    seeds: tuple[int, ...] = tuple(range(10))
+    measurements: int = 8
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="breast_cancer", agents=8, departed=1, loss=(0.0, 0.2), samples=400, rounds=60,
+        batch_size=8, seeds=(0, 1), measurements=2, designs=("independent", "whisper"),
+    ),
+    "cpu": Config(),
+    "full": Config(seeds=tuple(range(50)), samples=40_000),
+}  # fmt: skip
+
+
+def energies(config: Config) -> list[dict[str, Any]]:
+    """Noise energy of one round with messages or agents lost: sampled, and in closed form."""
+    matrix = network(config)
+    rows = []
+    for name in config.designs:
+        made = design_.make(name, matrix, 1.0, horizon=horizon(name, config.rounds))
+        base = spatial.energy(made.covariance, matrix)
+        for loss in config.loss:
+            theory = departure.expected_energy(made.covariance, matrix, loss, "keep_own")
+            sampled, error = lossy_rounds(config, made.covariance, matrix, loss)
+            rows.append(
+                {"algorithm": name, "what": "messages", "lost": loss, "energy": sampled / base,
+                 "standard_error": error / base, "theory": theory / base}
+            )  # fmt: skip
+        for count in range(1, config.departed + 1):
+            gone = leavers(matrix, count)
+            arrived = departure.arrivals(config.agents, agents=gone)
+            theory = departure.residual_energy(made.covariance, matrix, arrived, "keep_own")
+            applied = departure.effective_mixing(matrix, arrived, "keep_own")
+            sampled, error = sample(config, made.covariance, lambda key, a=applied: a)
+            rows.append(
+                {"algorithm": name, "what": "agents", "lost": count, "energy": sampled / base,
+                 "standard_error": error / base, "theory": theory / base}
+            )  # fmt: skip
+    return rows
+
+
+def lossy_rounds(
+    config: Config, covariance: np.ndarray, matrix: np.ndarray, loss: float
+) -> tuple[float, float]:
+    """Sampled energy when every message is lost with a probability of its own."""
+    weights, own = jnp.asarray(matrix), jnp.eye(len(matrix), dtype=bool)
+
+    def applied(key: Any) -> Any:
+        arrived = jax.random.bernoulli(key, 1 - loss, weights.shape) | own
+        kept = jnp.where(arrived, weights, 0)
+        return kept + jnp.diag((weights - kept).sum(axis=1))
+
+    return sample(config, covariance, applied)
+
+
+def sample(config: Config, covariance: np.ndarray, applied: Any) -> tuple[float, float]:
+    """Mean energy of W_A V over sampled rounds, with its standard error."""
+    n = len(covariance)
+    chain = noise.correlated(
+        spatial.sampling_factor(covariance).astype(np.float32),
+        key=keys.derive(0, "noise"),
+        rounds=config.samples,
+    )
+    losses = jax.random.split(keys.derive(0, "batches"), config.samples)
+
+    @jax.jit
+    def all_rounds(losses: Any) -> Any:
+        def body(state: Any, key: Any) -> Any:
+            drawn, state = chain.update(jnp.zeros((n, 1)), state)
+            return state, jnp.sum(jnp.square(applied(key).astype(jnp.float32) @ drawn))
+
+        return jax.lax.scan(body, chain.init(jnp.zeros((n, 1))), losses)[1]
+
+    taken = np.asarray(all_rounds(losses), np.float64)
+    return float(taken.mean()), float(taken.std(ddof=1) / math.sqrt(len(taken)))
+
+
+def network(config: Config) -> np.ndarray:
+    """The mixing matrix at the start."""
+    return mixing.metropolis_hastings(graphs.erdos_renyi(config.agents, config.probability, 0))
+
+
+def horizon(name: str, rounds: int) -> int | None:
+    """What a horizon-aware design looks ahead."""
+    return rounds if name == "whisper_horizon" else None
+
+
+def leavers(matrix: np.ndarray, count: int) -> list[int]:
+    """The agents of most neighbours whose departure keeps the others connected."""
+    gone: list[int] = []
+    for agent in np.argsort(-(matrix > 0).sum(axis=1), kind="stable"):
+        if len(gone) == count:
+            break
+        try:
+            departure.survivors(matrix, [*gone, int(agent)])
+        except ValueError:
+            continue
+        gone.append(int(agent))
+    return sorted(gone)
+
+
+def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Half the rounds with everyone; the other half without those who left, two ways."""
+    data = load.load(config.dataset)
+    matrix = network(config)
+    shards = partition.iid(len(data.x_train), config.agents, 0)
+
+    def learn(rows: np.ndarray) -> problem.Problem:
+        kept = partition.Partition(shards.indices[rows], shards.counts[rows])
+        train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
+        return problem.supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
+
+    half = config.rounds // 2
+    mu = float(gdp.mu(config.epsilon, config.delta))
+    # Half the rounds at the whole run's noise spend mu / sqrt(2); both halves make up mu.
+    epsilon = float(gdp.epsilon(mu * math.sqrt(half / config.rounds), config.delta))
+    everyone = np.arange(config.agents)
+    gone = leavers(matrix, config.departed)
+    stay = np.setdiff1d(everyone, gone)
+    rest = departure.survivors(matrix, gone)
+    rows: list[dict[str, Any]] = []
+    for name in config.designs:
+        base = plan.Config(
+            design=name, epsilon=epsilon, delta=config.delta, relation="replace_agent",
+            rounds=half, clip_norm=config.clip_norm, batch_size=config.batch_size,
+            step_size=config.step_size,
+        )  # fmt: skip
+        options: dict[str, Any] = {
+            "seeds": config.seeds,
+            "eval_every": math.ceil(half / config.measurements),
+        }
+        first_plan = plan.make(base, matrix)
+        first = run(
+            first_plan, learn(everyone), **options, **lab.run_options(folder / f"{name}-first")
+        )
+        assert first_plan.design is not None
+        departure.resolve(first_plan.design, rest, gone, horizon(name, half))
+        began = time.perf_counter()
+        solved = departure.resolve(first_plan.design, rest, gone, horizon(name, half))
+        seconds = time.perf_counter() - began
+        # The old noise without the departed: partners' noise stays uncancelled, and the marginal
+        # of a covariance has no larger precision, so the budget is kept.
+        old = dataclasses.replace(
+            solved,
+            covariance=first_plan.design.covariance[np.ix_(stay, stay)],
+            value=spatial.energy(
+                first_plan.design.covariance[np.ix_(stay, stay)], rest, horizon(name, half)
+            ),
+        )
+        rows += label(first, "before", 0, 0.0, first_plan.design.covariance, matrix)
+        start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
+        for policy, made in (("old noise", old), ("solved again", solved)):
+            second = run(
+                plan.make(base, rest, design=made), learn(stay), start=start, phase=1, **options,
+                **lab.run_options(folder / f"{name}-{policy.replace(' ', '-')}"),
+            )  # fmt: skip
+            spent = seconds if policy == "solved again" else 0.0
+            rows += label(second, policy, half, spent, made.covariance, rest)
+    return rows
+
+
+def label(
+    result: Result, policy: str, offset: int, seconds: float, covariance: np.ndarray,
+    matrix: np.ndarray,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A half's rows, counted over the whole run."""
+    rows = result.rows(policy=policy, solve_seconds=seconds)
+    energy = spatial.energy(covariance, matrix)
+    return [{**row, "round": row["round"] + offset, "one_step_energy": energy} for row in rows]
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """What lost messages and departed agents cost correlated noise, and how to carry on."""
+    stored = dataclasses.asdict(config)
+    noises = lab.cell("energies", stored, lambda folder: energies(config), seed=0)
+    trained = lab.cell(
+        "training", stored, lambda folder: training(config, lab, folder), seed=config.seeds
+    )
+    report(config, lab, noises, trained)
+
+
+def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
+    """Tables of both parts, and one figure."""
+    noises = noises.assign(
+        deviation=(noises["energy"] - noises["theory"]) / noises["standard_error"]
+    )
+    lab.say(
+        "\nnoise energy of one round over the same design's with nothing lost (deviation from "
+        "theory in standard errors)"
+    )
+    columns = ["algorithm", "what", "lost", "energy", "standard_error", "theory", "deviation"]
+    lab.say(tables.text(noises, columns))
+    last = trained[trained["round"] == 2 * (config.rounds // 2)]
+    gone = leavers(network(config), config.departed)
+    lab.say(f"\ntest loss ({config.dataset}) after agents {gone} have left at half time")
+    summary = tables.summary(last, ["algorithm", "policy"], "test_loss")
+    details = last.groupby(["algorithm", "policy"], sort=False)[["one_step_energy"]].first()
+    summary["one_step_energy"] = details["one_step_energy"].to_numpy()
+    solve = last.groupby(["algorithm", "policy"], sort=False)["solve_seconds"].first()
+    summary["solve_milliseconds"] = 1000 * solve.to_numpy()
+    lab.say(tables.text(summary.rename(columns={"mean": "test_loss"})))
+    messages = noises[noises["what"] == "messages"]
+    figure, panels = plots.figure(1, 2)
+    plots.lines(
+        messages, "lost", "energy", ax=panels[0], band=None, xlabel="probability of a lost message",
+        ylabel="noise energy of one round, relative", guarantee="",
+    )  # fmt: skip
+    for name, group in messages.groupby("algorithm", sort=False):
+        panels[0].plot(group["lost"], group["theory"], ":", color="black", linewidth=0.8)
+        del name
+    solved = trained[trained["policy"] != "old noise"]
+    plots.lines(
+        solved, "round", "test_loss", ax=panels[1], xlabel="round",
+        ylabel=f"test loss ({config.dataset})",
+    )  # fmt: skip
+    panels[1].axvline(config.rounds // 2, color="grey", linewidth=0.8)
+    note = (
+        "Left: sampled, with theory dotted. Right: agents leave at the grey line and the design "
+        f"is solved again; both halves together spend epsilon = {config.epsilon:g}."
+    )
+    plots.finish(figure, note=note)
+    lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_departure.svg')}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("whisper_departure", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

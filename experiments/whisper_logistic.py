@@ -1,0 +1,276 @@
+"""Logistic regression over a network, with noise designs compared at equal guarantee.
+
+Twenty agents hold parts of a data set and train with decentralized SGD. For every privacy budget
+and graph the designs (none, LDP, DECOR, Whisper, horizon-aware Whisper) are tuned over step sizes
+on other seeds and a validation split, then trained and tested: Fig. 3 of the Whisper paper.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.data import load, partition, split
+from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine.run import run
+from dpjax.models.linear import Linear
+from dpjax.results import plots, tables
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, on what, and at which budgets.
+
+    Attributes:
+        dataset: a9a and w8a come from the data cache, breast_cancer needs no download.
+        agents: Number of agents.
+        epsilon: Budgets; each is run at ``probability[0]``.
+        probability: Edge probabilities of the random graph; each is run at ``at_epsilon``.
+        at_epsilon: The budget of the sweep over edge probabilities.
+        delta: Target delta.
+        budgets: How the noise follows from the budget: gdp (exact), rdp, paper.
+        relations: replace_agent (the agent's gradient is clipped) or replace_record (every
+            record's is).
+        designs: Noise designs.
+        steps: Step sizes to tune over.
+        rounds: Rounds.
+        clip_norm: Clip norm.
+        batch_size: Records an agent draws each round.
+        concentration: Dirichlet concentration of each label over the agents.
+        seeds: Seeds of the reported runs.
+        tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
+        validation: Fraction of the training records held out while tuning.
+        graph_seed: First seed tried for a connected graph.
+        measurements: How often the reported runs are measured.
+    """
+
+    dataset: Literal["a9a", "w8a", "breast_cancer"] = "a9a"
+    agents: int = 20
+    epsilon: tuple[float, ...] = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
+    probability: tuple[float, ...] = (0.5, 0.2, 0.4, 0.6, 0.8, 1.0)
+    at_epsilon: float = 10.0
+    delta: float = 1e-5
+    budgets: tuple[Literal["gdp", "rdp", "paper"], ...] = ("gdp",)
+    relations: tuple[Literal["replace_agent", "replace_record", "zero_out_record"], ...] = (
+        "replace_agent",
+    )
+    designs: tuple[str, ...] = plan.DESIGNS
+    steps: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005, 0.001)
+    rounds: int = 5000
+    clip_norm: float = 0.1
+    batch_size: int = 128
+    concentration: float = 10.0
+    seeds: tuple[int, ...] = tuple(range(10))
+    tuning_seeds: tuple[int, ...] = (100, 101, 102)
+    validation: float = 0.2
+    graph_seed: int = 0
+    measurements: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse tuning on the reported seeds."""
+        shared = set(self.seeds) & set(self.tuning_seeds)
+        if shared:
+            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        if not (self.epsilon and self.probability and self.designs and self.seeds):
+            raise ValueError("epsilon, probability, designs and seeds need at least one entry each")
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="breast_cancer", epsilon=(10.0,), probability=(0.5,), steps=(0.1, 0.02),
+        rounds=60, batch_size=8, seeds=(0, 1), tuning_seeds=(100,), measurements=3,
+    ),
+    "demo": Config(
+        dataset="breast_cancer", epsilon=(5.0,), at_epsilon=5.0, probability=(0.5,), rounds=200,
+        batch_size=8, steps=(0.2, 0.1, 0.05, 0.02, 0.01), tuning_seeds=tuple(range(100, 110)),
+        measurements=20,
+    ),
+    "cpu": Config(),
+    "full": Config(tuning_seeds=tuple(range(100, 110)), measurements=20),
+}  # fmt: skip
+
+
+def cells(config: Config) -> list[dict[str, Any]]:
+    """The (relation, budget, epsilon, p) to run: a sweep over epsilon, then one over p."""
+    points = [(epsilon, config.probability[0]) for epsilon in config.epsilon]
+    points += [(config.at_epsilon, p) for p in config.probability[1:]]
+    points = list(dict.fromkeys(points))
+    return [
+        {"relation": relation, "budget": budget, "epsilon": float(epsilon), "probability": float(p)}
+        for relation in config.relations
+        for budget in config.budgets
+        for epsilon, p in points
+    ]
+
+
+def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -> list[dict]:
+    """Tune and run one cell; rows of both phases."""
+    data = load.load(config.dataset)
+    graph = graphs.erdos_renyi(config.agents, cell["probability"], config.graph_seed)
+    matrix = mixing.metropolis_hastings(graph)
+    configs = {
+        design: plan.Config(
+            design=design,
+            epsilon=cell["epsilon"],
+            delta=config.delta,
+            relation=cell["relation"],
+            rounds=config.rounds,
+            clip_norm=config.clip_norm,
+            batch_size=config.batch_size,
+            step_size=config.steps[0],
+            accountant=cell["budget"],
+        )
+        for design in config.designs
+    }
+    x_train, y_train = np.asarray(data.x_train), np.asarray(data.y_train)
+    if data.x_test is None:
+        fitted, test = split.split(x_train, y_train, 0.2, seed=1)
+        (x_train, y_train) = fitted
+    else:
+        test = (data.x_test, data.y_test)
+
+    def learn(train: Any, test: Any) -> problem.Problem:
+        shards = partition.dirichlet(
+            train[1], config.agents, config.concentration, 0, minimum=config.batch_size
+        )
+        return problem.supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
+
+    where = {"graph": f"er:{config.agents}:{cell['probability']:g}:{config.graph_seed}"}
+    where |= {"dataset": config.dataset, "probability": cell["probability"]}
+    where |= {"budget_epsilon": cell["epsilon"], "budget_name": cell["budget"]}
+    fit, validation = split.split(x_train, y_train, config.validation, seed=0)
+    tuning = run(
+        tune.grid(configs, config.steps, matrix),
+        learn(fit, validation),
+        seeds=config.tuning_seeds,
+        eval_every=math.ceil(config.rounds / 4),
+        **lab.run_options(folder / "tuning"),
+    )
+    best = tune.best_steps(tuning)
+    final = run(
+        [
+            made
+            for design, step in best.items()
+            for made in tune.grid({design: configs[design]}, [step], matrix)
+        ],
+        learn((x_train, y_train), test),
+        seeds=config.seeds,
+        eval_every=math.ceil(config.rounds / config.measurements),
+        **lab.run_options(folder / "final"),
+    )
+    lab.say(
+        f"  {tuning.rounds_per_second:,.0f} rounds/s tuning, "
+        f"{final.rounds_per_second:,.0f} reported (one seed's round of one design counts one)"
+    )
+    last = tuning.rounds[-1]
+    rows = [row for row in tuning.rows(phase="tuning", **where) if row["round"] == last]
+    return rows + final.rows(phase="final", **where)
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Train logistic regression over a network under several noise designs at equal guarantee."""
+    import pandas
+
+    frames = []
+    for cell in cells(config):
+        name = "_".join(str(value) for value in (config.dataset, *cell.values()))
+        stored = {**dataclasses.asdict(config), **cell}
+        for listed in ("epsilon", "probability", "budgets", "relations", "at_epsilon"):
+            stored.pop(listed) if listed not in cell else None
+        frames.append(
+            lab.cell(
+                name,
+                stored,
+                lambda folder, cell=cell: train(config, cell, lab, folder),
+                seed=config.seeds,
+            )
+        )
+    report(config, lab, pandas.concat(frames, ignore_index=True))
+
+
+CLAIMS = (
+    ("whisper_horizon", "whisper"),
+    ("whisper", "pairwise"),
+    ("whisper", "independent"),
+    ("pairwise", "independent"),
+    ("non_private", "whisper_horizon"),
+)
+"""Pairs (better, worse) judged on paired seeds."""
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables and draw the figures from the records."""
+    final = frame[frame["phase"] == "final"]
+    last = final[final["round"] == config.rounds]
+    keys = ["unit", "budget_name", "budget_epsilon", "probability"]
+    by = ["algorithm", "step_size"]
+    for cell, group in last.groupby(keys, sort=False):
+        lab.say(
+            "\n{}: unit {}, budget {}, epsilon {:g}, edge probability {:g}, {} seeds".format(
+                config.dataset, *cell, group["seed"].nunique()
+            )
+        )
+        summary = tables.summary(group, by, "test_loss")
+        accuracy = tables.summary(group, by, "test_accuracy")
+        summary["test_accuracy"] = accuracy["mean"]
+        lab.say(tables.text(summary.rename(columns={"mean": "test_loss"})))
+        present = set(group["algorithm"])
+        rows = []
+        for better, worse in CLAIMS:
+            if {better, worse} <= present:
+                pair = tables.paired(group, better, worse, "test_loss")
+                rows.append({"better": better, "worse": worse, **pair._asdict()})
+        if rows:
+            lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
+    private = last[last["algorithm"] != "non_private"]
+    for record in private.drop_duplicates(["relation", "budget_name"])["guarantee"]:
+        lab.say("\n" + Guarantee.from_dict(record).statement())
+    draw(config, lab, final, last)
+
+
+def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
+    """Figures of the first relation and budget: over rounds, epsilon and edge probability."""
+    unit, budget = last["unit"].iloc[0], last["budget_name"].iloc[0]
+
+    def chosen(rows: Any) -> Any:
+        return rows[(rows["unit"] == unit) & (rows["budget_name"] == budget)]
+
+    at = config.at_epsilon if config.at_epsilon in set(last["budget_epsilon"]) else None
+    at = last["budget_epsilon"].iloc[0] if at is None else at
+    middle = chosen(final)
+    middle = middle[middle["probability"] == config.probability[0]]
+    figures = [("rounds", middle[middle["budget_epsilon"] == at], "round", "round")]
+    if len(config.epsilon) > 1:
+        rows = chosen(last)
+        rows = rows[rows["probability"] == config.probability[0]]
+        figures.append(("epsilon", rows, "budget_epsilon", "epsilon"))
+    if len(config.probability) > 1:
+        rows = chosen(last)
+        rows = rows[rows["budget_epsilon"] == config.at_epsilon]
+        figures.append(("connectivity", rows, "probability", "edge probability p"))
+    for name, rows, x, label in figures:
+        path = plots.lines(
+            rows,
+            x,
+            "test_loss",
+            path=lab.folder / f"whisper_logistic_{name}.svg",
+            xlabel=label,
+            ylabel=f"test loss ({config.dataset})",
+        )
+        lab.say(f"figure: {path}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("whisper_logistic", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,177 @@
+"""Two-dimensional quadratics over a network: Fig. 2 of the Whisper paper.
+
+Agent i of n holds f_i(x) = 15 (x1 +- i)^2 + x2^2, the second half rotated by 15 degrees about its
+own minimiser. Clipping at 0.1 bounds how far anyone moves, so the start and the first step size
+decide what is seen; both are options, and the defaults state them.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine.run import run
+from dpjax.results import plots, tables
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which budgets, graphs and steps.
+
+    Attributes:
+        agents: Number of agents.
+        epsilon: Budgets; each is run at ``probability[0]``.
+        probability: Edge probabilities of the random graph; each is run at ``at_epsilon``.
+        at_epsilon: The budget of the sweep over edge probabilities.
+        delta: Target delta.
+        budgets: How the noise follows from the budget: gdp (exact), rdp, paper.
+        designs: Noise designs.
+        first_steps: First step sizes eta_1 of eta_1 / sqrt(t); each is reported, none is tuned.
+        start: Where all agents start: the origin, or the minimiser of the average objective.
+        rounds: Rounds.
+        clip_norm: Clip norm.
+        seeds: Seeds.
+        graph_seed: First seed tried for a connected graph.
+        measurements: How often a run is measured.
+    """
+
+    agents: int = 20
+    epsilon: tuple[float, ...] = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
+    probability: tuple[float, ...] = (0.5, 0.2, 0.4, 0.6, 0.8, 1.0)
+    at_epsilon: float = 10.0
+    delta: float = 1e-5
+    budgets: tuple[Literal["gdp", "rdp", "paper"], ...] = ("gdp",)
+    designs: tuple[str, ...] = plan.DESIGNS
+    first_steps: tuple[float, ...] = (0.01, 1.0)
+    start: Literal["origin", "optimum"] = "origin"
+    rounds: int = 5000
+    clip_norm: float = 0.1
+    seeds: tuple[int, ...] = tuple(range(10))
+    graph_seed: int = 0
+    measurements: int = 10
+
+
+PRESETS = {
+    "tiny": Config(
+        agents=6, epsilon=(3.0, 10.0), probability=(0.5, 1.0), rounds=40, seeds=(0, 1),
+        first_steps=(1.0,), measurements=2,
+    ),
+    "cpu": Config(),
+    "full": Config(seeds=tuple(range(50)), measurements=50),
+}  # fmt: skip
+
+
+def sweep(
+    config: Config, probability: float, epsilons: tuple[float, ...], budget: str,
+    lab: launch.Lab, folder: Path,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """All designs, budgets and steps on one graph, in one vmapped run."""
+    graph = graphs.erdos_renyi(config.agents, probability, config.graph_seed)
+    matrix = mixing.metropolis_hastings(graph)
+    plans, epsilon_of = [], []
+    for design in config.designs:
+        # Without noise the budget does not matter: one run serves them all.
+        for epsilon in epsilons if design != "non_private" else epsilons[:1]:
+            base = plan.Config(
+                design=design, epsilon=epsilon, delta=config.delta, relation="replace_agent",
+                rounds=config.rounds, clip_norm=config.clip_norm, batch_size=1,
+                step_size=config.first_steps[0], step_decay="sqrt", accountant=budget,
+            )  # fmt: skip
+            made = tune.grid({design: base}, config.first_steps, matrix)
+            plans += made
+            epsilon_of += [epsilon] * len(made)
+    result = run(
+        plans,
+        problem.quadratics(config.agents, start=config.start),
+        seeds=config.seeds,
+        eval_every=math.ceil(config.rounds / config.measurements),
+        **lab.run_options(folder),
+    )
+    lab.say(f"  {result.rounds_per_second:,.0f} rounds/s")
+    rows = []
+    per_plan = len(config.seeds) * len(result.rounds)
+    for number, row in enumerate(result.rows(graph=f"er:{config.agents}:{probability:g}")):
+        design = row["algorithm"]
+        at = epsilon_of[number // per_plan]
+        for epsilon in epsilons if design == "non_private" else (at,):
+            rows.append({**row, "probability": probability, "budget_epsilon": epsilon})
+    return [{**row, "budget_name": budget} for row in rows]
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Decentralized optimisation of quadratics under several noise designs at equal guarantee."""
+    import pandas
+
+    frames = []
+    for budget in config.budgets:
+        for number, probability in enumerate(config.probability):
+            epsilons = config.epsilon if number == 0 else (config.at_epsilon,)
+            stored = dataclasses.asdict(config)
+            stored |= {"epsilon": epsilons, "probability": probability, "budgets": budget}
+            stored.pop("at_epsilon")
+            frames.append(
+                lab.cell(
+                    f"{config.start}_{budget}_{probability:g}",
+                    stored,
+                    lambda folder, p=probability, e=epsilons, b=budget: sweep(
+                        config, p, e, b, lab, folder
+                    ),
+                    seed=config.seeds,
+                )
+            )
+    report(config, lab, pandas.concat(frames, ignore_index=True))
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Tables for every budget, and a figure with a row of panels for each first step."""
+    last = frame[frame["round"] == config.rounds]
+    for budget in config.budgets:
+        rows = last[last["budget_name"] == budget]
+        keys = ["step_size", "probability", "budget_epsilon"]
+        for (step, probability, epsilon), group in rows.groupby(keys, sort=False):
+            if epsilon != config.at_epsilon and probability != config.probability[0]:
+                continue
+            lab.say(
+                f"\nquadratics from the {config.start}: budget {budget}, epsilon {epsilon:g}, edge "
+                f"probability {probability:g}, first step {step:g}"
+            )
+            gap = tables.summary(group, "algorithm", "optimality_gap")
+            gap = gap.rename(columns={"mean": "optimality_gap"})
+            gap["mean_gap"] = tables.summary(group, "algorithm", "mean_gap")["mean"]
+            lab.say(tables.text(gap))
+    shown = last[last["budget_name"] == config.budgets[0]]
+    steps = config.first_steps
+    figure, panels = plots.figure(len(steps), 2)
+    for row, step in enumerate(steps):
+        mine = shown[shown["step_size"].round(9) == round(step, 9)]
+        against = (
+            ("budget_epsilon", mine[mine["probability"] == config.probability[0]], "epsilon"),
+            ("probability", mine[mine["budget_epsilon"] == config.at_epsilon], "edge probability"),
+        )
+        for column, (x, rows, label) in enumerate(against):
+            plots.lines(
+                rows,
+                x,
+                "optimality_gap",
+                ax=panels[2 * row + column],
+                xlabel=label,
+                ylabel="optimality gap",
+                title=f"first step {step:g}",
+            )
+    note = f"All agents start at the {config.start}; the step is eta_1 / sqrt(t)."
+    plots.finish(figure, note=note)
+    lab.say(f"figure: {plots.save(figure, lab.folder / f'whisper_quadratic_{config.start}.svg')}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("whisper_quadratic", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
