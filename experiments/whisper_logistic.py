@@ -35,9 +35,11 @@ class Config:
         probability: Edge probabilities of the random graph; each is run at ``at_epsilon``.
         at_epsilon: The budget of the sweep over edge probabilities.
         delta: Target delta.
-        budgets: How the noise follows from the budget: gdp (exact), rdp, paper.
+        budgets: How the noise follows from the budget: gdp (exact), rdp, paper. The first has
+            both sweeps, the others are run at ``compared``.
         relations: replace_agent (the agent's gradient is clipped) or replace_record (every
-            record's is).
+            record's is); likewise.
+        compared: Budgets at which the other rules and units are run.
         designs: Noise designs.
         steps: Step sizes to tune over.
         rounds: Rounds.
@@ -61,6 +63,7 @@ class Config:
     relations: tuple[Literal["replace_agent", "replace_record", "zero_out_record"], ...] = (
         "replace_agent",
     )
+    compared: tuple[float, ...] = (3.0, 10.0)
     designs: tuple[str, ...] = plan.DESIGNS
     steps: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005, 0.001)
     rounds: int = 5000
@@ -92,21 +95,29 @@ PRESETS = {
         batch_size=8, steps=(0.2, 0.1, 0.05, 0.02, 0.01), tuning_seeds=tuple(range(100, 110)),
         measurements=20,
     ),
-    "cpu": Config(),
-    "full": Config(tuning_seeds=tuple(range(100, 110)), measurements=20),
+    "cpu": Config(
+        budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record")
+    ),
+    "full": Config(
+        budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record"),
+        tuning_seeds=tuple(range(100, 110)), measurements=20,
+    ),
 }  # fmt: skip
 
 
 def cells(config: Config) -> list[dict[str, Any]]:
-    """The (relation, budget, epsilon, p) to run: a sweep over epsilon, then one over p."""
+    """The (relation, budget, epsilon, p) to run: both sweeps, then the other rules and units."""
     points = [(epsilon, config.probability[0]) for epsilon in config.epsilon]
     points += [(config.at_epsilon, p) for p in config.probability[1:]]
-    points = list(dict.fromkeys(points))
+    relation, budget = config.relations[0], config.budgets[0]
+    chosen = [(relation, budget, *point) for point in points]
+    others = [(relation, other) for other in config.budgets[1:]]
+    others += [(other, budget) for other in config.relations[1:]]
+    chosen += [(*pair, e, config.probability[0]) for pair in others for e in config.compared]
+    names = ("relation", "budget", "epsilon", "probability")
     return [
-        {"relation": relation, "budget": budget, "epsilon": float(epsilon), "probability": float(p)}
-        for relation in config.relations
-        for budget in config.budgets
-        for epsilon, p in points
+        dict(zip(names, (r, b, float(e), float(p)), strict=True))
+        for r, b, e, p in dict.fromkeys(chosen)
     ]
 
 
@@ -182,8 +193,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     for cell in cells(config):
         name = "_".join(str(value) for value in (config.dataset, *cell.values()))
         stored = {**dataclasses.asdict(config), **cell}
-        for listed in ("epsilon", "probability", "budgets", "relations", "at_epsilon"):
-            stored.pop(listed) if listed not in cell else None
+        for listed in ("budgets", "relations", "at_epsilon", "compared"):
+            del stored[listed]
         frames.append(
             lab.cell(
                 name,
