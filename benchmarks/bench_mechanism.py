@@ -12,6 +12,7 @@ Compilation is excluded (reported as ``first_seconds``); medians of repeated cal
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -135,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     rows: list[dict[str, Any]] = []
+    busy = os.getloadavg()[0]
 
     def report(row: dict[str, Any]) -> None:
         rows.append({"experiment": "bench_mechanism"} | row)
@@ -148,7 +150,10 @@ def main(argv: list[str] | None = None) -> int:
         from dpjax.results import records
 
         command = " ".join(["python", "benchmarks/bench_mechanism.py", *(argv or sys.argv[1:])])
-        records.write(options.output, rows, records.metadata(command=command, seed=0))
+        about = records.metadata(command=command, seed=0)
+        # Times on a busy machine say little; readers see how busy it was.
+        about["load_average"] = [busy, os.getloadavg()[0]]
+        records.write(options.output, rows, about)
     return 0
 
 
