@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
@@ -136,4 +136,4 @@ def spent_key() -> PRNGKeyArray:
 
 
 def _wrap(words: list[int]) -> PRNGKeyArray:
-    return jax.random.wrap_key_data(np.array(words, np.uint32), impl=_IMPLEMENTATION)
+    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_IMPLEMENTATION)

@@ -195,10 +195,11 @@ def _parser(
     ) -> Any:
         return config, options
 
+    flat: Any = tyro.conf.OmitArgPrefixes
     parse.__annotations__ = {
-        "config": tyro.conf.OmitArgPrefixes[config_type],  # type: ignore[valid-type]
-        "options": tyro.conf.OmitArgPrefixes[Options],
-        "preset": Literal[presets],  # type: ignore[valid-type]
+        "config": flat[config_type],
+        "options": flat[Options],
+        "preset": Literal.__getitem__(presets),
     }
     parse.__doc__ = f"""{doc}
 

@@ -47,7 +47,7 @@ class Settings(NamedTuple):
     clip_norm: float
     batch_size: int
     step_decay: str
-    clipping: str
+    clipping: clipping.Method
     microbatch: int | None
     unit: str
     mesh: Mesh | None
@@ -134,8 +134,9 @@ def _axes(state: State, over: str) -> Any:
         if not isinstance(leaf, noise.NoiseState):
             return 0
         # Key and raw normals are a seed's; all its plans share them.
-        mine = 0 if over == "seeds" else None
-        return noise.NoiseState(mine, None, tuple(mine for _ in leaf.past))
+        mine: Any = 0 if over == "seeds" else None
+        nothing: Any = None
+        return noise.NoiseState(mine, nothing, tuple(mine for _ in leaf.past))
 
     tree = jax.tree.map(of_leaf, state, is_leaf=lambda leaf: isinstance(leaf, noise.NoiseState))
     return tree._replace(round=None)
@@ -148,9 +149,7 @@ def _template(settings: Settings, arrays: Arrays, params: Any, key: PRNGKeyArray
 
 
 @functools.partial(jax.jit, static_argnames="settings")
-def initial(
-    settings: Settings, arrays: Arrays, params: Any, noise_keys: PRNGKeyArray
-) -> tuple[State, Any]:
+def initial(settings: Settings, arrays: Arrays, params: Any, noise_keys: PRNGKeyArray) -> State:
     """Build the stacked initial state.
 
     Args:
@@ -160,7 +159,7 @@ def initial(
         noise_keys: [S] noise keys.
 
     Returns:
-        The state, leaves [S, V, n, ...] but for keys [S] and counters [], and its seed axes.
+        The state, leaves [S, V, n, ...] but for keys [S] and counters [].
     """
     n = arrays.factor.shape[-1]
 

@@ -329,16 +329,16 @@ def _place(
     plans: tuple[Plan, ...], problem: Problem, mesh: Any
 ) -> tuple[program.Arrays, program.Data]:
     """Put what the compiled program reads on the devices, agents over the mesh."""
-    # The step size stays float32 whatever the x64 flag says.
+
+    def stack(values: list[Any]) -> jax.Array:
+        # float32 whatever the x64 flag says.
+        return jnp.asarray(np.stack(values).astype(np.float32))
+
+    mixing = stack([plan.mixing for plan in plans])
     arrays = program.Arrays(
-        mixing=np.stack([plan.mixing for plan in plans]).astype(np.float32),
-        factor=np.stack([plan.factor for plan in plans]),
-        step_size=np.asarray([plan.config.step_size for plan in plans], np.float32),
-    )
-    arrays = program.Arrays(
-        mixing=sharding.place(jnp.asarray(arrays.mixing), mesh, arrays.mixing.ndim - 2),
-        factor=sharding.place(jnp.asarray(arrays.factor), mesh, 1),
-        step_size=sharding.place(jnp.asarray(arrays.step_size), mesh, None),
+        mixing=sharding.place(mixing, mesh, mixing.ndim - 2),
+        factor=sharding.place(stack([plan.factor for plan in plans]), mesh, 1),
+        step_size=sharding.place(stack([plan.config.step_size for plan in plans]), mesh, None),
     )
     data = program.Data(
         x=sharding.place(jnp.asarray(problem.x), mesh, None),
@@ -371,7 +371,7 @@ def _identity(
         "chunks": str(chunks),
         "devices": f"{device.device_kind} x {1 if mesh is None else mesh.size}",
         "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
-        f"jaxlib {jaxlib.__version__}, x64 {jax.config.jax_enable_x64}",
+        f"jaxlib {jaxlib.__version__}, x64 {jnp.zeros(()).dtype == jnp.float64}",
     }
 
 

@@ -101,7 +101,8 @@ _STYLE: Any = {
     "text.usetex": False,
     "svg.fonttype": "path",  # looks the same where the font is missing
     "svg.hashsalt": "dpjax",
-    "path.simplify": True,
+    "text.hinting": "none",  # as wide at every resolution
+    "figure.dpi": 160.0,
 }
 
 
@@ -267,17 +268,19 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     with style():
         width, height = figure.get_size_inches()
         legend = _legend(figure, list(notes.handles.values()), width)
-        above = _height(figure, legend) + 0.04 if legend is not None else 0.0
+        above = _height(figure, legend) + 0.1 if legend is not None else 0.0
         text = _wrapped(figure, caption, width - 0.3) if caption else None
-        below = _height(figure, text) + 0.16 if text is not None else 0.0
+        below = _height(figure, text) + 0.14 if text is not None else 0.0
         # The sheet grows by what is written above and below, so that the panels keep their size.
         total = height + above + below
         figure.set_size_inches(width, total)
         if legend is not None:
-            legend.set_bbox_to_anchor((0.5, 1 - 0.03 / total), figure.transFigure)
+            legend.set_bbox_to_anchor((0.5, 1 - 0.06 / total), figure.transFigure)
         if text is not None:
             text.set_position((0.15 / width, (below - 0.06) / total))
-        figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
+        side = 0.1 / width
+        rect = (side / 2, below / total, 1 - 1.5 * side, height / total)
+        figure.set_layout_engine("constrained", rect=rect)
         figure.canvas.draw()  # now, in this style, and once for all
         figure.set_layout_engine("none")
     return caption
@@ -405,7 +408,8 @@ def _slice(frame: "pandas.DataFrame", x: str, series: str) -> tuple["pandas.Data
         if (groups.nunique(dropna=False) > 1).any():
             value = frame[name].mode().iloc[0]
             frame = frame[frame[name] == value]
-            held.append(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}")
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            held.append(f"{name.replace('_', ' ')} = {shown}")
     return frame, f"At {', '.join(held)}." if held else None
 
 
@@ -466,20 +470,39 @@ def _dress(
     logx: bool,
     logy: bool,
 ) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
     ax.set_xlabel(xlabel or x.replace("_", " "))
-    ax.set_ylabel(ylabel or y.replace("_", " "))
+    place = ax.get_subplotspec()
+    shared = len(ax.get_shared_y_axes().get_siblings(ax)) > 1
+    if place is None or place.is_first_col() or not shared:
+        ax.set_ylabel(ylabel or y.replace("_", " "))
     if title:
         ax.set_title(title)
     if logx:
         ax.set_xscale("log")
+        _plain_decades(ax.xaxis)
+        values = sorted(set(frame[x][np.isfinite(frame[x].to_numpy(np.float64))]))
+        if len(values) <= 10:
+            ax.xaxis.set_major_locator(FixedLocator(values))
     elif frame[x].dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if logy:
         ax.set_yscale("log")
+        _plain_decades(ax.yaxis)
     if x == "round" and not logx and frame[x].max() >= 10_000:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _plain_decades(axis: Any) -> None:
+    """Label a logarithmic axis 0.5 and 200 rather than in powers, between decades where short."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    subs = (1.0,) if high > 30 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _notes(figure: Any) -> _Notes:
@@ -547,7 +570,7 @@ def _wrapped(figure: Any, caption: str, width: float) -> Any:
     length = int(width * 20)
     while length > 20:
         text.set_text("\n".join(textwrap.wrap(caption, length, break_on_hyphens=False)))
-        if _extent(figure, text).width <= width * figure.dpi:
+        if _extent(figure, text).width <= 0.98 * width * figure.dpi:
             break
         length -= 2
     return text

@@ -200,3 +200,14 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
             run(made, small, seeds=[0], **kwargs)
     with pytest.raises(ValueError, match="start has shapes"):
         run(made, small, seeds=[0, 1], start=zero, phase=1)
+
+
+def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
+    """Per-record runs loop over seeds and plans on a CPU; the numbers are the vmap's."""
+    config = make_config(relation="replace_record")
+    made = [plan.make(dataclasses.replace(config, design=d), network) for d in plan.DESIGNS[1:4]]
+    looped = run(made, small, seeds=[0, 1])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    mapped = run(made, small, seeds=[0, 1])
+    for name, value in looped.metrics.items():
+        np.testing.assert_allclose(mapped.metrics[name], value, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,74 @@
+"""What only a GPU can get wrong: precision of cancelling noise, agreement with the CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.engine.run import run
+from dpjax.mechanism import factorization, spatial
+from dpjax.topology import gossip, graphs, mixing
+from dpjax.transforms import noise
+from tests.engine.support import make_config, make_problem
+
+pytestmark = pytest.mark.gpu
+
+
+def on_cpu():
+    return jax.default_device(jax.devices("cpu")[0])
+
+
+def test_a_gpu_is_what_runs():
+    assert jax.default_backend() == "gpu"
+
+
+def test_noise_that_cancels_still_cancels():
+    """With ten-bit mantissas what is left after mixing would be hundreds of times too much."""
+    matrix = mixing.metropolis_hastings(graphs.complete(20))
+    covariance = spatial.whisper(matrix, 1.0)
+    factor = spatial.sampling_factor(covariance).astype(np.float32)
+    chain = noise.correlated(factor, key=jax.random.key(0), rounds=4)
+    zero = jnp.zeros((20, 50_000))
+    drawn, _ = chain.update(zero, chain.init(zero))
+    left = np.sum(np.square(np.asarray(gossip.mix(jnp.asarray(matrix, jnp.float32), drawn))))
+    np.testing.assert_allclose(left / 50_000, spatial.energy(covariance, matrix), rtol=0.05)
+    coarse = factor.astype(jnp.bfloat16).astype(np.float32)
+    chain = noise.correlated(coarse, key=jax.random.key(0), rounds=4)
+    drawn, _ = chain.update(zero, chain.init(zero))
+    wrong = np.sum(np.square(np.asarray(gossip.mix(jnp.asarray(matrix, jnp.float32), drawn))))
+    assert wrong > 1.5 * left
+
+
+def test_normals_are_the_cpus():
+    chain = noise.correlated(np.eye(8, dtype=np.float32), key=jax.random.key(3), rounds=2)
+    zero = jnp.zeros((8, 1000))
+    here, _ = chain.update(zero, chain.init(zero))
+    with on_cpu():
+        chain = noise.correlated(np.eye(8, dtype=np.float32), key=jax.random.key(3), rounds=2)
+        there, _ = chain.update(jnp.zeros((8, 1000)), chain.init(jnp.zeros((8, 1000))))
+    np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-5)
+
+
+def test_solver_agrees_with_the_cpu():
+    factor = mixing.metropolis_hastings(graphs.erdos_renyi(60, 0.2, 0))
+    here = factorization.minimize_trace(factor=factor)
+    with on_cpu():
+        there = factorization.minimize_trace(factor=factor)
+    assert here.gap < 1e-8 and there.gap < 1e-8
+    np.testing.assert_allclose(here.value, there.value, rtol=1e-8)
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_runs_agree_with_the_cpu(relation):
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
+    made = plan.make(make_config(relation=relation), matrix)
+    problem = make_problem(6)
+    here = run(made, problem, seeds=[0, 1])
+    with on_cpu():
+        there = run(made, problem, seeds=[0, 1])
+    for name, value in there.metrics.items():
+        np.testing.assert_allclose(here.metrics[name], value, rtol=2e-2, atol=1e-3)
+    again = run(made, problem, seeds=[0, 1])
+    for name, value in here.metrics.items():
+        np.testing.assert_array_equal(again.metrics[name], value)
