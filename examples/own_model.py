@@ -18,21 +18,18 @@ class Net(nn.Module):
 
 def main(rounds=400):
     graph = nx.connected_watts_strogatz_graph(12, 4, 0.3, seed=1)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3600, 8))
-    y = np.argmax(x @ rng.normal(size=(8, 3)), axis=1)
-
-    shards = partition.iid(len(x) - 600, agents := len(graph), seed=0)
-    task = problem.supervised(
-        Net(), "cross_entropy", (x[600:], y[600:]), (x[:600], y[:600]), shards
-    )
+    x = np.random.default_rng(0).normal(size=(3600, 8))
+    y = np.argmax(x @ np.random.default_rng(1).normal(size=(8, 3)), axis=1)
+    train, test = (x[600:], y[600:]), (x[:600], y[:600])
+    shards = partition.iid(len(train[0]), len(graph), seed=0)
+    task = problem.supervised(Net(), "cross_entropy", train, test, shards)
     config = plan.Config(
         design="whisper_horizon", epsilon=8.0, delta=1e-5, relation="replace_agent",
         rounds=rounds, clip_norm=1.0, batch_size=32, step_size=0.02,
     )  # fmt: skip
     made = plan.make(config, mixing.metropolis_hastings(graph))
     result = run(made, task, seeds=[0, 1, 2], progress=True)
-    print(f"{agents} agents, test accuracy {result.metrics['test_accuracy'][-1].mean():.3f}")
+    print(f"test accuracy {result.metrics['test_accuracy'][-1].mean():.3f}")
     print(result.guarantees[0].statement())
     return result
 

@@ -1,0 +1,80 @@
+"""Every experiment's tiny preset runs, stores records, draws, and reads them back."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.results import records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(folder, name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(tmp_path, name):
+    return sorted((tmp_path / name / "tiny").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "name", ["whisper_variance", "whisper_quadratic", "whisper_logistic", "whisper_departure"]
+)
+def test_tiny_preset(tmp_path, capsys, name):
+    module = script("experiments", name)
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
+    assert module.main(arguments) == 0
+    first = capsys.readouterr().out
+    paths = cells(tmp_path, name)
+    before = [path.read_bytes() for path in paths]
+    assert paths and list((tmp_path / name / "tiny").glob("*.svg"))
+    metadata = records.read_metadata(paths[0])
+    assert metadata["command"].startswith(f"python experiments/{name}.py --preset tiny")
+    assert metadata["preset"] == "tiny" and metadata["versions"]["jax"]
+    assert module.main(arguments) == 0
+    again = capsys.readouterr().out
+    assert again.count(": read") == len(paths)
+    assert [path.read_bytes() for path in paths] == before
+    tables = [line for line in first.splitlines() if not line.startswith((" ", str(tmp_path)))]
+    assert len(tables) > 5 and set(tables) <= set(again.splitlines())
+    assert module.main([*arguments, "--no-resume"]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+
+
+def test_rows_of_a_run_carry_its_guarantee(tmp_path):
+    module = script("experiments", "whisper_logistic")
+    assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
+    frame = records.read(tmp_path / "whisper_logistic" / "tiny")
+    private = frame[(frame["algorithm"] == "whisper") & (frame["phase"] == "final")]
+    last = private[private["round"] == 60]
+    stated = Guarantee.from_dict(last["guarantee"].iloc[0])
+    assert stated.epsilon == 10 and stated.relation == "replace_agent" and not stated.release
+    assert set(frame[frame["phase"] == "tuning"]["seed"]).isdisjoint(
+        frame[frame["phase"] == "final"]["seed"]
+    )
+
+
+def test_tuning_on_reported_seeds_is_refused(tmp_path, capsys):
+    module = script("experiments", "whisper_logistic")
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--tuning-seeds", "0", "5"]
+    with pytest.raises(SystemExit) as stop:
+        module.main(arguments)
+    streams = capsys.readouterr()
+    assert stop.value.code == 2 and "tuning_seeds share [0]" in streams.err + streams.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_model_example_is_short_and_learns(capsys):
+    path = ROOT / "examples" / "own_model.py"
+    assert len(path.read_text().splitlines()) < 40
+    result = script("examples", "own_model").main(rounds=60)
+    assert result.metrics["test_accuracy"][-1].mean() > 0.45
+    assert "differentially private per agent" in capsys.readouterr().out
