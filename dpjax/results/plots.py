@@ -470,7 +470,7 @@ def _dress(
     logx: bool,
     logy: bool,
 ) -> None:
-    from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
+    from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
     ax.set_xlabel(xlabel or x.replace("_", " "))
     place = ax.get_subplotspec()
@@ -485,6 +485,7 @@ def _dress(
         values = sorted(set(frame[x][np.isfinite(frame[x].to_numpy(np.float64))]))
         if len(values) <= 10:
             ax.xaxis.set_major_locator(FixedLocator(values))
+            ax.xaxis.set_minor_locator(NullLocator())
     elif frame[x].dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if logy:
@@ -569,7 +570,10 @@ def _wrapped(figure: Any, caption: str, width: float) -> Any:
     text.set_parse_math(False)
     length = int(width * 20)
     while length > 20:
-        text.set_text("\n".join(textwrap.wrap(caption, length, break_on_hyphens=False)))
+        # "T = 5" stays on one line.
+        tied = caption.replace(" = ", "\xa0=\xa0")
+        wrapped = textwrap.wrap(tied, length, break_on_hyphens=False)
+        text.set_text("\n".join(wrapped).replace("\xa0", " "))
         if _extent(figure, text).width <= 0.98 * width * figure.dpi:
             break
         length -= 2

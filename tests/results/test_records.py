@@ -1,0 +1,227 @@
+"""Records come back as written, are never overwritten, and are refused when damaged."""
+
+import json
+import math
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.results import records
+
+ROWS = [
+    {"algorithm": "whisper", "seed": 0, "epsilon": 10.0, "test_loss": 0.1 + 0.2, "unit": "agent"},
+    {"algorithm": "none", "seed": 1, "epsilon": math.inf, "test_loss": math.nan, "unit": "ü|\n"},
+    {"algorithm": "none", "seed": 2, "epsilon": -math.inf, "test_loss": 1e-300, "unit": ""},
+]
+
+
+def private(epsilon=10.0):
+    return Guarantee(
+        epsilon=epsilon, delta=1e-5, mu=0.5, relation="replace_agent", attacker="outsider",
+        rounds=100, clip_norm=0.1, accountant="gdp", release=False,
+    )  # fmt: skip
+
+
+def same(one, other):
+    return one == other or (one != one and other != other)
+
+
+def test_rows_and_metadata_come_back(tmp_path):
+    path = tmp_path / "a" / "b" / "run.jsonl"
+    given = {"command": "python x.py", "config": {"epsilon": math.inf, "steps": (1, 2)}}
+    assert records.write(path, ROWS, given) == path
+    frame = records.read(path)
+    assert list(frame.columns) == list(ROWS[0])
+    for row, stored in zip(ROWS, frame.to_dict("records"), strict=True):
+        assert all(same(row[name], stored[name]) for name in row)
+    stored = records.read_metadata(path)
+    assert stored["command"] == "python x.py"
+    assert stored["config"] == {"epsilon": math.inf, "steps": [1, 2]}
+    assert stored["rows"] == 3
+
+
+def test_the_file_is_strict_json_lines(tmp_path):
+    path = records.write(tmp_path / "run.jsonl", ROWS, {})
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    lines = [
+        json.loads(line, parse_constant=refuse)
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]
+    ]
+    assert list(lines[0]) == ["metadata"] and len(lines) == 4
+    assert lines[2]["epsilon"] == "inf" and lines[2]["test_loss"] == "nan"
+
+
+def test_numpy_and_jax_values_are_taken(tmp_path):
+    row = {
+        "a": np.float32(0.1), "b": np.int64(3), "c": np.bool_(True), "d": np.float64("inf"),
+        "e": np.arange(3), "f": jnp.float32(0.5), "g": None, "h": tmp_path, "i": np.str_("x"),
+        "j": np.array([np.nan, 1.0]),
+    }  # fmt: skip
+    path = records.write(tmp_path / "run.jsonl", [row], {})
+    (line,) = path.read_text().splitlines()[1:]
+    assert json.loads(line) == {
+        "a": float(np.float32(0.1)), "b": 3, "c": True, "d": "inf", "e": [0, 1, 2], "f": 0.5,
+        "g": None, "h": str(tmp_path), "i": "x", "j": ["nan", 1.0],
+    }  # fmt: skip
+    stored = records.read(path).to_dict("records")[0]
+    assert stored["d"] == math.inf and math.isnan(stored["j"][0])
+
+
+def test_what_json_cannot_hold_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"rows\[1\].loss is a complex"):
+        records.write(tmp_path / "run.jsonl", [{"loss": 1.0}, {"loss": 1j}], {})
+    with pytest.raises(ValueError, match="metadata.when is a object"):
+        records.write(tmp_path / "run.jsonl", [], {"when": object()})
+    with pytest.raises(ValueError, match="rows, which write adds"):
+        records.write(tmp_path / "run.jsonl", [], {"rows": 3})
+    with pytest.raises(ValueError, match="guarantee is 7"):
+        records.write(tmp_path / "run.jsonl", [{"guarantee": 7}], {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_guarantees_are_stored_once_and_put_back(tmp_path):
+    kinds = [private().to_dict(), Guarantee.none(100).to_dict(), None]
+    rows = [{"round": i, "guarantee": kinds[i % 3]} for i in range(300)]
+    path = records.write(tmp_path / "run.jsonl", rows, {})
+    assert path.read_text().count("replace_agent") == 1
+    assert len(records.read_metadata(path)["guarantees"]) == 2
+    frame = records.read(path)
+    assert list(frame["guarantee"]) == [row["guarantee"] for row in rows]
+    assert Guarantee.from_dict(frame["guarantee"][0]) == private()
+    assert Guarantee.from_dict(frame["guarantee"][1]) == Guarantee.none(100)
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path):
+    path = records.write(tmp_path / "run.jsonl", ROWS, {})
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="exists; records are never overwritten"):
+        records.write(path, [], {})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path, monkeypatch, links):
+    path = tmp_path / "run.jsonl"
+
+    def rows():
+        yield ROWS[0]
+        path.write_text("another's")  # between the check and the writing
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with pytest.raises(ValueError, match="never overwritten"):
+        records.write(path, rows(), {})
+    assert path.read_text() == "another's"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def no_links(*_):
+    raise PermissionError(1, "no hard links here")
+
+
+def test_file_systems_without_links_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", no_links)
+    path = records.write(tmp_path / "run.jsonl", ROWS, {})
+    assert len(records.read(path)) == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "link"])
+def test_a_crash_half_way_leaves_nothing(tmp_path, monkeypatch, step):
+    def crash(*_):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, step, crash)
+    with pytest.raises(OSError, match="no space"):
+        records.write(tmp_path / "run.jsonl", ROWS, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_and_lists_are_merged_in_order(tmp_path):
+    for name in ("b/2", "a", "b/1"):
+        records.write(tmp_path / f"{name}.jsonl", [{"name": name}], {"experiment": f"of {name}"})
+    (tmp_path / ".c.jsonl.tmp").write_text("unfinished")
+    frame = records.read(tmp_path)
+    assert list(frame["name"]) == ["a", "b/1", "b/2"]
+    assert list(frame["experiment"]) == ["of a", "of b/1", "of b/2"]
+    assert list(frame.columns) == ["experiment", "name"]
+    chosen = records.read([tmp_path / "b", tmp_path / "a.jsonl"])
+    assert list(chosen["name"]) == ["b/1", "b/2", "a"]
+    assert list(chosen.index) == [0, 1, 2]
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
+    for given, message in (
+        (tmp_path / "none.jsonl", "not there"),
+        (tmp_path, "without"),
+        ([], "at least one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            records.read(given)
+    with pytest.raises(ValueError, match="no file"):
+        records.read_metadata(tmp_path)
+
+
+def test_every_truncation_is_noticed(tmp_path):
+    rows = [{"seed": i, "guarantee": private().to_dict()} for i in range(3)]
+    whole = records.write(tmp_path / "run.jsonl", rows, {}).read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    for length in range(len(whole)):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"cut.jsonl, line \d"):
+            records.read(cut)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda lines: ["a,b\n", *lines[1:]], 1),
+        (lambda lines: ['{"a": 1}\n', *lines[1:]], 1),
+        (lambda lines: ['{"metadata": 3}\n', *lines[1:]], 1),
+        (lambda lines: [lines[0], "[1]\n", *lines[2:]], 2),
+        (lambda lines: [lines[0], lines[1].replace("0", "NaN", 1), *lines[2:]], 2),
+        (lambda lines: [*lines[:2], "\n", *lines[3:]], 3),
+        (lambda lines: [*lines[:2], "caf\xe9\n", *lines[3:]], 3),
+        (lambda lines: [*lines[:3], lines[3].replace('"guarantee":0', '"guarantee":1')], 4),
+        (lambda lines: [*lines, lines[-1]], 5),
+    ],
+)
+def test_foreign_lines_are_refused_by_file_and_line(tmp_path, change, line):
+    rows = [{"seed": i, "guarantee": private().to_dict()} for i in range(3)]
+    path = records.write(tmp_path / "run.jsonl", rows, {})
+    lines = path.read_text().splitlines(keepends=True)
+    other = tmp_path / "other.jsonl"
+    other.write_bytes("".join(change(lines)).encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"other.jsonl, line {line}\b"):
+        records.read(other)
+
+
+def test_another_format_is_refused(tmp_path):
+    path = records.write(tmp_path / "run.jsonl", [], {})
+    other = tmp_path / "other.jsonl"
+    other.write_text(path.read_text().replace('"format":1', '"format":2'))
+    with pytest.raises(ValueError, match="format is 2"):
+        records.read_metadata(other)
+
+
+def test_metadata_says_what_ran_where():
+    made = records.metadata(command="python x.py", seed=(0, 1), note="quick")
+    assert made["command"] == "python x.py" and made["seed"] == [0, 1] and made["note"] == "quick"
+    assert set(made["versions"]) == {"python", "dpjax", "jax", "jaxlib", "numpy", "optax", "flax"}
+    assert all(made["versions"].values())
+    assert made["device"]["count"] >= 1 and made["device"]["kind"]
+    assert made["date"].endswith("Z") and len(made["date"]) == 20
+    assert (made["commit"] is None) == (made["dirty"] is None)
+    json.dumps(made, allow_nan=False)
+
+
+def test_metadata_is_made_where_git_is_missing(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    made = records.metadata()
+    assert made["commit"] is None and made["dirty"] is None and made["seed"] is None

@@ -1,0 +1,141 @@
+"""Statistics agree with SciPy's; tables are aligned and say no more than four digits."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpjax.results import tables
+
+pandas = pytest.importorskip("pandas")
+
+
+@pytest.fixture
+def frame():
+    rng = np.random.default_rng(3)
+    shared = rng.normal(size=10)
+    rows = []
+    for name, shift in (("whisper", 0.0), ("independent", 0.05)):
+        for seed in range(10):
+            value = shared[seed] + shift + 0.02 * rng.normal()
+            rows.append({"algorithm": name, "budget": "gdp", "seed": seed, "loss": value})
+    return pandas.DataFrame(rows)
+
+
+def test_summary_agrees_with_scipy(frame):
+    from scipy import stats
+
+    made = tables.summary(frame, ["algorithm", "budget"], "loss")
+    assert list(made.columns) == ["algorithm", "budget", "mean", "standard error", "count"]
+    assert list(made["algorithm"]) == ["whisper", "independent"]  # as given, not sorted
+    for _, row in made.iterrows():
+        values = frame[frame["algorithm"] == row["algorithm"]]["loss"]
+        assert row["mean"] == pytest.approx(values.mean(), rel=1e-12)
+        assert row["standard error"] == pytest.approx(stats.sem(values, ddof=1), rel=1e-12)
+        assert row["count"] == 10
+        # The biased one is 5 % smaller, and is told apart.
+        assert row["standard error"] != pytest.approx(stats.sem(values, ddof=0), rel=1e-2)
+    assert list(tables.summary(frame, "algorithm", "loss")["mean"]) == list(made["mean"])
+
+
+def test_summary_does_not_hide_what_diverged():
+    rows = [{"a": "x", "loss": 1.0}, {"a": "x", "loss": math.nan}, {"a": "y", "loss": 2.0}]
+    made = tables.summary(pandas.DataFrame(rows), "a", "loss")
+    assert math.isnan(made["mean"][0]) and made["count"][0] == 2
+    assert made["mean"][1] == 2.0 and math.isnan(made["standard error"][1])
+
+
+def test_summary_keeps_groups_without_a_value():
+    rows = [{"e": math.inf, "v": 1.0}, {"e": math.nan, "v": 2.0}, {"e": math.nan, "v": 4.0}]
+    made = tables.summary(pandas.DataFrame(rows), "e", "v")
+    assert list(made["mean"]) == [1.0, 3.0] and list(made["count"]) == [1, 2]
+
+
+def test_paired_agrees_with_scipy(frame):
+    from scipy import stats
+
+    first, second = (frame[frame["algorithm"] == n]["loss"] for n in ("whisper", "independent"))
+    expected = stats.ttest_rel(second, first)
+    shuffled = frame.sample(frac=1.0, random_state=1)  # seeds pair rows, not their order
+    pair = tables.paired(shuffled, "whisper", "independent", "loss")
+    assert pair.t == pytest.approx(expected.statistic, rel=1e-9)
+    assert pair.count == 10 == expected.df + 1
+    assert pair.mean == pytest.approx(second.mean() - first.mean(), rel=1e-9)
+    assert pair.standard_error == pytest.approx(pair.mean / expected.statistic, rel=1e-9)
+    # Paired, the difference is clear; unpaired, the seeds drown it.
+    assert pair.t > 3 > stats.ttest_ind(second, first).statistic
+    assert list(pair._asdict()) == ["mean", "standard_error", "count", "t"]
+    other = tables.paired(frame, "independent", "whisper", "loss", on=["seed", "budget"])
+    assert other.mean == pytest.approx(-pair.mean)
+
+
+def test_paired_refuses_what_cannot_be_paired(frame):
+    with pytest.raises(ValueError, match="several rows with seed"):
+        tables.paired(pandas.concat([frame, frame]), "whisper", "independent", "loss")
+    with pytest.raises(ValueError, match="only one of"):
+        tables.paired(frame.iloc[1:], "whisper", "independent", "loss")
+    with pytest.raises(ValueError, match="'central' is in no row"):
+        tables.paired(frame, "whisper", "central", "loss")
+    with pytest.raises(ValueError, match="column 'accuracy' is not in the rows"):
+        tables.paired(frame, "whisper", "independent", "accuracy")
+
+
+def test_paired_at_the_edges():
+    def pair(*differences):
+        rows = [{"algorithm": "a", "seed": i, "v": 0.0} for i in range(len(differences))]
+        rows += [{"algorithm": "b", "seed": i, "v": d} for i, d in enumerate(differences)]
+        return tables.paired(pandas.DataFrame(rows), "a", "b", "v")
+
+    assert pair(2.0, 2.0).t == math.inf and pair(-2.0, -2.0).t == -math.inf
+    assert math.isnan(pair(0.0, 0.0).t)
+    one = pair(2.0)
+    assert one.mean == 2.0 and one.count == 1 and math.isnan(one.standard_error + one.t)
+    assert math.isnan(pair(2.0, math.nan).mean)
+
+
+ROWS = [
+    {"algorithm": "whisper", "steps": 5000, "step_size": 0.05, "loss": 1 / 3, "guarantee": {}},
+    {"algorithm": "a|b", "steps": 20, "step_size": 0.001, "loss": 0.5, "ended": True},
+    {"algorithm": "c\nd", "steps": None, "step_size": 10.0, "loss": math.nan},
+    {"algorithm": "", "steps": 7, "step_size": 1e-5, "loss": 123456.7},
+]
+
+TEXT = """\
+algorithm  steps  step_size     loss  ended
+---------  -----  ---------  -------  -----
+whisper     5000       0.05   0.3333
+a|b           20      0.001   0.5000  yes
+c d                      10      nan
+               7      1e-05  123,500"""
+
+MARKDOWN = """\
+| algorithm | steps | step_size |    loss | ended |
+| --------- | ----: | --------: | ------: | ----- |
+| whisper   |  5000 |      0.05 |  0.3333 |       |
+| a\\|b      |    20 |     0.001 |  0.5000 | yes   |
+| c d       |       |        10 |     nan |       |
+|           |     7 |     1e-05 | 123,500 |       |"""
+
+
+def test_tables_are_aligned_with_four_digits():
+    assert tables.text(ROWS) == TEXT
+    assert tables.markdown(ROWS) == MARKDOWN
+
+
+def test_frames_make_the_same_tables_without_an_index(frame):
+    rows = frame.to_dict("records")
+    assert tables.text(frame) == tables.text(rows)
+    assert tables.markdown(frame.iloc[3:]) == tables.markdown(rows[3:])
+
+
+def test_columns_are_chosen_and_ordered():
+    assert tables.text(ROWS[:1], ["loss", "algorithm"]).splitlines()[0].split() == [
+        "loss", "algorithm",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="columns has 'accuracy'"):
+        tables.text(ROWS, ["accuracy"])
+
+
+def test_no_rows_make_an_empty_table():
+    assert tables.text([]) == "\n"
+    assert tables.text([], []).strip() == ""
