@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
-__all__ = ["guarantees"]
+__all__ = ["guarantees", "listed"]
 
 _FALSE = "by the paper's rule, which is FALSE here"
 
@@ -28,7 +28,7 @@ def guarantees(given: Any) -> list[str]:
     captions: list[str] = []
     private: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     open_rounds: set[int] = set()
-    for one in _each(given):
+    for one in listed(given):
         if isinstance(one, str):
             captions.append(one)
             continue
@@ -49,7 +49,15 @@ def guarantees(given: Any) -> list[str]:
     return list(dict.fromkeys(captions))
 
 
-def _each(given: Any) -> Iterable[Any]:
+def listed(given: Any) -> list[Any]:
+    """What `guarantees` takes, as a list without the rows that have none.
+
+    Args:
+        given: A text, a guarantee, its dict, or several; None is none.
+
+    Returns:
+        The list.
+    """
     if given is None:
         return []
     if isinstance(given, str | Mapping) or hasattr(given, "caption"):

@@ -7,18 +7,18 @@ NaN: they are written as the strings "inf", "-inf" and "nan" and read as floats 
 
 import contextlib
 import datetime
-import errno
 import json
 import math
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata as packages
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dpjax.results import files
 
 if TYPE_CHECKING:
     import pandas
@@ -52,11 +52,14 @@ def write(
         ValueError: If the file exists, or for a value that JSON cannot hold.
     """
     path = Path(path)
+    taken = ValueError(
+        f"path is {str(path)!r}, which exists; records are never overwritten, name another"
+    )
     if path.exists():
-        raise _exists(path)
-    taken = [name for name in _RESERVED if name in metadata]
-    if taken:
-        raise ValueError(f"metadata holds {', '.join(taken)}, which write adds; rename them")
+        raise taken
+    reserved = [name for name in _RESERVED if name in metadata]
+    if reserved:
+        raise ValueError(f"metadata holds {', '.join(reserved)}, which write adds; rename them")
     guarantees: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     lines = []
@@ -76,7 +79,11 @@ def write(
         lines.append(_dump(plain))
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
     head |= {"format": _FORMAT, "rows": len(lines), "guarantees": guarantees}
-    _create(path, "\n".join([_dump({"metadata": head}), *lines]) + "\n")
+    content = "\n".join([_dump({"metadata": head}), *lines]) + "\n"
+    try:
+        files.create(path, content.encode())
+    except FileExistsError:
+        raise taken from None
     return path
 
 
@@ -297,52 +304,3 @@ def _files(paths: Any) -> Iterator[Path]:
         found += 1
     if not found:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
-
-
-def _exists(path: Path) -> ValueError:
-    return ValueError(f"path is {str(path)!r}, which exists; records are never overwritten, name "
-                      "another")  # fmt: skip
-
-
-def _create(path: Path, text: str) -> None:
-    """Write a new file: beside it first, then linked to its name, which must be free."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)  # mkstemp's are for the owner alone
-        try:
-            os.link(beside, path)  # fails where the name is taken, unlike a rename
-        except FileExistsError:
-            raise _exists(path) from None
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-                raise
-            _claim(path)
-            os.replace(beside, path)
-        _sync_folder(path.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-
-
-def _claim(path: Path) -> None:
-    """Take a free name on a file system without hard links."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        raise _exists(path) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -1,0 +1,72 @@
+"""Files written whole or not at all: beside first, then under their name."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["create", "replace"]
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def create(path: Path, content: bytes) -> None:
+    """Write a new file; its folder is made.
+
+    Args:
+        path: Where to; must be free, also at the last moment.
+        content: All of it.
+
+    Raises:
+        FileExistsError: If the name is taken; that file is left as it is.
+    """
+    with _beside(path, content) as beside:
+        try:
+            os.link(beside, path)  # fails where the name is taken, unlike a rename
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links: take the name first, then fill it.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.replace(beside, path)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file in place of the one before it; its folder is made.
+
+    Args:
+        path: Where to.
+        content: All of it.
+    """
+    with _beside(path, content) as beside:
+        os.replace(beside, path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path, content: bytes) -> Iterator[Path]:
+    """A written file in the same folder, gone when the block ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with beside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield beside
+        _sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,66 @@
+"""Captions state every guarantee among the rows, and never less than it."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.results import captions
+
+
+def private(epsilon=10.0, **changes):
+    fields = {
+        "epsilon": epsilon, "delta": 1e-5, "mu": float(gdp.mu(epsilon, 1e-5)),
+        "relation": "replace_agent", "attacker": "outsider", "rounds": 5000, "clip_norm": 0.1,
+        "accountant": "gdp", "release": False,
+    }  # fmt: skip
+    return Guarantee(**{**fields, **changes})
+
+
+def test_one_guarantee_reads_as_its_own_caption():
+    for one in (private(), private(relation="replace_record", release=True), Guarantee.none(7)):
+        assert captions.guarantees(one) == [one.caption()]
+        assert captions.guarantees(one.to_dict()) == [one.caption()]
+    assert captions.guarantees("any text") == ["any text"]
+    assert captions.guarantees(None) == captions.guarantees([]) == []
+
+
+def test_budgets_are_told_together_and_kinds_apart():
+    def told(*given):
+        return captions.guarantees([one.to_dict() for one in given])
+
+    (two,) = told(private(3.0), private(10.0), private(3.0), Guarantee.none(5000))
+    assert two.startswith("(epsilon = 3 and 10, delta = 1e-05)-DP per agent (replace_agent)")
+    (many,) = told(*map(private, (3.0, 5.0, 7.0, 40.0)))
+    assert many.startswith("(epsilon = 3 to 40, ")
+    agent, record = told(private(), private(relation="replace_record"))
+    assert "per agent" in agent and "per record" in record
+    assert told(Guarantee.none(10), Guarantee.none(20)) == ["not private, T = 10 and 20"]
+    assert captions.guarantees([None, math.nan, private()]) == [private().caption()]
+
+
+def test_agents_with_budgets_of_their_own_are_told():
+    one = private(per_agent_epsilon=(2.0, 10.0))
+    assert "epsilon = 2 and 10," in captions.guarantees(one)[0]
+
+
+def test_no_printed_epsilon_is_below_the_stated_one():
+    for epsilon in (3.00001, 9.99949, 0.123449, 1234.1):
+        text = captions.guarantees(private(epsilon))[0]
+        shown = float(text.removeprefix("(epsilon = ").split(",")[0])
+        assert epsilon <= shown <= epsilon * 1.001
+
+
+def test_a_false_statement_is_marked():
+    true = private()
+    record = dataclasses.replace(true, epsilon=5.0, accountant="paper", unsound=True).to_dict()
+    (text,) = captions.guarantees(record)
+    assert "FALSE" in text and "paper accountant, mu = " in text
+    assert "FALSE" not in captions.guarantees(true)[0]
+
+
+def test_what_is_no_guarantee_is_refused():
+    with pytest.raises(ValueError, match="give a text"):
+        captions.guarantees([3])

@@ -1,0 +1,309 @@
+"""Figures: same rows, same bytes; fixed colours; the guarantee in every caption."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.results import plots, records
+
+pandas = pytest.importorskip("pandas")
+
+SCRIPT = """
+import sys, hashlib, pandas
+from dpjax.results import plots
+rows = [
+    {"algorithm": a, "seed": s, "round": r, "test_loss": k / r + 0.01 * s}
+    for k, a in enumerate(plots.COLOURS) for s in range(3) for r in (1, 2, 3)
+]
+made = plots.lines(pandas.DataFrame(rows), "round", "test_loss", path=sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules, "a display may be missing"
+print(hashlib.sha256(made.read_bytes()).hexdigest())
+"""
+
+
+def guarantee(epsilon):
+    return Guarantee(
+        epsilon=epsilon, delta=1e-5, mu=float(gdp.mu(epsilon, 1e-5)), relation="replace_agent",
+        attacker="outsider", rounds=300, clip_norm=0.1, accountant="gdp", release=False,
+    )  # fmt: skip
+
+
+def make_rows(algorithms=tuple(plots.COLOURS), seeds=3, epsilons=(3.0, 10.0)):
+    held = {e: guarantee(e).to_dict() for e in epsilons}
+    nothing = Guarantee.none(300).to_dict()
+    return [
+        {
+            "experiment": "demo", "algorithm": a, "phase": "final",
+            "epsilon": math.inf if a == "non_private" else e, "budget_epsilon": e, "seed": s,
+            "round": r, "test_loss": 0.3 + k / e + 30 / r + 0.02 * s, "accuracy": 0.9,
+            "guarantee": nothing if a == "non_private" else held[e],
+        }
+        for k, a in enumerate(algorithms)
+        for e in epsilons
+        for s in range(seeds)
+        for r in (100, 200, 300)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def frame():
+    return pandas.DataFrame(make_rows())
+
+
+@pytest.fixture
+def ten(frame):
+    return frame[frame["budget_epsilon"] == 10]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def boxes(figure):
+    renderer = figure.canvas.get_renderer()
+    written = [*figure.texts, *figure.legends]
+    panels = [ax.get_tightbbox(renderer) for ax in figure.axes]
+    return [artist.get_window_extent(renderer) for artist in written], panels
+
+
+def assert_tidy(figure):
+    """Nothing leaves the sheet, and legend and caption lie clear of the panels."""
+    written, panels = boxes(figure)
+    width, height = figure.get_size_inches() * figure.dpi
+    for box in [*written, *panels]:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    for box in written:
+        assert not any(box.overlaps(panel) for panel in panels)
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    def drawn(name, seed):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "MPLBACKEND": "svg"}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path / name)],
+            capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert drawn("a.svg", "1") == drawn("b.svg", "2")
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_another_drawing_in_the_process_gives_the_same_bytes(tmp_path, ten, ending):
+    paths = [
+        plots.lines(ten, "round", "test_loss", path=tmp_path / f"{name}.{ending}") for name in "ab"
+    ]
+    first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    changed = ten.assign(test_loss=ten["test_loss"] * 1.5)
+    other = plots.lines(changed, "round", "test_loss", path=tmp_path / f"c.{ending}")
+    assert other.read_bytes() != first
+    for word in (b"<dc:date>", b"matplotlib.org", b"Software"):
+        assert word not in first
+
+
+def test_users_settings_do_not_change_a_figure(tmp_path, ten):
+    import matplotlib
+
+    first = plots.lines(ten, "round", "test_loss", path=tmp_path / "a.svg").read_bytes()
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": "other"}):
+        second = plots.lines(ten, "round", "test_loss", path=tmp_path / "b.svg").read_bytes()
+        assert matplotlib.rcParams["font.size"] == 20
+    assert first == second
+
+
+def test_the_caption_holds_the_guarantee(tmp_path, ten):
+    caption = guarantee(10.0).caption()
+    figure = plots.lines(ten, "round", "test_loss")
+    assert caption in plots.finish(figure)
+    shown = " ".join(texts(figure)).replace("\n", " ")
+    assert caption in shown
+    assert "means over 3 seeds, bands one standard error" in shown
+    # The text is drawn as outlines; it is in the file for search and screen readers too.
+    for ending in ("svg", "png"):
+        assert caption.encode() in plots.save(figure, tmp_path / f"a.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "given", ["(epsilon = 5)-DP, a test's", guarantee(5.0), guarantee(5.0).to_dict()]
+)
+def test_a_guarantee_may_be_given(ten, given):
+    figure = plots.lines(ten, "round", "test_loss", guarantee=given)
+    caption = plots.finish(figure)
+    assert "epsilon = 5" in caption and "epsilon = 10" not in caption
+
+
+def test_rows_without_a_guarantee_claim_none(ten):
+    figure = plots.lines(ten.drop(columns="guarantee"), "round", "test_loss")
+    assert "Guarantee" not in plots.finish(figure)
+
+
+def test_algorithms_keep_colour_label_and_marker_in_any_company(ten):
+    assert set(plots.COLOURS) == set(plots.LABELS) == set(plots.MARKERS)
+    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
+    assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
+    for names in (["whisper"], ["central", "whisper", "non_private"]):
+        figure = plots.lines(ten[ten["algorithm"].isin(names)], "round", "test_loss")
+        drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
+        for name in names:
+            line = drawn[plots.LABELS[name]]
+            assert line.get_color() == plots.COLOURS[name]
+            assert line.get_marker() == plots.MARKERS[name]
+
+
+def test_lines_are_means_and_bands_standard_errors(ten):
+    from scipy import stats
+
+    one = ten[ten["algorithm"] == "whisper"]
+    (ax,) = plots.lines(one.sample(frac=1.0, random_state=0), "round", "test_loss").axes
+    groups = [group["test_loss"] for _, group in one.groupby("round")]
+    np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [100, 200, 300])
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [g.mean() for g in groups])
+    edges = ax.collections[0].get_paths()[0].vertices
+    first = edges[np.isclose(edges[:, 0], 100), 1]
+    half = (first.max() - first.min()) / 2
+    assert half == pytest.approx(stats.sem(groups[0]))
+    (bare,) = plots.lines(one, "round", "test_loss", band=None).axes
+    assert not bare.collections
+
+
+def test_one_seed_has_no_band(ten):
+    figure = plots.lines(ten[ten["seed"] == 0], "round", "test_loss")
+    assert not figure.axes[0].collections
+    assert "One seed." in plots.finish(figure)
+
+
+def test_without_an_epsilon_a_run_is_a_level(frame):
+    last = frame[frame["round"] == 300]
+    (ax,) = plots.lines(last, "epsilon", "test_loss").axes
+    level = next(line for line in ax.get_lines() if line.get_label() == "non-private")
+    assert len(set(level.get_ydata())) == 1
+
+
+def test_different_settings_are_not_averaged(frame):
+    with pytest.raises(ValueError, match="choose one value of budget_epsilon first"):
+        plots.lines(frame[frame["algorithm"] == "non_private"], "round", "test_loss")
+    with pytest.raises(ValueError, match="one value of round"):
+        plots.lines(frame, "budget_epsilon", "test_loss")
+    with pytest.raises(ValueError, match="no rows"):
+        plots.lines(frame.iloc[:0], "round", "test_loss")
+    with pytest.raises(ValueError, match="column 'loss' is not in the rows"):
+        plots.lines(frame, "round", "loss")
+    with pytest.raises(ValueError, match="band is 'deviation'"):
+        plots.lines(frame, "round", "test_loss", band="deviation")
+
+
+def test_one_panel_is_tidy(ten, frame):
+    long = {f"a level with quite a long name {i}": 0.1 * i for i in range(4)}
+    for figure in (
+        plots.lines(ten, "round", "test_loss", title="a9a", note="A remark. " * 20),
+        plots.lines(ten, "round", "test_loss", logy=True, hlines=long),
+        plots.lines(frame[frame["round"] == 300], "epsilon", "test_loss", logx=True),
+        plots.lines(ten[ten["algorithm"] == "whisper"], "round", "test_loss"),
+    ):
+        plots.finish(figure)
+        assert_tidy(figure)
+
+
+def test_an_untidy_figure_is_noticed(ten):
+    figure = plots.lines(ten, "round", "test_loss")
+    plots.finish(figure)
+    text = figure.texts[0]
+    text.set_text(text.get_text().replace("\n", " "))  # as if it were not wrapped
+    with pytest.raises(AssertionError):
+        assert_tidy(figure)
+    plots.finish(overlapping := plots.lines(ten, "round", "test_loss"))
+    overlapping.legends[0].set_bbox_to_anchor((0.5, 0.8), overlapping.transFigure)
+    with pytest.raises(AssertionError):
+        assert_tidy(overlapping)
+
+
+def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
+    figure, panels = plots.figure(1, 2, sharey=True)
+    for ax, epsilon in zip(panels, (3.0, 10.0), strict=True):
+        rows = frame[frame["budget_epsilon"] == epsilon]
+        assert plots.lines(rows, "round", "test_loss", ax=ax, title=f"{epsilon:g}") is figure
+    plots.save(figure, tmp_path / "a.png")
+    assert len(figure.legends) == 1 and len(figure.texts) == 1
+    assert len(figure.legends[0].get_texts()) == 6
+    assert "epsilon = 3 and 10" in texts(figure)[0]
+    assert_tidy(figure)
+    height = figure.get_size_inches()[1]
+    plots.save(figure, tmp_path / "a.svg")  # saved twice, finished once
+    assert len(figure.texts) == 1 and figure.get_size_inches()[1] == height
+
+
+def test_a_png_stands_in_for_a_large_svg(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"algorithm": f"series {k}", "round": r, "loss": rng.normal()}
+        for k in range(6)
+        for r in range(3000)
+    ]
+    (tmp_path / "a.svg").write_text("an older one")
+    path = plots.lines(pandas.DataFrame(rows), "round", "loss", path=tmp_path / "a.svg")
+    assert path == tmp_path / "a.png"
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size <= 200_000
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_figure_is_replaced_whole(tmp_path, ten, monkeypatch):
+    path = plots.lines(ten, "round", "test_loss", path=tmp_path / "deep" / "a.svg")
+    before = path.read_bytes()
+
+    def crash(*_):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="no space"):
+        plots.lines(ten, "round", "accuracy", path=path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.svg"]
+    with pytest.raises(ValueError, match="end it in .svg or .png"):
+        plots.save(plots.lines(ten, "round", "accuracy"), tmp_path / "a.pdf")
+
+
+def test_records_are_drawn_with_sensible_defaults(tmp_path):
+    swept = records.write(tmp_path / "swept" / "run.jsonl", make_rows(), {})
+    tuning = [{**row, "phase": "tuning", "seed": 99} for row in make_rows()]
+    records.write(tmp_path / "swept" / "tuning.jsonl", tuning, {})
+    made = plots.from_records(tmp_path / "swept")
+    assert made == tmp_path / "swept" / "swept_test_loss_budget_epsilon.svg"
+    assert "over 3 seeds" in made.read_text()
+    assert plots.from_records(swept).name == "run_test_loss_budget_epsilon.svg"
+    held = plots.from_records(swept, x="round", out=tmp_path / "held.svg")
+    assert "At budget epsilon = 3" in held.read_text()
+    one = records.write(tmp_path / "one.jsonl", make_rows(epsilons=(3.0,)), {})
+    assert plots.from_records(one).name == "one_test_loss_round.svg"
+    assert plots.from_records(one, y="accuracy").name == "one_accuracy_round.svg"
+
+
+def test_the_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
+    rows = [
+        {"algorithm": a, "agents": 20, "seed": s, "probability": p, "energy": p + s, "other": 1.0}
+        for a in ("whisper", "independent")
+        for s in (0, 1)
+        for p in (0.2, 0.6)
+    ]
+    path = records.write(tmp_path / "run.jsonl", rows, {})
+    assert plots.from_records(path).name == "run_energy_probability.svg"
+
+
+def test_records_without_what_is_asked_are_refused(tmp_path):
+    path = records.write(tmp_path / "run.jsonl", make_rows(), {})
+    with pytest.raises(ValueError, match="y is 'nonsense'; choose one of experiment"):
+        plots.from_records(path, y="nonsense")
+    empty = records.write(tmp_path / "empty.jsonl", [], {})
+    with pytest.raises(ValueError, match="no rows"):
+        plots.from_records(empty)
+    bare = records.write(tmp_path / "bare.jsonl", [{"algorithm": "whisper", "loss": 1.0}], {})
+    with pytest.raises(ValueError, match="x is None"):
+        plots.from_records(bare)
