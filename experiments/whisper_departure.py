@@ -64,7 +64,7 @@ class Config:
     rounds: int = 4000
     clip_norm: float = 0.1
     batch_size: int = 128
-    step_size: float = 0.02
+    step_size: float = 0.01
     probability: float = 0.5
     seeds: tuple[int, ...] = tuple(range(10))
     measurements: int = 8
@@ -271,11 +271,10 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     figure, panels = plots.figure(1, 2)
     plots.lines(
         messages, "lost", "energy", ax=panels[0], band=None, xlabel="probability of a lost message",
-        ylabel="noise energy of one round, relative", guarantee="",
+        ylabel="noise energy of one round, relative", guarantee=[],
     )  # fmt: skip
-    for name, group in messages.groupby("algorithm", sort=False):
+    for _, group in messages.groupby("algorithm", sort=False):
         panels[0].plot(group["lost"], group["theory"], ":", color="black", linewidth=0.8)
-        del name
     solved = trained[trained["policy"] != "old noise"]
     plots.lines(
         solved, "round", "test_loss", ax=panels[1], xlabel="round",

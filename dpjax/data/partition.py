@@ -80,7 +80,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
         ValueError: If the sizes do not sum to the records.
     """
     n_records = _validate.integer("n_records", n_records)
-    sizes = [_validate.integer("sizes", int(size)) for size in sizes]
+    sizes = [_validate.integer("sizes", size) for size in sizes]
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
