@@ -150,7 +150,11 @@ class Plan:
     design: design_.Design | None = None
 
     def __post_init__(self) -> None:
-        """Audit the parts against each other."""
+        """Audit the parts against each other, on copies that nobody can change afterwards."""
+        for name in ("mixing", "factor"):
+            array = np.array(getattr(self, name))
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
         audit(self)
 
     @property

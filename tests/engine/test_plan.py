@@ -165,6 +165,16 @@ def test_wrong_number_of_budgets(network):
         plan.make(make_config(epsilon=(1.0, 2.0)), network)
 
 
+def test_arrays_cannot_be_changed_after_the_audit(network):
+    made = plan.make(make_config(), network)
+    with pytest.raises(ValueError, match="read-only"):
+        made.factor *= np.float32(0.5)
+    mine = made.factor.copy()
+    copied = dataclasses.replace(made, factor=mine)
+    mine *= 0
+    np.testing.assert_array_equal(copied.factor, made.factor)
+
+
 def test_fingerprint_sees_every_part(network):
     made = plan.make(make_config(), network)
     again = plan.make(make_config(), network)
