@@ -76,6 +76,8 @@ def factor(
         return _scheduled(matrix, horizon, etas, readout, final_model)
     matrix = matrix[0] if matrix.ndim == 3 else matrix
     if weights is None and np.array_equal(matrix, matrix.T):
+        if etas is None:
+            return _spectral_doubled(matrix, horizon, final_model)
         return _spectral(matrix, _coefficients(horizon, etas, final_model))
     if etas is not None:
         return _horner(matrix, _coefficients(horizon, etas, final_model), readout)
@@ -129,6 +131,22 @@ def _spectral(
     for coefficient in coefficients[::-1]:
         total = squares * (coefficient + total)
     return np.sqrt(total)[:, None] * vectors.T
+
+
+def _spectral_doubled(
+    matrix: Float[np.ndarray, "n n"], horizon: int, final_model: bool
+) -> Float[np.ndarray, "n n"]:
+    """`_doubled` on eigenvalues: sums of positive terms only, in log T steps."""
+    values, vectors = np.linalg.eigh(matrix)
+    squares = values**2
+    length, final, running, power = 1, squares, squares, squares
+    for bit in bin(horizon)[3:]:
+        final, running = final + power * final, running + length * final + power * running
+        length, power = 2 * length, power**2
+        if bit == "1":
+            final, running = squares + squares * final, (length + 1) * squares + squares * running
+            length, power = length + 1, power * squares
+    return np.sqrt(final if final_model else running)[:, None] * vectors.T
 
 
 def _horner(
