@@ -1,8 +1,9 @@
 """Two-dimensional quadratics over a network: Fig. 2 of the Whisper paper.
 
 Agent i of n holds f_i(x) = 15 (x1 +- i)^2 + x2^2, the second half rotated by 15 degrees about its
-own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds at eta_1 = 0.01), so
-the start and the first step size decide what is seen. Both are options; the presets show two of each.
+own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds at eta_1 = 0.01),
+so the start and the first step size decide what is seen. Both are options; the presets show two of
+each.
 """
 
 import dataclasses
