@@ -319,7 +319,8 @@ def test_seeds_under_vmap_get_the_noise_they_get_alone():
     keys = jax.vmap(lambda seed: jax.random.fold_in(key(), seed))(jnp.arange(3))
     together, normals = jax.jit(jax.vmap(one))(keys), jax.jit(jax.vmap(raw))(keys)
     for index in range(3):
-        np.testing.assert_array_equal(normals["w"][index], raw(keys[index])["w"])
+        # The bits are the same; compilers may round the inverse normal's last place either way.
+        np.testing.assert_allclose(normals["w"][index], raw(keys[index])["w"], rtol=3e-7)
         np.testing.assert_allclose(
             together["w"][index], one(keys[index])["w"], rtol=1e-5, atol=1e-6
         )
