@@ -62,7 +62,7 @@ PRESETS = {
         agents=6, epsilon=(3.0, 10.0), probability=(0.5, 1.0), rounds=40, seeds=(0, 1),
         first_steps=(1.0,), measurements=2,
     ),
-    "cpu": Config(),
+    "cpu": Config(measurements=2),
     "full": Config(seeds=tuple(range(50)), measurements=50),
 }  # fmt: skip
 
