@@ -137,6 +137,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--output", type=Path, default=None, help="record file to write")
     options = parser.parse_args(argv)
+    if options.output is not None and options.output.exists():
+        parser.error(f"--output {options.output} exists; records are never overwritten")
 
     data = load.load(options.dataset)
     graph = graphs.erdos_renyi(options.agents, 0.5, 0)
