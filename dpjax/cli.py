@@ -194,7 +194,6 @@ def _design(command: Design) -> int:
     from dpjax.mechanism import design, spatial
     from dpjax.topology import graphs, mixing
 
-    out = _free(command.out)
     graph = graphs.parse(_seeded(command.graph, command.seed))
     matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
         command.mixing
@@ -220,6 +219,7 @@ def _design(command: Design) -> int:
         for kind, _ in _COMPARED
     }
     chosen = made[command.design]
+    out = _free(command.out)
     guarantee = plan.make(config, matrix, design=chosen).guarantee
     try:
         saved = chosen.save(out)
@@ -240,6 +240,15 @@ def _design(command: Design) -> int:
     for name, value in spatial.figures(chosen.covariance, matrix).items():
         print(f"  {_FIGURES[name]:<58}{value:>12.6g}")
     print(f"  {'certified gap: relative excess over the optimum, at most':<58}{_gap(chosen):>12}")
+    ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
+    if ratio > 100:
+        print(
+            f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
+            "\n  it cancels (agents with the same neighbours do); messages must carry that range."
+            "\n  Bound it: plan.Config(..., max_variance=20), or design.make(..., max_variance=20)"
+        )
+    if config.unit == "agent" and config.delta >= 1 / n:
+        print(f"  NOTE: delta {config.delta:g} is not below 1 / {n} agents; that promises little")
     if not chosen.converged:
         print("  the solver stopped at a limit: the bound holds, the energy is not the least")
     print(f"\n{_table(made, matrix, horizon)}")
@@ -253,7 +262,7 @@ _FIGURES = {
     "per_agent_energy": "that per agent, tr(W R W') / n",
     "network_mean_variance": "variance of the network's mean, 1'R1 / n^2",
     "largest_variance": "largest variance of an agent's noise, max R_ii",
-    "largest_variance_ratio": "that over independent noise's at the same loss",
+    "largest_variance_ratio": "largest_variance_ratio: that over independent noise's",
 }
 
 
@@ -298,6 +307,8 @@ def _free(out: Path | None) -> Path:
         out = out if out.suffix else out.with_suffix(".npz")
         if out.exists():
             raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
+        if not out.parent.exists():
+            raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
         return out
     path, number = Path(_DEFAULT_OUT), 1
     while path.exists():

@@ -38,7 +38,7 @@ class Config:
         budgets: How the noise follows from the budget: gdp (exact), rdp, paper. The first has
             both sweeps, the others are run at ``compared``.
         relations: replace_agent (the agent's gradient is clipped) or replace_record (every
-            record's is); likewise.
+            record's is) or zero_out_record. The first has both sweeps.
         compared: Budgets at which the other rules and units are run.
         designs: Noise designs.
         steps: Step sizes to tune over.
@@ -92,7 +92,7 @@ PRESETS = {
     ),
     "demo": Config(
         dataset="breast_cancer", epsilon=(5.0,), at_epsilon=5.0, probability=(0.5,), rounds=200,
-        batch_size=8, steps=(0.2, 0.1, 0.05, 0.02, 0.01), tuning_seeds=tuple(range(100, 110)),
+        batch_size=8, steps=(0.5, 0.2, 0.1, 0.05, 0.02, 0.01), tuning_seeds=tuple(range(100, 110)),
         measurements=20,
     ),
     "cpu": Config(
@@ -177,8 +177,9 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
         **lab.run_options(folder / "final"),
     )
     lab.say(
-        f"  {tuning.rounds_per_second:,.0f} rounds/s tuning, "
-        f"{final.rounds_per_second:,.0f} reported (one seed's round of one design counts one)"
+        f"  tuned {len(tuning.plans)} plans on {len(tuning.seeds)} seeds at "
+        f"{tuning.rounds_per_second:,.0f} rounds/s, then ran {len(final.plans)} on "
+        f"{len(final.seeds)} at {final.rounds_per_second:,.0f}"
     )
     last = tuning.rounds[-1]
     rows = [row for row in tuning.rows(phase="tuning", **where) if row["round"] == last]
@@ -208,6 +209,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
 
 CLAIMS = (
     ("whisper_horizon", "whisper"),
+    ("whisper_horizon", "independent"),
     ("whisper", "pairwise"),
     ("whisper", "independent"),
     ("pairwise", "independent"),
@@ -231,19 +233,32 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary = tables.summary(group, by, "test_loss")
         accuracy = tables.summary(group, by, "test_accuracy")
         summary["test_accuracy"] = accuracy["mean"]
-        lab.say(tables.text(summary.rename(columns={"mean": "test_loss"})))
+        summary["algorithm"] = [plots.LABELS[name] for name in summary["algorithm"]]
+        lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
         present = set(group["algorithm"])
         rows = []
         for better, worse in CLAIMS:
             if {better, worse} <= present:
                 pair = tables.paired(group, better, worse, "test_loss")
-                rows.append({"better": better, "worse": worse, **pair._asdict()})
+                labels = {"better": plots.LABELS[better], "worse": plots.LABELS[worse]}
+                rows.append(
+                    {**labels, "difference": pair.mean, "standard error": pair.standard_error,
+                     "seeds": pair.count, "t": pair.t}
+                )  # fmt: skip
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
     private = last[last["algorithm"] != "non_private"]
     for record in private.drop_duplicates(["relation", "budget_name"])["guarantee"]:
-        lab.say("\n" + Guarantee.from_dict(record).statement())
+        lab.say("\nguarantee of each run but the non-private: " + statement(record))
     draw(config, lab, final, last)
+
+
+def statement(record: dict[str, Any]) -> str:
+    """A guarantee, and what it leaves out here."""
+    return (
+        Guarantee.from_dict(record).statement()
+        + " Step sizes were tuned on the training data, on other seeds; that is outside epsilon."
+    )
 
 
 def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:

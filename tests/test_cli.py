@@ -139,6 +139,8 @@ def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text("a b\nb c\nc d\nd a\na c\n")
     arguments = ["design", "--graph", "net.txt", *NUMBERS, "--relation", "zero_out_record"]
     arguments += ["--mixing", "uniform", "--design", "whisper_horizon", "--horizon", "7"]
+    refused([*arguments, "--out", "made/it.npz"], capsys, "whose folder does not exist")
+    (elsewhere / "made").mkdir()
     assert cli.main([*arguments, "--accountant", "rdp", "--out", "made/it.npz"]) == 0
     text = capsys.readouterr().out
     assert "relation: zero_out_record (one record of one agent, against its absence)\n" in text

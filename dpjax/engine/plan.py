@@ -32,8 +32,8 @@ class Config:
     """Everything that decides a run's mechanism.
 
     Attributes:
-        design: One of `DESIGNS`: no noise; independent (LDP); pairwise (DECOR); Whisper, one step
-            or the whole horizon.
+        design: "non_private" (clipped, no noise), "independent" (LDP), "pairwise" (DECOR),
+            "whisper" (one step) or "whisper_horizon" (the whole run).
         epsilon: Target epsilon at ``delta``, one number or one an agent; ignored when non-private.
         delta: Target delta.
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent;
@@ -49,6 +49,10 @@ class Config:
         allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
         clipping: "flat" or "automatic" (normalised) clipping.
         horizon: Rounds the horizon-aware design looks ahead; None is all of them.
+        max_variance: Largest variance of Whisper's noise, in units of independent noise's, above 1;
+            None is no limit. Noise that cancels must first be sent.
+        subgroups: Agents that share a seed, each agent in one group; Whisper designs only. None is
+            one group of all. Members of other groups are outsiders to a group's noise.
         microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
         release: True for a run whose messages really go out: its noise key comes from the
             operating system. False is a simulation, whose seed reveals the noise.
@@ -67,11 +71,16 @@ class Config:
     allow_unsound: bool = False
     clipping: Literal["flat", "automatic"] = "flat"
     horizon: int | None = None
+    max_variance: float | None = None
+    subgroups: tuple[tuple[int, ...], ...] | None = None
     microbatch: int | None = None
     release: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be run."""
+        given: Any = self.epsilon
+        if isinstance(given, list | np.ndarray):
+            object.__setattr__(self, "epsilon", tuple(float(value) for value in given))
         if self.design == "central":
             raise ValueError(
                 "design is 'central', the trusted-server reference, whose covariance is singular: "
@@ -88,6 +97,12 @@ class Config:
                 _validate.integer(name, value)
         for name in ("clip_norm", "step_size"):
             _validate.positive(name, getattr(self, name))
+        for name in ("max_variance", "subgroups"):
+            if getattr(self, name) is not None and not self.design.startswith("whisper"):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r} for design {self.design!r}; it goes with "
+                    "the whisper designs, leave it None"
+                )
         if self.design == "non_private":
             if self.release:
                 raise ValueError("release is True for a non_private design; choose a private one")
@@ -124,7 +139,7 @@ class Config:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A config made concrete; refused when its parts disagree.
 
@@ -156,6 +171,10 @@ class Plan:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         audit(self)
+
+    def __repr__(self) -> str:
+        """One line: the design, the network's size, the guarantee."""
+        return f"Plan({self.config.design}, {self.agents} agents, {self.guarantee.caption()})"
 
     @property
     def agents(self) -> int:
@@ -203,6 +222,10 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
     horizon = config.horizon or config.rounds if config.design == "whisper_horizon" else None
     if design is None:
         options: dict[str, Any] = {}
+        if config.max_variance is not None:
+            options["max_variance"] = config.max_variance
+        if config.subgroups is not None:
+            options["subgroups"] = config.subgroups
         if horizon is not None and config.step_decay == "sqrt":
             options["step_sizes"] = 1 / np.sqrt(np.arange(1, horizon + 1))
         design = design_.make(config.design, matrix, bound, horizon=horizon, **options)
@@ -212,6 +235,12 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
             f"{config.design!r} with horizon {horizon}; make a design for this config"
         )
     design.check(matrix, bound)
+    groups = None if config.subgroups is None else [list(group) for group in config.subgroups]
+    if design.options.get("subgroups") != groups:
+        raise ValueError(
+            f"design has subgroups {design.options.get('subgroups')}, the config {groups}; make a "
+            "design for this config"
+        )
     factor = _safe_factor(design.covariance, bound)
     guarantee = _guarantee(config, factor)
     return Plan(config, matrix, factor, guarantee, design)

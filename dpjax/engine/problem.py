@@ -121,6 +121,7 @@ def supervised(
         functions = _functions(model, loss, arrays[0][0].shape[1:])
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _functions.__wrapped__(model, loss, arrays[0][0].shape[1:])
+    _check_outputs(model, loss, arrays)
     (x, y), evaluation = arrays
     init, example_loss, metrics, batch_loss = functions
     return Problem(init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss)
@@ -137,6 +138,25 @@ def _labels(loss: str, split: str, y: Any) -> np.ndarray:
             raise ValueError(f"{split} y holds {y.min()}; cross_entropy takes classes 0 .. c-1")
         return y.astype(np.int32)
     return y.astype(np.float32)
+
+
+def _check_outputs(model: nn.Module, loss: str, arrays: list[tuple[Any, Any]]) -> None:
+    """Refuse labels beyond the model's outputs, which would train on something else or on nan."""
+    one = jax.ShapeDtypeStruct((2, *arrays[0][0].shape[1:]), jnp.float32)
+    outputs = jax.eval_shape(lambda x: model.init_with_output(jax.random.key(0), x)[0], one)
+    wanted = 2 if loss == "cross_entropy" else 1
+    if len(outputs.shape) != wanted:
+        shape = "[batch, classes]" if wanted == 2 else "[batch]"
+        raise ValueError(
+            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {shape}"
+        )
+    if loss == "cross_entropy":
+        largest = int(max(y.max() for _, y in arrays))
+        if largest >= outputs.shape[-1]:
+            raise ValueError(
+                f"y reaches class {largest}, the model has {outputs.shape[-1]} outputs for classes "
+                f"0 .. {outputs.shape[-1] - 1}; number the classes from 0, or widen the model"
+            )
 
 
 @functools.lru_cache(maxsize=64)

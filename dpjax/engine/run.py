@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ class Progress(NamedTuple):
     rounds_per_second: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a run leaves.
 
@@ -72,6 +73,13 @@ class Result:
     seconds: float
     rounds_per_second: float
     ended: bool
+
+    def __repr__(self) -> str:
+        """One line: how many runs, how far, which metrics."""
+        return (
+            f"Result({len(self.plans)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
+            f"metrics {', '.join(self.metrics)})"
+        )
 
     def rows(self, **extra: Any) -> list[dict[str, Any]]:
         """Tidy rows, one for each plan, seed and measured round.
@@ -204,8 +212,9 @@ def run(
     meter = _Meter(len(plans) * len(seeds))
     saved_at = time.monotonic()
     with tqdm(
-        total=total, initial=done, disable=not progress, unit=" rounds", desc=meter.title
-    ) as bar:
+        total=total, initial=done, disable=not progress, unit=" rounds", desc=meter.title,
+        smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
+    ) as bar:  # fmt: skip
         while not ended:
             blocks = min(chunk_blocks, (total - done) // every)
             # Whole chunks, then one shorter chunk with the rest: two compilations at most.
@@ -222,7 +231,9 @@ def run(
                 taken[name][inside] = value
             done += length
             bar.update(length)
-            bar.set_postfix_str(f"{meter.rate:,.0f} rounds/s over all runs")
+            if progress and meter.chunks == 1:
+                # The rate and the time left are of what is still to come, which is compiled.
+                bar.start_t, bar.initial = bar.last_print_t, done
             ended = done == total
             if callback is not None:
                 latest = {name: value[inside][-1].copy() for name, value in taken.items()}
@@ -275,6 +286,11 @@ class _Meter:
         self.seconds += self._chunks[-1][1]
 
     @property
+    def chunks(self) -> int:
+        """Chunks done in this process."""
+        return len(self._chunks)
+
+    @property
     def rate(self) -> float:
         """Rounds per second over all runs; nan before the first chunk."""
         chunks = self._chunks[1:] or self._chunks
@@ -286,6 +302,8 @@ def _check(
     plans: tuple[Plan, ...], problem: Problem, seeds: Sequence[int], checkpoint: Any, key_file: Any
 ) -> tuple[int, ...]:
     """Check that plans, problem and storage fit, before any work."""
+    if not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds is {seeds!r}; give a sequence of whole numbers, such as [0]")
     seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")

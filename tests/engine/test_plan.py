@@ -180,3 +180,17 @@ def test_fingerprint_sees_every_part(network):
     again = plan.make(make_config(), network)
     other = plan.make(make_config(step_size=0.2), network)
     assert made.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+def test_options_of_the_designs(network):
+    groups = ((0, 1, 2), (3, 4, 5))
+    made = plan.make(make_config(subgroups=groups), network)
+    assert not made.covariance()[:3, 3:].any()
+    limited = plan.make(make_config(max_variance=1.5), network)
+    bound = limited.config.precision_bound()
+    assert np.diag(limited.covariance()).max() * bound <= 1.5 * (1 + 1e-5)
+    with pytest.raises(ValueError, match="subgroups"):
+        plan.make(make_config(), network, design=made.design)
+    with pytest.raises(ValueError, match="max_variance is 2.0 for design 'pairwise'"):
+        make_config(design="pairwise", max_variance=2.0)
+    assert make_config(epsilon=[1.0, 2.0]).epsilon == (1.0, 2.0)

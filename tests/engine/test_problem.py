@@ -1,0 +1,46 @@
+"""Data that would fail or mislead later is refused when the problem is made."""
+
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine import problem
+from dpjax.models.linear import Linear
+from dpjax.models.mlp import MLP
+
+X = np.random.default_rng(0).normal(size=(12, 3))
+Y = np.tile([0, 1, 2], 4)
+SHARDS = partition.iid(12, 3, 0)
+
+
+def make(model=None, loss="cross_entropy", train=(X, Y), test=(X, Y), shards=SHARDS):
+    return problem.supervised(model or MLP(hidden=(4,), outputs=3), loss, train, test, shards)
+
+
+def test_a_good_problem_and_its_fingerprint():
+    made = make()
+    assert made.agents == 3 and made.fingerprint() == make().fingerprint()
+    assert made.fingerprint() != make(train=(X + 1, Y)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": (X, Y + 1)}, "y reaches class 3, the model has 3 outputs"),
+        ({"train": (X, 7 * Y)}, "y reaches class 14"),
+        ({"test": (X, Y + 1)}, "y reaches class 3"),
+        ({"train": (X, Y - 1)}, "cross_entropy takes classes 0"),
+        ({"train": (X, Y + 0.5)}, "cross_entropy takes classes 0"),
+        ({"loss": "hinge"}, "loss is 'hinge'; choose one of logistic"),
+        ({"loss": "logistic", "model": Linear()}, "the logistic loss takes -1 and"),
+        ({"loss": "squared"}, "the squared loss takes"),
+        ({"train": (np.where(X > 2, np.nan, X), Y)}, "holds nan at"),
+        ({"train": (X[:5], Y)}, "one label a row"),
+        ({"shards": partition.iid(13, 3, 0)}, "partition the same data"),
+    ],
+)
+def test_bad_data(arguments, message):
+    if "nan" in message:
+        arguments = {"train": (np.where(np.arange(36).reshape(12, 3) == 5, np.nan, X), Y)}
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
