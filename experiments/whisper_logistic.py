@@ -248,8 +248,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
     private = last[last["algorithm"] != "non_private"]
-    for record in private.drop_duplicates(["relation", "budget_name"])["guarantee"]:
-        lab.say("\nguarantee of each run but the non-private: " + statement(record))
+    for _, first in private.drop_duplicates(["relation", "budget_name"]).iterrows():
+        at = f"at epsilon {first['budget_epsilon']:g}"
+        lab.say(
+            f"\nguarantee of each run but the non-private, {at}: {statement(first['guarantee'])}"
+        )
     draw(config, lab, final, last)
 
 
