@@ -6,16 +6,25 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["finite_array", "integer", "number", "one_of", "positive", "probability", "square"]
+__all__ = [
+    "finite_array",
+    "flag",
+    "integer",
+    "number",
+    "one_of",
+    "positive",
+    "probability",
+    "square",
+]
 
 
 def number(name: str, value: Any, *, remedy: str = "give a finite number") -> float:
     """Return ``value`` as a finite float, else raise ValueError."""
     try:
-        result = float(value)
-    except (TypeError, ValueError):
+        result = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
         result = math.nan
-    if isinstance(value, bool) or not math.isfinite(result):
+    if isinstance(value, bool | np.bool_) or not math.isfinite(result):
         raise ValueError(f"{name} is {value!r}; {remedy}")
     return result
 
@@ -48,9 +57,16 @@ def integer(name: str, value: Any, *, least: int = 1, remedy: str | None = None)
     return int(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return ``value`` when it is True or False itself, else raise ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; give True or False")
+    return value
+
+
 def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(options)}")
     return str(value)
 
@@ -58,8 +74,11 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
 def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
     try:
+        given = np.asarray(value)
+        if given.dtype.kind not in "fiub" and given.dtype.name not in ("bfloat16", "object"):
+            raise TypeError(f"dtype {given.dtype}")
         array = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers ({error}); give one") from None
     if ndim is not None and array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}; give an array of {ndim} dimensions")

@@ -187,6 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"dpjax: error: {error}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("dpjax: error: out of memory; give a smaller network", file=sys.stderr)
+        return 2
 
 
 def _design(command: Design) -> int:
@@ -304,6 +307,8 @@ def _seeded(spec: str, seed: int) -> str:
 def _free(out: Path | None) -> Path:
     """The path to write to; an existing file is never replaced."""
     if out is not None:
+        if not out.name or out.is_dir():
+            raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
         out = out if out.suffix else out.with_suffix(".npz")
         if out.exists():
             raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")

@@ -79,6 +79,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
         _validate.integer("rounds", self.rounds, least=0)
+        for name in ("release", "white", "unsound"):
+            _validate.flag(name, getattr(self, name))
         exact = self.exact_epsilon  # Refuses a bad mu or delta.
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
@@ -188,6 +190,45 @@ class Guarantee:
             unsound=False,
         )
 
+    def followed_by(self, later: "Guarantee") -> "Guarantee":
+        """What two runs in a row have spent on the same agents: mu^2 adds up.
+
+        Guarantee: adaptive composition of Gaussian DP; the later run may depend on what the
+        earlier one released. Both must have noise of their own.
+
+        Args:
+            later: The guarantee of the run that carried on.
+
+        Returns:
+            The guarantee of both, with the exact epsilon at the same delta.
+
+        Raises:
+            ValueError: If the two differ in relation, attacker, delta or release.
+
+        Reference:
+            Dong, Roth and Su (2022), Corollary 3.3.
+        """
+        if self.relation is None or later.relation is None:
+            return Guarantee.none(self.rounds + later.rounds)
+        for name in ("relation", "attacker", "delta", "release"):
+            if getattr(self, name) != getattr(later, name):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, then {getattr(later, name)!r}; only equal "
+                    "ones compose"
+                )
+        mu = math.hypot(self.mu, later.mu) * (1 + 1e-15)
+        return dataclasses.replace(
+            self,
+            epsilon=float(gdp.epsilon(mu, self.delta)),
+            mu=mu,
+            rounds=self.rounds + later.rounds,
+            clip_norm=max(self.clip_norm, later.clip_norm),
+            accountant="gdp",
+            per_agent_epsilon=None,
+            white=False,
+            unsound=False,
+        )
+
     def _mu_of(self, epsilon: float) -> float:
         """An upper bound on the mu for which this record's accountant states epsilon."""
         assert self.accountant is not None
@@ -202,7 +243,7 @@ class Guarantee:
             return f"Not private: {self.rounds:,} rounds without a differential-privacy guarantee."
         assert self.attacker is not None and self.accountant is not None
         text = (
-            f"({self._epsilon_text()}, delta = {self.delta:g})-differentially private per "
+            f"({self._epsilon_text()}, delta = {_up(self.delta)})-differentially private per "
             f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
             f"{self.clip_norm:g}) over {self.rounds:,} rounds against {ATTACKERS[self.attacker]}; "
             f"{_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
@@ -225,7 +266,7 @@ class Guarantee:
         if self.unsound:
             exact = f" [FALSE: exact epsilon {_up(self.exact_epsilon)}]"
         return (
-            f"({self._epsilon_text()}, delta = {self.delta:g})-DP{exact} per {self.unit} "
+            f"({self._epsilon_text()}, delta = {_up(self.delta)})-DP{exact} per {self.unit} "
             f"({self.relation}), {self.attacker}, T = {self.rounds}, {self.accountant} accountant, "
             f"{'release' if self.release else 'simulation'}"
         )
@@ -281,5 +322,5 @@ def _up(value: float) -> str:
     """Four digits, rounded up: a printed loss is never below the stated one."""
     if not math.isfinite(value):
         return str(value)
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):g}"

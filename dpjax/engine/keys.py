@@ -78,6 +78,11 @@ def create_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:
             os.fsync(file.fileno())
         # A hard link is atomic and, unlike a rename, fails when the name is taken.
         os.link(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except FileExistsError:
         raise ValueError(
             f"key_file {path} exists; resume the run that made it, or name another file"
@@ -101,6 +106,8 @@ def read_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:
         ValueError: If the file is missing, damaged, readable by others, or another run's.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"key_file {path} is a folder; name a file")
     if not path.exists():
         raise ValueError(
             f"key_file {path} does not exist; a release resumes only with its own noise key: "

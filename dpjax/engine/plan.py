@@ -52,7 +52,8 @@ class Config:
         max_variance: Largest variance of Whisper's noise, in units of independent noise's, above 1;
             None is no limit. Noise that cancels must first be sent.
         subgroups: Agents that share a seed, each agent in one group; Whisper designs only. None is
-            one group of all. Members of other groups are outsiders to a group's noise.
+            one group of all. Members of other groups are outsiders to a group's noise, provided
+            that each group draws its own; a run here is one process, whose one key draws all.
         microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
         release: True for a run whose messages really go out: its noise key comes from the
             operating system. False is a simulation, whose seed reveals the noise.
@@ -79,8 +80,10 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse values that cannot be run."""
         given: Any = self.epsilon
-        if isinstance(given, list | np.ndarray):
-            object.__setattr__(self, "epsilon", tuple(float(value) for value in given))
+        if isinstance(given, list | np.ndarray) and np.ndim(given):
+            object.__setattr__(self, "epsilon", tuple(given))
+        _validate.flag("release", self.release)
+        _validate.flag("allow_unsound", self.allow_unsound)
         if self.design == "central":
             raise ValueError(
                 "design is 'central', the trusted-server reference, whose covariance is singular: "
@@ -94,9 +97,17 @@ class Config:
         for name in ("rounds", "batch_size", "horizon", "microbatch"):
             value = getattr(self, name)
             if value is not None:
-                _validate.integer(name, value)
-        for name in ("clip_norm", "step_size"):
-            _validate.positive(name, getattr(self, name))
+                object.__setattr__(self, name, _validate.integer(name, value))
+        if self.rounds >= 2**31 - 1:
+            raise ValueError(f"rounds is {self.rounds}; give a number below 2**31 - 1")
+        for name, least, most in (("clip_norm", 1e-9, 1e9), ("step_size", 1e-37, 1e37)):
+            value = _validate.positive(name, getattr(self, name))
+            if not least <= value <= most:
+                raise ValueError(
+                    f"{name} is {value!r}; give a number from {least:g} to {most:g}, which float32 "
+                    "can work with"
+                )
+            object.__setattr__(self, name, value)
         for name in ("max_variance", "subgroups"):
             if getattr(self, name) is not None and not self.design.startswith("whisper"):
                 raise ValueError(
@@ -110,9 +121,9 @@ class Config:
         epsilons = self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
         if not epsilons:
             raise ValueError("epsilon is (); give one number, or one an agent")
-        for epsilon in epsilons:
-            _validate.positive("epsilon", epsilon)
-        _validate.probability("delta", self.delta)
+        plain = tuple(_validate.positive("epsilon", epsilon) for epsilon in epsilons)
+        object.__setattr__(self, "epsilon", plain if isinstance(self.epsilon, tuple) else plain[0])
+        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
         if self.microbatch is not None and self.unit == "agent":
             raise ValueError(
                 f"microbatch is {self.microbatch} under relation {self.relation!r}; it divides "
@@ -210,7 +221,7 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
     Raises:
         ValueError: If the mixing matrix is unfit, or the design is another network's or budget's.
     """
-    matrix = mixing_.check(mixing, stochastic=None)
+    matrix = mixing_.check(mixing, stochastic="rows")
     n = matrix.shape[-1]
     if config.design == "non_private":
         if design is not None:
@@ -307,7 +318,8 @@ def audit(plan: Plan) -> None:
         ValueError: Naming what disagrees.
     """
     config, stated = plan.config, plan.guarantee
-    n = plan.agents
+    matrix = mixing_.check(plan.mixing, stochastic="rows")
+    n = matrix.shape[-1]
     if plan.factor.shape != (n, n) or plan.factor.dtype != np.float32:
         raise ValueError(
             f"factor is {plan.factor.dtype} {plan.factor.shape}; give float32 {(n, n)}"

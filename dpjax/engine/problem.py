@@ -59,7 +59,16 @@ class Problem:
         _validate.finite_array("x", self.x)
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
-        indices = np.asarray(self.partition.indices)
+        _validate.finite_array("y", self.y)
+        _check_partition(self.partition)
+        # Copies that nobody can change after the check.
+        for name in ("x", "y"):
+            array = np.array(getattr(self, name))
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        indices, counts = (np.array(part, np.int32) for part in self.partition)
+        indices.flags.writeable = counts.flags.writeable = False
+        object.__setattr__(self, "partition", Partition(indices, counts))
         if indices.min() < 0 or indices.max() >= len(self.x):
             raise ValueError(
                 f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
@@ -125,6 +134,30 @@ def supervised(
     (x, y), evaluation = arrays
     init, example_loss, metrics, batch_loss = functions
     return Problem(init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss)
+
+
+def _check_partition(partition: Any) -> None:
+    """Refuse shards that repeat a record: a repeated one moves a clipped sum more than once."""
+    remedy = "make it with dpjax.data.partition"
+    if not isinstance(partition, Partition):
+        raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
+    indices, counts = (np.asarray(part) for part in partition)
+    if indices.dtype.kind not in "iu" or counts.dtype.kind not in "iu":
+        raise ValueError(f"partition has dtypes {indices.dtype}, {counts.dtype}; {remedy}")
+    if indices.ndim != 2 or counts.shape != indices.shape[:1] or not counts.size:
+        raise ValueError(f"partition has shapes {indices.shape}, {counts.shape}; {remedy}")
+    if counts.min() < 1 or counts.max() > indices.shape[1]:
+        raise ValueError(
+            f"partition.counts go from {counts.min()} to {counts.max()} in rows of "
+            f"{indices.shape[1]}; {remedy}"
+        )
+    owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
+    values, times = np.unique(owned, return_counts=True)
+    if times.max() > 1:
+        raise ValueError(
+            f"partition gives record {values[times.argmax()]} {times.max()} times; every record "
+            "belongs to one agent, once, or its sensitivity would be more than stated"
+        )
 
 
 def _labels(loss: str, split: str, y: Any) -> np.ndarray:

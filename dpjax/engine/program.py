@@ -6,11 +6,14 @@ and the work is done once. That is sound in a simulation only; releases run one 
 """
 
 import functools
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -27,6 +30,7 @@ __all__ = [
     "Settings",
     "advance",
     "algorithm",
+    "gradient_text",
     "initial",
     "metric_names",
     "traces",
@@ -204,6 +208,49 @@ def _consensus(params: Any) -> Float[Array, ""]:
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
 
 
+def gradient_text(settings: Settings, arrays: Arrays, data: Data, params: Any) -> str:
+    """What a step computes, as text with its constants: another loss is another run.
+
+    Args:
+        settings: The shared settings.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        params: Initial parameters of one agent, stacked over S seeds.
+
+    Returns:
+        The jaxpr of one plan's step and SHA-256 digests of the constants in it.
+    """
+    n = arrays.factor.shape[-1]
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    stacked = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape[1:]), leaf.dtype), params)
+    key = jax.random.key(0, impl="threefry2x32")
+    batch = tuple(
+        jnp.zeros((n, settings.batch_size, *part.shape[1:]), part.dtype)
+        for part in (data.x, data.y)
+    )
+
+    def step(arrays: Arrays, params: Any, batch: Any) -> Any:
+        chosen = algorithm(settings, arrays, key)
+        return chosen.step(key, chosen.init(params), batch)[0].params
+
+    made = jax.make_jaxpr(step)(one, stacked, batch)
+    digests = [hashlib.sha256(np.asarray(c).tobytes()).hexdigest() for c in _plain(made.consts)]
+    # Addresses of functions differ between processes.
+    return re.sub(r"0x[0-9a-f]+", "", str(made.jaxpr)) + " ".join(digests)
+
+
+def _plain(constants: Any) -> list[Any]:
+    """Constants as arrays that have bytes; keys by their data."""
+
+    def plain(constant: Any) -> Any:
+        is_key = isinstance(constant, jax.Array) and jnp.issubdtype(
+            constant.dtype, jax.dtypes.prng_key
+        )
+        return jax.random.key_data(constant) if is_key else constant
+
+    return [plain(constant) for constant in constants]
+
+
 def metric_names(settings: Settings, data: Data, state: State) -> list[str]:
     """Names of the metrics `advance` returns, without tracing it."""
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.params)
@@ -261,10 +308,9 @@ def advance(
                 step = algorithm(settings, arrays, noise_key).step
                 state, info = step(round_key, state, batch)
                 norms = jax.vmap(optax.tree.norm)(info.gradients)
-                return state, {
-                    "gradient_norm": jnp.mean(norms),
-                    "clip_fraction": jnp.mean(norms > settings.clip_norm),
-                }
+                taken = (jnp.mean(norms), jnp.mean(norms > settings.clip_norm))
+                narrow = [value.astype(jnp.float32) for value in taken]
+                return state, dict(zip(_NORMS, narrow, strict=True))
 
             return over(of_plan, plan_axes, state, arrays)
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -128,6 +129,7 @@ def run(
     callback: Callable[[Progress], bool | None] | None = None,
     start: Any = None,
     phase: int = 0,
+    spent: Sequence[Guarantee] | None = None,
 ) -> Result:
     """Run every plan with every seed, in one compiled call a chunk.
 
@@ -153,7 +155,9 @@ def run(
         start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
             the problem's; when a run carries on after an agent has left, say.
         phase: Number of this run among several in a row, above 0 where ``start`` is given: each
-            phase has noise and batches of its own. Their guarantees compose: mu^2 adds up.
+            phase has noise and batches of its own.
+        spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
+            needed with ``start``. The result states both together: mu^2 adds up.
 
     Returns:
         Metrics, final models and what was spent. A run that is resumed continues to the same
@@ -189,18 +193,28 @@ def run(
         sequential=shared["unit"] == "record" and jax.default_backend() == "cpu",
     )
     arrays, data = _place(plans, problem, mesh)
-    if (start is not None) != (phase > 0):
+    phase = _validate.integer("phase", phase, least=0)
+    if phase >= 2**31:
+        raise ValueError(f"phase is {phase}; give a number below 2**31")
+    if (start is not None) != (phase > 0) or (start is not None) != (spent is not None):
         raise ValueError(
-            f"phase is {phase} and start is {'given' if start is not None else 'None'}; a run that "
-            "carries on has a start and a phase above 0, which keeps it from repeating noise"
+            f"phase is {phase}, start is {'given' if start is not None else 'None'} and spent is "
+            f"{'given' if spent is not None else 'None'}; a run that carries on has a start, a "
+            "phase above 0, which keeps it from repeating noise, and what was spent before"
         )
     models = jax.vmap(problem.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
+    if start is not None:
+        start = _starting(start, models, len(plans), problem.agents)
+    if settings.unit == "record":
+        _check_dtypes(models)
     identity = _identity(plans, problem, seeds, (every, chunk_blocks, phase), (models, start), mesh)
+    text = program.gradient_text(settings, arrays, data, models)
+    identity["model and loss"] = hashlib.sha256(text.encode()).hexdigest()
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
     noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
     state = program.initial(settings, arrays, models, noise_keys)
-    params = state.params if start is None else _starting(start, state.params)
+    params = state.params if start is None else start
     state = state._replace(params=sharding.place(params, mesh, 2))
     names = program.metric_names(settings, data, state)
     taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
@@ -208,6 +222,9 @@ def run(
     if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
         done, (portable, taken), ended = restored
         state = _adopt(portable, state, mesh)
+    elif store is not None and plans[0].config.release:
+        # Before anything is sent: from here on, losing the key is noticed.
+        store.save(0, _portable(state, taken), ended=False)
 
     meter = _Meter(len(plans) * len(seeds))
     saved_at = time.monotonic()
@@ -237,7 +254,7 @@ def run(
             ended = done == total
             if callback is not None:
                 latest = {name: value[inside][-1].copy() for name, value in taken.items()}
-                seen = Progress(done, latest, _spent(plans, done), meter.rate)
+                seen = Progress(done, latest, _spent(plans, done, spent), meter.rate)
                 ended = bool(callback(seen)) or ended
             if store is not None and (ended or time.monotonic() - saved_at >= checkpoint_seconds):
                 store.save(done, _portable(state, taken), ended=ended)
@@ -252,7 +269,7 @@ def run(
         seeds=seeds,
         rounds=marks[keep],
         metrics={name: value[keep] for name, value in taken.items()},
-        guarantees=_spent(plans, done),
+        guarantees=_spent(plans, done, spent),
         params=jax.device_get(state.params),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
@@ -260,12 +277,33 @@ def run(
     )
 
 
-def _spent(plans: tuple[Plan, ...], done: int) -> tuple[Guarantee, ...]:
+def _spent(
+    plans: tuple[Plan, ...], done: int, before: Sequence[Guarantee] | None
+) -> tuple[Guarantee, ...]:
     """What the plans have spent: exact after a part of the rounds, as planned after all."""
-    return tuple(
+    now = [
         plan.guarantee if done == plan.config.rounds else plan.guarantee.after(done)
         for plan in plans
-    )
+    ]
+    if before is None:
+        return tuple(now)
+    return tuple(first.followed_by(second) for first, second in zip(before, now, strict=True))
+
+
+_SETTINGS = (
+    "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)  # fmt: skip
+"""Settings that change random bits or gradients."""
+
+
+def _processor() -> str:
+    """The processor's model, where the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 class _Meter:
@@ -329,6 +367,8 @@ def _check(
         )
     if key_file is None:
         raise ValueError("key_file is None for a release; name a file to keep its noise key in")
+    if not str(key_file) or Path(key_file).is_dir():
+        raise ValueError(f"key_file is {str(key_file)!r}; name a file to keep the noise key in")
     if checkpoint is not None:
         folder = Path(checkpoint).absolute().resolve()
         if folder in Path(key_file).absolute().resolve().parents:
@@ -387,9 +427,11 @@ def _identity(
         "initial models": digest.hexdigest(),
         "seeds": str(seeds),
         "chunks": str(chunks),
-        "devices": f"{device.device_kind} x {1 if mesh is None else mesh.size}",
+        "devices": f"{device.device_kind} x {1 if mesh is None else mesh.size}, {_processor()}",
         "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
-        f"jaxlib {jaxlib.__version__}, x64 {jnp.zeros(()).dtype == jnp.float64}",
+        f"jaxlib {jaxlib.__version__}",
+        "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
+        + f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
     }
 
 
@@ -413,12 +455,26 @@ def _noise_keys(
     return _stack([keys.create_key_file(key_file, fingerprint)])
 
 
-def _starting(start: Any, like: Any) -> Any:
+def _starting(start: Any, models: Any, plans: int, agents: int) -> Any:
     """The given parameters, copied, if they fit the problem's."""
-    wanted, given = (jax.tree.map(jnp.shape, tree) for tree in (like, start))
+    wanted = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
+    given = jax.tree.map(jnp.shape, start)
     if wanted != given:
         raise ValueError(f"start has shapes {given}, this run's models {wanted}; give one a run")
-    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, like)
+    for leaf in jax.tree.leaves(start):
+        _validate.finite_array("start", leaf)
+    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)
+
+
+def _check_dtypes(models: Any) -> None:
+    """Refuse narrow parameters for the record unit, whose sum is rounded before the noise."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(models):
+        if jnp.finfo(leaf.dtype).bits < 32:
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} are {leaf.dtype}; the sum of clipped records "
+                "is rounded to that before the noise, which moves it further than stated. Use "
+                "float32 parameters with per-record relations"
+            )
 
 
 def _is_noise(leaf: Any) -> bool:

@@ -27,6 +27,8 @@ def agent_mesh(n: int, devices: int | Sequence[jax.Device] | None) -> Mesh | Non
     """
     if devices is None:
         return None
+    if isinstance(devices, str | bytes | float) or not isinstance(devices, int | Sequence):
+        raise ValueError(f"devices is {devices!r}; give a whole number, or a list of devices")
     if isinstance(devices, int):
         available = jax.devices()
         if isinstance(devices, bool) or not 1 <= devices <= len(available):

@@ -19,7 +19,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b f"]) -> Float[Array, "*b"]:
         """Return the scores of ``x``."""
-        weight = self.param("weight", nn.initializers.zeros_init(), (x.shape[-1],))
+        weight = self.param("weight", nn.initializers.zeros_init(), (x.shape[-1],), jnp.float32)
         if x.size == x.shape[-1]:
             # One example, as in per-record gradients: without the axis of length one they compile
             # to code that is five times faster.
@@ -27,5 +27,5 @@ class Linear(nn.Module):
         else:
             score = x @ weight
         if self.use_bias:
-            score = score + self.param("bias", nn.initializers.zeros_init(), ())
+            score = score + self.param("bias", nn.initializers.zeros_init(), (), jnp.float32)
         return score

@@ -77,7 +77,7 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         # The exact loss follows from mu; the stated epsilon alone would hide it.
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (
-        f"(epsilon = {_several(epsilons, _up)}, delta = {delta:g})-DP per {unit} ({relation})"
+        f"(epsilon = {_several(epsilons, _up)}, delta = {_up(delta)})-DP per {unit} ({relation})"
         f"{' ' + _FALSE if unsound else ''}, {attacker}, T = {_several(rounds, str)}, {rule}, "
         f"{'release' if release else 'simulation'}"
     )
@@ -100,4 +100,4 @@ def _up(value: float) -> str:
     """Four digits, rounded up: a printed loss is never below the stated one."""
     if not math.isfinite(value):
         return str(value)
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(value))):g}"
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))):g}"

@@ -137,6 +137,13 @@ def test_design_of_another_network_or_budget_is_refused(network):
         ({"relation": "replace"}, "relation is 'replace'"),
         ({"epsilon": 0.0}, "epsilon is 0.0"),
         ({"epsilon": ()}, "epsilon is ()"),
+        ({"epsilon": "10"}, "epsilon is '10'"),
+        ({"epsilon": 10**400}, "epsilon is 1000"),
+        ({"allow_unsound": "no"}, "allow_unsound is 'no'; give True or False"),
+        ({"release": None}, "release is None"),
+        ({"clip_norm": 1e10}, "clip_norm is 10000000000.0"),
+        ({"step_size": 1e300}, "step_size is 1e"),
+        ({"rounds": 2**31}, "rounds is 2147483648"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"clip_norm": -1}, "clip_norm is -1"),
         ({"step_size": float("nan")}, "step_size is nan"),
@@ -194,3 +201,22 @@ def test_options_of_the_designs(network):
     with pytest.raises(ValueError, match="max_variance is 2.0 for design 'pairwise'"):
         make_config(design="pairwise", max_variance=2.0)
     assert make_config(epsilon=[1.0, 2.0]).epsilon == (1.0, 2.0)
+
+
+def test_numbers_of_other_libraries_become_plain(network):
+    made = plan.make(
+        make_config(rounds=np.int64(4), clip_norm=np.float32(0.5), epsilon=np.float64(2)), network
+    )
+    assert (
+        made.fingerprint()
+        == plan.make(make_config(rounds=4, clip_norm=0.5, epsilon=2.0), network).fingerprint()
+    )
+
+
+def test_mixing_that_does_not_average_is_refused(network):
+    for matrix in (5 * network, -network, np.full_like(network, np.nan)):
+        with pytest.raises(ValueError, match="mixing"):
+            plan.make(make_config(), matrix)
+    made = plan.make(make_config(), network)
+    with pytest.raises(ValueError, match="mixing"):
+        dataclasses.replace(made, mixing=2 * network)

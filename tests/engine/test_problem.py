@@ -44,3 +44,28 @@ def test_bad_data(arguments, message):
         arguments = {"train": (np.where(np.arange(36).reshape(12, 3) == 5, np.nan, X), Y)}
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("indices", "counts", "message"),
+    [
+        ([[0, 0, 1]], [3], "gives record 0 2 times"),
+        ([[0, 1], [1, 2]], [2, 2], "gives record 1 2 times"),
+        ([[0], [1]], [1, 4], "in rows of 1"),
+        ([[0], [1]], [1, 0], "counts go from 0"),
+        ([[0.0], [1.0]], [1, 1], "dtypes float64"),
+        ([[0], [1]], [1], "shapes"),
+        ([[0], [12]], [1, 1], "indices reach 12"),
+    ],
+)
+def test_partitions_that_would_change_the_sensitivity(indices, counts, message):
+    shards = partition.Partition(np.asarray(indices), np.asarray(counts))
+    with pytest.raises(ValueError, match=message):
+        make(shards=shards)
+
+
+def test_data_cannot_be_changed_after_the_check():
+    made = make()
+    for array in (made.x, made.y, *made.partition):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0

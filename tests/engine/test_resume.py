@@ -1,5 +1,6 @@
 """Killed and resumed runs: the same bits; releases only with their own key."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -160,3 +161,61 @@ def test_stopped_run_stays_stopped(tmp_path, network, small):
     again = run(made, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c")
     assert not again.ended and again.rounds.tolist() == stopped.rounds.tolist() == [5]
     assert os.listdir(tmp_path) == ["c"]
+
+
+class Crash(Exception):
+    """A process that dies."""
+
+
+def crash_at(rounds):
+    def callback(progress):
+        if progress.round >= rounds:
+            raise Crash
+
+    return callback
+
+
+def test_a_release_does_not_resume_with_another_loss(tmp_path, network, small):
+    """Even a constant inside the loss: the same noise on other gradients would cancel."""
+
+    def scaled(factor):
+        constant = np.float32(factor)
+        return dataclasses.replace(
+            small, batch_loss=lambda p, x, y: constant * small.batch_loss(p, x, y)
+        )
+
+    made = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    with pytest.raises(Crash):
+        run(made, scaled(1.0), seeds=[0], key_file=key, callback=crash_at(5))
+    for other in (scaled(-1.0), scaled(1.0 + 1e-6), small):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            run(made, other, seeds=[0], key_file=key)
+    run(made, scaled(1.0), seeds=[0], key_file=key)
+
+
+def test_a_key_lost_before_the_first_timed_checkpoint_is_noticed(tmp_path, network, small):
+    made = plan.make(make_config(release=True), network)
+    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    options = {"seeds": [0], "checkpoint": folder, "key_file": key, "checkpoint_seconds": 1e6}
+    with pytest.raises(Crash):
+        run(made, small, callback=crash_at(5), **options)
+    key.unlink()
+    with pytest.raises(ValueError, match="a release resumes only with its own"):
+        run(made, small, **options)
+    with pytest.raises(ValueError, match="a release resumes only with its own"):
+        run(made, small, **(options | {"key_file": tmp_path / "other.key"}))
+    assert not key.exists()
+
+
+def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
+    made = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    with pytest.raises(ValueError, match="start has shapes"):
+        run(
+            made, small, seeds=[0], key_file=key, start={"a": np.zeros(2)}, phase=1,
+            spent=[made.guarantee],
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="name a file"):
+        run(made, small, seeds=[0], key_file=tmp_path)
+    assert not list(tmp_path.iterdir())

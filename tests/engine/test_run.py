@@ -182,24 +182,33 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     frozen = make_config(step_size=1e-30)
     moved = make_config(rounds=2, step_size=1.0, clip_norm=1e-6, design="independent")
     first = run(plan.make(moved, network), small, seeds=[0])
-    still = run(plan.make(frozen, network), small, seeds=[0], start=first.params, phase=1)
+    still = run(
+        plan.make(frozen, network), small, seeds=[0], start=first.params, phase=1,
+        spent=first.guarantees,
+    )  # fmt: skip
+    total = still.guarantees[0]
+    mus = [result.plans[0].guarantee.mu for result in (first, still)]
+    assert total.rounds == 22 and total.mu == pytest.approx(np.hypot(*mus))
+    assert total.epsilon > still.plans[0].guarantee.epsilon
     mean = lambda tree: [np.mean(leaf, axis=2) for leaf in jax.tree.leaves(tree)]  # noqa: E731
     for a, b in zip(mean(first.params), mean(still.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
-    zero = jax.tree.map(np.zeros_like, first.params)
+    zero, spent = jax.tree.map(np.zeros_like, first.params), first.guarantees
     made = plan.make(dataclasses.replace(moved, epsilon=0.5), network)
     noise = [
-        jax.tree.leaves(run(made, small, seeds=[0], start=zero, phase=p).params)[1].ravel()
+        jax.tree.leaves(run(made, small, seeds=[0], start=zero, phase=p, spent=spent).params)[
+            1
+        ].ravel()
         for p in (1, 2)
     ]
     origin = jax.tree.leaves(run(made, small, seeds=[0]).params)[1].ravel()
     correlation = np.corrcoef([origin, *noise])
     assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 0.9
-    for kwargs in ({"start": zero}, {"phase": 1}):
+    for kwargs in ({"start": zero}, {"phase": 1}, {"start": zero, "phase": 1}):
         with pytest.raises(ValueError, match="phase is"):
             run(made, small, seeds=[0], **kwargs)
     with pytest.raises(ValueError, match="start has shapes"):
-        run(made, small, seeds=[0, 1], start=zero, phase=1)
+        run(made, small, seeds=[0, 1], start=zero, phase=1, spent=spent)
 
 
 def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
@@ -211,3 +220,13 @@ def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
     mapped = run(made, small, seeds=[0, 1])
     for name, value in looped.metrics.items():
         np.testing.assert_allclose(mapped.metrics[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
+    """Their sum of clipped gradients would be rounded before the noise is added."""
+    narrow = dataclasses.replace(
+        small, init=lambda key: jax.tree.map(lambda p: p.astype("bfloat16"), small.init(key))
+    )
+    made = plan.make(make_config(relation="zero_out_record"), network)
+    with pytest.raises(ValueError, match="are bfloat16"):
+        run(made, narrow, seeds=[0])
