@@ -211,3 +211,14 @@ def test_records_are_checked_when_read():
 def test_malformed_records_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} is"):
         make(**{field: value})
+
+
+def test_runs_in_a_row_compose():
+    first, second = make().after(2000), make().after(3000)
+    both = first.followed_by(second)
+    # Together they are the 5,000 rounds they came from.
+    assert both.mu == pytest.approx(make().mu, rel=1e-12) and both.rounds == 5000
+    assert both.epsilon == pytest.approx(make().epsilon, rel=1e-6)
+    assert both.mu > max(first.mu, second.mu)
+    with pytest.raises(ValueError, match="only equal ones compose"):
+        first.followed_by(make(delta=1e-6, epsilon=12.0))
