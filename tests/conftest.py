@@ -23,7 +23,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 try:
     from hypothesis import settings
-except ImportError:  # machines lent for GPU runs often lack it; its tests skip themselves
+except ImportError:  # a bare GPU image may lack it; its tests skip themselves
     pass
 else:
     settings.register_profile("dpjax", deadline=None, max_examples=25, print_blob=True)

@@ -100,4 +100,5 @@ def _up(value: float) -> str:
     """Four digits, rounded up: a printed loss is never below the stated one."""
     if not math.isfinite(value):
         return str(value)
-    return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))):g}"
+    four = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{float(four.create_decimal(Decimal(repr(float(value))))):g}"
