@@ -6,8 +6,11 @@ agent i's gradients by at most s in every round is a mean shift, and the loss is
 
     mu_i = s sqrt(T [R^-1]_ii)        (Gaussian DP),
 
-adaptive composition included. A budget therefore is a bound b on [R^-1]_ii, b = mu^2 / (s^2 T),
-and accountants differ only in the mu they allow for (epsilon, delta), with L = log(1 / delta):
+adaptive composition included. A budget therefore is a bound b on [R^-1]_ii, b = mu^2 / (s^2 T).
+Noise R^1/2 (C^-1 Z)_t, correlated over rounds by a strategy C, puts sens(C)^2 in T's place: C's
+squared sensitivity over the rounds in which the change takes part, which for fresh noise (C = I)
+is their number. Accountants differ only in the mu they allow for (epsilon, delta), with
+L = log(1 / delta):
 
     gdp     the exact one                                          (the default)
     rdp     sqrt(2) (sqrt(L + epsilon) - sqrt(L))                  (always safe, looser)
@@ -236,27 +239,32 @@ def precision_bound(
     epsilon: ArrayLike,
     delta: float,
     *,
-    rounds: int,
+    rounds: int | None = None,
     clip_norm: float,
     relation: Relation,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
+    sensitivity_squared: float | None = None,
 ) -> float | Float[np.ndarray, "..."]:
     """The bound b on [R^-1]_ii that keeps T rounds within a budget.
 
-    b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`.
+    b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`; or with sens(C)^2 for T.
 
     Guarantee: noise over agents with [R^-1]_ii <= b, fresh in every round and coordinate, makes
     the T messages (epsilon, delta)-DP for ``relation`` against an outsider who sees all of them.
+    With ``sensitivity_squared`` the noise is R^1/2 (C^-1 Z)_t and that number at least sens(C)^2
+    for the rounds in which what the relation changes takes part.
 
     Args:
         epsilon: Epsilon > 0; a number, or one an agent.
         delta: Delta, in (0, 1).
-        rounds: Rounds T.
+        rounds: Rounds T, each of which may change; None when ``sensitivity_squared`` is given.
         clip_norm: Clip norm C.
         relation: Neighbouring relation, no default.
         accountant: One of `ACCOUNTANTS`.
         allow_unsound: Reproduce the paper's rule where it is false.
+        sensitivity_squared: Squared sensitivity over rounds, in place of their number; see
+            `dpjax.mechanism.temporal.sensitivity`, which is not squared.
 
     Returns:
         b in 1 / (gradient units)^2, of epsilon's shape, a float for a scalar.
@@ -267,10 +275,20 @@ def precision_bound(
     Reference:
         Rodio et al., Whisper D-SGD, Theorem 2 and (10b).
     """
-    rounds = _validate.integer("rounds", rounds)
+    over_rounds = _over_rounds(rounds, sensitivity_squared)
     mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)
-    bound = (np.asarray(mu) / sensitivity(relation, clip_norm)) ** 2 / rounds * (1 - 1e-15)
+    bound = (np.asarray(mu) / sensitivity(relation, clip_norm)) ** 2 / over_rounds * (1 - 1e-15)
     return float(bound) if bound.ndim == 0 else bound
+
+
+def _over_rounds(rounds: int | None, sensitivity_squared: float | None) -> float:
+    if (rounds is None) == (sensitivity_squared is None):
+        raise ValueError(
+            f"rounds is {rounds} and sensitivity_squared {sensitivity_squared}; give exactly one"
+        )
+    if sensitivity_squared is not None:
+        return _validate.positive("sensitivity_squared", sensitivity_squared)
+    return _validate.integer("rounds", rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,16 +314,17 @@ def loss(
     covariance: Float[np.ndarray, "n n"] | None,
     delta: float,
     *,
-    rounds: int,
+    rounds: int | None = None,
     clip_norm: float,
     relation: Relation,
     accountant: Accountant = "gdp",
     factor: Float[np.ndarray, "n n"] | None = None,
     allow_unsound: bool = False,
+    sensitivity_squared: float | None = None,
 ) -> Loss:
     """The privacy loss of any noise covariance over agents (Theorem 2 as a function of R).
 
-    mu_i = s sqrt(T [R^-1]_ii), and epsilon_i by the accountant.
+    mu_i = s sqrt(T [R^-1]_ii), and epsilon_i by the accountant; or with sens(C)^2 for T.
 
     Guarantee: as `precision_bound`, with agent i's data changed, for whichever R is really used.
     The computed [R^-1]_ii carries a proven bound on its rounding, added to it.
@@ -314,12 +333,13 @@ def loss(
         covariance: [n, n] noise covariance R over agents, symmetric positive definite; None when
             ``factor`` is given.
         delta: Delta, in (0, 1).
-        rounds: Rounds T.
+        rounds: Rounds T; None when ``sensitivity_squared`` is given.
         clip_norm: Clip norm C.
         relation: Neighbouring relation, no default.
         accountant: One of `ACCOUNTANTS`.
         factor: [n, n] F with R = F F', in place of R: keeps twice the digits.
         allow_unsound: State the paper's epsilon where it is false.
+        sensitivity_squared: As in `precision_bound`.
 
     Returns:
         The loss of every agent.
@@ -331,10 +351,10 @@ def loss(
     Reference:
         Rodio et al., Whisper D-SGD, Theorem 2; with the exact conversion.
     """
-    rounds = _validate.integer("rounds", rounds)
+    over_rounds = _over_rounds(rounds, sensitivity_squared)
     shift = sensitivity(relation, clip_norm)
     diagonal = precision.inverse_diagonal(covariance, factor=factor)
-    mu = shift * np.sqrt(rounds * diagonal) * (1 + 1e-15)
+    mu = shift * np.sqrt(over_rounds * diagonal) * (1 + 1e-15)
     exact = np.asarray(gdp.epsilon(mu, delta))
     claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
     return Loss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))

@@ -60,6 +60,8 @@ class Guarantee:
         per_agent_epsilon: One epsilon an agent, where budgets differ.
         white: True when the noise is independent between rounds; `after` then spends by rounds.
         unsound: True where the paper's epsilon is below the exact one.
+        participation: (epochs, separation) where every record takes part in at most ``epochs``
+            rounds, ``separation`` apart within a run, by a fixed order; None where it may in all.
     """
 
     epsilon: float
@@ -75,6 +77,7 @@ class Guarantee:
     per_agent_epsilon: tuple[float, ...] | None = None
     white: bool = True
     unsound: bool = False
+    participation: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -91,6 +94,7 @@ class Guarantee:
                     f"({', '.join(budget.RELATIONS)}), or use Guarantee.none"
                 )
             return
+        self._check_participation()
         unit = budget.unit(self.relation)
         if self.unit is not None and self.unit != unit:
             raise ValueError(
@@ -114,6 +118,26 @@ class Guarantee:
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
             )
+
+    def _check_participation(self) -> None:
+        if self.participation is None:
+            return
+        remedy = "give (epochs, separation) that fit the rounds, or None"
+        if not isinstance(self.participation, tuple) or len(self.participation) != 2:
+            raise ValueError(f"participation is {self.participation!r}; {remedy}")
+        epochs = _validate.integer("participation[0]", self.participation[0], least=0)
+        separation = _validate.integer("participation[1]", self.participation[1])
+        if epochs > self.rounds:
+            raise ValueError(
+                f"participation is {self.participation} in {self.rounds} rounds; {remedy}"
+            )
+        assert self.relation is not None
+        if budget.unit(self.relation) != "record":
+            raise ValueError(
+                f"participation is {self.participation} under relation {self.relation!r}; an agent "
+                "takes part in every round, leave it None"
+            )
+        object.__setattr__(self, "participation", (epochs, separation))
 
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":
@@ -145,8 +169,9 @@ class Guarantee:
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run have spent.
 
-        For noise that is white over rounds mu_t = mu sqrt(t / T), and epsilon is exact at the
-        same delta; for correlated noise the whole run's loss stands from its first round on.
+        For noise that is white over rounds mu_t = mu sqrt(t / T), or mu sqrt(ceil(t / b) / k) where
+        a record takes part k times, b rounds apart, and epsilon is exact at the same delta; for
+        correlated noise the whole run's loss stands from its first round on.
 
         Guarantee: holds for the first ``rounds`` rounds, also when the decision to stop there was
         taken from what was released. Not when it was taken from logged losses, which are not
@@ -169,7 +194,14 @@ class Guarantee:
             )
         if self.relation is None:
             return Guarantee.none(rounds)
-        share = math.sqrt(rounds / self.rounds) if self.white else 1.0
+        share, participation = 1.0, self.participation
+        if participation is not None:
+            epochs, separation = participation
+            participation = min(epochs, -(-rounds // separation)), separation
+            share = math.sqrt(participation[0] / max(epochs, 1))
+        elif self.rounds:
+            share = math.sqrt(rounds / self.rounds)
+        share = share if self.white else 1.0
         share = 0.0 if rounds == 0 else min(1.0, share * (1 + 1e-15))
         mu = self.mu * share
         each = None
@@ -188,6 +220,7 @@ class Guarantee:
             accountant="gdp",
             per_agent_epsilon=each,
             unsound=False,
+            participation=participation,
         )
 
     def followed_by(self, later: "Guarantee") -> "Guarantee":
@@ -203,7 +236,8 @@ class Guarantee:
             The guarantee of both, with the exact epsilon at the same delta.
 
         Raises:
-            ValueError: If the two differ in relation, attacker, delta or release.
+            ValueError: If the two differ in relation, attacker, delta, release, or in how far
+                apart a record takes part.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
@@ -216,6 +250,16 @@ class Guarantee:
                     f"{name} is {getattr(self, name)!r}, then {getattr(later, name)!r}; only equal "
                     "ones compose"
                 )
+        apart = [record.participation and record.participation[1] for record in (self, later)]
+        if apart[0] != apart[1]:
+            raise ValueError(
+                f"participation is {self.participation}, then {later.participation}; only equal "
+                "separations compose"
+            )
+        participation = None
+        if self.participation is not None and later.participation is not None:
+            epochs = self.participation[0] + later.participation[0]
+            participation = epochs, self.participation[1]
         mu = math.hypot(self.mu, later.mu) * (1 + 1e-15)
         return dataclasses.replace(
             self,
@@ -227,6 +271,7 @@ class Guarantee:
             per_agent_epsilon=None,
             white=False,
             unsound=False,
+            participation=participation,
         )
 
     def _mu_of(self, epsilon: float) -> float:
@@ -245,8 +290,8 @@ class Guarantee:
         text = (
             f"({self._epsilon_text()}, delta = {_up(self.delta)})-differentially private per "
             f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
-            f"{self.clip_norm:g}) over {self.rounds:,} rounds against {ATTACKERS[self.attacker]}; "
-            f"{_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
+            f"{self.clip_norm:g}) over {self.rounds:,} rounds{self._participation_text()} against "
+            f"{ATTACKERS[self.attacker]}; {_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
         )
         if self.accountant != "gdp":
             text += f", exact epsilon = {_up(self.exact_epsilon)}"
@@ -267,7 +312,8 @@ class Guarantee:
             exact = f" [FALSE: exact epsilon {_up(self.exact_epsilon)}]"
         return (
             f"({self._epsilon_text()}, delta = {_up(self.delta)})-DP{exact} per {self.unit} "
-            f"({self.relation}), {self.attacker}, T = {self.rounds}, {self.accountant} accountant, "
+            f"({self.relation}), {self.attacker}, T = {self.rounds}{self._pattern_text()}, "
+            f"{self.accountant} accountant, "
             f"{'release' if self.release else 'simulation'}"
         )
 
@@ -275,6 +321,17 @@ class Guarantee:
         if self.per_agent_epsilon and min(self.per_agent_epsilon) < self.epsilon:
             return f"epsilon = {_up(min(self.per_agent_epsilon))} to {_up(self.epsilon)} by agent"
         return f"epsilon = {_up(self.epsilon)}"
+
+    def _participation_text(self) -> str:
+        if self.participation is None:
+            return ""
+        epochs, separation = self.participation
+        return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
+
+    def _pattern_text(self) -> str:
+        if self.participation is None:
+            return ""
+        return f", k = {self.participation[0]}, b = {self.participation[1]}"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""

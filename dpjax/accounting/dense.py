@@ -1,0 +1,153 @@
+"""The attacker's view as two dense matrices, O = A G + B Z: the slow route, and the oracle."""
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax.accounting.observer import DROPPED, KEPT, Energies, Model
+from dpjax.mechanism.participation import Participation
+
+__all__ = ["LARGEST", "check_causal", "check_factors", "energies", "materialize"]
+
+LARGEST = 3 * 2**30
+"""Bytes that A and B together may take."""
+
+
+def materialize(
+    model: Model, rounds: int
+) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
+    """Stack ``rounds`` rounds of a model.
+
+    Args:
+        model: The model.
+        rounds: T.
+
+    Returns:
+        A [T m, T n] and B [T m, T q]; rows and columns by round first.
+
+    Raises:
+        ValueError: If they would take more than `LARGEST` bytes.
+    """
+    m, n, q = (part.shape[k] for part, k in ((model[3], 1), (model[1], 2), (model[2], 2)))
+    check_size(rounds * m, rounds * (n + q))
+    a, b = np.zeros((rounds, m, rounds, n)), np.zeros((rounds, m, rounds, q))
+    size = model.transition.shape[-1]
+    by_gradient, by_noise = np.zeros((size, rounds, n)), np.zeros((size, rounds, q))
+    for t in range(rounds):
+        here = model.at(t)
+        a[t] = np.tensordot(here.state_seen, by_gradient, 1)
+        b[t] = np.tensordot(here.state_seen, by_noise, 1)
+        a[t, :, t] += here.gradient_seen
+        b[t, :, t] += here.noise_seen
+        by_gradient = np.tensordot(here.transition, by_gradient, 1)
+        by_noise = np.tensordot(here.transition, by_noise, 1)
+        by_gradient[:, t] += here.gradient
+        by_noise[:, t] += here.noise
+    return a.reshape(rounds * m, -1), b.reshape(rounds * m, -1)
+
+
+def check_size(rows: int, columns: int) -> None:
+    """Refuse a dense view beyond `LARGEST`."""
+    size = 8 * rows * columns
+    if size > LARGEST:
+        raise ValueError(
+            f"rounds gives a dense view of {rows} x {columns} numbers, {size / 2**30:.1f} GiB; "
+            "account fewer rounds, or a strategy of few bands, which has a small state"
+        )
+
+
+def check_factors(a: Float[np.ndarray, "a b"], b: Float[np.ndarray, "a c"]) -> None:
+    """Refuse a view with A != B C for every C: part of it is seen without noise.
+
+    Args:
+        a: [R, T n] A.
+        b: [R, T q] B.
+
+    Raises:
+        ValueError: Saying how far A is from the range of B.
+    """
+    if not a.any():
+        return
+    u, values, _ = np.linalg.svd(b, full_matrices=False)
+    u = u[:, values > DROPPED * max(values[0], 1e-300)] if values.size else u[:, :0]
+    left = float(np.abs(a - u @ (u.T @ a)).max() / np.abs(a).max())
+    if left > 1e-9:
+        raise ValueError(
+            f"rounds gives a view with no C such that A = B C (distance {left:.1e}): some "
+            "combination of messages carries gradients without noise, and the loss is infinite; "
+            "materialize(rounds, check=False) returns A and B all the same"
+        )
+
+
+def check_causal(matrix: Float[np.ndarray, "a b"], rounds: int) -> None:
+    """Refuse a view whose rows of a round depend on a later round: adaptivity needs the order.
+
+    Theorem 7 asks for a column-echelon A with rows in the order in which they are sent. Block
+    lower triangular A and B are enough: the rows that Algorithm 3 selects keep the order, and the
+    inverse of the triangular factor of an LQ decomposition keeps the blocks.
+
+    Args:
+        matrix: [T m, T n] A or B, by round first.
+        rounds: T.
+
+    Raises:
+        ValueError: Naming the first round that sees a later one.
+
+    Reference:
+        "Unified Privacy Guarantees for Decentralized Learning via Matrix Factorization", Theorem 7
+        and Algorithm 3.
+    """
+    rows, columns = matrix.shape
+    if rounds < 1 or rows % rounds or columns % rounds:
+        raise ValueError(f"rounds is {rounds} for a matrix {matrix.shape}; it must divide both")
+    blocks = matrix.reshape(rounds, rows // rounds, rounds, columns // rounds)
+    for t in range(rounds - 1):
+        if blocks[t, :, t + 1 :].any():
+            raise ValueError(
+                f"matrix shows gradients or noise of a later round in round {t}; order the rows by "
+                "the round in which they are sent, known combinations within one round"
+            )
+
+
+def energies(
+    a: Float[np.ndarray, "a b"],
+    b: Float[np.ndarray, "a c"],
+    participation: Participation,
+) -> Energies:
+    """`dpjax.accounting.observer.energies` by the singular values of B.
+
+    Args:
+        a: [R, T n] A.
+        b: [R, T q] B.
+        participation: Which rounds go together; its rounds are T.
+
+    Returns:
+        The energies (C' B^+ B C)_(s,u),(t,u), with A = B C.
+    """
+    rounds, epochs, separation = (
+        participation.rounds,
+        participation.epochs,
+        participation.separation,
+    )
+    n = a.shape[1] // rounds
+    scale = np.linalg.norm(b, axis=1)
+    # Rows that carry no noise at all must carry no gradient either.
+    noisy = scale > 0
+    leak = np.abs(a[~noisy]).max(0) if (~noisy).any() else np.zeros(a.shape[1])
+    a, b = a[noisy], b[noisy]
+    values = np.zeros((rounds, epochs, n))
+    ambiguous, condition = False, 1.0
+    if len(b):
+        u, singular, _ = np.linalg.svd(b, full_matrices=False)
+        share = singular / singular[0]
+        kept = share > DROPPED
+        ambiguous = bool((kept & (share < KEPT)).any())
+        condition = float(1 / share[kept].min())
+        turned = u.T @ a
+        leak = np.maximum(leak, np.abs(a - u[:, kept] @ turned[kept]).max(0))
+        white = (turned[kept] / singular[kept, None]).reshape(-1, rounds, n)
+        for lag in range(epochs):
+            step = lag * separation
+            values[step:, lag] = np.einsum(
+                "rtn,rtn->tn", white[:, step:], white[:, : rounds - step]
+            )
+    return Energies(values, leak.reshape(rounds, n).max(0), ambiguous, condition)

@@ -1,0 +1,300 @@
+"""The attacker of a linear algorithm as a Kalman filter, in square-root form.
+
+    state      s_t+1 = F s_t + Gamma g_t + Sigma w_t        s_0 = 0 (public), w_t ~ N(0, I)
+    observed   y_t   = H s_t + J g_t + D w_t
+
+g_t [n] are the agents' gradients of round t in one coordinate. A change of the gradients moves
+the whitened innovations; its Gaussian-DP loss is the norm of that move. The recursion costs
+O(s^3) a round where the dense pseudo-inverse costs O((n T)^3) in all.
+
+A rank cutoff is a privacy parameter: a direction of the innovations that is dropped lowers the
+loss. The covariance is therefore never formed, only its factor [H P^1/2, D], and where the
+factor's singular values leave no clear gap the result says so (`Energies.ambiguous`); callers
+then state the loss of a strictly larger view.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from dpjax import _validate
+from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.x64 import double_precision
+
+__all__ = ["DROPPED", "KEPT", "LEAK", "Energies", "Model", "energies", "pattern_sums"]
+
+KEPT = 1e-6
+"""Singular values above this share of the largest are certainly there."""
+DROPPED = 1e-13
+"""Those below this share are rounding; between the two it is open."""
+LEAK = 1e-6
+"""A response of this size where no noise is: the loss is infinite."""
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Model(NamedTuple):
+    """A linear-Gaussian model; every array is constant or has a leading axis, its period.
+
+    Attributes:
+        transition: [P, s, s] F.
+        gradient: [P, s, n] Gamma.
+        noise: [P, s, q] Sigma.
+        state_seen: [P, m, s] H.
+        gradient_seen: [P, m, n] J.
+        noise_seen: [P, m, q] D.
+    """
+
+    transition: Float[Any, "p s s"]
+    gradient: Float[Any, "p s n"]
+    noise: Float[Any, "p s q"]
+    state_seen: Float[Any, "p m s"]
+    gradient_seen: Float[Any, "p m n"]
+    noise_seen: Float[Any, "p m q"]
+
+    def at(self, t: Any) -> "Model":
+        """Matrices of round t, without the period."""
+        return Model(*(part[t % part.shape[0]] for part in self))
+
+    @classmethod
+    def of(cls, *parts: Any) -> "Model":
+        """Check six matrices, each [.., ..] or with a leading period.
+
+        Raises:
+            ValueError: Naming the matrix whose shape or entries do not fit.
+        """
+        names = ("F", "Gamma", "Sigma", "H", "J", "D")
+        arrays = []
+        for name, part in zip(names, parts, strict=True):
+            array = np.asarray(part)
+            if array.size:
+                array = _validate.finite_array(name, part)
+            if array.ndim not in (2, 3):
+                raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
+            arrays.append(np.array(array if array.ndim == 3 else array[None], np.float64))
+        s, n, q, m = (arrays[k].shape[axis] for k, axis in ((0, 2), (1, 2), (2, 2), (3, 1)))
+        wanted = ((s, s), (s, n), (s, q), (m, s), (m, n), (m, q))
+        for name, array, shape in zip(names, arrays, wanted, strict=True):
+            if array.shape[1:] != shape:
+                raise ValueError(
+                    f"{name} has shape {array.shape[1:]}, the others ask for {shape} (state {s}, "
+                    f"agents {n}, noise {q}, observed {m}); give matrices that fit"
+                )
+        return cls(*arrays)
+
+
+class Energies(NamedTuple):
+    """What an attacker's innovations hold of unit gradients.
+
+    Attributes:
+        values: [T, k, n] inner products of the responses to unit gradients of agent u in rounds
+            t and t - j b (0 where there is none), by (t, j, u).
+        leak: [n] largest response of agent u where there is no noise.
+        ambiguous: True where a singular value is neither rounding nor certainly there.
+        condition: Largest ratio of kept singular values.
+    """
+
+    values: Float[np.ndarray, "t k n"]
+    leak: Float[np.ndarray, " n"]
+    ambiguous: bool
+    condition: float
+
+
+class _Step(NamedTuple):
+    """One round of the filter.
+
+    whitened: [m, s] S^-1/2 H; direct: [m, n] S^-1/2 J; closed: [s, s] F - K H; entering: [s, n]
+    Gamma - K J; and the rows of H and J where there is no noise.
+    """
+
+    whitened: Array
+    direct: Array
+    closed: Array
+    entering: Array
+    bare_state: Array
+    bare_gradient: Array
+
+
+def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Step, Array, Array]]:
+    here = model.at(t)
+    seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
+    moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
+    short = seen.shape[0] - seen.shape[1]
+    if short > 0:  # So that U below is square.
+        seen, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (seen, moved))
+    u, values, v = jnp.linalg.svd(seen, full_matrices=False)
+    share = values / jnp.where(values[0] > 0, values[0], 1.0)
+    kept = share > DROPPED
+    ambiguous = jnp.any(kept & (share < KEPT))
+    condition = 1.0 / jnp.min(jnp.where(kept, share, 1.0))
+    v = jnp.where(kept[:, None], v, 0.0)
+    # Projected twice: the rest is orthogonal to the innovations to rounding.
+    gain = moved @ v.T
+    rest = moved - gain @ v
+    again = rest @ v.T
+    rest, gain = rest - again @ v, gain + again
+    # R' is not unique in sign, which nothing depends on.
+    root = jnp.linalg.qr(rest.T, mode="r").T
+    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)[:, None]
+    turned_state, turned_gradient = u.T @ here.state_seen, u.T @ here.gradient_seen
+    whitened, direct = inverse * turned_state, inverse * turned_gradient
+    step = _Step(
+        whitened,
+        direct,
+        here.transition - gain @ whitened,
+        here.gradient - gain @ direct,
+        jnp.where(kept[:, None], 0.0, turned_state),
+        jnp.where(kept[:, None], 0.0, turned_gradient),
+    )
+    return root, (step, ambiguous, condition)
+
+
+def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
+    """Factor of what rounds from t on hold of the state error before round t."""
+    stacked = jnp.concatenate([observed, tail @ closed])
+    return jnp.linalg.qr(stacked, mode="r")
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
+def _energies(model: Model, rounds: int, epochs: int, separation: int) -> Any:
+    size = model.transition.shape[-1]
+    n = model.gradient.shape[-1]
+    times = jnp.arange(rounds)
+    _, (steps, ambiguous, condition) = jax.lax.scan(
+        lambda root, t: _filter_step(model, root, t), jnp.zeros((size, size)), times
+    )
+
+    def backwards(carry: Any, step: _Step) -> Any:
+        tail, bare = carry
+        new = (
+            _tail_step(step.closed, tail, step.whitened),
+            _tail_step(step.closed, bare, step.bare_state),
+        )
+        leak = jnp.sum(step.bare_gradient**2, 0) + jnp.sum((bare @ step.entering) ** 2, 0)
+        return new, (tail, jnp.sqrt(leak))
+
+    # A triangle of s rows holds any number of rounds.
+    nothing = jnp.zeros((size, size))
+    _, (tails, leaks) = jax.lax.scan(backwards, (nothing, nothing), steps, reverse=True)
+
+    def response(step: _Step, tail: Array) -> Array:
+        """Whitened response [m + s, n] to unit gradients in the round itself."""
+        return jnp.concatenate([step.direct, tail @ step.entering])
+
+    own = jax.vmap(lambda step, tail: jnp.sum(response(step, tail) ** 2, 0))(steps, tails)
+    if epochs == 1:
+        return own[:, None], leaks.max(0), ambiguous.any(), condition.max()
+    windows = _windows(steps.closed, separation - 1)
+
+    def of_class(first: Array) -> Array:
+        """Inner products of rounds first, first + b, ..., each with its k - 1 predecessors."""
+
+        def visit(carry: Array, j: Array) -> tuple[Array, Array]:
+            t = jnp.minimum(first + j * separation, rounds - 1)
+            step = jax.tree.map(lambda leaf: leaf[t], steps)
+            tail = tails[t]
+            # Columns: error before round t of gradients in rounds t - b, t - 2 b, ...
+            later = jnp.concatenate([step.whitened, tail @ step.closed])
+            moved = jnp.einsum("os,jsn->jon", later, carry)
+            products = jnp.einsum("jon,on->jn", moved, response(step, tail))
+            # On to round t + b: the newest gradient enters, the oldest leaves.
+            window = windows[jnp.minimum(t, windows.shape[0] - 1)]
+            older = jnp.einsum("sr,jrn->jsn", window @ step.closed, carry[:-1])
+            return jnp.concatenate([(window @ step.entering)[None], older]), products
+
+        count = -(-rounds // separation)
+        start = jnp.zeros((epochs - 1, size, n))
+        return jax.lax.scan(visit, start, jnp.arange(count))[1]
+
+    lagged = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
+    lagged = jnp.swapaxes(lagged, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
+    values = jnp.concatenate([own[:, None], lagged], axis=1)
+    return values, leaks.max(0), ambiguous.any(), condition.max()
+
+
+def _windows(closed: Array, length: int) -> Array:
+    """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
+    rounds, size = closed.shape[:2]
+    after = jnp.concatenate([closed[1:], jnp.broadcast_to(jnp.eye(size), (1, size, size))])
+    result, done = jnp.broadcast_to(jnp.eye(size), (rounds, size, size)), 0
+    power, span = after, 1
+    while length:
+        if length & 1:
+            result, done = _behind(power, done) @ result, done + span
+        length >>= 1
+        if length:
+            power, span = _behind(power, span) @ power, 2 * span
+    return result
+
+
+def _behind(stack: Array, shift: int) -> Array:
+    """Entry t + shift; the last one past the end, where nothing is read."""
+    return stack[jnp.minimum(jnp.arange(stack.shape[0]) + shift, stack.shape[0] - 1)]
+
+
+def energies(model: Model, participation: Participation) -> Energies:
+    """Inner products of the whitened responses to unit gradients.
+
+    Args:
+        model: What the attacker does not know, and what it sees.
+        participation: Which rounds go together.
+
+    Returns:
+        The energies; `pattern_sums` makes the sensitivity of them.
+
+    Raises:
+        ValueError: For a model whose working memory would exceed 3.5 GiB.
+
+    Reference:
+        Kalman filter in array form; the recursion replaces the pseudo-inverse of "Unified Privacy
+        Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
+    """
+    s, n, m = (model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1])
+    rounds, epochs = participation.rounds, participation.epochs
+    numbers = rounds * (3 * s * s + 2 * (s + n) * m + 2 * s * n) + 6 * epochs * (s + m) * n
+    if epochs > 1 and participation.separation > 1:
+        numbers += 3 * rounds * s * s
+    if numbers * 8 > 3.5 * 2**30:
+        raise ValueError(
+            f"participation has {rounds} rounds with a state of {s} and {m} observed rows: "
+            f"{numbers * 8 / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer bands"
+        )
+    with double_precision():
+        parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
+        values, leak, ambiguous, condition = _energies(
+            parts, rounds, epochs, participation.separation if epochs > 1 else rounds
+        )
+        return Energies(np.asarray(values), np.asarray(leak), bool(ambiguous), float(condition))
+
+
+def pattern_sums(
+    values: Float[np.ndarray, "t k n"], participation: Participation
+) -> Float[np.ndarray, " n"]:
+    """Largest sum over a pattern of |inner products|, a bound on the squared sensitivity.
+
+    Exact where they are non-negative, and for one participation.
+
+    Args:
+        values: [T, k, n] from `energies`.
+        participation: The one they were made for.
+
+    Returns:
+        [n] squared bound of each agent at clip 1 and noise 1.
+    """
+    absolute = np.abs(values)
+    weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
+    # Of the j-th appearance only the lags up to j lie in the pattern.
+    partial = np.cumsum(absolute * weights, axis=1)
+    rounds = participation.patterns
+    sums = partial[rounds, np.arange(participation.epochs)[None]].sum(axis=1)
+    return np.asarray(sums.max(axis=0))
+
+
+def clear(found: Energies) -> Bool[np.ndarray, " n"]:
+    """Which agents' energies are exact: no open singular value, no response in the open."""
+    margin = 1e3 * _EPS * found.condition
+    settled = (found.leak <= margin) | (found.leak >= LEAK)
+    return settled & (not found.ambiguous)

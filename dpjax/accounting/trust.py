@@ -1,0 +1,204 @@
+"""A gossip algorithm under the three trust models: who sees what, and who knows which noise."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax.accounting import dense, observer, recursions
+from dpjax.accounting.observer import Model
+from dpjax.accounting.view import Loss, View
+from dpjax.mechanism.participation import Participation
+
+__all__ = ["Algorithm", "nodes_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """A gossip algorithm that waits for a trust model; made by `dsgd` and its like.
+
+    Attributes:
+        gossip: Mixing, gossip steps, contraction.
+        source: [n, q] map of a round's fresh noise to the agents.
+        owners: For each column, the agents who know it.
+        secret: For each column, True where it is a pairwise secret.
+        strategy: [T, T] C over rounds, or None.
+    """
+
+    gossip: recursions.Gossip
+    source: Float[np.ndarray, "n q"]
+    owners: tuple[frozenset[int], ...]
+    secret: tuple[bool, ...]
+    strategy: Float[np.ndarray, "t t"] | None = None
+
+    @property
+    def agents(self) -> int:
+        """Number of agents n."""
+        return len(self.source)
+
+    def ldp(self) -> View:
+        """An eavesdropper who sees every message and knows nothing else."""
+        return self._view((), np.eye(self.agents)[None], [])
+
+    def pndp(self, attackers: int | Collection[int]) -> View:
+        """Nodes that see the messages they receive and know their own gradients and noise.
+
+        Args:
+            attackers: One node, or several who collude.
+
+        Returns:
+            The view. Pairwise secrets of an attacker are its own noise.
+
+        Raises:
+            ValueError: For a seed that every agent shares: the loss would be infinite.
+        """
+        nodes = nodes_of("attackers", attackers, self.agents)
+        everyone = frozenset(range(self.agents))
+        if self.agents > 2 and any(owner == everyone for owner in self.owners):
+            raise ValueError(
+                f"attackers are {list(nodes)}, who share the noise seed with all agents: the loss "
+                "is infinite; use ldp(), or give subgroups with a seed each"
+            )
+        known = [k for k, owner in enumerate(self.owners) if owner & set(nodes)]
+        return self._view(nodes, self._received(nodes), known)
+
+    def secldp(
+        self,
+        attackers: int | Collection[int] | None = None,
+        *,
+        protected: Collection[int] | None = None,
+    ) -> View:
+        """An eavesdropper or nodes, who know every pairwise secret outside a protected set.
+
+        Args:
+            attackers: Nodes, who see what they receive and know their own gradients and noise;
+                None for an eavesdropper of all messages.
+            protected: Agents whose secrets among themselves stay unknown; None for all agents but
+                the attackers.
+
+        Returns:
+            The view.
+
+        Raises:
+            ValueError: Without pairwise secrets, or for attackers who are protected.
+        """
+        if not any(self.secret):
+            raise ValueError(
+                "secldp() is about pairwise secrets, and this algorithm has none; use ldp() or "
+                "pndp(), or give edge_noise"
+            )
+        nodes = () if attackers is None else nodes_of("attackers", attackers, self.agents)
+        rest = set(range(self.agents)) - set(nodes)
+        kept = rest if protected is None else set(nodes_of("protected", protected, self.agents))
+        if kept & set(nodes):
+            raise ValueError(
+                f"protected holds the attackers {sorted(kept & set(nodes))}, who know their own "
+                "secrets; leave them out"
+            )
+        known = [
+            k
+            for k, (owner, secret) in enumerate(zip(self.owners, self.secret, strict=True))
+            if owner & set(nodes) or (secret and not owner <= kept)
+        ]
+        seen = np.eye(self.agents)[None] if attackers is None else self._received(nodes)
+        return self._view(nodes, seen, known)
+
+    def _received(self, nodes: Sequence[int]) -> np.ndarray:
+        """Rows of the messages that reach the nodes, by round; zero rows fill up."""
+        reach = (self.gossip.mixing[:, list(nodes)] != 0).any(axis=1)
+        senders = np.flatnonzero(reach.any(axis=0))
+        # A few row counts only, so that views of different degrees share compiled code.
+        count = min(self.agents, 1 << (len(senders) - 1).bit_length())
+        seen = np.zeros((len(reach), count, self.agents))
+        seen[:, np.arange(len(senders)), senders] = reach[:, senders]
+        return seen if (reach != reach[0]).any() else seen[:1]
+
+    def _view(self, nodes: tuple[int, ...], seen: np.ndarray, known: Sequence[int]) -> View:
+        source = self.source.copy()
+        source[:, list(known)] = 0.0
+        victims = np.ones(self.agents)
+        victims[list(nodes)] = 0.0
+        strategy = self.strategy
+        rounds = None if strategy is None else len(strategy)
+        memory = recursions.NO_MEMORY if strategy is None else recursions.remember(strategy)
+        width = memory.weights.shape[1]
+        small = strategy is None or (
+            width + 1 < len(strategy) and self.agents * (1 + width) <= recursions.LARGEST_STATE
+        )
+
+        def model() -> Model:
+            return recursions.model_of(self.gossip, source, seen, victims, memory)
+
+        def matrices(t: int) -> tuple[np.ndarray, np.ndarray]:
+            # Messages of u = g + xi, then xi = (C^-1 x source) z.
+            plain = recursions.model_of(self.gossip, source, seen, np.ones(self.agents))
+            if strategy is None:
+                a, b = dense.materialize(plain, t)
+                return a * np.tile(victims, t), b
+            whole, _ = dense.materialize(plain, t)
+            inverse = np.tril(np.linalg.solve(strategy, np.eye(t)))
+            moved = np.tensordot(whole.reshape(-1, t, self.agents), source, 1)
+            b = np.einsum("rtq,ts->rsq", moved, inverse)
+            return whole * np.tile(victims, t), b.reshape(len(whole), -1)
+
+        def all_messages(participation: Participation) -> Loss:
+            return _closed_form(source, strategy, participation)
+
+        complete = not nodes and np.array_equal(seen, np.eye(self.agents)[None])
+        route = model if small else None
+        return View(self.agents, nodes, rounds, route, matrices, all_messages, complete)
+
+
+def _closed_form(
+    source: Float[np.ndarray, "n q"],
+    strategy: Float[np.ndarray, "t t"] | None,
+    participation: Participation,
+) -> Loss:
+    """Loss when all messages are seen: they determine g_t + xi_t of every round.
+
+    mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map.
+    """
+    n = len(source)
+    u, values, _ = np.linalg.svd(source, full_matrices=True)
+    values = np.pad(values, (0, n - len(values)))
+    largest = values[0] if values[0] > 0 else 1.0
+    kept = values > observer.DROPPED * largest
+    inverse = np.where(kept, 1 / np.where(kept, values, 1.0), 0.0)
+    energy = ((u * inverse) ** 2).sum(axis=1)
+    leak = np.sqrt((u[:, ~kept] ** 2).sum(axis=1))
+    condition = float(largest / values[kept].min()) if kept.any() else 1.0
+    # Rounding of the decomposition, on the safe side where it could matter.
+    margin = 1.0 + 1e3 * np.finfo(float).eps * condition if condition > 1 / observer.KEPT else 1.0
+    clear = (leak <= 1e-12 * condition) | (leak >= observer.LEAK)
+    energy = np.where((leak >= observer.LEAK) | ~clear, np.inf, energy * margin)
+    mu = np.sqrt(energy) * _over_rounds(strategy, participation)
+    return Loss(mu, ~clear | np.full(n, margin > 1.0), "closed form", "any")
+
+
+def _over_rounds(strategy: Float[np.ndarray, "t t"] | None, participation: Participation) -> float:
+    if strategy is None:
+        return float(np.sqrt(participation.epochs))
+    patterns = participation.patterns
+    gram = np.abs(strategy.T @ strategy)
+    return float(np.sqrt(gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()))
+
+
+def nodes_of(name: str, given: Any, n: int) -> tuple[int, ...]:
+    """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
+
+    Args:
+        name: Of the argument, for the message.
+        given: An agent or several.
+        n: Number of agents.
+    """
+    nodes = [given] if isinstance(given, int | np.integer) else list(given)
+    for node in nodes:
+        if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < n:
+            raise ValueError(f"{name} holds {node!r}; give agents of 0 .. {n - 1}")
+    if not nodes and name == "attackers":
+        raise ValueError("attackers is empty; give at least one agent, or use ldp()")
+    if len(nodes) == n and name == "attackers":
+        raise ValueError(f"attackers are all {n} agents; leave a victim")
+    return tuple(sorted({int(node) for node in nodes}))

@@ -1,0 +1,238 @@
+"""A view, what one attacker sees less what it knows, and its Gaussian-DP loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from dpjax import _validate
+from dpjax.accounting import dense, observer
+from dpjax.accounting.observer import Model
+from dpjax.mechanism.participation import Participation
+
+__all__ = ["Gradients", "Loss", "View", "of_model", "with_state"]
+
+Gradients = Literal["view", "any"]
+
+# Losses that are not flagged agree with exact arithmetic to 1e-10; a guarantee adds this much.
+_ROUNDING = 1e-9
+
+
+class Loss(NamedTuple):
+    """Gaussian-DP loss of every victim, and how it was found.
+
+    Attributes:
+        mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, infinite where
+            gradients are seen without noise.
+        upper_bound: [n] True where rounding left the exact value open and ``mu`` is the loss of a
+            strictly larger view.
+        route: "recursion", "dense" or "closed form".
+        gradients: "view" or "any", as asked for.
+    """
+
+    mu: Float[np.ndarray, " n"]
+    upper_bound: Bool[np.ndarray, " n"]
+    route: str
+    gradients: str
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one attacker sees, less what it knows.
+
+    Guarantee: with gradients clipped to norm C and noise multiplier sigma, agent u's records are
+    mu_u / sigma-Gaussian-DP against this attacker when a record is zeroed out, twice that when it
+    is replaced. ``gradients="view"`` covers gradients that are fixed in advance or functions of
+    what the attacker sees and knows; in a training run other agents' gradients depend on models
+    that it does not see, and only ``gradients="any"`` covers them. The values are no lower than
+    the truth: what rounding leaves open is the loss of a strictly larger view.
+
+    Attributes:
+        attackers: Colluding nodes; their entries of a loss are nan.
+        agents: Number of agents n.
+        rounds: Most rounds, where a strategy fixes them; else None.
+    """
+
+    agents: int
+    attackers: tuple[int, ...]
+    rounds: int | None
+    _model: Callable[[], Model] | None
+    _matrices: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    _all_messages: Callable[[Participation], Loss] | None
+    _sees_all: bool = False
+
+    def materialize(
+        self, rounds: int, *, check: bool = True
+    ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
+        """The view as O = A G + B Z, rows and columns by round first.
+
+        Columns of what the attacker knows are zero.
+
+        Args:
+            rounds: T.
+            check: Refuse a view with no C such that A = B C, or out of order.
+
+        Returns:
+            A [T m, T n] and B [T m, T q].
+
+        Raises:
+            ValueError: If it is too large, or a check fails.
+        """
+        rounds = self._check_rounds(_validate.integer("rounds", rounds))
+        a, b = self._matrices(rounds)
+        if check:
+            dense.check_causal(a, rounds)
+            dense.check_causal(b, rounds)
+            dense.check_factors(a, b)
+        return a, b
+
+    def gdp(
+        self, participation: Participation, *, gradients: Gradients = "view"
+    ) -> Float[np.ndarray, " n"]:
+        """Gaussian-DP loss mu of every victim; see `loss`, whose ``mu`` it is.
+
+        Args:
+            participation: Which rounds a record takes part in.
+            gradients: Which gradients it covers, "view" or "any".
+
+        Returns:
+            [n] mu at clip 1 and noise 1, zero-out; nan for attackers.
+        """
+        return self.loss(participation, gradients=gradients).mu
+
+    def loss(self, participation: Participation, *, gradients: Gradients = "view") -> Loss:
+        """Gaussian-DP loss of every victim, with what is known of its exactness.
+
+        The bound of the paper's (8), squared as it must be: mu_u^2 is the largest sum over a
+        pattern of |(C' B^+ B C)_st|; exact where those entries are non-negative.
+
+        Args:
+            participation: Which rounds a record takes part in.
+            gradients: "view" for gradients fixed in advance or functions of the view; "any" for
+                the loss of the smallest view that determines every model.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ValueError: For rounds beyond the strategy's, or a view too large for this machine.
+        """
+        _validate.one_of("gradients", gradients, ("view", "any"))
+        self._check_rounds(participation.rounds)
+        if gradients == "any" and self._all_messages is None:
+            raise ValueError(
+                "gradients is 'any', but nothing says what determines the models; give linear(..., "
+                "models=) the rows that read them off the state"
+            )
+        if self._all_messages is not None and (gradients == "any" or self._sees_all):
+            return self._hide(self._all_messages(participation)._replace(gradients=gradients))
+        if self._model is not None:
+            found, route = observer.energies(self._model(), participation), "recursion"
+        else:
+            matrices = self._matrices(participation.rounds)
+            found, route = dense.energies(*matrices, participation), "dense"
+        mu = np.where(
+            found.leak >= observer.LEAK,
+            np.inf,
+            np.sqrt(observer.pattern_sums(found.values, participation)),
+        )
+        open_ = ~observer.clear(found)
+        open_[list(self.attackers)] = False
+        if open_.any():
+            larger = self._larger(participation)
+            mu = np.where(open_, larger, mu)
+        return self._hide(Loss(mu, open_, route, gradients))
+
+    def guaranteed(
+        self, participation: Participation, *, gradients: Gradients = "any"
+    ) -> Float[np.ndarray, " n"]:
+        """What may be stated: the least known bound, rounded up.
+
+        The plain bound sums absolute values and can exceed the loss of a larger view; then that
+        one is stated.
+
+        Args:
+            participation: Which rounds a record takes part in.
+            gradients: As in `loss`.
+
+        Returns:
+            [n] mu.
+        """
+        found = self.loss(participation, gradients=gradients).mu
+        if gradients == "view" and self._all_messages is not None:
+            found = np.fmin(found, self.loss(participation, gradients="any").mu)
+        return found * (1 + _ROUNDING)
+
+    def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
+        """Loss of a view that holds this one: the state as well, or all messages."""
+        every = np.full(self.agents, np.inf)
+        if self._all_messages is not None:
+            every = self._all_messages(participation).mu
+        if self._model is None:
+            return every
+        model = self._model()
+        wide = with_state(model, np.eye(model.transition.shape[-1]))
+        found = observer.energies(wide, participation)
+        mu = np.sqrt(observer.pattern_sums(found.values, participation))
+        mu = np.where(observer.clear(found) & (found.leak < observer.LEAK), mu, np.inf)
+        return np.fmin(mu, every)
+
+    def _hide(self, loss: Loss) -> Loss:
+        mu, upper = loss.mu.copy(), loss.upper_bound.copy()
+        mu[list(self.attackers)] = np.nan
+        upper[list(self.attackers)] = False
+        return loss._replace(mu=mu, upper_bound=upper)
+
+    def _check_rounds(self, rounds: int) -> int:
+        if self.rounds is not None and rounds != self.rounds:
+            raise ValueError(
+                f"rounds is {rounds}, the strategy is made for {self.rounds}; make them equal"
+            )
+        return rounds
+
+
+def of_model(
+    model: Model,
+    attackers: tuple[int, ...],
+    all_messages: Callable[[Participation], Loss] | None,
+) -> View:
+    """A view that is a state-space model for any number of rounds.
+
+    Args:
+        model: What the attacker does not know, and what it sees.
+        attackers: Nodes whose entries of a loss are nan.
+        all_messages: Loss of the smallest view that determines every model; None if not known.
+
+    Returns:
+        The view.
+    """
+
+    def matrices(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        return dense.materialize(model, rounds)
+
+    n = model.gradient.shape[-1]
+    return View(n, attackers, None, lambda: model, matrices, all_messages)
+
+
+def with_state(model: Model, rows: Float[np.ndarray, "r s"]) -> Model:
+    """The same model with ``rows`` of the state seen as well, before each round.
+
+    Args:
+        model: A model.
+        rows: [r, s] what is read off the state.
+
+    Returns:
+        A model that observes strictly more.
+    """
+
+    def below(part: np.ndarray, block: np.ndarray) -> np.ndarray:
+        return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)
+
+    n, q = model.gradient.shape[-1], model.noise.shape[-1]
+    return model._replace(
+        state_seen=below(model.state_seen, rows),
+        gradient_seen=below(model.gradient_seen, np.zeros((len(rows), n))),
+        noise_seen=below(model.noise_seen, np.zeros((len(rows), q))),
+    )

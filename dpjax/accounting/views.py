@@ -1,0 +1,242 @@
+"""What an attacker sees of a linear algorithm under a trust model, and what that costs.
+
+An algorithm is `dsgd`, `muffliato`, `decor` or `zip_dl`, or a user's own matrices in `linear`;
+`.ldp()`, `.pndp(attackers)` and `.secldp(attackers, protected)` make a `View` of it.
+
+=======  ==============================  ==================================  =====================
+trust    who                             sees                                knows
+=======  ==============================  ==================================  =====================
+LDP      an outside eavesdropper         every message on every link         nothing else
+PNDP     a set of nodes                  the messages that they receive      own gradients and noise
+SecLDP   an eavesdropper, or nodes       as above                            also pairwise secrets
+                                                                             but a protected set's
+=======  ==============================  ==================================  =====================
+
+Agent j sends to i where W_ij != 0. Messages are scaled to x + (gradients + noise): step size,
+clip norm and noise multiplier are 1.
+
+Reference: "Unified Privacy Guarantees for Decentralized Learning via Matrix Factorization",
+section 4 and appendix A.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import recursions
+from dpjax.accounting.observer import Model
+from dpjax.accounting.trust import Algorithm
+from dpjax.accounting.view import Loss, View, of_model, with_state
+from dpjax.accounting.zipdl import ZipDL
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["Algorithm", "Loss", "View", "decor", "dsgd", "linear", "muffliato", "zip_dl"]
+
+
+def dsgd(
+    mixing: Any,
+    strategy: Any = None,
+    covariance: Any = None,
+    edge_noise: float | None = None,
+    *,
+    gossip_steps: int = 1,
+    subgroups: Sequence[Sequence[int]] | None = None,
+    curvature: Any = None,
+) -> Algorithm:
+    """Decentralized SGD with Gaussian noise: DP-D-SGD, Anti-PGD, MAFALDA, Whisper, DECOR.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n] by round.
+        strategy: [T, T] lower triangular C: noise C^-1 Z over rounds; None is independent noise.
+        covariance: [n, n] R of one round's noise over agents; None is the identity. One that is
+            not diagonal comes of a seed that all agents share, or those of a subgroup.
+        edge_noise: Variance c of the pairwise secret of every link, +z at one end and -z at the
+            other (DECOR); the covariance is then R + c L, L the graph's Laplacian.
+        gossip_steps: K gossip rounds a gradient, each observed.
+        subgroups: Agents who share a seed; R must be zero between groups.
+        curvature: [n] h_i where gradients are linear in the models, g_i = -h_i x_i + what is
+            protected (step size times second derivative): the closed loop is then exact.
+
+    Returns:
+        The algorithm; call ``ldp()``, ``pndp(attackers)`` or ``secldp(...)`` on it.
+
+    Raises:
+        ValueError: For matrices that do not fit, or a covariance that is not positive
+            semidefinite.
+    """
+    schedule = mixing_.check(mixing, stochastic="rows")
+    schedule = schedule[None] if schedule.ndim == 2 else schedule
+    n = schedule.shape[-1]
+    steps = _validate.integer("gossip_steps", gossip_steps)
+    contraction = np.ones(n)
+    if curvature is not None:
+        contraction = 1.0 - np.broadcast_to(_validate.finite_array("curvature", curvature), (n,))
+    gossip = recursions.Gossip(schedule, steps, contraction)
+    source, owners = _own_noise(covariance, subgroups, n)
+    secret = [False] * len(owners)
+    if edge_noise is not None:
+        spread = np.sqrt(_validate.positive("edge_noise", edge_noise))
+        linked = ((schedule != 0) | (np.swapaxes(schedule, 1, 2) != 0)).any(axis=0)
+        ends = np.argwhere(np.triu(linked, 1))
+        edges = np.zeros((n, len(ends)))
+        edges[ends[:, 0], np.arange(len(ends))] = spread
+        edges[ends[:, 1], np.arange(len(ends))] = -spread
+        source = np.hstack([source, edges])
+        owners += [frozenset(map(int, pair)) for pair in ends]
+        secret += [True] * len(ends)
+    return Algorithm(gossip, source, tuple(owners), tuple(secret), _strategy(strategy))
+
+
+def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> Algorithm:
+    """Muffliato-SGD(K): K gossip rounds a gradient, every one observed; T counts gradients.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        gossip_steps: K.
+        options: As in `dsgd`.
+
+    Returns:
+        The algorithm.
+    """
+    return dsgd(mixing, gossip_steps=gossip_steps, **options)
+
+
+def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) -> Algorithm:
+    """DECOR: own noise of variance ``own``, and a secret of variance ``shared`` on every link.
+
+    Args:
+        mixing: [n, n] W, or a schedule.
+        own: s.
+        shared: c; the covariance over agents is s I + c L.
+        options: As in `dsgd`.
+
+    Returns:
+        The algorithm.
+
+    Reference:
+        Allouah et al. (2024).
+    """
+    n = np.shape(mixing)[-1]
+    own = _validate.positive("own", own)
+    return dsgd(mixing, covariance=own * np.eye(n), edge_noise=shared, **options)
+
+
+def _own_noise(
+    covariance: Any, subgroups: Sequence[Sequence[int]] | None, n: int
+) -> tuple[np.ndarray, list[frozenset[int]]]:
+    """Factor of the covariance with the owners of each column."""
+    matrix = np.eye(n) if covariance is None else _validate.square("covariance", covariance)
+    if len(matrix) != n or np.abs(matrix - matrix.T).max() > 1e-12 * np.abs(matrix).max():
+        raise ValueError(f"covariance has shape {matrix.shape}; give a symmetric {(n, n)} matrix")
+    if (matrix == np.diag(np.diag(matrix))).all() and subgroups is None:
+        if np.diag(matrix).min() < 0:
+            raise ValueError(f"covariance has the variance {np.diag(matrix).min()}; give none < 0")
+        return np.diag(np.sqrt(np.diag(matrix))), [frozenset([i]) for i in range(n)]
+    groups = [list(range(n))] if subgroups is None else [list(map(int, g)) for g in subgroups]
+    if sorted(agent for group in groups for agent in group) != list(range(n)):
+        raise ValueError(f"subgroups is {groups}; give every agent of 0 .. {n - 1} once")
+    outside = matrix.copy()
+    source, owners = np.zeros((n, 0)), []
+    for group in groups:
+        block = matrix[np.ix_(group, group)]
+        outside[np.ix_(group, group)] = 0.0
+        values, vectors = np.linalg.eigh((block + block.T) / 2)
+        if values[0] < -1e-12 * max(values[-1], 0.0) or values[-1] <= 0:
+            raise ValueError(f"covariance has the eigenvalue {values[0]:.3g}; give none below 0")
+        part = np.zeros((n, len(group)))
+        part[group] = vectors * np.sqrt(np.maximum(values, 0.0))
+        source = np.hstack([source, part])
+        owners += [frozenset(group)] * len(group)
+    if outside.any():
+        raise ValueError("covariance couples different subgroups; design it with these subgroups")
+    return source, owners
+
+
+def _strategy(strategy: Any) -> np.ndarray | None:
+    if strategy is None:
+        return None
+    matrix = _validate.square("strategy", strategy)
+    if np.triu(matrix, 1).any() or (np.diag(matrix) <= 0).any():
+        raise ValueError("strategy is not lower triangular with a positive diagonal; give such a C")
+    return matrix
+
+
+def zip_dl(
+    mixing: Any, *, zero_sum: Literal["messages", "with_own_copy"] = "with_own_copy"
+) -> "ZipDL":
+    """Zip-DL: another noise on each outgoing message, summing to zero over a node's messages.
+
+    A node's m messages carry z_k - mean(z), z_k standard normal; ``"messages"`` counts those it
+    sends (an eavesdropper of all of them averages the noise away), ``"with_own_copy"`` also the
+    one it keeps.
+
+    Args:
+        mixing: [n, n] W.
+        zero_sum: Over what the noises sum to zero.
+
+    Returns:
+        The algorithm, with ``ldp()`` and ``pndp(attackers)``.
+
+    Reference:
+        Biswas et al. (2025).
+    """
+    _validate.one_of("zero_sum", zero_sum, ("messages", "with_own_copy"))
+    matrix = mixing_.check(mixing, stochastic="rows")
+    if matrix.ndim != 2:
+        raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
+    return ZipDL(matrix, zero_sum == "with_own_copy")
+
+
+def linear(
+    F: Any,
+    Gamma: Any,
+    Sigma: Any,
+    H: Any,
+    J: Any,
+    D: Any,
+    *,
+    known: Any = None,
+    models: Any = None,
+) -> View:
+    """View of a user's own linear algorithm, taken as given.
+
+    State s_t+1 = F s_t + Gamma g_t + Sigma w_t from a public start, observed y_t = H s_t + J g_t +
+    D w_t. What the attacker sees, less what it knows, is the caller's to state: leave known noise
+    out of Sigma and D, known gradients out of Gamma and J (or name them in ``known``).
+
+    Args:
+        F: [s, s], or [P, s, s] by round; so are all.
+        Gamma: [s, n].
+        Sigma: [s, q].
+        H: [m, s].
+        J: [m, n].
+        D: [m, q].
+        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11).
+        models: [., s] rows that read every agent's model off the state; needed for
+            ``gradients="any"``, which asks for them otherwise.
+
+    Returns:
+        The view; no agent counts as an attacker.
+
+    Raises:
+        ValueError: Naming the matrix that does not fit.
+    """
+    model = Model.of(F, Gamma, Sigma, H, J, D)
+    n = model.gradient.shape[-1]
+    if known is not None:
+        combinations = _validate.finite_array("known", known, ndim=2)
+        if combinations.shape[1] != n:
+            raise ValueError(f"known has shape {combinations.shape}; give [c, {n}]")
+        unknown = np.eye(n) - np.linalg.pinv(combinations) @ combinations
+        model = model._replace(
+            gradient=model.gradient @ unknown, gradient_seen=model.gradient_seen @ unknown
+        )
+    if models is None:
+        return of_model(model, (), None)
+    rows = _validate.finite_array("models", models, ndim=2)
+    size = model.transition.shape[-1]
+    if rows.shape[1] != size:
+        raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
+    return of_model(model, (), of_model(with_state(model, rows), (), None).loss)
