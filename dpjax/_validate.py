@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "SUM_TOLERANCE",
     "finite_array",
     "flag",
     "integer",
@@ -15,6 +16,7 @@ __all__ = [
     "positive",
     "probability",
     "square",
+    "stochastic",
 ]
 
 
@@ -96,3 +98,33 @@ def square(name: str, value: Any) -> np.ndarray:
     if array.shape[0] != array.shape[1]:
         raise ValueError(f"{name} has shape {array.shape}; give a square matrix")
     return array
+
+
+# Sums of float64 rows of stochastic matrices stray by n * 1e-16; those of float32 ones by 1e-7,
+# which 5,000 rounds would turn into a visible drift of the models.
+SUM_TOLERANCE = 1e-8
+
+
+def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
+    """Return a float64 copy, [n, n] or [P, n, n], of weights >= 0 whose named sums are 1.
+
+    Args:
+        name: Argument.
+        value: Matrix, or a schedule of them.
+        sums: Which of "row" and "column" sums must be 1; empty asks for finite entries only.
+    """
+    matrix = finite_array(name, value)
+    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{name} has shape {matrix.shape}; give [n, n] or a schedule [P, n, n]")
+    if sums and matrix.min() < 0:
+        where = tuple(int(i) for i in np.argwhere(matrix < 0)[0])
+        raise ValueError(f"{name} holds {float(matrix[where])!r} at {where}; give weights >= 0")
+    for kind in sums:
+        totals = matrix.sum(axis=-1 if kind == "row" else -2)
+        if (bad := np.abs(totals - 1.0) > SUM_TOLERANCE).any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"{name} has {kind} {place[-1]} summing to {float(totals[place])!r}; give a "
+                f"matrix whose {kind}s sum to 1 (in float64: within {SUM_TOLERANCE:g})"
+            )
+    return matrix

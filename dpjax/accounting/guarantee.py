@@ -290,7 +290,8 @@ class Guarantee:
         text = (
             f"({self._epsilon_text()}, delta = {_up(self.delta)})-differentially private per "
             f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
-            f"{self.clip_norm:g}) over {self.rounds:,} rounds{self._participation_text()} against "
+            f"{self.clip_norm:g}) over {self.rounds:,} rounds{self._participation_text()}"
+            f"{'' if self.white else ' with noise correlated over rounds'} against "
             f"{ATTACKERS[self.attacker]}; {_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
         )
         if self.accountant != "gdp":

@@ -25,7 +25,17 @@ from dpjax import _validate
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = ["DROPPED", "KEPT", "LEAK", "Energies", "Model", "energies", "pattern_sums"]
+__all__ = [
+    "DROPPED",
+    "KEPT",
+    "LARGEST",
+    "LEAK",
+    "Energies",
+    "Model",
+    "clear",
+    "energies",
+    "pattern_sums",
+]
 
 KEPT = 1e-6
 """Singular values above this share of the largest are certainly there."""
@@ -33,6 +43,8 @@ DROPPED = 1e-13
 """Those below this share are rounding; between the two it is open."""
 LEAK = 1e-6
 """A response of this size where no noise is: the loss is infinite."""
+LARGEST = 6 * 2**30
+"""Bytes of working memory."""
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -106,16 +118,17 @@ class Energies(NamedTuple):
 class _Step(NamedTuple):
     """One round of the filter.
 
-    whitened: [m, s] S^-1/2 H; direct: [m, n] S^-1/2 J; closed: [s, s] F - K H; entering: [s, n]
-    Gamma - K J; and the rows of H and J where there is no noise.
+    Attributes:
+        closed: [s, s] F - K H, how the state error goes on.
+        gain: [s, m] K U S^1/2, by whitened innovation.
+        whiten: [m, m] S^-1/2 U', rows of zeros where there is no noise.
+        bare: [m, m] U' where there is no noise, else rows of zeros.
     """
 
-    whitened: Array
-    direct: Array
     closed: Array
-    entering: Array
-    bare_state: Array
-    bare_gradient: Array
+    gain: Array
+    whiten: Array
+    bare: Array
 
 
 def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Step, Array, Array]]:
@@ -138,83 +151,88 @@ def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Ste
     rest, gain = rest - again @ v, gain + again
     # R' is not unique in sign, which nothing depends on.
     root = jnp.linalg.qr(rest.T, mode="r").T
-    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)[:, None]
-    turned_state, turned_gradient = u.T @ here.state_seen, u.T @ here.gradient_seen
-    whitened, direct = inverse * turned_state, inverse * turned_gradient
-    step = _Step(
-        whitened,
-        direct,
-        here.transition - gain @ whitened,
-        here.gradient - gain @ direct,
-        jnp.where(kept[:, None], 0.0, turned_state),
-        jnp.where(kept[:, None], 0.0, turned_gradient),
-    )
-    return root, (step, ambiguous, condition)
+    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)
+    whiten = inverse[:, None] * u.T
+    closed = here.transition - gain @ (whiten @ here.state_seen)
+    bare = jnp.where(kept[:, None], 0.0, u.T)
+    return root, (_Step(closed, gain, whiten, bare), ambiguous, condition)
 
 
 def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
     """Factor of what rounds from t on hold of the state error before round t."""
-    stacked = jnp.concatenate([observed, tail @ closed])
-    return jnp.linalg.qr(stacked, mode="r")
+    return jnp.linalg.qr(jnp.concatenate([observed, tail @ closed]), mode="r")
 
 
-@functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
-def _energies(model: Model, rounds: int, epochs: int, separation: int) -> Any:
+def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
+    """Whitened response [m + s, n] to unit gradients of the round, and the error after it."""
+    direct = step.whiten @ here.gradient_seen
+    entering = here.gradient - step.gain @ direct
+    return jnp.concatenate([direct, tail @ entering]), entering
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "keep"))
+def _sweep(model: Model, rounds: int, keep: bool) -> Any:
+    """Forward filter, backward factors; own energies and leaks, and what lagged ones need."""
     size = model.transition.shape[-1]
-    n = model.gradient.shape[-1]
     times = jnp.arange(rounds)
     _, (steps, ambiguous, condition) = jax.lax.scan(
         lambda root, t: _filter_step(model, root, t), jnp.zeros((size, size)), times
     )
 
-    def backwards(carry: Any, step: _Step) -> Any:
-        tail, bare = carry
+    def backwards(carry: Any, item: Any) -> Any:
+        (tail, bare_tail), (step, t) = carry, item
+        here = model.at(t)
+        response, entering = _response(here, step, tail)
+        leak = jnp.concatenate([step.bare @ here.gradient_seen, bare_tail @ entering])
         new = (
-            _tail_step(step.closed, tail, step.whitened),
-            _tail_step(step.closed, bare, step.bare_state),
+            _tail_step(step.closed, tail, step.whiten @ here.state_seen),
+            _tail_step(step.closed, bare_tail, step.bare @ here.state_seen),
         )
-        leak = jnp.sum(step.bare_gradient**2, 0) + jnp.sum((bare @ step.entering) ** 2, 0)
-        return new, (tail, jnp.sqrt(leak))
+        kept = tail if keep else jnp.zeros((0, 0))
+        return new, (jnp.sum(response**2, 0), jnp.sum(leak**2, 0), kept)
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
-    _, (tails, leaks) = jax.lax.scan(backwards, (nothing, nothing), steps, reverse=True)
+    _, (own, leaks, tails) = jax.lax.scan(
+        backwards, (nothing, nothing), (steps, times), reverse=True
+    )
+    result = own, jnp.sqrt(leaks.max(0)), ambiguous.any(), condition.max()
+    return result, (steps, tails) if keep else None
 
-    def response(step: _Step, tail: Array) -> Array:
-        """Whitened response [m + s, n] to unit gradients in the round itself."""
-        return jnp.concatenate([step.direct, tail @ step.entering])
 
-    own = jax.vmap(lambda step, tail: jnp.sum(response(step, tail) ** 2, 0))(steps, tails)
-    if epochs == 1:
-        return own[:, None], leaks.max(0), ambiguous.any(), condition.max()
-    windows = _windows(steps.closed, separation - 1)
+@functools.partial(jax.jit, static_argnames=("epochs", "separation"))
+def _lagged(
+    model: Model, steps: _Step, tails: Array, windows: Array, epochs: int, separation: int
+) -> Array:
+    """Inner products [T, k - 1, n] of every round with rounds b, 2 b, ... before it."""
+    rounds, size = tails.shape[:2]
+    n = model.gradient.shape[-1]
 
     def of_class(first: Array) -> Array:
-        """Inner products of rounds first, first + b, ..., each with its k - 1 predecessors."""
+        """Rounds first, first + b, ..., each with its k - 1 predecessors."""
 
         def visit(carry: Array, j: Array) -> tuple[Array, Array]:
             t = jnp.minimum(first + j * separation, rounds - 1)
-            step = jax.tree.map(lambda leaf: leaf[t], steps)
-            tail = tails[t]
-            # Columns: error before round t of gradients in rounds t - b, t - 2 b, ...
-            later = jnp.concatenate([step.whitened, tail @ step.closed])
+            step, here, tail = jax.tree.map(lambda leaf: leaf[t], steps), model.at(t), tails[t]
+            response, entering = _response(here, step, tail)
+            later = jnp.concatenate([step.whiten @ here.state_seen, tail @ step.closed])
+            # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
             moved = jnp.einsum("os,jsn->jon", later, carry)
-            products = jnp.einsum("jon,on->jn", moved, response(step, tail))
+            products = jnp.einsum("jon,on->jn", moved, response)
             # On to round t + b: the newest gradient enters, the oldest leaves.
             window = windows[jnp.minimum(t, windows.shape[0] - 1)]
             older = jnp.einsum("sr,jrn->jsn", window @ step.closed, carry[:-1])
-            return jnp.concatenate([(window @ step.entering)[None], older]), products
+            return jnp.concatenate([(window @ entering)[None], older]), products
 
         count = -(-rounds // separation)
         start = jnp.zeros((epochs - 1, size, n))
         return jax.lax.scan(visit, start, jnp.arange(count))[1]
 
-    lagged = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
-    lagged = jnp.swapaxes(lagged, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
-    values = jnp.concatenate([own[:, None], lagged], axis=1)
-    return values, leaks.max(0), ambiguous.any(), condition.max()
+    products = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
+    return jnp.swapaxes(products, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
 
 
+@functools.partial(jax.jit, static_argnames="length")
 def _windows(closed: Array, length: int) -> Array:
     """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
     rounds, size = closed.shape[:2]
@@ -246,28 +264,56 @@ def energies(model: Model, participation: Participation) -> Energies:
         The energies; `pattern_sums` makes the sensitivity of them.
 
     Raises:
-        ValueError: For a model whose working memory would exceed 3.5 GiB.
+        ValueError: For a model whose working memory would exceed `LARGEST` bytes; victims are
+            taken in batches to keep below it.
 
     Reference:
         Kalman filter in array form; the recursion replaces the pseudo-inverse of "Unified Privacy
         Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
     """
-    s, n, m = (model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1])
     rounds, epochs = participation.rounds, participation.epochs
-    numbers = rounds * (3 * s * s + 2 * (s + n) * m + 2 * s * n) + 6 * epochs * (s + m) * n
-    if epochs > 1 and participation.separation > 1:
-        numbers += 3 * rounds * s * s
-    if numbers * 8 > 3.5 * 2**30:
-        raise ValueError(
-            f"participation has {rounds} rounds with a state of {s} and {m} observed rows: "
-            f"{numbers * 8 / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer bands"
-        )
+    n, batch = model.gradient.shape[-1], _batch(model, participation)
     with double_precision():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
-        values, leak, ambiguous, condition = _energies(
-            parts, rounds, epochs, participation.separation if epochs > 1 else rounds
+        (own, leak, ambiguous, condition), rest = _sweep(parts, rounds, epochs > 1)
+        values = np.asarray(own)[:, None]
+        if epochs > 1:
+            steps, tails = rest
+            windows = _windows(steps.closed, participation.separation - 1)
+            columns = []
+            for first in range(0, n, batch):
+                # Padded, so that one compilation serves all batches.
+                chosen = np.minimum(np.arange(first, first + batch), n - 1)
+                some = parts._replace(
+                    gradient=parts.gradient[:, :, chosen],
+                    gradient_seen=parts.gradient_seen[:, :, chosen],
+                )
+                columns.append(
+                    np.asarray(
+                        _lagged(some, steps, tails, windows, epochs, participation.separation)
+                    )
+                )
+            values = np.concatenate([values, np.concatenate(columns, axis=2)[:, :, :n]], axis=1)
+        return Energies(values, np.asarray(leak), bool(ambiguous), float(condition))
+
+
+def _batch(model: Model, participation: Participation) -> int:
+    """Victims a pass, so that `LARGEST` holds; ValueError when not even one fits."""
+    s, n, m = model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1]
+    rounds, epochs = participation.rounds, participation.epochs
+    fixed = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
+    if epochs > 1:
+        # Tails, windows, and two more while these are made.
+        fixed += rounds * s * s * (1 if participation.separation == 1 else 4)
+    each = 4 * epochs * (s + m) + 2 * rounds * epochs
+    left = LARGEST / 8 - fixed
+    if left < each:
+        raise ValueError(
+            f"participation has {rounds} rounds, with a state of {s} and {m} observed rows: "
+            f"{8 * (fixed + each) / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer "
+            "bands"
         )
-        return Energies(np.asarray(values), np.asarray(leak), bool(ambiguous), float(condition))
+    return int(min(n, max(1, left // each)))
 
 
 def pattern_sums(
@@ -294,7 +340,14 @@ def pattern_sums(
 
 
 def clear(found: Energies) -> Bool[np.ndarray, " n"]:
-    """Which agents' energies are exact: no open singular value, no response in the open."""
+    """Return which agents' energies are exact.
+
+    Args:
+        found: From `energies`.
+
+    Returns:
+        [n] True where no singular value is open and no response without noise is of open size.
+    """
     margin = 1e3 * _EPS * found.condition
     settled = (found.leak <= margin) | (found.leak >= LEAK)
     return settled & (not found.ambiguous)

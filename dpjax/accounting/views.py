@@ -30,7 +30,6 @@ from dpjax.accounting.observer import Model
 from dpjax.accounting.trust import Algorithm
 from dpjax.accounting.view import Loss, View, of_model, with_state
 from dpjax.accounting.zipdl import ZipDL
-from dpjax.topology import mixing as mixing_
 
 __all__ = ["Algorithm", "Loss", "View", "decor", "dsgd", "linear", "muffliato", "zip_dl"]
 
@@ -66,7 +65,7 @@ def dsgd(
         ValueError: For matrices that do not fit, or a covariance that is not positive
             semidefinite.
     """
-    schedule = mixing_.check(mixing, stochastic="rows")
+    schedule = _validate.stochastic("mixing", mixing, ("row",))
     schedule = schedule[None] if schedule.ndim == 2 else schedule
     n = schedule.shape[-1]
     steps = _validate.integer("gossip_steps", gossip_steps)
@@ -183,7 +182,7 @@ def zip_dl(
         Biswas et al. (2025).
     """
     _validate.one_of("zero_sum", zero_sum, ("messages", "with_own_copy"))
-    matrix = mixing_.check(mixing, stochastic="rows")
+    matrix = _validate.stochastic("mixing", mixing, ("row",))
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
     return ZipDL(matrix, zero_sum == "with_own_copy")

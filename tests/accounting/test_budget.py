@@ -189,3 +189,42 @@ def test_invalid_budgets_are_refused(change, name):
     call = {"epsilon": 1.0, "delta": 1e-5, "accountant": "gdp", **SETTING} | change
     with pytest.raises(ValueError, match=f"{name} (is|holds)"):
         budget.precision_bound(call.pop("epsilon"), call.pop("delta"), **call)
+
+
+def test_squared_sensitivity_takes_the_place_of_the_rounds():
+    setting = {"clip_norm": 0.5, "relation": "zero_out_record"}
+    for number in (1, 20):
+        bound = budget.precision_bound(2.0, 1e-6, rounds=number, **setting)
+        assert bound == budget.precision_bound(2.0, 1e-6, sensitivity_squared=number, **setting)
+        mine = budget.loss(np.eye(3), 1e-6, rounds=number, **setting)
+        other = budget.loss(np.eye(3), 1e-6, sensitivity_squared=number, **setting)
+        np.testing.assert_array_equal(mine.mu, other.mu)
+    half = budget.precision_bound(2.0, 1e-6, sensitivity_squared=0.5, **setting)
+    assert half == pytest.approx(2 * budget.precision_bound(2.0, 1e-6, rounds=1, **setting))
+    for wrong in ({}, {"rounds": 1, "sensitivity_squared": 1.0}):
+        with pytest.raises(ValueError, match="give exactly one"):
+            budget.precision_bound(2.0, 1e-6, **setting, **wrong)
+    with pytest.raises(ValueError, match="sensitivity_squared is 0"):
+        budget.loss(np.eye(3), 1e-6, sensitivity_squared=0, **setting)
+
+
+def test_loss_of_correlated_noise_is_the_dense_one():
+    """A record in rounds 1 and 4 of 6 of agent 1: the whitened distance in the full covariance."""
+    rng = np.random.default_rng(0)
+    strategy = np.tril(rng.uniform(0.1, 1, (6, 6)))
+    factor = rng.normal(size=(3, 3))
+    inverse = np.linalg.inv(strategy)
+    covariance = np.kron(inverse @ inverse.T, factor @ factor.T)
+    squared, dense = 0.0, 0.0
+    for start in range(3):
+        taking = np.zeros(6)
+        taking[[start, start + 3]] = 1
+        squared = max(squared, np.sum((strategy @ taking) ** 2))
+        for agent in range(3):
+            shift = 0.7 * np.kron(taking, np.eye(3)[agent])
+            dense = max(dense, np.sqrt(shift @ np.linalg.solve(covariance, shift)))
+    found = budget.loss(
+        None, 1e-6, factor=factor, clip_norm=0.7, relation="zero_out_record",
+        sensitivity_squared=squared,
+    )  # fmt: skip
+    assert found.mu.max() == pytest.approx(dense, rel=1e-9)

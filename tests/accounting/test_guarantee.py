@@ -222,3 +222,50 @@ def test_runs_in_a_row_compose():
     assert both.mu > max(first.mu, second.mu)
     with pytest.raises(ValueError, match="only equal ones compose"):
         first.followed_by(make(delta=1e-6, epsilon=12.0))
+
+
+def cyclic(**change):
+    fields = {"relation": "zero_out_record", "rounds": 380, "participation": (20, 19)}
+    return make(**(fields | change))
+
+
+@pytest.mark.parametrize(("rounds", "times"), [(1, 1), (19, 1), (20, 2), (190, 10), (380, 20)])
+def test_participations_are_spent_as_they_come(rounds, times):
+    """After one round a record may have taken part once: more than a share by rounds would say."""
+    stated = cyclic()
+    spent = stated.after(rounds)
+    assert spent.mu == pytest.approx(stated.mu * math.sqrt(times / 20))
+    assert spent.mu >= stated.mu * math.sqrt(rounds / 380) * (1 - 1e-12)
+    assert spent.participation == (times, 19)
+    assert spent.after(1).mu == pytest.approx(stated.mu * math.sqrt(1 / 20))
+    whole = cyclic(white=False).after(rounds)
+    assert whole.mu == pytest.approx(stated.mu) and whole.participation == (times, 19)
+    assert stated.after(0).mu == 0
+
+
+def test_participation_is_printed_stored_and_checked():
+    stated = cyclic(white=False)
+    text = stated.statement()
+    assert (
+        "380 rounds, of which every record takes part in at most 20, 19 apart, with noise" in text
+    )
+    assert "k = 20, b = 19" in stated.caption()
+    assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
+    old = make().to_dict()
+    del old["participation"]
+    assert Guarantee.from_dict(old) == make()
+    for wrong in ((20,), (381, 1), (20, 0), "20"):
+        with pytest.raises(ValueError, match="participation"):
+            cyclic(participation=wrong)
+    with pytest.raises(ValueError, match="an agent takes part in every round"):
+        make(participation=(20, 19))
+
+
+def test_participations_compose():
+    both = cyclic().after(25).followed_by(cyclic())
+    assert both.participation == (22, 19) and both.rounds == 405
+    assert both.mu == pytest.approx(cyclic().mu * math.sqrt(22 / 20))
+    with pytest.raises(ValueError, match="only equal separations"):
+        cyclic().followed_by(cyclic(participation=(19, 20)))
+    with pytest.raises(ValueError, match="only equal separations"):
+        cyclic().followed_by(cyclic(participation=None))
