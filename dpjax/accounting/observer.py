@@ -13,15 +13,16 @@ factor's singular values leave no clear gap the result says so (`Energies.ambigu
 then state the loss of a strictly larger view.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
-from dpjax import _validate
+from dpjax.accounting import kalman
+from dpjax.accounting.kalman import DROPPED, KEPT, Model
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 
@@ -30,72 +31,22 @@ __all__ = [
     "KEPT",
     "LARGEST",
     "LEAK",
+    "TOGETHER",
     "Energies",
     "Model",
     "clear",
     "energies",
+    "energies_of_each",
     "pattern_sums",
 ]
 
-KEPT = 1e-6
-"""Singular values above this share of the largest are certainly there."""
-DROPPED = 1e-13
-"""Those below this share are rounding; between the two it is open."""
 LEAK = 1e-6
 """A response of this size where no noise is: the loss is infinite."""
 LARGEST = 6 * 2**30
 """Bytes of working memory."""
+TOGETHER = {"cpu": 1}
+"""Most models in one vmapped pass, by backend; 64 elsewhere. A CPU's batched QR gains nothing."""
 _EPS = float(np.finfo(np.float64).eps)
-
-
-class Model(NamedTuple):
-    """A linear-Gaussian model; every array is constant or has a leading axis, its period.
-
-    Attributes:
-        transition: [P, s, s] F.
-        gradient: [P, s, n] Gamma.
-        noise: [P, s, q] Sigma.
-        state_seen: [P, m, s] H.
-        gradient_seen: [P, m, n] J.
-        noise_seen: [P, m, q] D.
-    """
-
-    transition: Float[Any, "p s s"]
-    gradient: Float[Any, "p s n"]
-    noise: Float[Any, "p s q"]
-    state_seen: Float[Any, "p m s"]
-    gradient_seen: Float[Any, "p m n"]
-    noise_seen: Float[Any, "p m q"]
-
-    def at(self, t: Any) -> "Model":
-        """Matrices of round t, without the period."""
-        return Model(*(part[t % part.shape[0]] for part in self))
-
-    @classmethod
-    def of(cls, *parts: Any) -> "Model":
-        """Check six matrices, each [.., ..] or with a leading period.
-
-        Raises:
-            ValueError: Naming the matrix whose shape or entries do not fit.
-        """
-        names = ("F", "Gamma", "Sigma", "H", "J", "D")
-        arrays = []
-        for name, part in zip(names, parts, strict=True):
-            array = np.asarray(part)
-            if array.size:
-                array = _validate.finite_array(name, part)
-            if array.ndim not in (2, 3):
-                raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
-            arrays.append(np.array(array if array.ndim == 3 else array[None], np.float64))
-        s, n, q, m = (arrays[k].shape[axis] for k, axis in ((0, 2), (1, 2), (2, 2), (3, 1)))
-        wanted = ((s, s), (s, n), (s, q), (m, s), (m, n), (m, q))
-        for name, array, shape in zip(names, arrays, wanted, strict=True):
-            if array.shape[1:] != shape:
-                raise ValueError(
-                    f"{name} has shape {array.shape[1:]}, the others ask for {shape} (state {s}, "
-                    f"agents {n}, noise {q}, observed {m}); give matrices that fit"
-                )
-        return cls(*arrays)
 
 
 class Energies(NamedTuple):
@@ -113,144 +64,6 @@ class Energies(NamedTuple):
     leak: Float[np.ndarray, " n"]
     ambiguous: bool
     condition: float
-
-
-class _Step(NamedTuple):
-    """One round of the filter.
-
-    Attributes:
-        closed: [s, s] F - K H, how the state error goes on.
-        gain: [s, m] K U S^1/2, by whitened innovation.
-        whiten: [m, m] S^-1/2 U', rows of zeros where there is no noise.
-        bare: [m, m] U' where there is no noise, else rows of zeros.
-    """
-
-    closed: Array
-    gain: Array
-    whiten: Array
-    bare: Array
-
-
-def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Step, Array, Array]]:
-    here = model.at(t)
-    seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
-    moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
-    short = seen.shape[0] - seen.shape[1]
-    if short > 0:  # So that U below is square.
-        seen, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (seen, moved))
-    u, values, v = jnp.linalg.svd(seen, full_matrices=False)
-    share = values / jnp.where(values[0] > 0, values[0], 1.0)
-    kept = share > DROPPED
-    ambiguous = jnp.any(kept & (share < KEPT))
-    condition = 1.0 / jnp.min(jnp.where(kept, share, 1.0))
-    v = jnp.where(kept[:, None], v, 0.0)
-    # Projected twice: the rest is orthogonal to the innovations to rounding.
-    gain = moved @ v.T
-    rest = moved - gain @ v
-    again = rest @ v.T
-    rest, gain = rest - again @ v, gain + again
-    # R' is not unique in sign, which nothing depends on.
-    root = jnp.linalg.qr(rest.T, mode="r").T
-    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)
-    whiten = inverse[:, None] * u.T
-    closed = here.transition - gain @ (whiten @ here.state_seen)
-    bare = jnp.where(kept[:, None], 0.0, u.T)
-    return root, (_Step(closed, gain, whiten, bare), ambiguous, condition)
-
-
-def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
-    """Factor of what rounds from t on hold of the state error before round t."""
-    return jnp.linalg.qr(jnp.concatenate([observed, tail @ closed]), mode="r")
-
-
-def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
-    """Whitened response [m + s, n] to unit gradients of the round, and the error after it."""
-    direct = step.whiten @ here.gradient_seen
-    entering = here.gradient - step.gain @ direct
-    return jnp.concatenate([direct, tail @ entering]), entering
-
-
-@functools.partial(jax.jit, static_argnames=("rounds", "keep"))
-def _sweep(model: Model, rounds: int, keep: bool) -> Any:
-    """Forward filter, backward factors; own energies and leaks, and what lagged ones need."""
-    size = model.transition.shape[-1]
-    times = jnp.arange(rounds)
-    _, (steps, ambiguous, condition) = jax.lax.scan(
-        lambda root, t: _filter_step(model, root, t), jnp.zeros((size, size)), times
-    )
-
-    def backwards(carry: Any, item: Any) -> Any:
-        (tail, bare_tail), (step, t) = carry, item
-        here = model.at(t)
-        response, entering = _response(here, step, tail)
-        leak = jnp.concatenate([step.bare @ here.gradient_seen, bare_tail @ entering])
-        new = (
-            _tail_step(step.closed, tail, step.whiten @ here.state_seen),
-            _tail_step(step.closed, bare_tail, step.bare @ here.state_seen),
-        )
-        kept = tail if keep else jnp.zeros((0, 0))
-        return new, (jnp.sum(response**2, 0), jnp.sum(leak**2, 0), kept)
-
-    # A triangle of s rows holds any number of rounds.
-    nothing = jnp.zeros((size, size))
-    _, (own, leaks, tails) = jax.lax.scan(
-        backwards, (nothing, nothing), (steps, times), reverse=True
-    )
-    result = own, jnp.sqrt(leaks.max(0)), ambiguous.any(), condition.max()
-    return result, (steps, tails) if keep else None
-
-
-@functools.partial(jax.jit, static_argnames=("epochs", "separation"))
-def _lagged(
-    model: Model, steps: _Step, tails: Array, windows: Array, epochs: int, separation: int
-) -> Array:
-    """Inner products [T, k - 1, n] of every round with rounds b, 2 b, ... before it."""
-    rounds, size = tails.shape[:2]
-    n = model.gradient.shape[-1]
-
-    def of_class(first: Array) -> Array:
-        """Rounds first, first + b, ..., each with its k - 1 predecessors."""
-
-        def visit(carry: Array, j: Array) -> tuple[Array, Array]:
-            t = jnp.minimum(first + j * separation, rounds - 1)
-            step, here, tail = jax.tree.map(lambda leaf: leaf[t], steps), model.at(t), tails[t]
-            response, entering = _response(here, step, tail)
-            later = jnp.concatenate([step.whiten @ here.state_seen, tail @ step.closed])
-            # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
-            moved = jnp.einsum("os,jsn->jon", later, carry)
-            products = jnp.einsum("jon,on->jn", moved, response)
-            # On to round t + b: the newest gradient enters, the oldest leaves.
-            window = windows[jnp.minimum(t, windows.shape[0] - 1)]
-            older = jnp.einsum("sr,jrn->jsn", window @ step.closed, carry[:-1])
-            return jnp.concatenate([(window @ entering)[None], older]), products
-
-        count = -(-rounds // separation)
-        start = jnp.zeros((epochs - 1, size, n))
-        return jax.lax.scan(visit, start, jnp.arange(count))[1]
-
-    products = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
-    return jnp.swapaxes(products, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
-
-
-@functools.partial(jax.jit, static_argnames="length")
-def _windows(closed: Array, length: int) -> Array:
-    """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
-    rounds, size = closed.shape[:2]
-    after = jnp.concatenate([closed[1:], jnp.broadcast_to(jnp.eye(size), (1, size, size))])
-    result, done = jnp.broadcast_to(jnp.eye(size), (rounds, size, size)), 0
-    power, span = after, 1
-    while length:
-        if length & 1:
-            result, done = _behind(power, done) @ result, done + span
-        length >>= 1
-        if length:
-            power, span = _behind(power, span) @ power, 2 * span
-    return result
-
-
-def _behind(stack: Array, shift: int) -> Array:
-    """Entry t + shift; the last one past the end, where nothing is read."""
-    return stack[jnp.minimum(jnp.arange(stack.shape[0]) + shift, stack.shape[0] - 1)]
 
 
 def energies(model: Model, participation: Participation) -> Energies:
@@ -275,11 +88,11 @@ def energies(model: Model, participation: Participation) -> Energies:
     n, batch = model.gradient.shape[-1], _batch(model, participation)
     with double_precision():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
-        (own, leak, ambiguous, condition), rest = _sweep(parts, rounds, epochs > 1)
+        (own, leak, ambiguous, condition), rest = kalman.sweep(parts, rounds, epochs > 1)
         values = np.asarray(own)[:, None]
         if epochs > 1:
             steps, tails = rest
-            windows = _windows(steps.closed, participation.separation - 1)
+            windows = kalman.windows(steps.closed, participation.separation - 1)
             columns = []
             for first in range(0, n, batch):
                 # Padded, so that one compilation serves all batches.
@@ -290,30 +103,82 @@ def energies(model: Model, participation: Participation) -> Energies:
                 )
                 columns.append(
                     np.asarray(
-                        _lagged(some, steps, tails, windows, epochs, participation.separation)
+                        kalman.lagged(some, steps, tails, windows, epochs, participation.separation)
                     )
                 )
             values = np.concatenate([values, np.concatenate(columns, axis=2)[:, :, :n]], axis=1)
         return Energies(values, np.asarray(leak), bool(ambiguous), float(condition))
 
 
+def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
+    """`energies` of many models, vmapped over those of equal shapes, as many as `LARGEST` holds.
+
+    Args:
+        models: State-space models.
+        participation: Which rounds a record takes part in.
+
+    Returns:
+        The energies of each, in order.
+
+    Raises:
+        ValueError: As `energies`.
+    """
+    groups: dict[Any, list[int]] = {}
+    for index, model in enumerate(models):
+        groups.setdefault(tuple(part.shape for part in model), []).append(index)
+    found: dict[int, Energies] = {}
+    for members in groups.values():
+        fixed, each = _numbers(models[members[0]], participation)
+        whole = fixed + each * models[members[0]].gradient.shape[-1]
+        together = int(min(TOGETHER.get(jax.default_backend(), 64), LARGEST / 8 // whole))
+        if together < 2 or len(members) < 2:
+            found |= {index: energies(models[index], participation) for index in members}
+            continue
+        for first in range(0, len(members), together):
+            chosen = members[first : first + together]
+            # Padded, so that one compilation serves all.
+            padded = chosen + chosen[-1:] * (min(together, len(members)) - len(chosen))
+            with double_precision():
+                stacked = Model(
+                    *(
+                        jnp.asarray(np.stack(parts), jnp.float64)
+                        for parts in zip(*(models[index] for index in padded), strict=True)
+                    )
+                )
+                arrays = kalman.each(
+                    stacked, participation.rounds, participation.epochs, participation.separation
+                )
+                values, leak, ambiguous, condition = map(np.asarray, arrays)
+            for place, index in enumerate(chosen):
+                found[index] = Energies(
+                    values[place], leak[place], bool(ambiguous[place]), float(condition[place])
+                )
+    return [found[index] for index in range(len(models))]
+
+
 def _batch(model: Model, participation: Participation) -> int:
     """Victims a pass, so that `LARGEST` holds; ValueError when not even one fits."""
+    fixed, each = _numbers(model, participation)
+    left = LARGEST / 8 - fixed
+    if left < each:
+        raise ValueError(
+            f"participation has {participation.rounds} rounds, with a state of "
+            f"{model.gradient.shape[1]} and {model.state_seen.shape[1]} observed rows: "
+            f"{8 * (fixed + each) / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer "
+            "bands"
+        )
+    return int(min(model.gradient.shape[-1], max(1, left // each)))
+
+
+def _numbers(model: Model, participation: Participation) -> tuple[float, float]:
+    """Float64 numbers of working memory: for the filter, and for each victim."""
     s, n, m = model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1]
     rounds, epochs = participation.rounds, participation.epochs
     fixed = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
     if epochs > 1:
         # Tails, windows, and two more while these are made.
         fixed += rounds * s * s * (1 if participation.separation == 1 else 4)
-    each = 4 * epochs * (s + m) + 2 * rounds * epochs
-    left = LARGEST / 8 - fixed
-    if left < each:
-        raise ValueError(
-            f"participation has {rounds} rounds, with a state of {s} and {m} observed rows: "
-            f"{8 * (fixed + each) / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer "
-            "bands"
-        )
-    return int(min(n, max(1, left // each)))
+    return fixed, 4 * epochs * (s + m) + 2 * rounds * epochs
 
 
 def pattern_sums(

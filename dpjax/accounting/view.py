@@ -1,6 +1,6 @@
 """A view, what one attacker sees less what it knows, and its Gaussian-DP loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from dpjax.accounting import dense, observer
 from dpjax.accounting.observer import Model
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["Gradients", "Loss", "View", "of_model", "with_state"]
+__all__ = ["Gradients", "Loss", "View", "losses", "of_model", "with_state"]
 
 Gradients = Literal["view", "any"]
 
@@ -119,31 +119,15 @@ class View:
         Raises:
             ValueError: For rounds beyond the strategy's, or a view too large for this machine.
         """
-        _validate.one_of("gradients", gradients, ("view", "any"))
-        self._check_rounds(participation.rounds)
-        if gradients == "any" and self._all_messages is None:
-            raise ValueError(
-                "gradients is 'any', but nothing says what determines the models; give linear(..., "
-                "models=) the rows that read them off the state"
-            )
-        if self._all_messages is not None and (gradients == "any" or self._sees_all):
-            return self._hide(self._all_messages(participation)._replace(gradients=gradients))
+        closed = self._closed_form(participation, gradients)
+        if closed is not None:
+            return closed
         if self._model is not None:
             found, route = observer.energies(self._model(), participation), "recursion"
         else:
             matrices = self._matrices(participation.rounds)
             found, route = dense.energies(*matrices, participation), "dense"
-        mu = np.where(
-            found.leak >= observer.LEAK,
-            np.inf,
-            np.sqrt(observer.pattern_sums(found.values, participation)),
-        )
-        open_ = ~observer.clear(found)
-        open_[list(self.attackers)] = False
-        if open_.any():
-            larger = self._larger(participation)
-            mu = np.where(open_, larger, mu)
-        return self._hide(Loss(mu, open_, route, gradients))
+        return self._finished(found, route, participation, gradients)
 
     def guaranteed(
         self, participation: Participation, *, gradients: Gradients = "any"
@@ -164,6 +148,38 @@ class View:
         if gradients == "view" and self._all_messages is not None:
             found = np.fmin(found, self.loss(participation, gradients="any").mu)
         return found * (1 + _ROUNDING)
+
+    def _closed_form(self, participation: Participation, gradients: Gradients) -> Loss | None:
+        """The loss where all messages decide it, None where the view itself does."""
+        _validate.one_of("gradients", gradients, ("view", "any"))
+        self._check_rounds(participation.rounds)
+        if gradients == "any" and self._all_messages is None:
+            raise ValueError(
+                "gradients is 'any', but nothing says what determines the models; give linear(..., "
+                "models=) the rows that read them off the state"
+            )
+        if self._all_messages is None or (gradients == "view" and not self._sees_all):
+            return None
+        return self._hide(self._all_messages(participation)._replace(gradients=gradients))
+
+    def _finished(
+        self,
+        found: observer.Energies,
+        route: str,
+        participation: Participation,
+        gradients: Gradients,
+    ) -> Loss:
+        """The loss of these energies; of a larger view where they leave it open."""
+        mu = np.where(
+            found.leak >= observer.LEAK,
+            np.inf,
+            np.sqrt(observer.pattern_sums(found.values, participation)),
+        )
+        open_ = ~observer.clear(found)
+        open_[list(self.attackers)] = False
+        if open_.any():
+            mu = np.where(open_, self._larger(participation), mu)
+        return self._hide(Loss(mu, open_, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
         """Loss of a view that holds this one: the state as well, or all messages."""
@@ -191,6 +207,38 @@ class View:
                 f"rounds is {rounds}, the strategy is made for {self.rounds}; make them equal"
             )
         return rounds
+
+
+def losses(
+    views: Sequence[View], participation: Participation, *, gradients: Gradients = "view"
+) -> list[Loss]:
+    """Losses of many views, say of every single attacker, vmapped over those of equal shapes.
+
+    Args:
+        views: Of one algorithm or of several.
+        participation: Which rounds a record takes part in.
+        gradients: As in `View.loss`.
+
+    Returns:
+        What `View.loss` gives for each.
+
+    Raises:
+        ValueError: As `View.loss`.
+    """
+    found: dict[int, Loss] = {}
+    open_: dict[int, Model] = {}
+    for index, view in enumerate(views):
+        closed = view._closed_form(participation, gradients)
+        if closed is not None:
+            found[index] = closed
+        elif view._model is None:
+            found[index] = view.loss(participation, gradients=gradients)
+        else:
+            open_[index] = view._model()
+    every = observer.energies_of_each(list(open_.values()), participation)
+    for index, energies in zip(open_, every, strict=True):
+        found[index] = views[index]._finished(energies, "recursion", participation, gradients)
+    return [found[index] for index in range(len(views))]
 
 
 def of_model(

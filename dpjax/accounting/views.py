@@ -28,10 +28,20 @@ from dpjax import _validate
 from dpjax.accounting import recursions
 from dpjax.accounting.observer import Model
 from dpjax.accounting.trust import Algorithm
-from dpjax.accounting.view import Loss, View, of_model, with_state
+from dpjax.accounting.view import Loss, View, losses, of_model, with_state
 from dpjax.accounting.zipdl import ZipDL
 
-__all__ = ["Algorithm", "Loss", "View", "decor", "dsgd", "linear", "muffliato", "zip_dl"]
+__all__ = [
+    "Algorithm",
+    "Loss",
+    "View",
+    "decor",
+    "dsgd",
+    "linear",
+    "losses",
+    "muffliato",
+    "zip_dl",
+]
 
 
 def dsgd(

@@ -1,15 +1,15 @@
-"""Mini-batches of distinct records, drawn inside the compiled loop."""
+"""Mini-batches of distinct records, drawn or dealt in turn, inside the compiled loop."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["check", "draw"]
+__all__ = ["check", "check_cyclic", "cyclic", "draw"]
 
 # Its square fits into 32 bits.
 _LARGEST = 46_340
@@ -68,3 +68,60 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     shift = (bits[:, :1] % counts.astype(jnp.uint32)).astype(jnp.int32)
     position = low + inside + shift
     return jnp.where(position >= counts, position - counts, position)
+
+
+def check_cyclic(counts: Int[np.ndarray, " n"], batch_size: int, separation: int) -> None:
+    """Refuse a batch size that cannot hold some agent's largest batch of a cycle.
+
+    Args:
+        counts: [n] records of each agent.
+        batch_size: Places in a batch, padding included.
+        separation: Batches of a cycle, b.
+
+    Raises:
+        ValueError: Naming the agent with the most records and the batch size it needs.
+    """
+    batch_size = _validate.integer("batch_size", batch_size)
+    separation = _validate.integer("separation", separation)
+    counts = np.asarray(counts)
+    most = int(counts.argmax())
+    needed = -(-int(counts[most]) // separation)
+    if needed > batch_size:
+        raise ValueError(
+            f"batch_size is {batch_size}, but agent {most} has {counts[most]} records in cycles of "
+            f"{separation} batches; give batch_size={needed}, or a larger separation"
+        )
+    if batch_size * separation >= 2**31:
+        raise ValueError(
+            f"batch_size is {batch_size} in cycles of {separation} batches; give numbers whose "
+            "product is below 2**31"
+        )
+
+
+def cyclic(
+    round: Int[Array, ""], counts: Int[Any, " n"], batch_size: int, separation: int
+) -> tuple[Int[Array, "n b"], Bool[Array, "n b"]]:
+    """Positions of every agent's records of a round, in a fixed order that repeats.
+
+    Record r of an agent is in the batches of the rounds r mod b, r mod b + b, r mod b + 2 b, ...:
+    once in any b rounds in a row, the same in every cycle. Batches differ by one record at most;
+    the places left over are padding, which must add exactly zero.
+
+    Guarantee: in k b rounds every record takes part exactly k times, exactly b rounds apart,
+    whatever the data.
+
+    Args:
+        round: Number of the round, from 0.
+        counts: [n] records of each agent, each at most ``batch_size * separation`` (see
+            `check_cyclic`).
+        batch_size: Places B in a batch.
+        separation: Batches of a cycle, b.
+
+    Returns:
+        [n, B] int32 positions, 0 where there is padding, and [n, B] which places are padding.
+    """
+    counts = jnp.asarray(counts, jnp.int32)[:, None]
+    places = jnp.arange(batch_size, dtype=jnp.int32)
+    position = jnp.mod(jnp.asarray(round, jnp.int32), separation) + places * separation
+    padding = position >= counts
+    return jnp.where(padding, 0, position), padding

@@ -21,6 +21,7 @@ class Known(NamedTuple):
             can be fetched: addresses of the same records, tried in turn.
         features: Number of features of those.
         bundled: Comes with scikit-learn: no file is needed.
+        fetched: scikit-learn fetches it when the cache lacks it.
     """
 
     source: str
@@ -28,6 +29,7 @@ class Known(NamedTuple):
     urls: tuple[tuple[str, ...], ...] = ()
     features: int | None = None
     bundled: bool = False
+    fetched: bool = False
 
 
 SETS = {
@@ -64,6 +66,11 @@ SETS = {
     ),
     "cifar10_small": Known("the first 5,000 train and 1,000 test images of CIFAR-10"),
     "cifar100": Known("Krizhevsky 2009: 32 x 32 x 3, 100 classes"),
-    "housing": Known("StatLib California housing, Pace and Barry 1997; not split"),
+    "housing": Known(
+        "StatLib California housing, Pace and Barry 1997, as scikit-learn derives its 8 features "
+        "and the median value in 100,000 dollars; not split",
+        ("edfb1cd7732d73f174f7adf9582e172a2788d522cc7f6ec0cf82121ea7011f01", None),
+        fetched=True,
+    ),
 }
 """Data sets by name."""

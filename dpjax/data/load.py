@@ -1,6 +1,7 @@
 """Data sets by name, and from a user's own file."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,12 +42,12 @@ def load(
 
     Args:
         name: One of `catalog.SETS`, or the NAME of a ``NAME.npz`` that lies in the cache. a9a, w8a
-            and breast_cancer have labels -1 and +1; w8a has no test records.
+            and breast_cancer have labels -1 and +1; w8a and housing have no test records.
         cache: The folder; None is `dpjax.data.cache.folder`.
-        download: Whether a9a and w8a may be fetched when the cache lacks them.
+        download: Whether a9a, w8a and housing may be fetched when the cache lacks them.
 
     Returns:
-        The records. Those of a9a and w8a are checked against the published ones.
+        The records. Those of a9a, w8a and housing are checked against the published ones.
 
     Raises:
         ValueError: For an unknown name, a file that is missing and cannot be had, or one that is
@@ -68,7 +69,7 @@ def load(
     known = known or catalog.Known(f"the file {path}")
     if not path.exists():
         _obtain(name, known, path, download)
-    again = "fetch it again" if known.urls else "put a whole one there"
+    again = "fetch it again" if known.urls or known.fetched else "put a whole one there"
     arrays, sha256 = canonical.read(path, known.sha256, f"delete the file and {again}")
     return _dataset(name, arrays, known.source, sha256)
 
@@ -122,6 +123,9 @@ def _dataset(
 
 def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:
     """Make the file ``path`` of a data set from LIBSVM's files, fetched or put there by hand."""
+    if known.fetched:
+        _fetch_housing(path, download)
+        return
     if not known.urls:
         raise ValueError(
             f"{path} does not exist, and {name} cannot be fetched; put it there ({known.source}: "
@@ -162,3 +166,23 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         canonical.write(path, arrays)
         for raw in fetched:
             raw.unlink()
+
+
+def _fetch_housing(path: Path, download: bool) -> None:
+    """Make the file ``path`` of California housing through scikit-learn."""
+    by_hand = f"put {path.name} from another cache into {path.parent}"
+    if not download:
+        raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
+    from sklearn import datasets
+
+    with cache_.locked(path):
+        if path.exists():  # Another process was faster.
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            try:
+                x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
+            except OSError as error:
+                raise ValueError(
+                    f"{path} does not exist, and scikit-learn cannot fetch it ({error}); {by_hand}"
+                ) from None
+        canonical.write(path, {"x": x, "y": y})

@@ -17,13 +17,18 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting import budget, precision
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import strategies
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
+from dpjax.mechanism.participation import Participation
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["DESIGNS", "Config", "Plan", "audit", "make"]
 
-DESIGNS = ("non_private", "independent", "pairwise", "whisper", "whisper_horizon")
+DESIGNS = (
+    "non_private", "independent", "pairwise", "whisper", "whisper_horizon", "anti_pgd",
+    "prefix_sum", "mafalda", "spacetime",
+)  # fmt: skip
 """Noise designs a run can have; "central" is a reference that outsiders' accounting refuses."""
 
 
@@ -33,7 +38,9 @@ class Config:
 
     Attributes:
         design: "non_private" (clipped, no noise), "independent" (LDP), "pairwise" (DECOR),
-            "whisper" (one step) or "whisper_horizon" (the whole run).
+            "whisper" (one step) or "whisper_horizon" (the whole run); or noise correlated over
+            rounds, at each agent alone: "anti_pgd", "prefix_sum" (D-MF), "mafalda"; or over agents
+            and rounds: "spacetime".
         epsilon: Target epsilon at ``delta``, one number or one an agent; ignored when non-private.
         delta: Target delta.
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent;
@@ -42,7 +49,9 @@ class Config:
         rounds: Rounds T, which the budget covers and the run cannot exceed.
         clip_norm: Clip norm C of what is clipped.
         batch_size: Distinct records an agent draws each round. No subsampling amplification is
-            claimed: a record may take part in every round.
+            claimed: a record may take part in every round. With the cyclic sampler the places in
+            a batch, padding included: at least the largest number of an agent's records over the
+            separation, rounded up. Sums are divided by it either way.
         step_size: Step size eta, of the first round when it decays.
         step_decay: "constant", or "sqrt" for eta / sqrt(t), t = 1, 2, ...
         accountant: How the precision bound follows from the budget: "gdp" (exact), "rdp", "paper".
@@ -57,6 +66,11 @@ class Config:
         microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
         release: True for a run whose messages really go out: its noise key comes from the
             operating system. False is a simulation, whose seed reveals the noise.
+        participation: (epochs k, separation b): every record takes part k times, exactly b rounds
+            apart, in T = k b rounds; relations of records and the cyclic sampler only. None: a
+            record (or an agent) may take part in every round.
+        sampler: "random", or "cyclic": record r of an agent is in the batches of the rounds
+            r mod b, r mod b + b, ..., see `dpjax.data.batches.cyclic`.
     """
 
     design: str
@@ -76,6 +90,8 @@ class Config:
     subgroups: tuple[tuple[int, ...], ...] | None = None
     microbatch: int | None = None
     release: bool = False
+    participation: tuple[int, int] | None = None
+    sampler: Literal["random", "cyclic"] = "random"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be run."""
@@ -114,6 +130,7 @@ class Config:
                     f"{name} is {getattr(self, name)!r} for design {self.design!r}; it goes with "
                     "the whisper designs, leave it None"
                 )
+        self._check_sampler()
         if self.design == "non_private":
             if self.release:
                 raise ValueError("release is True for a non_private design; choose a private one")
@@ -135,19 +152,66 @@ class Config:
         """What is clipped and protected: "agent" or "record"."""
         return "agent" if self.relation == "replace_agent" else "record"
 
-    def precision_bound(self) -> np.ndarray:
-        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
+    def _check_sampler(self) -> None:
+        """Refuse a participation that is not sampled, and a cyclic sampler without one."""
+        _validate.one_of("sampler", self.sampler, ("random", "cyclic"))
+        given: Any = self.participation
+        if given is None:
+            if self.sampler == "cyclic":
+                raise ValueError(
+                    "sampler is 'cyclic' without a participation; give participation=(epochs, "
+                    "separation)"
+                )
+            return
+        if self.sampler != "cyclic":
+            raise ValueError(
+                f"participation is {given!r} with the {self.sampler} sampler, which may draw a "
+                "record in any round; use sampler='cyclic', or leave participation None"
+            )
+        if self.unit == "agent":
+            raise ValueError(
+                f"participation is {given!r} under relation {self.relation!r}; an agent takes part "
+                "in every round: leave it None, or protect records"
+            )
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise ValueError(f"participation is {given!r}; give (epochs, separation)")
+        epochs = _validate.integer("participation[0]", given[0])
+        separation = _validate.integer("participation[1]", given[1])
+        if epochs * separation != self.rounds:
+            raise ValueError(
+                f"participation is ({epochs}, {separation}) in {self.rounds} rounds; give rounds = "
+                f"{epochs * separation}, or another participation"
+            )
+        object.__setattr__(self, "participation", (epochs, separation))
+
+    @property
+    def pattern(self) -> Participation:
+        """In which rounds what the relation changes takes part."""
+        return Participation(self.rounds, *(self.participation or (self.rounds, 1)))
+
+    def precision_bound(self, strategy: np.ndarray | None = None) -> np.ndarray:
+        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent.
+
+        Args:
+            strategy: [T, T] C over rounds of the designs that have one; None is fresh noise.
+        """
         return np.asarray(
             budget.precision_bound(
                 self.epsilon,
                 self.delta,
-                rounds=self.rounds,
                 clip_norm=self.clip_norm,
                 relation=self.relation,
                 accountant=self.accountant,
                 allow_unsound=self.allow_unsound,
+                sensitivity_squared=self._over_rounds(strategy),
             )
         )
+
+    def _over_rounds(self, strategy: np.ndarray | None) -> float:
+        """Squared sensitivity over rounds, of the strategy as the run applies it."""
+        if strategy is None:
+            return float(self.pattern.epochs)
+        return strategies.sensitivity_squared(strategy, self.pattern)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,15 +219,18 @@ class Plan:
     """A config made concrete; refused when its parts disagree.
 
     Guarantee: `Guarantee` in ``guarantee``, against an outsider who sees every message on every
-    link; it assumes that the run clips at ``config.clip_norm`` and adds ``factor @ N(0, I)``
-    independently for every coordinate and round, as `dpjax.engine.run` does.
+    link; it assumes that the run clips at ``config.clip_norm``, samples as ``config.sampler`` says
+    and adds ``factor @ (inv(strategy) Z)_t`` in round t, Z ~ N(0, I) for every agent and round,
+    independently for every coordinate, as `dpjax.engine.run` does. Gradients may depend on
+    everything sent before.
 
     Attributes:
         config: What it was made from.
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
         factor: [n, n] float32 noise factor F as the run uses it; the covariance is F F'.
         guarantee: What the run guarantees.
-        design: The noise design; None when non-private.
+        design: The noise design over agents; None when non-private.
+        strategy: [T, T] float64 C over rounds, lower triangular; None is the identity.
 
     Raises:
         ValueError: If the audit fails.
@@ -174,10 +241,13 @@ class Plan:
     factor: np.ndarray
     guarantee: Guarantee
     design: design_.Design | None = None
+    strategy: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
-        for name in ("mixing", "factor"):
+        for name in ("mixing", "factor", "strategy"):
+            if getattr(self, name) is None:
+                continue
             array = np.array(getattr(self, name))
             array.flags.writeable = False
             object.__setattr__(self, name, array)
@@ -198,15 +268,23 @@ class Plan:
         return factor @ factor.T
 
     def fingerprint(self) -> str:
-        """SHA-256 of config, mixing and factor, in hexadecimal."""
+        """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
         digest.update(np.ascontiguousarray(self.factor).data)
+        if self.strategy is not None:
+            digest.update(np.ascontiguousarray(self.strategy).data)
         return digest.hexdigest()
 
 
-def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -> Plan:
+def make(
+    config: Config,
+    mixing: Any,
+    *,
+    design: design_.Design | None = None,
+    strategy: np.ndarray | None = None,
+) -> Plan:
     """Make the plan of a config on a network.
 
     Args:
@@ -214,6 +292,9 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
         mixing: [n, n] row-stochastic matrix of a connected graph, or [P, n, n], a schedule.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
+        strategy: [T, T] C over rounds made earlier, in place of the one that the config's design
+            names, for the designs that have one; made here when None, once for a mixing matrix and
+            a participation, whatever the budget.
 
     Returns:
         The plan, audited.
@@ -223,11 +304,21 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
     """
     matrix = mixing_.check(mixing, stochastic="rows")
     n = matrix.shape[-1]
+    if strategy is not None and config.design not in strategies.DESIGNS:
+        raise ValueError(
+            f"strategy is given for design {config.design!r}, whose noise is fresh in every round; "
+            f"leave it out, or choose one of {', '.join(strategies.DESIGNS)}"
+        )
     if config.design == "non_private":
         if design is not None:
             raise ValueError("design is given for a non_private config; leave it out")
         return Plan(config, matrix, np.zeros((n, n), np.float32), Guarantee.none(config.rounds))
-    bound = config.precision_bound()
+    kind, covariance = config.design, None
+    if config.design in strategies.DESIGNS:
+        kind = "spacetime" if config.design == "spacetime" else "independent"
+        made = strategies.make(config.design, matrix, config.pattern, given=strategy)
+        strategy, covariance = made.strategy, made.covariance
+    bound = config.precision_bound(strategy)
     if bound.ndim and len(bound) != n:
         raise ValueError(f"epsilon has {len(bound)} entries for {n} agents; give one an agent")
     horizon = config.horizon or config.rounds if config.design == "whisper_horizon" else None
@@ -239,11 +330,14 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
             options["subgroups"] = config.subgroups
         if horizon is not None and config.step_decay == "sqrt":
             options["step_sizes"] = 1 / np.sqrt(np.arange(1, horizon + 1))
-        design = design_.make(config.design, matrix, bound, horizon=horizon, **options)
-    elif design.kind != config.design or design.horizon != horizon:
+        if covariance is not None:
+            design = strategies.spatial(matrix, covariance, bound)
+        else:
+            design = design_.make(kind, matrix, bound, horizon=horizon, **options)
+    elif design.kind != kind or design.horizon != horizon:
         raise ValueError(
             f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
-            f"{config.design!r} with horizon {horizon}; make a design for this config"
+            f"{kind!r} with horizon {horizon}; make a design for this config"
         )
     design.check(matrix, bound)
     groups = None if config.subgroups is None else [list(group) for group in config.subgroups]
@@ -253,12 +347,12 @@ def make(config: Config, mixing: Any, *, design: design_.Design | None = None) -
             "design for this config"
         )
     factor = _safe_factor(design.covariance, bound)
-    guarantee = _guarantee(config, factor)
-    return Plan(config, matrix, factor, guarantee, design)
+    guarantee = _guarantee(config, factor, strategy)
+    return Plan(config, matrix, factor, guarantee, design, strategy)
 
 
-def _guarantee(config: Config, factor: np.ndarray) -> Guarantee:
-    loss = _loss(config, factor)
+def _guarantee(config: Config, factor: np.ndarray, strategy: np.ndarray | None) -> Guarantee:
+    loss = _loss(config, factor, strategy)
     epsilon = float(np.max(config.epsilon))
     return Guarantee(
         epsilon=epsilon,
@@ -271,20 +365,22 @@ def _guarantee(config: Config, factor: np.ndarray) -> Guarantee:
         accountant=config.accountant,
         release=config.release,
         per_agent_epsilon=config.epsilon if isinstance(config.epsilon, tuple) else None,
+        white=strategy is None,
         unsound=bool(np.max(loss.exact_epsilon) > epsilon),
+        participation=config.participation,
     )
 
 
-def _loss(config: Config, factor: np.ndarray) -> budget.Loss:
+def _loss(config: Config, factor: np.ndarray, strategy: np.ndarray | None) -> budget.Loss:
     return budget.loss(
         None,
         config.delta,
-        rounds=config.rounds,
         clip_norm=config.clip_norm,
         relation=config.relation,
         accountant=config.accountant,
         factor=factor.astype(np.float64),
         allow_unsound=config.allow_unsound,
+        sensitivity_squared=config._over_rounds(strategy),
     )
 
 
@@ -311,8 +407,9 @@ def audit(plan: Plan) -> None:
     """Compute the guarantee again from what will be run, and refuse an understatement.
 
     Args:
-        plan: The plan; called by its constructor, so a plan with a smaller factor, a larger clip
-            norm, more rounds or a weaker relation than its guarantee states cannot exist.
+        plan: The plan; called by its constructor, so a plan with a smaller factor, a strategy of
+            larger sensitivity, a larger clip norm, more rounds, more participations or a weaker
+            relation than its guarantee states cannot exist.
 
     Raises:
         ValueError: Naming what disagrees.
@@ -324,28 +421,36 @@ def audit(plan: Plan) -> None:
         raise ValueError(
             f"factor is {plan.factor.dtype} {plan.factor.shape}; give float32 {(n, n)}"
         )
+    strategies.check(plan.strategy, config.rounds)
     if config.design == "non_private":
-        if np.any(plan.factor) or np.isfinite(stated.epsilon):
+        if plan.strategy is not None or np.any(plan.factor) or np.isfinite(stated.epsilon):
             raise ValueError(
                 f"guarantee states epsilon {stated.epsilon} for a non_private config; "
                 "use Guarantee.none"
             )
         return
-    for name in ("relation", "rounds", "clip_norm", "delta", "unit", "accountant", "release"):
+    if stated.white != (plan.strategy is None):
+        raise ValueError(
+            f"guarantee.white is {stated.white} for a plan "
+            f"{'without' if plan.strategy is None else 'with'} a strategy; make the plan from one "
+            "config with plan.make"
+        )
+    names = ("relation", "rounds", "clip_norm", "delta", "unit", "accountant", "release")
+    for name in (*names, "participation"):
         mine, theirs = getattr(config, name), getattr(stated, name)
         if mine != theirs:
             raise ValueError(
                 f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
                 "one config with plan.make"
             )
-    loss = _loss(config, plan.factor)
+    loss = _loss(config, plan.factor, plan.strategy)
     claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
     if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
         raise ValueError(
             f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
-            f"{worst}, but the factor gives {loss.epsilon[worst]:.6g} (mu {np.max(loss.mu):.6g}); "
-            "make the plan from one config with plan.make"
+            f"{worst}, but factor and strategy give {loss.epsilon[worst]:.6g} (mu "
+            f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
         )
 
 
@@ -363,15 +468,23 @@ def statics(plans: Sequence[Plan]) -> dict[str, Any]:
     """
     if not plans:
         raise ValueError("plans is empty; give at least one plan")
-    names = ("rounds", "clip_norm", "batch_size", "step_decay", "clipping", "microbatch")
-    shared = {name: getattr(plans[0].config, name) for name in names}
-    shared |= {"unit": plans[0].config.unit, "mixing": plans[0].mixing.shape}
+    names = (
+        *("rounds", "clip_norm", "batch_size", "step_decay", "clipping", "microbatch"),
+        *("participation", "sampler", "unit"),
+    )
+
+    def of(plan: Plan) -> dict[str, Any]:
+        values = {name: getattr(plan.config, name) for name in names}
+        strategy = None if plan.strategy is None else mixing_.fingerprint(plan.strategy)[:12]
+        return values | {"mixing": plan.mixing.shape, "strategy": strategy}
+
+    shared = of(plans[0])
     for plan in plans[1:]:
-        other = {name: getattr(plan.config, name) for name in names}
-        other |= {"unit": plan.config.unit, "mixing": plan.mixing.shape}
+        other = of(plan)
         for name, value in shared.items():
             if other[name] != value:
                 raise ValueError(
                     f"plans differ in {name} ({value!r} and {other[name]!r}); run them apart"
                 )
-    return shared
+    participation = shared["participation"]
+    return shared | {"separation": None if participation is None else participation[1]}

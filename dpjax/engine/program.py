@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax.algorithms.base import Algorithm, State
 from dpjax.algorithms.dsgd import dsgd
 from dpjax.data import batches
+from dpjax.engine.records import clipped_sum
 from dpjax.engine.sharding import AXIS
 from dpjax.transforms import clipping, noise
 
@@ -28,13 +29,35 @@ __all__ = [
     "Arrays",
     "Data",
     "Settings",
+    "Strategy",
     "advance",
     "algorithm",
     "gradient_text",
     "initial",
     "metric_names",
+    "replay",
     "traces",
 ]
+
+
+class Strategy:
+    """A strategy over rounds as a static value: equal where all its bits are.
+
+    Args:
+        matrix: [T, T] C, float64.
+    """
+
+    def __init__(self, matrix: Float[np.ndarray, "t t"]):
+        self.matrix = matrix
+        self._digest = hashlib.sha256(np.ascontiguousarray(matrix).data).digest()
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the bits."""
+        return isinstance(other, Strategy) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        """Hash the bits."""
+        return hash(self._digest)
 
 
 class Settings(NamedTuple):
@@ -42,6 +65,9 @@ class Settings(NamedTuple):
 
     ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
     gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
+    ``separation`` is that of the cyclic sampler, None for the random one. ``noisy`` is False where
+    no plan has noise, which then is not drawn. ``weighted`` takes the place of per-record
+    gradients where the problem has it.
     """
 
     loss: Callable[[Any, Any, Any], Any]
@@ -56,6 +82,10 @@ class Settings(NamedTuple):
     unit: str
     mesh: Mesh | None
     sequential: bool = False
+    separation: int | None = None
+    strategy: Strategy | None = None
+    noisy: bool = True
+    weighted: Callable[[Any, Any, Any, Any], Any] | None = None
 
 
 class Arrays(NamedTuple):
@@ -100,50 +130,63 @@ def algorithm(settings: Settings, arrays: Arrays, noise_key: PRNGKeyArray) -> Al
     Returns:
         The algorithm.
     """
-    noisy = noise.correlated(arrays.factor, key=noise_key, rounds=settings.rounds)
+    links = [_noise(settings, arrays, noise_key)] if settings.noisy else []
     if settings.step_decay == "sqrt":
         step = optax.scale_by_schedule(lambda count: -arrays.step_size / jnp.sqrt(count + 1.0))
     else:
         step = optax.scale(-arrays.step_size)
 
     if settings.unit == "record":
-        per_record = clipping.per_example(
-            settings.loss,
-            settings.clip_norm,
-            method=settings.clipping,
-            microbatch=settings.microbatch,
-        )
+        per_record = _per_record(settings)
 
         def grad_fn(params: Any, batch: Any) -> Any:
-            x, y = batch
-            return per_record(params, x, y, None)
+            x, y, padding = batch
+            return per_record(params, x, y, padding)
 
-        # Noise is added to the sum of clipped gradients; the mean is post-processing.
-        chain = optax.chain(noisy, optax.scale(1 / settings.batch_size), step)
+        # Noise is added to the sum of clipped gradients; the mean is post-processing, by one fixed
+        # number: how many places of a batch are padding is not told.
+        chain = optax.chain(*links, optax.scale(1 / settings.batch_size), step)
         return dsgd(arrays.mixing, chain, grad_fn)
 
     def mean_loss(params: Any, batch: Any) -> Any:
-        x, y = batch
+        x, y, _ = batch
         if settings.batch_loss is not None:
             return settings.batch_loss(params, x, y)
         return jnp.mean(jax.vmap(settings.loss, in_axes=(None, 0, 0))(params, x, y))
 
     clip = clipping.per_agent(settings.clip_norm, method=settings.clipping)
-    return dsgd(arrays.mixing, optax.chain(clip, noisy, step), jax.grad(mean_loss))
+    return dsgd(arrays.mixing, optax.chain(clip, *links, step), jax.grad(mean_loss))
+
+
+def _noise(
+    settings: Settings, arrays: Arrays, noise_key: PRNGKeyArray
+) -> optax.GradientTransformation:
+    strategy = None if settings.strategy is None else settings.strategy.matrix
+    return noise.correlated(arrays.factor, key=noise_key, rounds=settings.rounds, strategy=strategy)
+
+
+def _per_record(settings: Settings) -> Callable[..., Any]:
+    if settings.weighted is not None:
+        return clipped_sum(settings.weighted, settings.clip_norm, method=settings.clipping)
+    return clipping.per_example(
+        settings.loss,
+        settings.clip_norm,
+        method=settings.clipping,
+        microbatch=settings.microbatch,
+    )
 
 
 def _axes(state: State, over: str) -> Any:
     """Where the plans (or seeds) are in a stacked state; None where they share one value."""
 
     def of_leaf(leaf: Any) -> Any:
-        if not isinstance(leaf, noise.NoiseState):
+        if not _is_noise(leaf):
             return 0
-        # Key and raw normals are a seed's; all its plans share them.
+        # Key and noise before the factor over agents are a seed's; all its plans share them.
         mine: Any = 0 if over == "seeds" else None
-        nothing: Any = None
-        return noise.NoiseState(mine, nothing, tuple(mine for _ in leaf.past))
+        return jax.tree.map(lambda _: mine, leaf)._replace(round=None)
 
-    tree = jax.tree.map(of_leaf, state, is_leaf=lambda leaf: isinstance(leaf, noise.NoiseState))
+    tree = jax.tree.map(of_leaf, state, is_leaf=_is_noise)
     return tree._replace(round=None)
 
 
@@ -202,6 +245,13 @@ def _loop_over(function: Any, axes: State, state: State, *others: Any) -> Any:
     return jax.tree.unflatten(structure, new), info
 
 
+def _positions(settings: Settings, data: Data, key: PRNGKeyArray, round: Any) -> tuple[Any, Any]:
+    """Every agent's records of a round, and which places are padding (None: none is)."""
+    if settings.separation is None:
+        return batches.draw(key, data.counts, settings.batch_size), None
+    return batches.cyclic(round, data.counts, settings.batch_size, settings.separation)
+
+
 def _consensus(params: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(params)]
@@ -224,10 +274,11 @@ def gradient_text(settings: Settings, arrays: Arrays, data: Data, params: Any) -
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     stacked = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape[1:]), leaf.dtype), params)
     key = jax.random.key(0, impl="threefry2x32")
-    batch = tuple(
-        jnp.zeros((n, settings.batch_size, *part.shape[1:]), part.dtype)
-        for part in (data.x, data.y)
+    places = (n, settings.batch_size)
+    batch: tuple[Any, ...] = tuple(
+        jnp.zeros((*places, *part.shape[1:]), part.dtype) for part in (data.x, data.y)
     )
+    batch = (*batch, None if settings.separation is None else jnp.zeros(places, bool))
 
     def step(arrays: Arrays, params: Any, batch: Any) -> Any:
         chosen = algorithm(settings, arrays, key)
@@ -256,6 +307,41 @@ def metric_names(settings: Settings, data: Data, state: State) -> list[str]:
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.params)
     names = list(jax.eval_shape(settings.metrics, one, data.evaluation))
     return [*names, "consensus", *([] if settings.unit == "record" else _NORMS)]
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def replay(settings: Settings, arrays: Arrays, state: State, rounds: Int[Array, ""]) -> State:
+    """Draw the noise of the first rounds again, which later rounds of a strategy depend on.
+
+    Args:
+        settings: The shared settings, with a strategy.
+        arrays: Stacked over V plans.
+        state: Whose noise states hold the keys; stacked as from `initial`.
+        rounds: Rounds done.
+
+    Returns:
+        The state with the noise states as they were after that many rounds.
+    """
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), state.params)
+
+    def of_seed(key: PRNGKeyArray) -> noise.NoiseState:
+        link = _noise(settings, one, key)
+        return jax.lax.fori_loop(
+            0, rounds, lambda _, past: link.update(zeros, past)[1], link.init(zeros)
+        )
+
+    def of_leaf(leaf: Any) -> Any:
+        if not _is_noise(leaf):
+            return leaf
+        past = jax.lax.map(of_seed, leaf.key)
+        return past._replace(key=leaf.key, round=past.round[0])
+
+    return jax.tree.map(of_leaf, state, is_leaf=_is_noise)
+
+
+def _is_noise(leaf: Any) -> bool:
+    return isinstance(leaf, noise.NoiseState)
 
 
 @functools.partial(
@@ -299,10 +385,10 @@ def advance(
 
         def of_seed(state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> Any:
             round_key = jax.random.fold_in(batch_key, state.round)
-            positions = batches.draw(round_key, data.counts, settings.batch_size)
+            positions, padding = _positions(settings, data, round_key, state.round)
             # Positions are below counts and the problem has checked its indices: no bounds to test.
             rows = jnp.take_along_axis(data.indices, positions, axis=1, mode=_INSIDE)
-            batch = tuple(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
+            batch = *(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y)), padding
 
             def of_plan(state: State, arrays: Arrays) -> Any:
                 step = algorithm(settings, arrays, noise_key).step

@@ -178,6 +178,8 @@ def run(
     chunk_blocks = _validate.integer("chunk_blocks", chunk_blocks)
     marks = np.append(np.arange(every, total, every), total)
 
+    record = shared["unit"] == "record"
+    by_norms = record and problem.weighted is not None and shared["microbatch"] is None
     settings = program.Settings(
         loss=problem.loss,
         batch_loss=problem.batch_loss,
@@ -190,7 +192,11 @@ def run(
         microbatch=shared["microbatch"],
         unit=shared["unit"],
         mesh=mesh,
-        sequential=shared["unit"] == "record" and jax.default_backend() == "cpu",
+        separation=shared["separation"],
+        strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
+        noisy=any(plan.config.design != "non_private" for plan in plans),
+        weighted=problem.weighted if by_norms else None,
+        sequential=record and not by_norms and jax.default_backend() == "cpu",
     )
     arrays, data = _place(plans, problem, mesh)
     phase = _validate.integer("phase", phase, least=0)
@@ -222,6 +228,8 @@ def run(
     if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
         done, (portable, taken), ended = restored
         state = _adopt(portable, state, mesh)
+        if settings.strategy is not None and not ended:
+            state = program.replay(settings, arrays, state, jnp.int32(done))
     elif store is not None and plans[0].config.release:
         # Before anything is sent: from here on, losing the key is noticed.
         store.save(0, _portable(state, taken), ended=False)
@@ -351,7 +359,12 @@ def _check(
                 f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
                 "partition the data over the network's agents"
             )
-    batches.check(problem.partition.counts, plans[0].config.batch_size)
+    config = plans[0].config
+    if config.participation is None:
+        batches.check(problem.partition.counts, config.batch_size)
+    else:
+        separation = config.participation[1]
+        batches.check_cyclic(problem.partition.counts, config.batch_size, separation)
     releases = [plan for plan in plans if plan.config.release]
     if not releases:
         if key_file is not None:
@@ -482,20 +495,22 @@ def _is_noise(leaf: Any) -> bool:
 
 
 def _portable(state: State, taken: dict[str, np.ndarray]) -> Any:
-    """The state without its noise keys, and the metrics: what a checkpoint may hold."""
-    bare = jax.tree.map(
-        lambda leaf: leaf._replace(key=None) if _is_noise(leaf) else leaf, state, is_leaf=_is_noise
-    )
-    return jax.device_get(bare), taken
+    """The state without noise or its keys, and the metrics: what a checkpoint may hold."""
+
+    def of_leaf(leaf: Any) -> Any:
+        # Past noise would give later rounds' away; it follows from the key, see program.replay.
+        return leaf.round if _is_noise(leaf) else leaf
+
+    return jax.device_get(jax.tree.map(of_leaf, state, is_leaf=_is_noise)), taken
 
 
 def _adopt(portable: State, state: State, mesh: Any) -> State:
     """Put a checkpoint's values into a fresh state, which has the keys."""
-    values = iter(jax.tree.leaves(portable, is_leaf=_is_noise))
+    values = iter(jax.tree.leaves(portable))
 
     def of_leaf(leaf: Any) -> Any:
-        value = next(values)
-        return value._replace(key=leaf.key) if _is_noise(leaf) else jnp.asarray(value)
+        value = jnp.asarray(next(values))
+        return leaf._replace(round=value) if _is_noise(leaf) else value
 
     state = jax.tree.map(of_leaf, state, is_leaf=_is_noise)
     state = jax.tree.map(jnp.asarray, state)

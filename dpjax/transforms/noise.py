@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.transforms import rounds as rounds_
 
 __all__ = ["PACK", "NoiseState", "correlated", "network_mean_variance"]
 
@@ -32,13 +33,13 @@ class NoiseState(NamedTuple):
     Attributes:
         key: The noise key; whoever has it can subtract the noise.
         round: Rounds done, int32.
-        past: With a strategy, the last rounds' noise before the factor over agents, one array
-            [width, n, entries] a group; else empty.
+        past: With a strategy, what its route keeps of the noise before the factor over agents, a
+            tuple of arrays [width, n, entries] a group (see `dpjax.transforms.rounds`); else empty.
     """
 
     key: PRNGKeyArray
     round: Int[Array, ""]
-    past: tuple[Float[Array, "w n d"], ...] = ()
+    past: tuple[tuple[Float[Array, "w n d"], ...], ...] = ()
 
 
 class _Group(NamedTuple):
@@ -63,8 +64,9 @@ def correlated(
 
     Guarantee: in each of the first ``rounds`` updates the noise of a coordinate over agents is
     N(0, F F'), independent of all other coordinates, and without a strategy of all other rounds.
-    No two agents or rounds share a normal. Later updates are NaN, so that no round goes out with
-    repeated or unaccounted noise. What this protects, and for whom, depends on the clipping
+    No two agents or rounds share a normal. Later updates are refused, inside compiled code NaN, so
+    that no round goes out with repeated or unaccounted noise. With a strategy the noise is that of
+    `dpjax.transforms.rounds.applied`. What this protects, and for whom, depends on the clipping
     before it and is stated by `dpjax.accounting`; floating-point Gaussians are not hardened, and
     the key's 64 bits are no cryptographic seed.
 
@@ -73,8 +75,8 @@ def correlated(
             designs), and is then not checked; zero gives no noise at all.
         key: A single threefry key, of no other use: ``jax.random.key(seed, impl="threefry2x32")``.
         rounds: Rounds T the noise is accounted for.
-        strategy: [T, T] lower triangular C with a positive diagonal; its bandwidth is found, and
-            bandwidth - 1 rounds of noise are kept. None is the identity.
+        strategy: [T, T] lower triangular C with a positive diagonal, applied by the route of
+            `dpjax.transforms.rounds`, which says what is kept; None is the identity.
 
     Returns:
         An optax transformation with state `NoiseState`.
@@ -93,14 +95,13 @@ def correlated(
     _check_key(key)
     weights = _checked_factor(factor)
     n = weights.shape[-1]
-    recursion = None if strategy is None else _recursion(strategy, rounds)
+    over_rounds = None if strategy is None else rounds_.route(strategy, rounds)
 
     def init(params: optax.Params) -> NoiseState:
         groups = _groups(jax.tree_util.tree_leaves_with_path(params), n)
-        past: tuple[Array, ...] = ()
-        if recursion is not None:
-            width = recursion[1].shape[1]
-            past = tuple(jnp.zeros((width, n, sum(g.sizes)), g.dtype) for g in groups)
+        past: tuple[tuple[Array, ...], ...] = ()
+        if over_rounds is not None:
+            past = tuple(over_rounds.start((n, sum(g.sizes)), g.dtype) for g in groups)
         return NoiseState(key, jnp.zeros((), jnp.int32), past)
 
     def update(
@@ -110,15 +111,15 @@ def correlated(
         paths = jax.tree_util.tree_leaves_with_path(updates)
         leaves = [leaf for _, leaf in paths]
         groups = _groups(paths, n)
-        round_key = jax.random.fold_in(state.key, state.round)
+        _check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         past = []
         for index, group in enumerate(groups):
-            # Normals depend on key and round alone: drawn once under vmap over factors.
-            shape = (n, sum(group.sizes))
-            normals = jax.random.normal(jax.random.fold_in(round_key, index), shape, group.dtype)
-            if recursion is not None:
-                normals, kept = _advance(recursion, normals, state.past[index], state.round)
+            draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype)
+            if over_rounds is None:
+                normals = draw(state.round)
+            else:
+                normals, kept = over_rounds.step(draw, state.past[index], state.round)
                 past.append(kept)
             colour = weights.astype(group.dtype) * valid.astype(group.dtype)
             noise = jnp.matmul(colour, normals, precision=jax.lax.Precision.HIGHEST)
@@ -150,6 +151,24 @@ def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
     """
     matrix = _validate.square("covariance", covariance)
     return float(matrix.sum() / len(matrix) ** 2)
+
+
+def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any) -> Any:
+    """Normals of a group by round; key and round decide them, not what is vmapped around."""
+
+    def draw(round: Any) -> Array:
+        round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
+        return jax.random.normal(round_key, shape, dtype)
+
+    return draw
+
+
+def _check_round(round: Any, rounds: int) -> None:
+    if not isinstance(round, jax.core.Tracer) and int(round) >= rounds:
+        raise ValueError(
+            f"round is {int(round)}, the noise is accounted for {rounds} rounds; stop there, or "
+            "make a plan for more"
+        )
 
 
 def _check_key(key: Any) -> None:
@@ -195,42 +214,3 @@ def _groups(paths: list[tuple[Any, Any]], n: int) -> list[_Group]:
             open_groups[dtype] = len(groups)
             groups.append(_Group((position,), (size,), dtype))
     return groups
-
-
-def _recursion(strategy: Any, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Forward substitution C x = z: 1 / C_tt, and [T, width] coefficients C_t,t-k / C_tt by k-1."""
-    matrix = _validate.square("strategy", strategy)
-    if len(matrix) != rounds:
-        raise ValueError(
-            f"strategy has shape {matrix.shape} for rounds = {rounds}; give a [{rounds}, {rounds}] "
-            "strategy, or None"
-        )
-    diagonal = np.diag(matrix)
-    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
-        raise ValueError(
-            "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
-            "C^-1 Z), or None"
-        )
-    row, column = np.nonzero(matrix)
-    width = int((row - column).max())
-    coefficients = np.zeros((rounds, width))
-    for lag in range(1, width + 1):
-        coefficients[lag:, lag - 1] = np.diag(matrix, -lag) / diagonal[lag:]
-    return 1 / diagonal, coefficients
-
-
-def _advance(
-    recursion: tuple[np.ndarray, np.ndarray], normals: Array, past: Array, round: Array
-) -> tuple[Array, Array]:
-    """One step of the recursion x_t = z_t / C_tt - sum_k coefficient_tk x_t-k on a ring buffer."""
-    inverse, coefficients = (jnp.asarray(part, normals.dtype) for part in recursion)
-    width = coefficients.shape[1]
-    # Past the end the index is clamped; those updates are NaN whatever the recursion gives.
-    value = normals * inverse[round]
-    if width == 0:
-        return value, past
-    # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
-    lags = jnp.mod(round - 1 - jnp.arange(width), width)
-    weights = coefficients[round][lags]
-    value = value - jnp.tensordot(weights, past, axes=1, precision=jax.lax.Precision.HIGHEST)
-    return value, jax.lax.dynamic_update_index_in_dim(past, value, jnp.mod(round, width), 0)

@@ -409,6 +409,29 @@ def test_rounds_must_be_the_strategy_s():
         view.gdp(PARTICIPATION)
 
 
+def _full(rounds):
+    """A strategy without bands."""
+    return np.tril(np.random.default_rng(3).uniform(0.2, 1.0, (rounds, rounds)))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_losses_of_many_views_are_those_of_each(monkeypatch, epochs):
+    """Views of several shapes, by several routes, vmapped three at a time with one left over."""
+    monkeypatch.setitem(observer.TOGETHER, "cpu", 3)
+    algorithm = views.dsgd(mixing.uniform_neighbors(graphs.florentine()))
+    many = [algorithm.pndp(node) for node in range(15)] + [algorithm.ldp()]
+    full = views.dsgd(mixing.uniform_neighbors(graphs.florentine()), strategy=_full(6))
+    many.append(full.pndp(0))
+    when = Participation(6, epochs, 2)
+    for view, loss in zip(many, views.losses(many, when), strict=True):
+        alone = view.loss(when)
+        np.testing.assert_allclose(loss.mu, alone.mu, rtol=1e-11)
+        np.testing.assert_array_equal(loss.upper_bound, alone.upper_bound)
+        assert loss[2:] == alone[2:]
+    np.testing.assert_array_equal(views.losses(many, when, gradients="any")[3].mu[3], np.nan)
+    assert views.losses([], when) == []
+
+
 def test_too_large_views_are_refused():
     model = observer.Model.of(*(np.zeros((2, 2)),) * 6)
     with pytest.raises(ValueError, match="GiB"):

@@ -84,3 +84,38 @@ def test_check_names_the_agent_with_too_few_records() -> None:
         batches.check(COUNTS, 9)
     with pytest.raises(ValueError, match="batch_size is 0"):
         batches.check(COUNTS, 0)
+
+
+def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> list[np.ndarray]:
+    """For each agent which of its records are in which round, [records, rounds]."""
+    deal = jax.jit(batches.cyclic, static_argnums=(2, 3))
+    taken = [np.zeros((count, rounds), int) for count in counts]
+    for t in range(rounds):
+        positions, padding = map(np.asarray, deal(t, counts, size, separation))
+        assert positions.shape == padding.shape == (len(counts), size)
+        for agent, (row, pad) in enumerate(zip(positions, padding, strict=True)):
+            np.add.at(taken[agent][:, t], row[~pad], 1)
+    return taken
+
+
+@pytest.mark.parametrize("counts", [[12, 12], [9, 14, 1, 20]])
+def test_cyclic_batches_hold_every_record_once_a_cycle(counts: list[int]) -> None:
+    separation, epochs = 4, 3
+    size = -(-max(counts) // separation)
+    for taken in taking_part(np.array(counts), size, separation, epochs * separation):
+        assert (taken.sum(axis=1) == epochs).all() and taken.max() == 1
+        first = taken.argmax(axis=1)
+        for k in range(epochs):
+            assert (taken[np.arange(len(taken)), first + k * separation] == 1).all()
+        # Batches of an agent differ by one record at most.
+        assert np.ptp(taken.sum(axis=0)) <= 1
+
+
+def test_cyclic_batches_refuse_what_does_not_fit() -> None:
+    batches.check_cyclic(np.array([9, 14]), 4, 4)
+    with pytest.raises(ValueError, match="agent 1 has 14 records .*give batch_size=4"):
+        batches.check_cyclic(np.array([9, 14]), 3, 4)
+    with pytest.raises(ValueError, match="product is below"):
+        batches.check_cyclic(np.array([9, 14]), 2**16, 2**16)
+    # What the check refuses would leave records out.
+    assert taking_part(np.array([14]), 3, 4, 4)[0].sum() < 14

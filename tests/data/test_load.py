@@ -183,3 +183,39 @@ def test_from_file_reads_npz_and_libsvm(tmp_path: Path) -> None:
         load.from_file(tmp_path / "bad.npz")
     with pytest.raises(ValueError, match="is no file"):
         load.from_file(tmp_path / "none.csv")
+
+
+def test_housing_is_what_scikit_learn_documents(real_data: GET) -> None:
+    data = load.load("housing", cache=real_data("housing").parent)
+    assert data.x_train.shape == (20640, 8) and data.x_test is None
+    first = [8.3252, 41.0, 6.98412698, 1.02380952, 322.0, 2.55555556, 37.88, -122.23]
+    np.testing.assert_allclose(data.x_train[0], first, rtol=1e-8)
+    assert data.y_train[0] == np.float32(4.526) and abs(data.y_train.mean() - 2.06856) < 1e-5
+
+
+def test_housing_comes_through_scikit_learn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from sklearn import datasets
+
+    asked = []
+
+    def fetch(data_home: str, return_X_y: bool) -> tuple[np.ndarray, np.ndarray]:
+        asked.append(data_home)
+        return np.arange(16.0).reshape(2, 8) + 0.5, np.array([1.5, 2.5])
+
+    monkeypatch.setattr(datasets, "fetch_california_housing", fetch)
+    with pytest.raises(ValueError, match="housing.npz does not exist; allow the download, or put"):
+        load.load("housing", cache=tmp_path, download=False)
+    # What was fetched here is not the published set: refused, as a damaged download would be.
+    with pytest.raises(ValueError, match="other train records than the published ones"):
+        load.load("housing", cache=tmp_path)
+    assert len(asked) == 1 and (tmp_path / "housing.npz").exists()
+
+    def broken(**_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(datasets, "fetch_california_housing", broken)
+    (tmp_path / "housing.npz").unlink()
+    with pytest.raises(ValueError, match="cannot fetch it .no network.; put housing.npz"):
+        load.load("housing", cache=tmp_path)

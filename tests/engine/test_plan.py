@@ -18,14 +18,22 @@ def oracle_delta(mu, epsilon):
 
 
 def oracle_mu(made, sensitivity):
-    """Whitened distance of all T rounds for the worst agent, from a dense covariance."""
-    factor = made.factor.astype(np.float64)
-    covariance = np.kron(np.eye(made.config.rounds), factor @ factor.T)
-    n = made.agents
+    """Whitened distance of all T rounds for the worst agent and start, from a dense covariance."""
+    factor, rounds, n = made.factor.astype(np.float64), made.config.rounds, made.agents
+    over_rounds = np.eye(rounds)
+    if made.strategy is not None:
+        inverse = np.linalg.inv(made.strategy)
+        over_rounds = inverse @ inverse.T
+    covariance = np.kron(over_rounds, factor @ factor.T)
+    epochs, separation = made.config.participation or (rounds, 1)
     worst = 0.0
     for agent in range(n):
-        shift = np.tile(np.eye(n)[agent] * sensitivity, made.config.rounds)
-        worst = max(worst, float(np.sqrt(shift @ np.linalg.solve(covariance, shift))))
+        for start in range(rounds - (epochs - 1) * separation):
+            # Equal shifts are the worst where C'C is not negative, as in all of these designs.
+            taking = np.zeros(rounds)
+            taking[start :: separation if epochs > 1 else rounds] = sensitivity
+            shift = np.kron(taking, np.eye(n)[agent])
+            worst = max(worst, float(np.sqrt(shift @ np.linalg.solve(covariance, shift))))
     return worst
 
 

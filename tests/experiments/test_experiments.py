@@ -25,10 +25,22 @@ def cells(tmp_path, name):
     return sorted((tmp_path / name / "tiny").glob("*.jsonl"))
 
 
+NEEDS = {"mafalda_housing": "housing"}
+
+
 @pytest.mark.parametrize(
-    "name", ["whisper_variance", "whisper_quadratic", "whisper_logistic", "whisper_departure"]
+    "name",
+    [
+        "whisper_variance",
+        "whisper_quadratic",
+        "whisper_logistic",
+        "whisper_departure",
+        "mafalda_housing",
+    ],
 )
-def test_tiny_preset(tmp_path, capsys, name):
+def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
+    if name in NEEDS:
+        monkeypatch.setenv("DPJAX_DATA", str(real_data(NEEDS[name]).parent))
     module = script("experiments", name)
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
     assert module.main(arguments) == 0

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dpjax.models import linear, losses, mlp
 
@@ -35,3 +36,48 @@ def test_linear_starts_at_zero_and_shapes_hold():
     params = network.init(jax.random.key(0), jnp.zeros((1, 5)))
     assert network.apply(params, jnp.ones((7, 5))).shape == (7, 3)
     assert hash(network) == hash(mlp.MLP(hidden=(8, 4), outputs=3))
+
+
+@pytest.mark.parametrize(("activation", "function"), [("tanh", np.tanh), ("relu", None)])
+def test_mlp_is_its_formula(activation, function):
+    function = function or (lambda z: np.maximum(z, 0))
+    network = mlp.MLP(hidden=(4,), outputs=None, activation=activation)
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    params = network.init(jax.random.key(0), x)
+    first, last = params["params"]["Dense_0"], params["params"]["Dense_1"]
+    want = function(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
+    assert network.apply(params, x).shape == (7,)
+    np.testing.assert_allclose(network.apply(params, x), want[:, 0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("network", "loss"),
+    [
+        (mlp.MLP(hidden=(6,), outputs=None, activation="relu"), losses.squared),
+        (mlp.MLP(hidden=(6, 4), outputs=3), losses.cross_entropy),
+        (mlp.MLP(hidden=(), outputs=None), losses.squared),
+    ],
+)
+def test_weighted_gradients_are_those_of_autodiff(network, loss):
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(9, 5)), jnp.float32)
+    y = jnp.asarray(rng.integers(0, 3, 9), jnp.float32)
+    params = network.init(jax.random.key(2), x)
+    seen = []
+
+    def weights(norms):
+        seen.append(norms)
+        return 1 / (1 + norms)
+
+    def one(params, x, y):
+        return loss(network.apply(params, x[None])[0], y)
+
+    each = jax.vmap(jax.grad(one), (None, 0, 0))(params, x, y)
+    flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(each)], 1)
+    norms = np.linalg.norm(flat.astype(np.float64), axis=1)
+    got = mlp.weighted_gradients(network, loss, params, x, y, weights)
+    np.testing.assert_allclose(seen[0], norms, rtol=1e-5)
+    want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), each)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

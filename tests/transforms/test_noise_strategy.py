@@ -52,12 +52,12 @@ def test_streaming_equals_the_dense_product(name):
 
 def test_only_the_band_is_kept_and_none_keeps_nothing():
     zeros = jnp.zeros((N, D), jnp.float32)
-    widths = {"dense": ROUNDS - 1, "banded": 3, "prefix sums": ROUNDS - 1, "identity": 0}
+    widths = {"dense": ROUNDS - 1, "banded": 3, "prefix sums": 1, "identity": 0}
     for name, width in widths.items():
         transform = noise.correlated(
             np.eye(N), key=key(), rounds=ROUNDS, strategy=strategies()[name]
         )
-        (past,) = transform.init(zeros).past
+        ((past,),) = transform.init(zeros).past
         assert past.shape == (width, N, D)
     assert noise.correlated(np.eye(N), key=key(), rounds=ROUNDS).init(zeros).past == ()
 
@@ -65,6 +65,15 @@ def test_only_the_band_is_kept_and_none_keeps_nothing():
 def test_past_the_end_is_nan():
     out = run(np.eye(N), strategies()["banded"], rounds=ROUNDS + 2)
     assert np.isfinite(out[:ROUNDS]).all() and np.isnan(out[ROUNDS:]).all()
+
+
+def test_past_the_end_is_refused_where_the_round_is_known():
+    zeros = jnp.zeros((N, D), jnp.float32)
+    for strategy in (None, np.eye(1)):
+        transform = noise.correlated(np.eye(N), key=key(), rounds=1, strategy=strategy)
+        _, state = transform.update(zeros, transform.init(zeros))
+        with pytest.raises(ValueError, match="round is 1, the noise is accounted for 1 rounds"):
+            transform.update(zeros, state)
 
 
 @pytest.mark.parametrize(

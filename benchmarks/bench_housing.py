@@ -1,0 +1,177 @@
+"""Speed of private training with noise correlated over rounds, against its measured floors.
+
+California housing on a social network (148 agents, a network of 64 hidden units, batches of 6, 380
+rounds), as in experiments/mafalda_housing.py. Floors, each a jitted scan on its own:
+
+- ``normals``: drawing one round's standard normals [n, d].
+- ``colour``: the noise of a chunk of rounds as one product with the rows of C^-1, per round.
+- ``gossip``: one product [n, n] x [n, d].
+- ``gradients``: every agent's mean gradient on a fixed batch, no clipping, nothing gathered.
+
+A run is complete: batches, clipping, noise, gossip. One seed's round of one design counts one;
+medians of repeated runs, compilation and the measurement of losses excluded.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.data import bundled, load, partition
+from dpjax.engine import plan, problem
+from dpjax.engine.run import run
+from dpjax.models.mlp import MLP
+from dpjax.results import records, tables
+from dpjax.topology import graphs, mixing
+
+EPOCHS, SEPARATION = 20, 19
+ROUNDS = EPOCHS * SEPARATION
+CHUNK = 32
+DESIGNS = ("non_private", "independent", "mafalda")
+
+
+def task(graph: str) -> tuple[problem.Problem, np.ndarray]:
+    """The problem with a small evaluation set, and its mixing matrix."""
+    make = {"facebook_ego": graphs.facebook_ego, "florentine": graphs.florentine}
+    matrix = mixing.uniform_neighbors(make[graph]())
+    data = load.load("housing")
+    x, _ = bundled.standardise(data.x_train, data.x_train)
+    few = x[:8], data.y_train[:8]
+    model = MLP(hidden=(64,), outputs=None, activation="relu")
+    shards = partition.iid(16_512, len(matrix), 0)
+    train = x[:16_512], data.y_train[:16_512]
+    return problem.supervised(model, "squared", train, few, shards), matrix
+
+
+def make_plan(design: str, matrix: np.ndarray, counts: np.ndarray) -> plan.Plan:
+    """The plan of a design at mu about 1."""
+    config = plan.Config(
+        design=design, epsilon=5.0, delta=1e-6, relation="zero_out_record", rounds=ROUNDS,
+        clip_norm=1.0, batch_size=-(-int(counts.max()) // SEPARATION), step_size=0.1,
+        participation=(EPOCHS, SEPARATION), sampler="cyclic",
+    )  # fmt: skip
+    return plan.make(config, matrix)
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of a call after a first one, which compiles."""
+    jax.block_until_ready(call())
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def floors(made: problem.Problem, matrix: np.ndarray, batch: int, repeats: int) -> dict[str, float]:
+    """Seconds a round of each part on its own."""
+    n = len(matrix)
+    params = jax.vmap(lambda key: made.init(key))(jax.random.split(jax.random.key(0), n))
+    flat, unravel = jax.flatten_util.ravel_pytree(jax.tree.map(lambda leaf: leaf[0], params))
+    d = flat.size
+    models = jnp.zeros((n, d))
+    weights = jnp.asarray(matrix, jnp.float32)
+    rows = np.asarray(made.partition.indices)[:, :batch]
+    x, y = jnp.asarray(np.asarray(made.x)[rows]), jnp.asarray(np.asarray(made.y)[rows])
+    key = jax.random.key(0, impl="threefry2x32")
+    strategy = jnp.asarray(np.random.default_rng(0).normal(size=(CHUNK, ROUNDS)), jnp.float32)
+    highest = jax.lax.Precision.HIGHEST
+
+    def loss(vector: Any, x: Any, y: Any) -> Any:
+        return jnp.mean(jax.vmap(made.loss, in_axes=(None, 0, 0))(unravel(vector), x, y))
+
+    @jax.jit
+    def normals(total: Any) -> Any:
+        def body(total: Any, t: Any) -> Any:
+            return total + jax.random.normal(jax.random.fold_in(key, t), (n, d)), None
+
+        return jax.lax.scan(body, total, jnp.arange(ROUNDS))[0]
+
+    @jax.jit
+    def colour(drawn: Any) -> Any:
+        return jnp.matmul(strategy, drawn, precision=highest)
+
+    @jax.jit
+    def gossip(models: Any) -> Any:
+        def body(models: Any, _: None) -> Any:
+            return jnp.matmul(weights, models, precision=highest), None
+
+        return jax.lax.scan(body, models, None, length=ROUNDS)[0]
+
+    @jax.jit
+    def gradients(models: Any) -> Any:
+        def body(models: Any, _: None) -> Any:
+            return models - 0.1 * jax.vmap(jax.grad(loss))(models, x, y), None
+
+        return jax.lax.scan(body, models, None, length=ROUNDS)[0]
+
+    drawn = jnp.ones((ROUNDS, n * d))
+    return {
+        "normals": seconds(lambda: normals(models), repeats) / ROUNDS,
+        "colour": seconds(lambda: colour(drawn), repeats) / CHUNK,
+        "gossip": seconds(lambda: gossip(models), repeats) / ROUNDS,
+        "gradients": seconds(lambda: gradients(models), repeats) / ROUNDS,
+    }
+
+
+def training(plans: list[plan.Plan], made: problem.Problem, seeds: int, repeats: int) -> float:
+    """Seconds a round of complete runs."""
+    times = []
+    for _ in range(repeats + 1):
+        result = run(plans, made, seeds=range(seeds), eval_every=ROUNDS)
+        times.append(result.seconds / (ROUNDS * seeds * len(plans)))
+    return statistics.median(times[1:])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graph", default="facebook_ego", choices=("facebook_ego", "florentine"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--output", type=Path, default=None, help="record file to write")
+    options = parser.parse_args(argv)
+    if options.output is not None and options.output.exists():
+        parser.error(f"--output {options.output} exists; records are never overwritten")
+    made, matrix = task(options.graph)
+    parts: dict[str, tuple[str, ...]] = {
+        "non_private": ("gossip", "gradients"),
+        "independent": ("normals", "gossip", "gradients"),
+        "mafalda": ("normals", "colour", "gossip", "gradients"),
+    }
+    rows: list[dict[str, Any]] = []
+    for design in DESIGNS:
+        one = make_plan(design, matrix, made.partition.counts)
+        for lanes in options.seeds:
+            floor = floors(made, matrix, one.config.batch_size, options.repeats)
+            below = sum(floor[part] for part in parts[design])
+            took = training([one], made, lanes, options.repeats)
+            rows.append(
+                {
+                    "experiment": "bench_housing", "algorithm": design, "graph": options.graph,
+                    "agents": len(matrix), "seeds": lanes, "steps_per_second": 1 / took,
+                    "milliseconds": 1e3 * took, "floor_milliseconds": 1e3 * below,
+                    "times_floor": took / below,
+                    **{f"{part}_milliseconds": 1e3 * value for part, value in floor.items()},
+                }
+            )  # fmt: skip
+            print(tables.text([rows[-1]]), flush=True)
+    if options.output is not None:
+        command = " ".join(["python", "benchmarks/bench_housing.py", *(argv or sys.argv[1:])])
+        records.write(options.output, rows, records.metadata(command=command, seed=0))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,229 @@
+"""The compiled Kalman recursion behind `dpjax.accounting.observer`: square roots throughout.
+
+Forward, the error's factor P^1/2 by QR; backward, a triangle that holds what all later rounds see
+of the state error. Between them they give every round's whitened response to unit gradients, and
+its inner products with the responses b, 2 b, ... rounds before.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from dpjax import _validate
+
+__all__ = ["DROPPED", "KEPT", "Model", "each", "lagged", "sweep", "windows"]
+
+KEPT = 1e-6
+"""Singular values above this share of the largest are certainly there."""
+DROPPED = 1e-13
+"""Those below this share are rounding; between the two it is open."""
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class Model(NamedTuple):
+    """A linear-Gaussian model; every array is constant or has a leading axis, its period.
+
+    Attributes:
+        transition: [P, s, s] F.
+        gradient: [P, s, n] Gamma.
+        noise: [P, s, q] Sigma.
+        state_seen: [P, m, s] H.
+        gradient_seen: [P, m, n] J.
+        noise_seen: [P, m, q] D.
+    """
+
+    transition: Float[Any, "p s s"]
+    gradient: Float[Any, "p s n"]
+    noise: Float[Any, "p s q"]
+    state_seen: Float[Any, "p m s"]
+    gradient_seen: Float[Any, "p m n"]
+    noise_seen: Float[Any, "p m q"]
+
+    def at(self, t: Any) -> "Model":
+        """Matrices of round t, without the period."""
+        return Model(*(part[t % part.shape[0]] for part in self))
+
+    @classmethod
+    def of(cls, *parts: Any) -> "Model":
+        """Check six matrices, each [.., ..] or with a leading period.
+
+        Raises:
+            ValueError: Naming the matrix whose shape or entries do not fit.
+        """
+        names = ("F", "Gamma", "Sigma", "H", "J", "D")
+        arrays = []
+        for name, part in zip(names, parts, strict=True):
+            array = np.asarray(part)
+            if array.size:
+                array = _validate.finite_array(name, part)
+            if array.ndim not in (2, 3):
+                raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
+            arrays.append(np.array(array if array.ndim == 3 else array[None], np.float64))
+        s, n, q, m = (arrays[k].shape[axis] for k, axis in ((0, 2), (1, 2), (2, 2), (3, 1)))
+        wanted = ((s, s), (s, n), (s, q), (m, s), (m, n), (m, q))
+        for name, array, shape in zip(names, arrays, wanted, strict=True):
+            if array.shape[1:] != shape:
+                raise ValueError(
+                    f"{name} has shape {array.shape[1:]}, the others ask for {shape} (state {s}, "
+                    f"agents {n}, noise {q}, observed {m}); give matrices that fit"
+                )
+        return cls(*arrays)
+
+
+class _Step(NamedTuple):
+    """One round of the filter.
+
+    Attributes:
+        closed: [s, s] F - K H, how the state error goes on.
+        gain: [s, m] K U S^1/2, by whitened innovation.
+        whiten: [m, m] S^-1/2 U', rows of zeros where there is no noise.
+        bare: [m, m] U' where there is no noise, else rows of zeros.
+    """
+
+    closed: Array
+    gain: Array
+    whiten: Array
+    bare: Array
+
+
+def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Step, Array, Array]]:
+    here = model.at(t)
+    seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
+    moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
+    short = seen.shape[0] - seen.shape[1]
+    if short > 0:  # So that U below is square.
+        seen, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (seen, moved))
+    u, values, v = jnp.linalg.svd(seen, full_matrices=False)
+    share = values / jnp.where(values[0] > 0, values[0], 1.0)
+    kept = share > DROPPED
+    ambiguous = jnp.any(kept & (share < KEPT))
+    condition = 1.0 / jnp.min(jnp.where(kept, share, 1.0))
+    v = jnp.where(kept[:, None], v, 0.0)
+    # Projected twice: the rest is orthogonal to the innovations to rounding.
+    gain = moved @ v.T
+    rest = moved - gain @ v
+    again = rest @ v.T
+    rest, gain = rest - again @ v, gain + again
+    # R' is not unique in sign, which nothing depends on.
+    root = jnp.linalg.qr(rest.T, mode="r").T
+    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)
+    whiten = inverse[:, None] * u.T
+    closed = here.transition - gain @ (whiten @ here.state_seen)
+    bare = jnp.where(kept[:, None], 0.0, u.T)
+    return root, (_Step(closed, gain, whiten, bare), ambiguous, condition)
+
+
+def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
+    """Factor of what rounds from t on hold of the state error before round t."""
+    return jnp.linalg.qr(jnp.concatenate([observed, tail @ closed]), mode="r")
+
+
+def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
+    """Whitened response [m + s, n] to unit gradients of the round, and the error after it."""
+    direct = step.whiten @ here.gradient_seen
+    entering = here.gradient - step.gain @ direct
+    return jnp.concatenate([direct, tail @ entering]), entering
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "keep"))
+def sweep(model: Model, rounds: int, keep: bool) -> Any:
+    """Forward filter, backward factors; own energies and leaks, and what lagged ones need."""
+    size = model.transition.shape[-1]
+    times = jnp.arange(rounds)
+    _, (steps, ambiguous, condition) = jax.lax.scan(
+        lambda root, t: _filter_step(model, root, t), jnp.zeros((size, size)), times
+    )
+
+    def backwards(carry: Any, item: Any) -> Any:
+        (tail, bare_tail), (step, t) = carry, item
+        here = model.at(t)
+        response, entering = _response(here, step, tail)
+        leak = jnp.concatenate([step.bare @ here.gradient_seen, bare_tail @ entering])
+        new = (
+            _tail_step(step.closed, tail, step.whiten @ here.state_seen),
+            _tail_step(step.closed, bare_tail, step.bare @ here.state_seen),
+        )
+        kept = tail if keep else jnp.zeros((0, 0))
+        return new, (jnp.sum(response**2, 0), jnp.sum(leak**2, 0), kept)
+
+    # A triangle of s rows holds any number of rounds.
+    nothing = jnp.zeros((size, size))
+    _, (own, leaks, tails) = jax.lax.scan(
+        backwards, (nothing, nothing), (steps, times), reverse=True
+    )
+    result = own, jnp.sqrt(leaks.max(0)), ambiguous.any(), condition.max()
+    return result, (steps, tails) if keep else None
+
+
+@functools.partial(jax.jit, static_argnames=("epochs", "separation"))
+def lagged(
+    model: Model, steps: _Step, tails: Array, windows: Array, epochs: int, separation: int
+) -> Array:
+    """Inner products [T, k - 1, n] of every round with rounds b, 2 b, ... before it."""
+    rounds, size = tails.shape[:2]
+    n = model.gradient.shape[-1]
+
+    def of_class(first: Array) -> Array:
+        """Rounds first, first + b, ..., each with its k - 1 predecessors."""
+
+        def visit(carry: Array, j: Array) -> tuple[Array, Array]:
+            t = jnp.minimum(first + j * separation, rounds - 1)
+            step, here, tail = jax.tree.map(lambda leaf: leaf[t], steps), model.at(t), tails[t]
+            response, entering = _response(here, step, tail)
+            later = jnp.concatenate([step.whiten @ here.state_seen, tail @ step.closed])
+            # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
+            moved = jnp.einsum("os,jsn->jon", later, carry)
+            products = jnp.einsum("jon,on->jn", moved, response)
+            # On to round t + b: the newest gradient enters, the oldest leaves.
+            window = windows[jnp.minimum(t, windows.shape[0] - 1)]
+            older = jnp.einsum("sr,jrn->jsn", window @ step.closed, carry[:-1])
+            return jnp.concatenate([(window @ entering)[None], older]), products
+
+        count = -(-rounds // separation)
+        start = jnp.zeros((epochs - 1, size, n))
+        return jax.lax.scan(visit, start, jnp.arange(count))[1]
+
+    products = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
+    return jnp.swapaxes(products, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def windows(closed: Array, length: int) -> Array:
+    """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
+    rounds, size = closed.shape[:2]
+    after = jnp.concatenate([closed[1:], jnp.broadcast_to(jnp.eye(size), (1, size, size))])
+    result, done = jnp.broadcast_to(jnp.eye(size), (rounds, size, size)), 0
+    power, span = after, 1
+    while length:
+        if length & 1:
+            result, done = _behind(power, done) @ result, done + span
+        length >>= 1
+        if length:
+            power, span = _behind(power, span) @ power, 2 * span
+    return result
+
+
+def _behind(stack: Array, shift: int) -> Array:
+    """Entry t + shift; the last one past the end, where nothing is read."""
+    return stack[jnp.minimum(jnp.arange(stack.shape[0]) + shift, stack.shape[0] - 1)]
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
+def each(models: Model, rounds: int, epochs: int, separation: int) -> Any:
+    """Values, leak, ambiguity and condition of stacked models [a, P, ...], vmapped."""
+
+    def one(model: Model) -> Any:
+        (own, leak, ambiguous, condition), rest = sweep(model, rounds, epochs > 1)
+        values = own[:, None]
+        if epochs > 1:
+            steps, tails = rest
+            skipped = windows(steps.closed, separation - 1)
+            others = lagged(model, steps, tails, skipped, epochs, separation)
+            values = jnp.concatenate([values, others], axis=1)
+        return values, leak, ambiguous, condition
+
+    return jax.vmap(one)(models)

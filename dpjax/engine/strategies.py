@@ -1,0 +1,160 @@
+"""Strategies over rounds for plans: made once, checked, and as the run applies them."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism import design as design_
+from dpjax.mechanism import temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.spatial import bounds
+from dpjax.topology import mixing as mixing_
+from dpjax.transforms import rounds
+
+__all__ = ["DESIGNS", "Made", "check", "make", "sensitivity_squared", "spatial"]
+
+DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
+"""Designs whose noise is correlated over rounds."""
+
+
+class Made(NamedTuple):
+    """A strategy, and what goes with it over agents.
+
+    Attributes:
+        strategy: [T, T] C, lower triangular.
+        covariance: [n, n] R over agents with max diag(R^-1) = 1; None is independent agents.
+    """
+
+    strategy: Float[np.ndarray, "t t"]
+    covariance: Float[np.ndarray, "n n"] | None = None
+
+
+class _Mixing:
+    """A mixing matrix that can be a key."""
+
+    def __init__(self, matrix: np.ndarray):
+        self.matrix = matrix
+        self.fingerprint = mixing_.fingerprint(matrix)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Mixing) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+
+def make(
+    name: str,
+    mixing: Float[np.ndarray, "*p n n"],
+    participation: Participation,
+    *,
+    given: Float[np.ndarray, "t t"] | None = None,
+) -> Made:
+    """Return the strategy of a design; the last few are kept, since they serve every budget.
+
+    Args:
+        name: One of `DESIGNS`.
+        mixing: [n, n] W or a schedule [P, n, n].
+        participation: When a record appears.
+        given: [T, T] C to use in place of the design's own.
+
+    Returns:
+        The strategy and, for "spacetime", the covariance over agents.
+
+    Raises:
+        ValueError: For an unfit participation or strategy.
+    """
+    _validate.one_of("design", name, DESIGNS)
+    # Only what a strategy depends on is part of the key.
+    at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
+    if given is None:
+        return _made(name, at, participation)
+    check(given, participation.rounds)
+    covariance = _made(name, at, participation).covariance if name == "spacetime" else None
+    return Made(np.asarray(given, np.float64), covariance)
+
+
+@functools.lru_cache(maxsize=16)
+def _made(name: str, mixing: _Mixing | None, participation: Participation) -> Made:
+    if name == "anti_pgd":
+        return Made(temporal.anti_pgd(participation.rounds))
+    if name == "prefix_sum":
+        return Made(temporal.prefix_sum(participation))
+    assert mixing is not None
+    if name == "mafalda":
+        return Made(temporal.mafalda(mixing.matrix, participation))
+    from dpjax.mechanism import spacetime
+
+    joint = spacetime.design(mixing.matrix, participation)
+    return Made(np.asarray(joint.strategy), np.asarray(joint.covariance))
+
+
+def spatial(
+    mixing: Float[np.ndarray, "*p n n"],
+    covariance: Float[np.ndarray, "n n"],
+    precision_bound: Float[np.ndarray, "*n"],
+) -> design_.Design:
+    """Return the part over agents of a joint design, scaled to a budget.
+
+    Args:
+        mixing: [n, n] W or a schedule.
+        covariance: [n, n] R with max diag(R^-1) = 1.
+        precision_bound: b, or [n] b_i.
+
+    Returns:
+        The design of kind "spacetime"; its value is tr R, since the joint objective has no part of
+        its own over agents.
+    """
+    limits = bounds(precision_bound, len(covariance))
+    roots = np.sqrt(limits)
+    scaled = covariance / np.outer(roots, roots)
+    return design_.Design(
+        kind="spacetime",
+        covariance=scaled,
+        mixing_fingerprint=mixing_.fingerprint(mixing),
+        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
+        horizon=None,
+        value=float(np.trace(scaled)),
+        lower_bound=None,
+        converged=True,
+    )
+
+
+def check(strategy: np.ndarray | None, rounds: int) -> None:
+    """Refuse a strategy that a run of ``rounds`` rounds cannot apply.
+
+    Args:
+        strategy: [T, T] C, or None.
+        rounds: T.
+
+    Raises:
+        ValueError: Unless it is float64 [T, T], lower triangular with a positive diagonal.
+    """
+    if strategy is None:
+        return
+    matrix = _validate.square("strategy", strategy)
+    if len(matrix) != rounds or np.asarray(strategy).dtype != np.float64:
+        raise ValueError(
+            f"strategy is {np.asarray(strategy).dtype} {matrix.shape} for {rounds} rounds; give "
+            f"float64 {(rounds, rounds)}"
+        )
+    if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
+        raise ValueError("strategy is not lower triangular with a positive diagonal; give such a C")
+
+
+def sensitivity_squared(strategy: Float[np.ndarray, "t t"], participation: Participation) -> float:
+    """Return the squared sensitivity of the strategy that a run applies, in float32 or float64.
+
+    Args:
+        strategy: [T, T] C.
+        participation: When a record appears.
+
+    Returns:
+        The larger of the two, at clip 1.
+    """
+    kinds = (np.float32, np.float64)
+    applied = [rounds.applied(strategy, kind) for kind in kinds]
+    return max(temporal.sensitivity(one, participation) for one in applied) ** 2

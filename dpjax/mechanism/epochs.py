@@ -1,0 +1,340 @@
+"""Noise over rounds when a record comes back every epoch: min tr(H P^-1), P = C'C.
+
+With T = k b the patterns are the b residue classes. Asking for P_st = 0 between two rounds of a
+class loses nothing: at that optimum V = P^-1 H P^-1 is zero between classes and has one value l
+along the diagonal of each class's block V_c, and as V_c >= 0 its other entries are at most l:
+the optimality conditions of the problem with sum |P_st| <= 1 over each class, and of the one
+with the exact sensitivity. The dual is over the blocks,
+
+    max  tr((V^1/2 H V^1/2)^1/2)^2 / sum_c l_c,      V_c >= 0 with diagonal l_c,
+
+and V_c <- V_c^1/2 P_c V_c^1/2 climbs it: for k = 1 the fixed point l <- l P_ii of
+`mechanism.factorization`. Every iterate gives a feasible P and a lower bound.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism.factorization import factor_of, minimize_trace
+from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.sensitivity import sensitivity
+
+__all__ = [
+    "TemporalSolution",
+    "minimize_trace_epochs",
+    "normalized",
+    "objective",
+    "strategy_of",
+]
+
+_EPS = float(np.finfo(np.float64).eps)
+_WINDOW = 8
+_JUMP = 6.0  # an accelerated step longer than this in any logarithm is not trusted
+_FALL = 1e-12  # a relative fall of the dual below this is rounding
+_PATIENCE = 60  # iterations without progress, after which rounding has the last word
+_FLOOR = 1e-13  # least eigenvalue of V kept, relative to the largest
+_LEAST_LEVEL = 1e-8  # of a class's multiplier, relative to the largest
+_DELICATE, _SINGULAR = 1e-8, 1e-10  # least over largest eigenvalue of H
+# Shares of H's mean diagonal, added in turn where H is singular: the climb is slow along V's
+# vanishing directions unless it comes from a problem that is further from singular.
+_RIDGES = (1e-4, 1e-6, 1e-8)
+
+Blocks = Float[np.ndarray, "b k k"]
+
+
+class TemporalSolution(NamedTuple):
+    """A strategy of sensitivity 1 with the certificate of how good it is.
+
+    Attributes:
+        strategy: [T, T] C, lower triangular with a positive diagonal, of sensitivity 1 (below
+            it by rounding's margin).
+        value: tr(H (C'C)^-1), the noise energy at sensitivity 1.
+        lower_bound: no strategy of sensitivity 1 has a smaller value, rounded down.
+        iterations: evaluations of the fixed-point map.
+        converged: whether the gap met the tolerance.
+    """
+
+    strategy: Float[np.ndarray, "t t"]
+    value: float
+    lower_bound: float
+    iterations: int
+    converged: bool
+
+    @property
+    def gap(self) -> float:
+        """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
+        return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
+
+
+def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """Return the lower triangular C with C'C = P and a positive diagonal: J chol(J P J)' J.
+
+    J reverses the rounds. numpy's Cholesky factor L has L L' = P, another matrix.
+
+    Args:
+        precision: [T, T] P, symmetric positive definite.
+
+    Raises:
+        ValueError: when P is not positive definite.
+    """
+    matrix = _validate.square("precision", precision)
+    try:
+        factor = np.linalg.cholesky(matrix[::-1, ::-1])
+    except np.linalg.LinAlgError:
+        raise ValueError("precision is not positive definite; give one that is") from None
+    return np.ascontiguousarray(factor.T[::-1, ::-1])
+
+
+def objective(
+    strategy: Float[np.ndarray, "t t"],
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+) -> float:
+    """Return sensitivity(C)^2 tr(H (C'C)^-1), the same for every scale of C.
+
+    Args:
+        strategy: [T, T] C, invertible.
+        gram: [T, T] H.
+        participation: when a record appears.
+
+    Raises:
+        ValueError: for shapes that do not fit or a singular strategy.
+
+    Reference:
+        "MAFALDA-SGD", eq. (11).
+    """
+    matrix, gram = _validate.square("strategy", strategy), _validate.square("gram", gram)
+    if gram.shape != matrix.shape:
+        raise ValueError(f"gram has shape {gram.shape}; give {matrix.shape}, as the strategy's")
+    bound = sensitivity(matrix, participation)
+    try:
+        if np.triu(matrix, 1).any():
+            inverse = np.linalg.inv(matrix)
+        else:
+            inverse = scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True)
+    except np.linalg.LinAlgError:
+        raise ValueError("strategy is singular; give an invertible matrix") from None
+    return bound**2 * float(np.sum((gram @ inverse) * inverse))
+
+
+def minimize_trace_epochs(
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+    *,
+    tolerance: float = 1e-9,
+    max_iterations: int = 200,
+) -> TemporalSolution:
+    """Minimise sensitivity(C)^2 tr(H (C'C)^-1) over lower triangular C.
+
+    Args:
+        gram: [T, T] H, symmetric positive semidefinite (`workload.gram`). A singular one is
+            solved with 1e-8 of its mean diagonal added, and `converged` is that problem's; value
+            and bound refer to H itself.
+        participation: when a record appears; T = k b, or k = 1.
+        tolerance: relative gap at which to stop.
+        max_iterations: most evaluations of the map.
+
+    Returns:
+        The strategy, of sensitivity 1, and its certificate.
+
+    Raises:
+        ValueError: for another participation, or a gram that does not fit it, is not positive
+            semidefinite, or is zero.
+
+    Reference:
+        "MAFALDA-SGD", eq. (11); Choquette-Choo et al. 2022, "Multi-epoch matrix factorization".
+    """
+    gram = _validate.square("gram", gram)
+    rounds, k, b = participation.rounds, participation.epochs, participation.separation
+    tolerance = _validate.positive("tolerance", tolerance)
+    max_iterations = _validate.integer("max_iterations", max_iterations)
+    if len(gram) != rounds:
+        raise ValueError(f"gram has shape {gram.shape}; give [{rounds}, {rounds}], one row a round")
+    if k == 1:
+        single = minimize_trace(gram, tolerance=tolerance, max_iterations=5 * max_iterations)
+        strategy = normalized(strategy_of(single.precision), participation)
+        value = objective(strategy, gram, participation)
+        bound, count = single.lower_bound, single.iterations
+        return TemporalSolution(strategy, value, bound, count, single.converged)
+    if rounds != k * b:
+        raise ValueError(
+            f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
+            f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"
+        )
+    # Rounds class by class: c, c + b, c + 2b, ...
+    order = np.arange(rounds).reshape(k, b).T.ravel()
+    exact = factor_of(gram[np.ix_(order, order)])
+    if not exact.any():
+        raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
+    squares = np.sum(exact**2, axis=1)
+    condition = float(squares.min() / squares.max())
+    best: _Point | None = None
+    start, iterations = None, 0
+    value, bound = np.inf, 0.0
+    found: Float[np.ndarray, "t t"] | None = None
+    for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
+        factor = exact
+        if ridge:
+            added = np.sqrt(ridge * squares.mean()) * np.eye(rounds)
+            factor = np.asarray(np.linalg.qr(np.concatenate([exact, added]), mode="r"))
+        best, count = _climb(factor, k, tolerance, max_iterations, condition < _DELICATE, start)
+        start, iterations = best.logarithm, iterations + count
+        bound = max(bound, _lower_bound(exact, best.half))
+        if not np.isfinite(best.gap):
+            continue
+        restored = np.empty_like(best.precision)
+        restored[np.ix_(order, order)] = best.precision
+        candidate = normalized(strategy_of(restored), participation)
+        cost = objective(candidate, gram, participation)
+        if cost < value:
+            value, found = cost, candidate
+    if best is None or found is None:
+        raise ValueError("gram is too close to singular; add a small multiple of the identity")
+    return TemporalSolution(found, value, bound, iterations, best.gap <= tolerance)
+
+
+def normalized(
+    strategy: Float[np.ndarray, "t t"], participation: Participation
+) -> Float[np.ndarray, "t t"]:
+    """Return C over its sensitivity, with a margin that keeps it at 1 in others' arithmetic."""
+    margin = 1.0 + 4 * len(strategy) * _EPS
+    return strategy / (sensitivity(strategy, participation) * margin)
+
+
+class _Point(NamedTuple):
+    """The map at one V = exp(X): its blocks, the next X without acceleration, and the bounds."""
+
+    half: Blocks
+    logarithm: Blocks
+    plain: Blocks
+    precision: Float[np.ndarray, "t t"]
+    dual: float
+    gap: float
+
+
+def _climb(
+    factor: Float[np.ndarray, "t t"],
+    k: int,
+    tolerance: float,
+    most: int,
+    fine: bool = False,
+    start: Blocks | None = None,
+) -> tuple[_Point, int]:
+    """Return the point of least gap (infinite where none was feasible) and the evaluations spent.
+
+    Anderson's acceleration in log V; a step that lowers the dual is taken back. `fine` asks for
+    singular values, which resolve twice the digits of eigenvalues at three times the cost.
+    """
+    norms = np.sqrt((factor**2).sum(axis=0).reshape(-1, k).sum(axis=1))
+    levels = np.log(np.maximum(norms, 1e-8 * norms.max()) / norms.max())
+    point = levels[:, None, None] * np.eye(k) if start is None else start
+    last = best = None
+    changes: list[tuple[np.ndarray, np.ndarray]] = []
+    since = count = 0
+    highest = 0.0
+    while count < most and since < _PATIENCE:
+        here = _evaluate(factor, point, fine)
+        count += 1
+        if last is not None and not here.dual >= last.dual * (1.0 - _FALL) and changes:
+            point, changes, last = last.plain, [], None
+            since += 1
+            continue
+        since += 1
+        # The dual may climb for long while the gap, of a P that is not feasible yet, does not.
+        if here.dual > highest * (1.0 + tolerance):
+            highest, since = here.dual, 0
+        if best is None or here.gap < best.gap or not np.isfinite(best.gap):
+            best, since = here, 0
+        if best.gap <= tolerance:
+            break
+        step = here.plain - here.logarithm
+        if last is not None:
+            moved = here.logarithm - last.logarithm
+            changes = [*changes[1 - _WINDOW :], (moved, step - (last.plain - last.logarithm))]
+        last, point = here, here.plain
+        if changes:
+            turned = np.stack([change.ravel() for _, change in changes])
+            weights = np.linalg.lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
+            correction = sum(w * (x + f) for w, (x, f) in zip(weights, changes, strict=True))
+            accelerated = here.plain - correction
+            if np.abs(accelerated - here.logarithm).max() <= _JUMP:
+                point = (accelerated + np.swapaxes(accelerated, 1, 2)) / 2.0
+            else:
+                changes = []
+    assert best is not None  # the first evaluation always is
+    return best, count
+
+
+def _evaluate(factor: Float[np.ndarray, "t t"], point: Blocks, fine: bool) -> _Point:
+    rounds, (b, k, _) = len(factor), point.shape
+    blocks = _constant_diagonal(_apply(np.exp, point))
+    levels = blocks[:, 0, 0]
+    half = _apply(np.sqrt, blocks)
+    weighted = np.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
+    weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
+    if fine:
+        left, roots, _ = np.linalg.svd(weighted)
+        roots = np.maximum(roots, rounds * _EPS * roots[0])
+    else:
+        values, left = np.linalg.eigh(weighted @ weighted.T)
+        roots = np.sqrt(np.maximum(values, rounds * _EPS * values[-1]))
+    # P = F' U e^-1 U' F for F V^1/2 = U e ..., so that P V P = F'F.
+    rotated = (left.T @ factor) / np.sqrt(roots)[:, None]
+    precision = rotated.T @ rotated
+    grid = precision.reshape(b, k, b, k)
+    own = grid[range(b), :, range(b), :].copy()
+    diagonal = np.einsum("cii->ci", own)
+    sums = diagonal.sum(axis=1)
+    dual = float(roots.sum() ** 2 / levels.sum())
+
+    # The next V: V^1/2 P V^1/2 in the scale where P has a unit diagonal, its diagonal made even.
+    scale = np.sqrt(diagonal)
+    outer = scale[:, :, None] * scale[:, None, :]
+    middle = _apply(np.sqrt, blocks * outer)
+    moved = _constant_diagonal(middle @ (own / outer) @ middle / outer)
+    target = levels * sums
+    target = np.maximum(target, _LEAST_LEVEL * target.max())
+    moved *= (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]
+
+    # Feasible: nothing between the rounds of a class, and sum 1 along its diagonal.
+    for c in range(b):
+        grid[c, :, c, :] = np.diag(diagonal[c])
+    shrink = np.repeat(1.0 / np.sqrt(sums), k)
+    precision *= shrink[:, None] * shrink
+    try:
+        lower = np.linalg.cholesky(precision)
+        whitened = scipy.linalg.solve_triangular(lower, factor.T, lower=True)
+        gap = float(np.sum(whitened**2)) / dual - 1.0
+    except np.linalg.LinAlgError:
+        gap = np.inf
+    return _Point(half, _apply(np.log, blocks), _apply(np.log, moved), precision, dual, gap)
+
+
+def _apply(function: np.ufunc, blocks: Blocks) -> Blocks:
+    """Return the matrix function of each symmetric block; roots and logarithms are floored."""
+    values, vectors = np.linalg.eigh((blocks + np.swapaxes(blocks, 1, 2)) / 2.0)
+    if function is not np.exp:
+        values = np.maximum(values, _FLOOR * values[:, -1:])
+    return (vectors * function(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+
+
+def _constant_diagonal(blocks: Blocks) -> Blocks:
+    """Return D^-1/2 V D^-1/2 times the mean of D, D the diagonal of each block."""
+    diagonal = np.einsum("cii->ci", blocks)
+    scale = np.sqrt(diagonal.mean(axis=1, keepdims=True) / diagonal)
+    return blocks * scale[:, :, None] * scale[:, None, :]
+
+
+def _lower_bound(factor: Float[np.ndarray, "t t"], half: Blocks) -> float:
+    """Return tr(S)^2 / sum(l) for V = Z Z', rounded down: the sum of F Z's singular values."""
+    rounds, (b, k, _) = len(factor), half.shape
+    weighted = np.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
+    weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
+    values = np.linalg.svd(weighted, compute_uv=False)
+    levels = np.sum(half**2, axis=2).max(axis=1)
+    total = max(0.0, float(values.sum()) - 8 * rounds * _EPS * float(values[0]))
+    return total * total / float(levels.sum()) * (1.0 - 4 * rounds * _EPS)

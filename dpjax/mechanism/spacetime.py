@@ -1,0 +1,282 @@
+"""Noise correlated over rounds and agents: covariance K (x) R, K = (C'C)^-1 over rounds.
+
+Guarantee: with standard deviation sigma, noise C^-1 Z R^1/2, Z standard normal [T, n], at clip 1,
+an outsider who sees every message of every round learns of one record what 1/sigma-GDP allows,
+for the zero-out of that record in every round of its pattern (replacing it doubles the
+sensitivity), also when gradients depend on what was sent before. A record of agent i moves the
+whitened messages by sqrt(sum_{s,t in pi} |(C'C)_st| [R^-1]_ii): the sensitivity is the product of
+the one over rounds and the one over agents, and both are 1.
+
+All agents draw Z from one seed, and whoever holds it can subtract the noise: against an agent,
+alone or with others, there is no guarantee at all.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism import temporal, workload
+from dpjax.mechanism.factorization import factor_of, minimize_trace
+from dpjax.mechanism.participation import Participation
+
+__all__ = ["Design", "design", "factor_over_agents", "objective", "unrestricted_bound"]
+
+Mixing = Float[np.ndarray, "*p n n"]
+
+LARGEST = 2000
+"""Most agents times rounds of :func:`unrestricted_bound`."""
+
+_BLOCK = 1 << 24  # float64 numbers in one block of flattened powers: 128 MiB
+
+
+class Design(NamedTuple):
+    """A strategy over rounds and a covariance over agents, with their certificates.
+
+    Attributes:
+        strategy: [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+        covariance: [n, n] R with max [R^-1]_ii = 1 (below both by rounding's margin).
+        value: the noise energy tr((C'C)^-1 H(R)): the expected squared noise, per coordinate,
+            summed over all models of all agents and rounds, at sensitivity 1.
+        strategy_bound: no strategy of sensitivity 1 has a smaller value with this covariance.
+        covariance_bound: no covariance of sensitivity 1 has a smaller value with this strategy.
+        history: the value after each half-step, C first; it never rises.
+        converged: whether the last round of half-steps gained less than the tolerance.
+    """
+
+    strategy: Float[np.ndarray, "t t"]
+    covariance: Float[np.ndarray, "n n"]
+    value: float
+    strategy_bound: float
+    covariance_bound: float
+    history: tuple[float, ...]
+    converged: bool
+
+    @property
+    def gap(self) -> float:
+        """What changing one of the two alone could gain at most, relative to the value."""
+        least = min(self.strategy_bound, self.covariance_bound)
+        return self.value / least - 1.0 if least > 0 else np.inf
+
+
+def design(
+    mixing: Mixing,
+    participation: Participation,
+    *,
+    tolerance: float = 1e-9,
+    max_iterations: int = 50,
+) -> Design:
+    """Return the strategy and covariance of least noise energy, both of sensitivity 1.
+
+    min tr((C'C)^-1 H(R)),  sensitivity(C) <= 1,  [R^-1]_ii <= 1
+
+    Alternates between the best C for R (`temporal.solve` of H(R)) and the best R for C
+    (`factorization.minimize_trace` of :func:`factor_over_agents`), from R = I. Each half-step is
+    convex and certified. Both together are convex along geodesics of positive definite matrices:
+    so are tr(A (P (x) Q)^-1) for A >= 0, and u'P u and [Q]_ii in the constraints. Alternation is
+    therefore not caught in a local optimum. What the form K (x) R itself gives away is measured
+    by :func:`unrestricted_bound`.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        participation: when a record appears; T = k b, or k = 1.
+        tolerance: relative decrease over both half-steps at which to stop.
+        max_iterations: most rounds of two half-steps.
+
+    Returns:
+        The design, without a guarantee towards the agents themselves: they share the seed.
+
+    Raises:
+        ValueError: for another participation, a bad mixing matrix or a bad option.
+    """
+    tolerance = _validate.positive("tolerance", tolerance)
+    max_iterations = _validate.integer("max_iterations", max_iterations)
+    time = temporal.solve(workload.gram(mixing, participation.rounds), participation)
+    strategy, history = time.strategy, [time.value]
+    covariance, covariance_bound = np.eye(np.shape(mixing)[-1]), 0.0
+    multipliers, converged = None, False
+    for _ in range(max_iterations):
+        before = history[-1]
+        root = factor_over_agents(mixing, strategy)
+        space = minimize_trace(factor=root, warm_start=multipliers)
+        multipliers, covariance_bound = space.multipliers, space.lower_bound
+        if space.value < history[-1]:
+            covariance = space.covariance
+            history.append(space.value)
+        gram = workload.gram(mixing, participation.rounds, covariance=covariance)
+        time = temporal.solve(gram, participation)
+        # The last strategy is not taken: both bounds then speak of the pair that is returned.
+        if not time.value < before * (1.0 - tolerance):
+            converged = True
+            break
+        if time.value < history[-1]:
+            strategy = time.strategy
+            history.append(time.value)
+    if not converged:
+        covariance_bound = minimize_trace(
+            factor=factor_over_agents(mixing, strategy), warm_start=multipliers
+        ).lower_bound
+    return Design(
+        strategy=strategy,
+        covariance=covariance,
+        value=history[-1],
+        strategy_bound=time.lower_bound,
+        covariance_bound=covariance_bound,
+        history=tuple(history),
+        converged=converged,
+    )
+
+
+def factor_over_agents(
+    mixing: Mixing, strategy: Float[np.ndarray, "t t"]
+) -> Float[np.ndarray, "m n"]:
+    """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
+
+    M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I
+    gives the horizon-aware objective of `mechanism.horizon`. Nothing larger than [T, n^2] is
+    formed, a block of rows at a time: with Z_s = W'(I + Z_{s+1}) W the sum over tau is
+    (W^{s-t})' Z_s for t <= s.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n] (round s uses W_{s mod P}, from 0).
+        strategy: [T, T] C, lower triangular with a nonzero diagonal.
+
+    Returns:
+        [n, n] float64.
+
+    Raises:
+        ValueError: for a bad mixing matrix, or a strategy that is not lower triangular or is
+            singular.
+    """
+    schedule = workload.schedule_of(mixing)
+    inverse = _inverse(strategy)
+    if len(schedule) == 1 and np.array_equal(schedule[0], schedule[0].T):
+        return _spectral(schedule[0], inverse)
+    return factor_of(_by_powers(schedule, inverse @ inverse.T))
+
+
+def objective(
+    mixing: Mixing,
+    strategy: Float[np.ndarray, "t t"],
+    covariance: Float[np.ndarray, "n n"],
+    participation: Participation,
+) -> float:
+    """Return sensitivity(C)^2 max_i [R^-1]_ii tr((C'C)^-1 H(R)), the same for every scale.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        strategy: [T, T] C, invertible.
+        covariance: [n, n] R, positive definite.
+        participation: when a record appears.
+
+    Raises:
+        ValueError: for shapes that do not fit, or a singular strategy or covariance.
+    """
+    matrix = _validate.square("covariance", covariance)
+    gram = workload.gram(mixing, participation.rounds, covariance=matrix)
+    try:
+        lower = np.linalg.cholesky((matrix + matrix.T) / 2.0)
+    except np.linalg.LinAlgError:
+        raise ValueError("covariance is not positive definite; give one that is") from None
+    whitener = scipy.linalg.solve_triangular(lower, np.eye(len(matrix)), lower=True)
+    largest = float(np.sum(whitener**2, axis=0).max())
+    return largest * temporal.objective(strategy, gram, participation)
+
+
+def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal.TemporalSolution:
+    """Return the best noise of any covariance over rounds and agents together, nT x nT.
+
+    The convex problem over precision matrices P [nT, nT] in which the records of agent i see the
+    entries (s,i), (t,i) alone: sum_{s,t in pi} |P_(s,i)(t,i)| <= 1. Its ``lower_bound`` is below
+    every design of sensitivity 1, K (x) R or not; what it is below :func:`design`'s value is at
+    most what that form gives away. The entry of round t and agent i is number t n + i, so that
+    the patterns are those of n T rounds, n b apart.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+        participation: when a record appears; T = k b, or k = 1.
+
+    Returns:
+        The solution, its strategy of nT rows. Minutes at nT = 1000.
+
+    Raises:
+        ValueError: for another participation, a bad mixing matrix, or n T above 2000.
+    """
+    schedule = workload.schedule_of(mixing)
+    n, rounds = schedule.shape[-1], participation.rounds
+    if n * rounds > LARGEST:
+        raise ValueError(
+            f"participation has {rounds} rounds and mixing {n} agents; the unrestricted problem "
+            f"is for agents times rounds up to {LARGEST}: use fewer of either"
+        )
+    k, b = participation.epochs, participation.separation
+    if k > 1 and rounds != k * b:
+        raise ValueError(
+            f"participation is ({rounds}, {k}, {b}); the optimum is known for rounds = epochs * "
+            f"separation (or one epoch): use {k * b} rounds, or change the others"
+        )
+    run = np.zeros((rounds, n, rounds, n))
+    for t in range(rounds):
+        if t:
+            run[t] = run[t - 1]
+        run[t, :, t, :] += np.eye(n)
+        run[t] = np.tensordot(schedule[t % len(schedule)], run[t], axes=1)
+    whole = run.reshape(rounds * n, rounds * n)
+    return temporal.solve(whole.T @ whole, Participation(n * rounds, k, n * b))
+
+
+def _inverse(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    matrix = _validate.square("strategy", strategy)
+    if np.triu(matrix, 1).any() or not matrix.diagonal().all():
+        raise ValueError(
+            "strategy is not lower triangular with a nonzero diagonal; give such a C "
+            "(temporal.strategy_of makes one from a precision)"
+        )
+    return scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True)
+
+
+def _spectral(
+    matrix: Float[np.ndarray, "n n"], inverse: Float[np.ndarray, "t t"]
+) -> Float[np.ndarray, "n n"]:
+    """M = U diag(m) U', m_i a sum of squares: the noise of round j in the models of round t."""
+    values, vectors = np.linalg.eigh(matrix)
+    total = np.zeros(len(values))
+    response = np.zeros((len(values), len(inverse)))
+    for row in inverse:
+        response = values[:, None] * (response + row)
+        total += np.sum(response**2, axis=1)
+    return np.sqrt(total)[:, None] * vectors.T
+
+
+def _by_powers(
+    schedule: Float[np.ndarray, "p n n"], over_rounds: Float[np.ndarray, "t t"]
+) -> Float[np.ndarray, "n n"]:
+    """M = sum_s F_s' Z_s + its transpose, F_s = K_ss I / 2 + sum_{t<s} K_st W_{s-1} .. W_t."""
+    period, n, _ = schedule.shape
+    rounds = len(over_rounds)
+    # delayed[s, a] = K_{s, s-a}; the products of a factors that end in round s - 1 are shared
+    # by the rounds of one residue.
+    s, a = np.indices((rounds, rounds))
+    delayed = np.where(a <= s, over_rounds[s, np.maximum(s - a, 0)], 0.0)
+    delayed[:, 0] /= 2.0
+    total = np.zeros((n, n))
+    size = max(1, min(n, _BLOCK // (rounds * n)))
+    for first in range(0, n, size):
+        picked = slice(first, min(first + size, n))
+        response = np.empty((rounds, picked.stop - first, n))
+        for phase in range(min(period, rounds)):
+            rows = np.eye(n)[picked]
+            stacked = np.empty((rounds, rows.size))
+            for factors in range(rounds):
+                stacked[factors] = rows.ravel()
+                rows = rows @ schedule[(phase - 1 - factors) % period]
+            mine = np.arange(phase, rounds, period)
+            response[mine] = (delayed[mine] @ stacked).reshape(len(mine), *rows.shape)
+        tail = np.zeros((n, n))
+        for r in range(rounds - 1, -1, -1):
+            matrix = schedule[r % period]
+            tail = matrix.T @ (matrix + tail @ matrix)
+            total += response[r].T @ tail[picked]
+    return total + total.T

@@ -1,0 +1,208 @@
+"""The Gram H of the workload over rounds: what noise that is correlated in time costs.
+
+Noise V_s added in round s reaches the models of round t as W^{t-s+1} V_s (the loss counts models
+after gossip, hence the +1). The matrix of that map is nT x nT and is never formed: H is a sum
+along diagonals of the T x T products of powers.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism.factorization import factor_of
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["gram", "prefix_sum", "schedule_of"]
+
+# Weights d with d_i W_ij = d_j W_ji count as exact up to what their products round to; a wider
+# spread of d would cost the digits that the eigenvalues of the symmetrised W bring.
+_REVERSIBLE = 1e-12
+_LARGEST_SPREAD = 1e6
+_BLOCK = 1 << 25  # float64 numbers in one block of flattened powers: 256 MiB
+
+
+def gram(
+    mixing: Float[np.ndarray, "*p n n"],
+    rounds: int,
+    *,
+    covariance: Float[np.ndarray, "n n"] | None = None,
+) -> Float[np.ndarray, "t t"]:
+    """Return H, where tr(H K) is the energy over all models of noise with covariance K (x) R.
+
+    H_st = sum_{tau >= max(s,t)} tr(W^{tau-s+1} R (W^{tau-t+1})'), for R = I the Frobenius
+    products <W^{tau-s+1}, W^{tau-t+1}>. Read backwards it is a running sum along the diagonals
+    of G_ab = tr(W^a R (W^b)'), which takes T^2 steps. A symmetric W needs only its eigenvalues;
+    a reversible one, D W symmetric for a diagonal D, those of D^1/2 W D^-1/2; any other W or
+    a schedule the products of its T flattened powers, in blocks of rows.
+
+    Args:
+        mixing: [n, n] W, stochastic by rows or by columns and connected, or a schedule
+            [P, n, n] (round s uses W_{s mod P}, rounds counted from 0).
+        rounds: T.
+        covariance: [n, n] R, positive semidefinite; None for I.
+
+    Returns:
+        [T, T] float64, symmetric.
+
+    Raises:
+        ValueError: for a mixing matrix that is neither, a covariance that is not positive
+            semidefinite or of another size, or rounds below 1.
+
+    Reference:
+        "MAFALDA-SGD", eq. (11).
+    """
+    schedule = schedule_of(mixing)
+    rounds = _validate.integer("rounds", rounds)
+    root = None if covariance is None else _root(covariance, schedule.shape[-1])
+    if len(schedule) == 1:
+        matrix = schedule[0]
+        if np.array_equal(matrix, matrix.T):
+            return _summed(_symmetric(matrix, rounds, root))
+        weights = _reversing(matrix)
+        if weights is not None:
+            return _summed(_reversible(matrix, weights, rounds, root))
+        return _summed(_flattened(schedule, 0, rounds, root))
+    return _scheduled(schedule, rounds, root)
+
+
+def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
+    """Return L'L for L the lower triangular ones: H of one trusted server, T - max(s, t).
+
+    Args:
+        rounds: T.
+
+    Returns:
+        [T, T] float64 (s and t counted from 0).
+
+    Raises:
+        ValueError: for rounds below 1.
+    """
+    index = np.arange(_validate.integer("rounds", rounds))
+    return len(index) - np.maximum.outer(index, index).astype(np.float64)
+
+
+def schedule_of(mixing: Float[np.ndarray, "*p n n"]) -> Float[np.ndarray, "p n n"]:
+    """Return W as a schedule [P, n, n]; ValueError unless stochastic by rows or by columns."""
+    matrix = mixing_.check(mixing, stochastic=None)
+    # Push-sum's columns sum to 1; whatever is neither is refused for its rows.
+    columns = np.allclose(matrix.sum(axis=-2), 1.0, rtol=0.0, atol=1e-8)
+    mixing_.check(matrix, stochastic="columns" if columns else "rows", connected=False)
+    return matrix[None] if matrix.ndim == 2 else matrix
+
+
+def _root(covariance: Float[np.ndarray, "n n"], n: int) -> Float[np.ndarray, "n n"]:
+    """Return Q with Q Q' = R."""
+    matrix = _validate.square("covariance", covariance)
+    if matrix.shape != (n, n):
+        raise ValueError(f"covariance has shape {matrix.shape}; give [{n}, {n}], as mixing's")
+    try:
+        return np.ascontiguousarray(factor_of(matrix).T)
+    except ValueError as error:
+        raise ValueError(str(error).replace("gram", "covariance")) from None
+
+
+def _symmetric(
+    matrix: Float[np.ndarray, "n n"], rounds: int, root: Float[np.ndarray, "n n"] | None
+) -> Float[np.ndarray, "t t"]:
+    """G_ab = sum_i (U'RU)_ii l_i^(a+b), a Hankel matrix."""
+    if root is None:
+        values, terms = np.linalg.eigvalsh(matrix), np.ones(len(matrix))
+    else:
+        values, vectors = np.linalg.eigh(matrix)
+        terms = np.sum((vectors.T @ root) ** 2, axis=1)
+    moments = np.empty(2 * rounds + 1)
+    for k in range(2 * rounds + 1):
+        moments[k] = terms.sum()
+        terms = terms * values
+    return moments[np.add.outer(np.arange(1, rounds + 1), np.arange(1, rounds + 1))]
+
+
+def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | None:
+    """Return d > 0 with d_i W_ij = d_j W_ji, largest 1; None where there is none (or too wide)."""
+    support = matrix != 0
+    if (support != support.T).any():
+        return None
+    weights = np.zeros(len(matrix))
+    weights[0] = 1.0
+    frontier = [0]
+    while frontier:
+        reached = []
+        for i in frontier:
+            found = np.flatnonzero(support[i] & (weights == 0))
+            weights[found] = weights[i] * matrix[i, found] / matrix[found, i]
+            reached.extend(found.tolist())
+        frontier = reached
+    if not weights.min() > 0 or weights.max() > _LARGEST_SPREAD * weights.min():
+        return None
+    weights = weights / weights.max()
+    flow = weights[:, None] * matrix
+    return weights if (np.abs(flow - flow.T) <= _REVERSIBLE * np.abs(flow)).all() else None
+
+
+def _reversible(
+    matrix: Float[np.ndarray, "n n"],
+    weights: Float[np.ndarray, " n"],
+    rounds: int,
+    root: Float[np.ndarray, "n n"] | None,
+) -> Float[np.ndarray, "t t"]:
+    """G_ab = sum_ij l_i^a (U' D^1/2 R D^1/2 U)_ij (U' D^-1 U)_ij l_j^b."""
+    halves = np.sqrt(weights)
+    similar = halves[:, None] * matrix / halves
+    values, vectors = np.linalg.eigh((similar + similar.T) / 2.0)
+    left = vectors.T * halves
+    left = left if root is None else left @ root
+    right = vectors.T / halves
+    coupling = (left @ left.T) * (right @ right.T)
+    powers = np.multiply.accumulate(np.tile(values, (rounds, 1)), axis=0)
+    products = powers @ coupling @ powers.T
+    return (products + products.T) / 2.0
+
+
+def _flattened(
+    schedule: Float[np.ndarray, "p n n"],
+    last: int,
+    rounds: int,
+    root: Float[np.ndarray, "n n"] | None,
+) -> Float[np.ndarray, "t t"]:
+    """G_ab for the products A_a = W_last W_last-1 .. (a factors), a block of rows at a time."""
+    n = schedule.shape[-1]
+    size = max(1, min(n, _BLOCK // (rounds * n)))
+    total = np.zeros((rounds, rounds))
+    for first in range(0, n, size):
+        rows = np.eye(n)[first : first + size]
+        stacked = np.empty((rounds, rows.size))
+        for a in range(rounds):
+            rows = rows @ schedule[(last - a) % len(schedule)]
+            stacked[a] = (rows if root is None else rows @ root).ravel()
+        total += stacked @ stacked.T
+    return total
+
+
+def _summed(products: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """Return H: the running sums of G along its diagonals, read backwards."""
+    total = products.copy()
+    for p in range(1, len(total)):
+        total[p, 1:] += total[p - 1, :-1]
+    return np.ascontiguousarray(total[::-1, ::-1])
+
+
+def _scheduled(
+    schedule: Float[np.ndarray, "p n n"], rounds: int, root: Float[np.ndarray, "n n"] | None
+) -> Float[np.ndarray, "t t"]:
+    """Return H of a schedule: one G for each round of the period that a sum may end in.
+
+    H_st adds G^(tau mod P) at (tau-s, tau-t) over tau, so the sums of all starts of one
+    residue are shared: those that read the phases in the same order.
+    """
+    period = len(schedule)
+    products = np.stack([_flattened(schedule, last, rounds, root) for last in range(period)])
+    gram = np.empty((rounds, rounds))
+    for offset in range(rounds):
+        # along[c, j] is G of phase c at (j + offset, j), where tau = t + j is c modulo P.
+        along = np.diagonal(products, -offset, axis1=1, axis2=2)
+        j = np.arange(rounds - offset)
+        for first in range(offset, min(offset + period, rounds)):
+            sums = np.cumsum(along[(first + j) % period, j])
+            t = np.arange(first, rounds, period)
+            gram[t - offset, t] = gram[t, t - offset] = sums[rounds - 1 - t]
+    return gram

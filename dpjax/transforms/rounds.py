@@ -1,0 +1,203 @@
+"""Noise correlated over rounds, one round at a time: x = C^-1 z for a strategy C.
+
+Three routes, chosen from C alone:
+
+- ``recursion``: C has few bands. x_t = (z_t - sum_k C_t,t-k x_t-k) / C_tt from the last x.
+- ``moving``: C^-1 has few bands. x_t = sum_k (C^-1)_t,t-k z_t-k from the last z.
+- ``blocked``: neither. All z are kept, and `BLOCK` rounds at a time are drawn and coloured by
+  products with blocks of C^-1, about T / 2 multiplications a number.
+
+Memory, in numbers of the leaf's computing dtype for n agents of d entries: width n d for the first
+two (width the number of bands below the diagonal), (T + BLOCK) n d, T rounded up to whole blocks,
+for the third. Coefficients are rounded to that dtype: `applied` is the strategy that results.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from dpjax import _validate
+
+__all__ = ["BLOCK", "WIDEST", "Route", "applied", "memory", "route"]
+
+BLOCK = 32
+"""Rounds coloured together."""
+WIDEST = 32
+"""Most bands that a route keeps noise for; beyond it, blocks are faster."""
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class Route(NamedTuple):
+    """How a strategy is applied.
+
+    Attributes:
+        kind: Which of the module's routes.
+        scale: [T] factor of z_t; for blocks unused.
+        weights: [T, width] weights of what is kept, the latest first; for blocks [T', T'] C^-1 in
+            whole blocks.
+    """
+
+    kind: Literal["recursion", "moving", "blocked"]
+    scale: Float[np.ndarray, " t"]
+    weights: Float[np.ndarray, "t w"]
+
+    def start(self, shape: tuple[int, ...], dtype: Any) -> tuple[Array, ...]:
+        """What is kept before the first round, for noise of a shape [n, d]."""
+        if self.kind == "blocked":
+            return jnp.zeros((len(self.weights), *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
+        return (jnp.zeros((self.weights.shape[1], *shape), dtype),)
+
+    def step(
+        self, draw: Callable[[Any], Array], kept: tuple[Array, ...], t: Array
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """Noise of round t, from 0, and what is kept after it.
+
+        Args:
+            draw: Normals of a round; called with t, or with every round of a block.
+            kept: From `start` or the last step.
+            t: The round; beyond the last one the noise is some number.
+        """
+        if self.kind == "blocked":
+            return self._blocked(draw, kept, t)
+        (past,) = kept
+        normals = draw(t)
+        scale, weights = (jnp.asarray(part, past.dtype) for part in (self.scale, self.weights))
+        width = weights.shape[1]
+        value = normals * scale[t]
+        if width == 0:
+            return value, kept
+        # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
+        lags = jnp.mod(t - 1 - jnp.arange(width), width)
+        value = value + jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
+        newest = value if self.kind == "recursion" else normals
+        return value, (jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0),)
+
+    def _blocked(
+        self, draw: Callable[[Any], Array], kept: tuple[Array, ...], t: Array
+    ) -> tuple[Array, tuple[Array, ...]]:
+        normals, ready = kept
+        inverse = jnp.asarray(self.weights, normals.dtype)
+        block, place = t // BLOCK, jnp.mod(t, BLOCK)
+        # Loops of no trips but at a block's start: a conditional would copy its buffers.
+        starts = place == 0
+
+        def fill(k: Array, normals: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(normals, draw(t + k), t + k, 0)
+
+        def add(k: Array, ready: Array) -> Array:
+            left = jax.lax.dynamic_slice(inverse, (t, k * BLOCK), (BLOCK, BLOCK))
+            right = jax.lax.dynamic_slice_in_dim(normals, k * BLOCK, BLOCK)
+            new = jnp.tensordot(left, right, axes=1, precision=_HIGHEST)
+            return jnp.where(k == 0, 0, ready) + new
+
+        normals = jax.lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)
+        ready = jax.lax.fori_loop(0, jnp.where(starts, block + 1, 0), add, ready)
+        return jax.lax.dynamic_index_in_dim(ready, place, keepdims=False), (normals, ready)
+
+
+def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
+    """Return how C is applied.
+
+    Args:
+        strategy: [T, T] lower triangular C with a positive diagonal.
+        rounds: T.
+
+    Raises:
+        ValueError: For another matrix.
+    """
+    matrix = _validate.square("strategy", strategy)
+    if len(matrix) != rounds:
+        raise ValueError(
+            f"strategy has shape {matrix.shape} for rounds = {rounds}; give a [{rounds}, {rounds}] "
+            "strategy, or None"
+        )
+    diagonal = np.diag(matrix)
+    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
+        raise ValueError(
+            "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
+            "C^-1 Z), or None"
+        )
+    inverse = np.tril(_inverse(matrix))
+    # What the inversion leaves where an exact one has nothing.
+    inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
+    if _width(matrix) <= min(WIDEST, _width(inverse)):
+        return Route("recursion", 1 / diagonal, _bands(-matrix / diagonal[:, None]))
+    if _width(inverse) <= WIDEST:
+        return Route("moving", np.diag(inverse), _bands(inverse))
+    padded = -(-rounds // BLOCK) * BLOCK
+    whole = np.zeros((padded, padded))
+    whole[:rounds, :rounds] = inverse
+    return Route("blocked", np.ones(rounds), whole)
+
+
+def applied(
+    strategy: Float[np.ndarray, "t t"], dtype: Any = np.float32
+) -> Float[np.ndarray, "t t"]:
+    """Return the strategy that noise has: C after its coefficients are rounded, as they are used.
+
+    Sensitivity and guarantee belong to this one.
+
+    Args:
+        strategy: [T, T] C.
+        dtype: Computing dtype of the noise.
+
+    Returns:
+        [T, T] float64.
+
+    Raises:
+        ValueError: As `route`.
+    """
+    rounds = len(_validate.square("strategy", strategy))
+    chosen = route(strategy, rounds)
+    scale, weights = (
+        np.asarray(part).astype(dtype).astype(np.float64) for part in (chosen.scale, chosen.weights)
+    )
+    if chosen.kind == "blocked":
+        return np.tril(_inverse(weights[:rounds, :rounds]))
+    matrix = np.diag(np.ones(rounds)) if chosen.kind == "recursion" else np.diag(scale)
+    sign = -1.0 if chosen.kind == "recursion" else 1.0
+    for lag in range(1, weights.shape[1] + 1):
+        matrix += sign * np.diag(weights[lag:, lag - 1], -lag)
+    return matrix / scale[:, None] if chosen.kind == "recursion" else np.tril(_inverse(matrix))
+
+
+def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
+    """Return the bytes of noise that one run keeps between rounds.
+
+    Args:
+        strategy: [T, T] C; None keeps nothing.
+        params: Agent-stacked pytree.
+
+    Raises:
+        ValueError: As `route`.
+    """
+    if strategy is None:
+        return 0
+    chosen = route(strategy, len(_validate.square("strategy", strategy)))
+    rows = chosen.weights.shape[1] + (BLOCK if chosen.kind == "blocked" else 0)
+    leaves = [(np.size(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(params)]
+    return sum(
+        rows * size * jnp.promote_types(dtype, jnp.float32).itemsize for size, dtype in leaves
+    )
+
+
+def _inverse(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    return np.linalg.solve(matrix, np.eye(len(matrix)))
+
+
+def _width(matrix: Float[np.ndarray, "t t"]) -> int:
+    row, column = np.nonzero(matrix)
+    return int((row - column).max())
+
+
+def _bands(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t w"]:
+    """[T, width] entries below the diagonal, the latest first."""
+    width = _width(matrix)
+    bands = np.zeros((len(matrix), width))
+    for lag in range(1, width + 1):
+        bands[lag:, lag - 1] = np.diag(matrix, -lag)
+    return bands

@@ -1,0 +1,339 @@
+"""Private regression over a network with noise correlated over rounds: Figs. 3-5 of MAFALDA-SGD.
+
+The agents of a social network hold parts of California housing and train a small network with
+decentralized SGD; every record takes part once an epoch, in a fixed order, and its gradient is
+clipped. At each privacy level the designs are compared on the same splits, models and raw noise:
+fresh noise (DP-D-SGD), noise that cancels over rounds (Anti-PGD, D-MF, MAFALDA), and noise that
+cancels over agents and rounds ("spacetime"), whose shared seed defends from outsiders only.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax.accounting import gdp
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.data import bundled, load, partition, split
+from dpjax.engine import launch, plan, problem
+from dpjax.engine.run import run
+from dpjax.models.mlp import MLP
+from dpjax.results import plots, tables
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+LABELS = {
+    "non_private": "non-private",
+    "independent": "DP-D-SGD",
+    "anti_pgd": "Anti-PGD",
+    "prefix_sum": "D-MF",
+    "mafalda": "MAFALDA",
+    "spacetime": "space and time (against outsiders only)",
+}
+"""Designs in the order of the tables."""
+
+GRAPHS = {"facebook_ego": graphs.facebook_ego, "florentine": graphs.florentine}
+MIXING = {
+    "uniform_neighbors": mixing.uniform_neighbors,
+    "metropolis_hastings": mixing.metropolis_hastings,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, where, and at which privacy.
+
+    Attributes:
+        graphs: Networks.
+        mixing: How agents average: uniform_neighbors (row-normalised with self-loops, the paper's
+            code) or metropolis_hastings.
+        designs: Noise designs.
+        mu: Gaussian-DP levels.
+        delta: Delta at which epsilon is printed.
+        relation: What is protected: a record zeroed out (the paper's), or replaced.
+        epochs: How often every record takes part, k.
+        separation: Batches of an epoch, b; rounds are k b.
+        step_size: Constant step size.
+        clip_norm: Clip norm of one record's gradient.
+        hidden: Width of the hidden layer.
+        seeds: Each decides split, partition, initial model and noise.
+        every: Rounds between two measurements.
+        tail: Last rounds over which the loss is averaged.
+        level: Test loss at which designs are compared by the epsilon they need.
+        at_mu: Level whose course over rounds is drawn.
+        records: Use only that many records; 0 is all.
+    """
+
+    graphs: tuple[Literal["facebook_ego", "florentine"], ...] = ("facebook_ego", "florentine")
+    mixing: Literal["uniform_neighbors", "metropolis_hastings"] = "uniform_neighbors"
+    designs: tuple[str, ...] = tuple(LABELS)
+    mu: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+    delta: float = 1e-6
+    relation: Literal["zero_out_record", "replace_record"] = "zero_out_record"
+    epochs: int = 20
+    separation: int = 19
+    step_size: float = 0.1
+    clip_norm: float = 1.0
+    hidden: int = 64
+    seeds: tuple[int, ...] = tuple(range(20))
+    every: int = 20
+    tail: int = 50
+    level: float = 0.75
+    at_mu: float = 0.5
+    records: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a config without anything to run."""
+        if not (self.graphs and self.designs and self.mu and self.seeds):
+            raise ValueError("graphs, designs, mu and seeds need at least one entry each")
+        unknown = [name for name in self.designs if name not in LABELS]
+        if unknown:
+            raise ValueError(f"designs holds {unknown[0]!r}; choose from {', '.join(LABELS)}")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds T."""
+        return self.epochs * self.separation
+
+
+PRESETS = {
+    "tiny": Config(
+        graphs=("florentine",), mu=(0.5, 5.0), epochs=4, separation=5, seeds=(0, 1), every=4,
+        tail=8, records=1500,
+    ),
+    "cpu": Config(),
+    "full": Config(every=10),
+}  # fmt: skip
+
+
+def learn(config: Config, agents: int, seed: int) -> problem.Problem:
+    """The data of one seed: split, dealt to the agents at random, and the network to train."""
+    data = load.load("housing")
+    x, _ = bundled.standardise(data.x_train, data.x_train)
+    x, y = (part[: config.records or None] for part in (x, data.y_train))
+    train, test = split.split(x, y, 0.2, seed=seed)
+    shards = partition.iid(len(train[1]), agents, seed)
+    model = MLP(hidden=(config.hidden,), outputs=None, activation="relu")
+    return problem.supervised(model, "squared", train, test, shards, name="housing")
+
+
+def plans(config: Config, design: str, matrix: Any, counts: np.ndarray) -> list[plan.Plan]:
+    """A plan for every mu; one where there is no noise."""
+    base = plan.Config(
+        design=design,
+        epsilon=1.0,
+        delta=config.delta,
+        relation=config.relation,
+        rounds=config.rounds,
+        clip_norm=config.clip_norm,
+        batch_size=-(-int(counts.max()) // config.separation),
+        step_size=config.step_size,
+        participation=(config.epochs, config.separation),
+        sampler="cyclic",
+    )
+    if design == "non_private":
+        return [plan.make(base, matrix)]
+    levels = [float(gdp.epsilon(mu, config.delta)) for mu in config.mu]
+    return [plan.make(dataclasses.replace(base, epsilon=level), matrix) for level in levels]
+
+
+def train(
+    config: Config, graph: str, design: str, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Run one design on one graph, seed by seed, since each has a split of its own."""
+    matrix = MIXING[config.mixing](GRAPHS[graph]())
+    made: list[plan.Plan] = []
+    rows, rates = [], []
+    for seed in config.seeds:
+        data = learn(config, len(matrix), seed)
+        # Shares differ by one at most: the same sizes for every seed.
+        made = made or plans(config, design, matrix, data.partition.counts)
+        result = run(
+            made,
+            data,
+            seeds=[seed],
+            eval_every=config.every,
+            chunk_blocks=math.ceil(config.rounds / config.every),
+            checkpoint_seconds=math.inf,
+            **lab.run_options(folder / str(seed)),
+        )
+        rates.append(result.rounds_per_second)
+        rows += _kept(config, graph, result.rows(graph=graph, mixing=config.mixing))
+    lab.say(f"  {graph}, {LABELS[design]}: {np.nanmedian(rates):,.0f} rounds/s, median of seeds")
+    return rows
+
+
+def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every second measurement and those of the tail; mu, and the tail's mean in the last row."""
+    kept = []
+    last: list[float] = []
+    for row in rows:
+        row["mu"] = _level(config, row["guarantee"])
+        tail = row["round"] > config.rounds - config.tail
+        last = [*last, row["test_loss"]] if tail else []
+        if row["round"] == config.rounds:
+            row["tail_loss"] = float(np.mean(last))
+            last = []
+        if tail or row["round"] % (2 * config.every) == 0:
+            kept.append(row)
+    return kept
+
+
+def _level(config: Config, guarantee: dict[str, Any]) -> float:
+    """The mu asked for: the guarantee's, which is the rounded-up one of the noise that is run."""
+    if guarantee["relation"] is None:
+        return math.inf
+    return min(config.mu, key=lambda mu: abs(math.log(mu / guarantee["mu"])))
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Train on California housing over a network under noise correlated over rounds."""
+    import pandas
+
+    frames = []
+    for graph in config.graphs:
+        for design in config.designs:
+            stored = {**dataclasses.asdict(config), "graph": graph, "design": design}
+            for listed in ("graphs", "designs", "level", "at_mu"):
+                del stored[listed]
+            frames.append(
+                lab.cell(
+                    f"{graph}_{design}",
+                    stored,
+                    lambda folder, graph=graph, design=design: train(
+                        config, graph, design, lab, folder
+                    ),
+                    seed=config.seeds,
+                )
+            )
+    report(config, lab, pandas.concat(frames, ignore_index=True))
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables and draw the figures from the records."""
+    last = frame[frame["round"] == config.rounds]
+    for graph, rows in last.groupby("graph", sort=False):
+        for mu in config.mu:
+            epsilon = gdp.epsilon(mu, config.delta)
+            chosen = rows[(rows["mu"] == mu) | (rows["algorithm"] == "non_private")]
+            lab.say(f"\n{graph}, mu {mu:g} (epsilon {epsilon:.4g} at delta {config.delta:g}):")
+            lab.say(tables.text(losses(chosen)))
+            pairs = differences(chosen)
+            if pairs:
+                lab.say("MAFALDA against others, paired over seeds:\n" + tables.text(pairs))
+        needed(config, lab, rows)
+    private = last[last["algorithm"] != "non_private"]
+    for _, first in private.drop_duplicates("algorithm").iterrows():
+        stated = Guarantee.from_dict(first["guarantee"])
+        lab.say(f"\n{LABELS[first['algorithm']]}: {stated.statement()}")
+    draw(config, lab, frame, last)
+
+
+def losses(rows: Any) -> list[dict[str, Any]]:
+    """Test loss at the end and over the last rounds, by design."""
+    final = tables.summary(rows, "algorithm", "test_loss")
+    tail = tables.summary(rows, "algorithm", "tail_loss")
+    return [
+        {
+            "design": LABELS[end["algorithm"]],
+            "final test loss": end["mean"],
+            "standard error": end["standard error"],
+            "last rounds": over["mean"],
+            "seeds": end["count"],
+        }
+        for (_, end), (_, over) in zip(final.iterrows(), tail.iterrows(), strict=True)
+    ]
+
+
+def differences(rows: Any) -> list[dict[str, Any]]:
+    """How much smaller MAFALDA's loss over the last rounds is than each other design's."""
+    present = [name for name in LABELS if name in set(rows["algorithm"])]
+    if "mafalda" not in present:
+        return []
+    own = rows[rows["algorithm"] == "mafalda"]["tail_loss"].mean()
+    found = []
+    for name in present:
+        if name in ("mafalda", "non_private"):
+            continue
+        pair = tables.paired(rows, "mafalda", name, "tail_loss")
+        theirs = rows[rows["algorithm"] == name]["tail_loss"].mean()
+        found.append(
+            {
+                "against": LABELS[name],
+                "gain in %": 100 * (1 - own / theirs),
+                "difference": pair.mean,
+                "standard error": pair.standard_error,
+                "seeds": pair.count,
+                "t": pair.t,
+            }
+        )
+    return found
+
+
+def needed(config: Config, lab: launch.Lab, rows: Any) -> None:
+    """Print which epsilon each design needs for the level, and its ratio to MAFALDA's."""
+    epsilons = {}
+    for name in LABELS:
+        own = rows[(rows["algorithm"] == name) & np.isfinite(rows["mu"])]
+        if len(own):
+            means = own.groupby("mu")["tail_loss"].mean()
+            mu = crossing(list(means.index), list(means), config.level)
+            epsilons[name] = math.nan if mu is None else float(gdp.epsilon(mu, config.delta))
+    base = epsilons.get("mafalda", math.nan)
+    table = [
+        {"design": LABELS[name], "epsilon": value, "times MAFALDA's": value / base}
+        for name, value in epsilons.items()
+    ]
+    if table:
+        lab.say(f"\nepsilon for a test loss of {config.level:g} (nan: not reached between levels)")
+        lab.say(tables.text(table))
+
+
+def crossing(mus: list[float], values: list[float], level: float) -> float | None:
+    """The mu from which the loss stays below a level, by interpolation of logarithms."""
+    below = [value <= level for value in values]
+    if not below[-1] or all(below):
+        return None
+    first = max(index for index, met in enumerate(below) if not met)
+    x, y = np.log(mus[first : first + 2]), np.log(values[first : first + 2])
+    return float(np.exp(x[0] + (math.log(level) - y[0]) / (y[1] - y[0]) * (x[1] - x[0])))
+
+
+def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
+    """Figures: the loss over privacy, and over rounds at one level."""
+    note = "Noise of the last design shares a seed: it defends from outsiders only."
+    at = config.at_mu if config.at_mu in config.mu else config.mu[0]
+    for graph in config.graphs:
+        own = last[last["graph"] == graph].assign(design=lambda f: f["algorithm"].map(LABELS))
+        course = frame[(frame["graph"] == graph) & frame["mu"].isin([at, math.inf])]
+        course = course.assign(design=course["algorithm"].map(LABELS))
+        for name, rows, x, y, label in (
+            ("privacy", own, "mu", "tail_loss", "mu (Gaussian DP)"),
+            ("rounds", course, "round", "test_loss", f"round (mu = {at:g})"),
+        ):
+            path = plots.lines(
+                rows,
+                x,
+                y,
+                "design",
+                path=lab.folder / f"mafalda_housing_{graph}_{name}.svg",
+                xlabel=label,
+                ylabel=f"test loss ({graph}, California housing)",
+                logx=x == "mu",
+                logy=True,
+                note=note if "spacetime" in config.designs else None,
+            )
+            lab.say(f"figure: {path}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("mafalda_housing", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

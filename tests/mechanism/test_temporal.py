@@ -1,0 +1,331 @@
+"""Strategies over rounds: optimal by a certificate, a reference solver, jax_privacy and a paper."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.mechanism import epochs, temporal, workload
+from dpjax.mechanism.factorization import minimize_trace
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs, mixing
+
+FLORENTINE = mixing.metropolis_hastings(graphs.florentine())
+PARTICIPATIONS = [(12, 1, 12), (12, 3, 4), (12, 4, 3), (12, 12, 1), (12, 1, 5), (1, 1, 1)]
+BANDED = [(12, 3, 4), (13, 3, 4), (1, 1, 1)]
+DESIGNS = {
+    "mafalda": lambda p: temporal.mafalda(FLORENTINE, p),
+    "prefix_sum": temporal.prefix_sum,
+    "banded": lambda p: temporal.banded(FLORENTINE, p, min(3, p.separation)),
+    "toeplitz": lambda p: temporal.toeplitz(FLORENTINE, p, min(3, p.separation)),
+}
+
+
+def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray:
+    from jax_privacy.matrix_factorization import dense
+
+    with jax.enable_x64(True):
+        root = jnp.asarray(np.linalg.cholesky(gram).T)
+        found = dense.optimize(participation.rounds, epochs=participation.epochs, A=root)
+        return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("design", "fields"),
+    [(design, fields) for design in ("mafalda", "prefix_sum") for fields in PARTICIPATIONS]
+    + [(design, fields) for design in ("banded", "toeplitz") for fields in BANDED],
+)
+def test_strategies_are_lower_triangular_and_of_sensitivity_one(design, fields) -> None:
+    participation = Participation(*fields)
+    flag = jax.config.jax_enable_x64
+    strategy = DESIGNS[design](participation)
+    assert jax.config.jax_enable_x64 == flag
+    assert strategy.dtype == np.float64 and strategy.shape == (fields[0], fields[0])
+    assert not np.triu(strategy, 1).any()
+    assert strategy.diagonal().min() > 0
+    assert 1 - 1e-10 < temporal.sensitivity(strategy, participation) <= 1
+    if design in ("banded", "toeplitz"):
+        assert not np.tril(strategy, -3).any()
+
+
+@pytest.mark.parametrize("fields", [(12, 3, 4), (12, 12, 1)])
+def test_rounds_of_a_record_do_not_overlap(fields) -> None:
+    """Then signs, vectors and the bound agree: the guarantee is not loose."""
+    participation = Participation(*fields)
+    strategy = temporal.mafalda(FLORENTINE, participation)
+    assert temporal.sensitivity_is_exact(strategy, participation)
+    gram = strategy.T @ strategy
+    for rounds in participation.patterns:
+        np.testing.assert_allclose(
+            gram[np.ix_(rounds, rounds)], np.diag(gram[rounds, rounds]), atol=1e-14
+        )
+        assert gram[rounds, rounds].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 9])
+def test_identity_and_anti_pgd(rounds) -> None:
+    np.testing.assert_array_equal(temporal.identity(rounds), np.eye(rounds))
+    z = np.random.default_rng(0).normal(size=rounds)
+    noise = np.linalg.solve(temporal.anti_pgd(rounds), z)
+    np.testing.assert_allclose(noise, np.diff(z, prepend=0.0), atol=1e-12)
+
+
+# Optimality.
+
+
+@pytest.mark.parametrize("fields", [(6, 2, 3), (6, 3, 2), (6, 6, 1), (5, 1, 5)])
+def test_optimum_of_the_full_problem_by_an_interior_point_solver(fields) -> None:
+    """No orthogonality is asked of the reference: it may use every strategy."""
+    cvxpy = pytest.importorskip("cvxpy")
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(FLORENTINE, fields[0])
+    root = np.linalg.cholesky(gram)
+    precision = cvxpy.Variable((fields[0], fields[0]), PSD=True)
+    limits = [
+        cvxpy.sum(cvxpy.abs(precision[np.ix_(rounds, rounds)])) <= 1
+        for rounds in participation.patterns
+    ]
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.matrix_frac(root, precision)), limits)
+    value = problem.solve(solver=cvxpy.CLARABEL)
+    solution = temporal.solve(gram, participation)
+    assert solution.value == pytest.approx(value, rel=1e-6)
+    assert solution.lower_bound <= value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("fields", [(12, 3, 4), (12, 4, 3), (64, 8, 8), (30, 30, 1), (40, 2, 20)])
+@pytest.mark.parametrize("mixed", [FLORENTINE, np.ones((1, 1)), np.full((4, 4), 0.25)])
+def test_certificate(fields, mixed) -> None:
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(mixed, fields[0])
+    solution = temporal.solve(gram, participation)
+    assert solution.converged and 0 <= solution.gap < 2e-9
+    expected = np.trace(gram @ np.linalg.inv(solution.strategy.T @ solution.strategy))
+    assert solution.value == pytest.approx(expected, rel=1e-9)
+    assert temporal.objective(7 * solution.strategy, gram, participation) == pytest.approx(expected)
+
+
+def by_vectors(gram: np.ndarray) -> float:
+    """A lower estimate of the exact squared sensitivity on one pattern."""
+    rng, k = np.random.default_rng(0), len(gram)
+    u = rng.normal(size=(k, k))
+    for _ in range(100):
+        for s in range(k):
+            u[s] = gram[s] @ u - gram[s, s] * u[s]
+            u[s] /= np.linalg.norm(u[s])
+    return float(np.sum(gram * (u @ u.T)))
+
+
+@given(st.integers(0, 10_000), st.sampled_from([(6, 2, 3), (6, 3, 2), (6, 6, 1)]))
+def test_nothing_is_below_the_bound_even_at_its_exact_sensitivity(seed, fields) -> None:
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(FLORENTINE, fields[0])
+    solution = temporal.solve(gram, participation)
+    rng = np.random.default_rng(seed)
+    # Around the optimum, where a bound that is too high would show.
+    noise = np.tril(rng.normal(size=(fields[0], fields[0]))) * 10.0 ** rng.uniform(-4, 0)
+    strategy = solution.strategy + 0.3 * noise * solution.strategy.max()
+    products = strategy.T @ strategy
+    sens2 = max(by_vectors(products[np.ix_(p, p)]) for p in participation.patterns)
+    if np.linalg.cond(strategy) < 1e6:
+        assert sens2 * np.trace(gram @ np.linalg.inv(products)) >= solution.lower_bound * (1 - 1e-9)
+
+
+def test_every_round_has_a_closed_form() -> None:
+    gram = temporal.workload_gram(FLORENTINE, 20)
+    solution = temporal.solve(gram, Participation(20, 20, 1))
+    assert solution.value == pytest.approx(np.sqrt(gram.diagonal()).sum() ** 2, rel=1e-8)
+
+
+def test_one_participation_is_minimize_trace() -> None:
+    gram = temporal.workload_gram(FLORENTINE, 30)
+    solution = minimize_trace(gram)
+    strategy = temporal.mafalda(FLORENTINE, Participation(30, 1, 30))
+    np.testing.assert_allclose(strategy.T @ strategy, solution.precision, atol=1e-10)
+    assert temporal.objective(strategy, gram, Participation(30, 1, 1)) == pytest.approx(
+        solution.value, rel=1e-9
+    )
+
+
+def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
+    gram = temporal.workload_gram(FLORENTINE, 30)
+    found, _ = epochs._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
+    assert found.gap <= 1e-9
+    np.testing.assert_allclose(found.precision, minimize_trace(gram).precision, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "running_sums"),
+    [
+        ((48, 4, 12), False),
+        pytest.param((48, 1, 48), True, marks=pytest.mark.slow),
+        pytest.param((40, 20, 2), True, marks=pytest.mark.slow),
+        pytest.param((120, 8, 15), False, marks=pytest.mark.slow),
+    ],
+)
+def test_not_above_jax_privacy(fields, running_sums) -> None:
+    participation = Participation(*fields)
+    if running_sums:
+        gram, strategy = workload.prefix_sum(fields[0]), temporal.prefix_sum(participation)
+    else:
+        gram = temporal.workload_gram(FLORENTINE, fields[0])
+        strategy = temporal.mafalda(FLORENTINE, participation)
+    theirs = temporal.objective(by_jax_privacy(gram, participation), gram, participation)
+    ours = temporal.objective(strategy, gram, participation)
+    assert theirs * (1 - 1e-4) < ours <= theirs * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("design", ["mafalda", "prefix_sum", "identity", "anti_pgd", "banded"])
+def test_mafalda_is_the_best(design) -> None:
+    participation = Participation(60, 4, 15)
+    gram = temporal.workload_gram(FLORENTINE, 60)
+    best = temporal.solve(gram, participation)
+    if design in DESIGNS:
+        strategy = DESIGNS[design](participation)
+    else:
+        strategy = getattr(temporal, design)(60)
+    ratio = temporal.objective(strategy, gram, participation) / best.value
+    assert ratio == pytest.approx(1.0) if design == "mafalda" else ratio > 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (graphs.florentine(), (8.40, 681, 1.109)),
+        (nx.gnp_random_graph(100, 0.2, seed=1), (7.85, 1140, 1.262)),
+    ],
+)
+def test_published_setting(graph, expected) -> None:
+    participation = Participation(380, 20, 19)
+    matrix = mixing.metropolis_hastings(graph)
+    gram = temporal.workload_gram(matrix, 380)
+    strategy = temporal.mafalda(matrix, participation)
+    best = temporal.objective(strategy, gram, participation)
+    rivals = (temporal.identity(380), temporal.anti_pgd(380), temporal.prefix_sum(participation))
+    ratios = [temporal.objective(rival, gram, participation) / best for rival in rivals]
+    np.testing.assert_allclose(ratios, expected, rtol=5e-3)
+
+
+# The flip.
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+def test_strategy_of_a_precision(seed, rounds) -> None:
+    root = np.random.default_rng(seed).normal(size=(rounds, rounds + 2))
+    precision = root @ root.T
+    strategy = temporal.strategy_of(precision)
+    assert not np.triu(strategy, 1).any() and strategy.diagonal().min() > 0
+    np.testing.assert_allclose(strategy.T @ strategy, precision, atol=1e-12 * np.trace(precision))
+
+
+def test_the_wrong_flip_is_caught() -> None:
+    """Half a flip of the workload, 2 % off as in published code, or C from C C' = P."""
+    participation = Participation(60, 4, 15)
+    gram = temporal.workload_gram(FLORENTINE, 60)
+    best = temporal.solve(gram, participation)
+    half = np.linalg.cholesky(gram[::-1, ::-1])
+    other_workload = temporal.solve(half.T @ half, participation).strategy
+    ratio = temporal.objective(other_workload, gram, participation) / best.value
+    assert 1.01 < ratio < 1.03
+    other_factor = np.linalg.cholesky(best.strategy.T @ best.strategy)
+    assert temporal.objective(other_factor, gram, participation) > 1.01 * best.value
+
+
+# Banded strategies.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (24, 3, 8),
+        pytest.param((24, 1, 24), marks=pytest.mark.slow),
+        (26, 3, 8),
+        pytest.param((20, 3, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_one_band_and_more_bands(fields) -> None:
+    rounds, k, _ = fields
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(FLORENTINE, rounds)
+    few, more = (
+        temporal.objective(temporal.banded(FLORENTINE, participation, bands), gram, participation)
+        for bands in (1, 8)
+    )
+    even = temporal.objective(temporal.toeplitz(FLORENTINE, participation, 8), gram, participation)
+    assert more * (1 - 1e-6) <= even < 1.15 * more < few
+    if rounds == 24:
+        # A diagonal C: within a class, or alone, precision goes as the root of H_tt.
+        roots = np.sqrt(gram.diagonal()).reshape(k, -1).sum(axis=0)
+        assert few == pytest.approx(np.sum(roots**2), rel=1e-6)
+        assert more > temporal.solve(gram, participation).value
+    else:
+        assert few == pytest.approx(k * np.trace(gram), rel=1e-6)
+
+
+def test_all_bands_are_the_optimum() -> None:
+    participation = Participation(24, 1, 24)
+    gram = temporal.workload_gram(FLORENTINE, 24)
+    strategy = temporal.banded(FLORENTINE, participation, 24)
+    value = temporal.objective(strategy, gram, participation)
+    assert value == pytest.approx(temporal.solve(gram, participation).value, rel=1e-6)
+
+
+# Edges.
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from([(6, 2, 3), (6, 3, 2)]))
+def test_singular_grams(seed, rank, fields) -> None:
+    root = np.random.default_rng(seed).normal(size=(rank, 6))
+    gram, participation = root.T @ root, Participation(*fields)
+    solution = temporal.solve(gram, participation)
+    assert temporal.sensitivity(solution.strategy, participation) <= 1
+    assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-3)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000), st.sampled_from([(6, 1, 6), (6, 2, 3), (6, 3, 2), (6, 6, 1)]))
+def test_gram_of_rank_one_has_a_closed_form(seed, fields) -> None:
+    """The infimum is the largest (sum |a_s|)^2 over a pattern: the dual's weight is all there."""
+    a, participation = np.random.default_rng(seed).normal(size=6), Participation(*fields)
+    solution = temporal.solve(np.outer(a, a), participation)
+    expected = max(np.abs(a[rounds]).sum() ** 2 for rounds in participation.patterns)
+    assert solution.lower_bound <= expected * (1 + 1e-12)
+    # The infimum is not attained: the ridge keeps the value above it by about its root.
+    assert expected * (1 - 1e-12) <= solution.value <= expected * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("fields", [(13, 3, 4), (11, 3, 4)])
+def test_other_participations_are_refused(fields) -> None:
+    for design in (temporal.prefix_sum, lambda p: temporal.mafalda(FLORENTINE, p)):
+        with pytest.raises(ValueError, match="use 12 rounds"):
+            design(Participation(*fields))
+
+
+def test_bad_input() -> None:
+    participation = Participation(12, 3, 4)
+    with pytest.raises(ValueError, match="gram has shape"):
+        temporal.solve(np.eye(5), participation)
+    with pytest.raises(ValueError, match="gram is zero"):
+        temporal.solve(np.zeros((12, 12)), participation)
+    with pytest.raises(ValueError, match="gram has the eigenvalue"):
+        temporal.solve(-np.eye(12), participation)
+    with pytest.raises(ValueError, match="gram has shape"):
+        temporal.objective(np.eye(12), np.eye(5), participation)
+    with pytest.raises(ValueError, match="strategy is singular"):
+        temporal.objective(np.zeros((12, 12)), np.eye(12), participation)
+    with pytest.raises(ValueError, match="precision is not positive definite"):
+        temporal.strategy_of(-np.eye(3))
+    with pytest.raises(ValueError, match="tolerance is 0"):
+        epochs.minimize_trace_epochs(np.eye(12), participation, tolerance=0)
+    with pytest.raises(ValueError, match="max_iterations is 0"):
+        epochs.minimize_trace_epochs(np.eye(12), participation, max_iterations=0)
+    for design in (temporal.banded, temporal.toeplitz):
+        with pytest.raises(ValueError, match="bands is 5; give at most 4"):
+            design(FLORENTINE, participation, 5)
+    for design in (temporal.identity, temporal.anti_pgd):
+        with pytest.raises(ValueError, match="rounds is 0"):
+            design(0)

@@ -1,0 +1,152 @@
+"""Every route of noise over rounds against the dense inverse, and what it really applies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.transforms import noise, rounds
+
+N = 2
+T = 2 * rounds.BLOCK + 9
+
+
+def key(seed=3):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def strategies():
+    random = np.random.default_rng(0)
+    full = np.tril(random.uniform(0.1, 0.6, (T, T))) / T + np.eye(T)
+    return {
+        "blocked": full,
+        "recursion": np.tril(np.triu(full, -4)) + np.tril(np.triu(np.ones((T, T)), -4)) / 8,
+        "moving": np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)),
+    }
+
+
+def noises(strategy, zeros, seed=3, length=T, factor=None):
+    """[length, N, d] noise of every round, leaves side by side."""
+    factor = np.eye(N) if factor is None else factor
+    transform = noise.correlated(factor, key=key(seed), rounds=T, strategy=strategy)
+
+    def step(state, _):
+        updates, state = transform.update(zeros, state)
+        flat = [leaf.reshape(N, -1).astype(jnp.float32) for leaf in jax.tree.leaves(updates)]
+        return state, jnp.concatenate(flat, axis=1)
+
+    def whole(state):
+        return jax.lax.scan(step, state, None, length=length)[1]
+
+    return np.asarray(jax.jit(whole)(transform.init(zeros)), np.float64)
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_routes_apply_the_strategy_to_the_very_normals(kind):
+    """Two leaves of one draw and a leaf of its own: all normals as without a strategy."""
+    strategy = strategies()[kind]
+    assert rounds.route(strategy, T).kind == kind
+    zeros = {
+        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, noise.PACK + 1))
+    }  # fmt: skip
+    plain = noises(None, zeros)
+    expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
+    found = noises(strategy, zeros)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    # The check sees one round too late, and a strategy that is transposed.
+    assert np.abs(found[1:] - expected[:-1]).max() > 0.1
+    turned = np.einsum("st,snd->tnd", np.linalg.inv(strategy), plain)
+    assert np.abs(found - turned).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_applied_is_the_map_of_the_run(kind):
+    """In float64, where the run itself rounds nothing: coefficients alone are float32's."""
+    strategy = strategies()[kind]
+    mine = rounds.applied(strategy)
+    assert mine.dtype == np.float64 and not np.array_equal(mine, strategy)
+    np.testing.assert_allclose(mine, strategy, atol=1e-5 * np.abs(strategy).max())
+    chosen = rounds.route(strategy, T)
+    rounded = rounds.Route(
+        chosen.kind, *(np.float32(part).astype(np.float64) for part in chosen[1:])
+    )
+    recovered = np.zeros((T, T))
+    with jax.enable_x64(True):
+        kept = rounded.start((T, 1), jnp.float64)
+        impulses = jnp.eye(chosen.weights.shape[0], T)[:, :, None]
+
+        def draw(t):
+            return impulses[jnp.minimum(t, len(impulses) - 1)]
+
+        if len(impulses) < T or chosen.kind != "blocked":
+            impulses = jnp.eye(T)[:, :, None]
+        step = jax.jit(lambda kept, t: rounded.step(draw, kept, t))
+        for t in range(T):
+            value, kept = step(kept, jnp.int32(t))
+            recovered[t] = value[:, 0]
+    np.testing.assert_allclose(np.linalg.inv(recovered), mine, atol=1e-12)
+    # The strategy that was asked for is another one.
+    assert np.abs(np.linalg.inv(recovered) - strategy).max() > 1e-10
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_covariance_over_rounds_and_agents(kind):
+    """Over 4,000 coordinates; 1.5 times the noise would be far outside."""
+    strategy = strategies()[kind]
+    factor = np.array([[1.0, 0.0], [0.6, 0.8]])
+    found = noises(strategy, jnp.zeros((N, 4000)), factor=factor)
+    inverse = np.linalg.inv(strategy)
+    expected = np.kron(inverse @ inverse.T, factor @ factor.T)
+    flat = found.reshape(T * N, -1)
+    sampled = flat @ flat.T / flat.shape[1]
+    spread = np.sqrt(np.outer(np.diag(expected), np.diag(expected)) * 2 / 4000)
+    assert (np.abs(sampled - expected) < 6 * spread).all()
+    assert (np.abs(1.5 * sampled - expected) > 6 * spread).any()
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_no_number_repeats(kind):
+    found = noises(strategies()[kind], {"a": jnp.zeros((N, 6)), "b": jnp.zeros((N, 5))})
+    assert len(np.unique(found)) == found.size
+    assert not np.isin(noises(strategies()[kind], jnp.zeros((N, 6)), seed=4), found).any()
+
+
+def test_narrow_leaves_are_coloured_in_float32():
+    zeros = {"a": jnp.zeros((N, 6), jnp.bfloat16), "b": jnp.zeros((N, 3), jnp.float32)}
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
+    strategy = strategies()["blocked"]
+    narrow, full = noises(strategy, zeros), noises(strategy, wide)
+    np.testing.assert_allclose(narrow, full, rtol=2**-8)
+    np.testing.assert_array_equal(narrow[..., 6:], full[..., 6:])
+
+
+def test_seeds_side_by_side_are_those_alone():
+    strategy, zeros = strategies()["blocked"], jnp.zeros((N, 4))
+
+    def make(one):
+        return noise.correlated(np.eye(N), key=one, rounds=T, strategy=strategy)
+
+    keys = jnp.stack([key(3), key(4)])
+    start = jax.vmap(lambda one: make(one).init(zeros))(keys)._replace(round=jnp.int32(0))
+    axes = jax.tree.map(lambda _: 0, start)._replace(round=None)
+
+    def step(state, _):
+        def one(state):
+            return make(state.key).update(zeros, state)
+
+        updates, state = jax.vmap(one, in_axes=(axes,), out_axes=(0, axes))(state)
+        return state, updates
+
+    both = np.asarray(jax.jit(lambda s: jax.lax.scan(step, s, None, length=T)[1])(start))
+    for place, seed in enumerate((3, 4)):
+        np.testing.assert_allclose(both[:, place], noises(strategy, zeros, seed), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_memory_is_what_is_kept(kind):
+    zeros = {"a": jnp.zeros((N, 6), jnp.bfloat16), "b": jnp.zeros((N,), jnp.float32)}
+    strategy = strategies()[kind]
+    transform = noise.correlated(np.eye(N), key=key(), rounds=T, strategy=strategy)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(transform.init(zeros).past))
+    assert rounds.memory(strategy, zeros) == held > 0
+    assert rounds.memory(None, zeros) == 0
