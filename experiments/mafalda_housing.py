@@ -80,7 +80,7 @@ class Config:
     clip_norm: float = 1.0
     hidden: int = 64
     seeds: tuple[int, ...] = tuple(range(20))
-    every: int = 20
+    every: int = 10
     tail: int = 50
     level: float = 0.75
     at_mu: float = 0.5
@@ -95,6 +95,11 @@ class Config:
             raise ValueError(f"designs holds {unknown[0]!r}; choose from {', '.join(LABELS)}")
 
     @property
+    def drawn(self) -> float:
+        """The level whose course is drawn."""
+        return self.at_mu if self.at_mu in self.mu else self.mu[0]
+
+    @property
     def rounds(self) -> int:
         """Rounds T."""
         return self.epochs * self.separation
@@ -106,7 +111,7 @@ PRESETS = {
         tail=8, records=1500,
     ),
     "cpu": Config(),
-    "full": Config(every=10),
+    "full": Config(every=5),
 }  # fmt: skip
 
 
@@ -168,7 +173,7 @@ def train(
 
 
 def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every second measurement and those of the tail; mu, and the tail's mean in the last row."""
+    """The last measurement with the mean over the tail, and the course at one level."""
     kept = []
     last: list[float] = []
     for row in rows:
@@ -178,7 +183,8 @@ def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[s
         if row["round"] == config.rounds:
             row["tail_loss"] = float(np.mean(last))
             last = []
-        if tail or row["round"] % (2 * config.every) == 0:
+        drawn = row["mu"] in (config.drawn, math.inf) and row["round"] % (2 * config.every) == 0
+        if drawn or row["round"] == config.rounds:
             kept.append(row)
     return kept
 
@@ -198,7 +204,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     for graph in config.graphs:
         for design in config.designs:
             stored = {**dataclasses.asdict(config), "graph": graph, "design": design}
-            for listed in ("graphs", "designs", "level", "at_mu"):
+            for listed in ("graphs", "designs", "level"):
                 del stored[listed]
             frames.append(
                 lab.cell(
@@ -306,7 +312,7 @@ def crossing(mus: list[float], values: list[float], level: float) -> float | Non
 def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
     """Figures: the loss over privacy, and over rounds at one level."""
     note = "Noise of the last design shares a seed: it defends from outsiders only."
-    at = config.at_mu if config.at_mu in config.mu else config.mu[0]
+    at = config.drawn
     for graph in config.graphs:
         own = last[last["graph"] == graph].assign(design=lambda f: f["algorithm"].map(LABELS))
         course = frame[(frame["graph"] == graph) & frame["mu"].isin([at, math.inf])]
