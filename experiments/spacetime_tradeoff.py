@@ -1,0 +1,321 @@
+"""What noise correlated over agents and rounds gains over noise correlated over one of them.
+
+First without training: the noise energy in all models at equal guarantee, relative to independent
+noise, for noise that cancels over rounds (MAFALDA), over agents (Whisper, for one step or the
+whole run) and over both, over graphs and horizons; where agents times rounds are few, beside the
+least that any covariance could reach. Then the test loss of logistic regression with each.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.data import load, partition, split
+from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine.run import run
+from dpjax.mechanism import spacetime, spatial, temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.models.linear import Linear
+from dpjax.results import plots, tables
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+LABELS = {
+    "independent": "independent (DP-D-SGD)",
+    "whisper": "agents, one step (Whisper)",
+    "whisper_horizon": "agents, whole run",
+    "mafalda": "rounds (MAFALDA)",
+    "spacetime": "agents and rounds",
+    "unrestricted": "lower bound on any covariance",
+}
+"""Designs in the order of the tables; "unrestricted" is a bound, not a design."""
+
+GRAPHS = {
+    "florentine": graphs.florentine,
+    "ring": lambda: graphs.ring(16),
+    "sparse": lambda: graphs.erdos_renyi(16, 0.3, 0),
+    "dense": lambda: graphs.erdos_renyi(16, 0.8, 0),
+    "grid": lambda: graphs.grid(4, 4),
+}
+Graph = Literal["florentine", "ring", "sparse", "dense", "grid"]
+
+ATTACKER = "outsider who sees every message; the shared seed gives no guarantee towards agents"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which graphs, horizons and runs; mixing is Metropolis-Hastings.
+
+    Attributes:
+        graphs: Networks whose noise energy is computed.
+        rounds: Horizons T, multiples of ``epochs``.
+        epochs: How often a record takes part, k; every T / k rounds.
+        unrestricted: Most agents times rounds for the bound on any covariance.
+        dataset: What the runs learn; breast_cancer needs no download.
+        trained: Networks that are trained.
+        participations: (k, b) of the runs: k epochs of b batches.
+        designs: Noise designs of the runs.
+        epsilon: Target epsilon.
+        delta: Target delta.
+        relation: Neighbouring relation; every record's gradient is clipped.
+        clip_norm: Clip norm.
+        steps: Step sizes to tune over.
+        seeds: Seeds of the reported runs.
+        tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
+        validation: Fraction of the training records held out while tuning.
+    """
+
+    graphs: tuple[Graph, ...] = tuple(GRAPHS)  # type: ignore[assignment]
+    rounds: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    epochs: tuple[int, ...] = (1, 4)
+    unrestricted: int = 512
+    dataset: Literal["breast_cancer", "a9a", "w8a"] = "breast_cancer"
+    trained: tuple[Graph, ...] = ("florentine", "ring", "dense")
+    participations: tuple[tuple[int, int], ...] = ((8, 4), (32, 4))
+    designs: tuple[str, ...] = ("independent", "whisper_horizon", "mafalda", "spacetime")
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    relation: Literal["zero_out_record", "replace_record"] = "replace_record"
+    clip_norm: float = 1.0
+    steps: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+    seeds: tuple[int, ...] = tuple(range(20))
+    tuning_seeds: tuple[int, ...] = tuple(range(100, 110))
+    validation: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse horizons that are not whole epochs, and tuning on the reported seeds."""
+        for rounds in self.rounds:
+            for k in self.epochs:
+                if k < 1 or rounds < 1 or rounds % k:
+                    raise ValueError(f"rounds holds {rounds}; give multiples of epochs, {k}")
+        shared = set(self.seeds) & set(self.tuning_seeds)
+        if shared:
+            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        unknown = set(self.designs) - set(plan.DESIGNS) | set(self.designs) - set(LABELS)
+        if unknown or not self.designs:
+            raise ValueError(f"designs is {self.designs!r}; choose from {', '.join(LABELS)}")
+        if not (self.graphs and self.rounds and self.epochs and self.seeds and self.steps):
+            raise ValueError("graphs, rounds, epochs, seeds and steps need an entry each")
+
+
+PRESETS = {
+    "tiny": Config(
+        graphs=("florentine", "ring"), rounds=(2, 4), epochs=(1, 2), unrestricted=64,
+        trained=("florentine",), participations=((3, 2),), designs=("independent", "spacetime"),
+        steps=(0.1, 0.5), seeds=(0, 1), tuning_seeds=(100,),
+    ),
+    "cpu": Config(),
+    "full": Config(
+        rounds=(4, 8, 16, 32, 64, 128, 256, 512), unrestricted=1024, dataset="a9a",
+        trained=tuple(GRAPHS), participations=((8, 4), (32, 4), (32, 16)),  # type: ignore[arg-type]
+    ),
+}  # fmt: skip
+
+
+def energies(config: Config, graph: str) -> list[dict[str, Any]]:
+    """The noise energy of every design on one graph, over horizons and epochs."""
+    matrix = mixing.metropolis_hastings(GRAPHS[graph]())
+    n = len(matrix)
+    rows = []
+    for k in config.epochs:
+        for rounds in config.rounds:
+            participation = Participation(rounds, k, rounds // k)
+            fresh, apart = np.eye(rounds), np.eye(n)
+            joint = spacetime.design(matrix, participation)
+            pairs = {
+                "independent": (fresh, apart),
+                "whisper": (fresh, spatial.whisper(matrix, 1.0)),
+                "whisper_horizon": (fresh, spatial.whisper(matrix, 1.0, rounds)),
+                "mafalda": (temporal.mafalda(matrix, participation), apart),
+                "spacetime": (joint.strategy, joint.covariance),
+            }
+            values = {
+                name: spacetime.objective(matrix, *pair, participation)
+                for name, pair in pairs.items()
+            }
+            extra: dict[str, dict[str, Any]] = {
+                "spacetime": {
+                    "converged": joint.converged, "gap": joint.gap,
+                    "half_steps": len(joint.history),
+                }
+            }  # fmt: skip
+            if n * rounds <= config.unrestricted:
+                least = spacetime.unrestricted_bound(matrix, participation)
+                values["unrestricted"] = least.lower_bound
+                extra["unrestricted"] = {"converged": least.converged, "gap": least.gap}
+            rows += [
+                {"algorithm": name, "graph": graph, "agents": n, "rounds": rounds, "epochs": k,
+                 "energy": value, "relative": value / values["independent"],
+                 **extra.get(name, {})}
+                for name, value in values.items()
+            ]  # fmt: skip
+    return rows
+
+
+def train(
+    config: Config, graph: str, fields: tuple[int, int], lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Tune and run every design on one graph and participation; rows of both phases."""
+    data = load.load(config.dataset)
+    matrix = mixing.metropolis_hastings(GRAPHS[graph]())
+    k, b = fields
+    x_train, y_train = np.asarray(data.x_train), np.asarray(data.y_train)
+    if data.x_test is None:
+        (x_train, y_train), test = split.split(x_train, y_train, 0.2, seed=1)
+    else:
+        test = (data.x_test, data.y_test)
+
+    def learn(train: Any, test: Any) -> problem.Problem:
+        shards = partition.iid(len(train[1]), len(matrix), 0)
+        return problem.supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
+
+    def configured(design: str, learning: problem.Problem) -> plan.Config:
+        largest = int(learning.partition.counts.max())
+        return plan.Config(
+            design=design,
+            epsilon=config.epsilon,
+            delta=config.delta,
+            relation=config.relation,
+            rounds=k * b,
+            clip_norm=config.clip_norm,
+            batch_size=-(-largest // b),
+            step_size=config.steps[0],
+            participation=(k, b),
+            sampler="cyclic",
+        )
+
+    fit, validation = split.split(x_train, y_train, config.validation, seed=0)
+    tuned, reported = learn(fit, validation), learn((x_train, y_train), test)
+    where = {"graph": graph, "dataset": config.dataset, "epochs": k, "rounds": k * b}
+    rows = []
+    # Plans of one run share their strategy over rounds: a run for each design.
+    for design in config.designs:
+        tuning = run(
+            tune.grid({design: configured(design, tuned)}, config.steps, matrix),
+            tuned,
+            seeds=config.tuning_seeds,
+            eval_every=k * b,
+            **lab.run_options(folder / f"{design}_tuning"),
+        )
+        step = tune.best_steps(tuning)[design]
+        final = run(
+            tune.grid({design: configured(design, reported)}, [step], matrix),
+            reported,
+            seeds=config.seeds,
+            eval_every=k * b,
+            **lab.run_options(folder / f"{design}_final"),
+        )
+        rows += tuning.rows(phase="tuning", **where) + final.rows(phase="final", **where)
+    return [row for row in rows if row["round"] == k * b]
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Noise energy and test loss of noise correlated over agents, over rounds, and over both."""
+    import pandas
+
+    stored = dataclasses.asdict(config)
+    energy_keys = ("rounds", "epochs", "unrestricted")
+    listed = ("graphs", "trained", "participations", *energy_keys)
+    frames = []
+    for graph in config.graphs:
+        kept = {"graph": graph} | {name: stored[name] for name in energy_keys}
+        frames.append(
+            lab.cell(f"energy_{graph}", kept, lambda folder, graph=graph: energies(config, graph))
+        )
+    runs = []
+    for graph in config.trained:
+        for fields in config.participations:
+            kept = {name: value for name, value in stored.items() if name not in listed}
+            kept |= {"graph": graph, "participation": fields}
+            runs.append(
+                lab.cell(
+                    f"train_{graph}_{fields[0]}x{fields[1]}",
+                    kept,
+                    lambda folder, graph=graph, fields=fields: train(
+                        config, graph, fields, lab, folder
+                    ),
+                    seed=config.seeds,
+                )
+            )
+    report_energies(config, lab, pandas.concat(frames, ignore_index=True))
+    if runs:
+        report_runs(config, lab, pandas.concat(runs, ignore_index=True))
+
+
+def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Tables of the relative noise energy, and its figure: a panel for each graph and k."""
+    for (graph, k), rows in frame.groupby(["graph", "epochs"], sort=False):
+        lab.say(f"\nnoise energy relative to independent noise: {graph}, k = {k}")
+        table = []
+        for rounds, part in rows.groupby("rounds"):
+            found = dict(zip(part["algorithm"], part["relative"], strict=True))
+            shown = {"T": rounds} | {LABELS[name]: found.get(name) for name in LABELS}
+            table.append({name: value for name, value in shown.items() if value is not None})
+        columns = list(dict.fromkeys(name for line in table for name in line))
+        lab.say(tables.text([{name: line.get(name, "") for name in columns} for line in table]))
+    figure, panels = plots.figure(len(config.epochs), len(config.graphs))
+    frame = frame.assign(design=frame["algorithm"].map(LABELS))
+    for row, k in enumerate(config.epochs):
+        for column, graph in enumerate(config.graphs):
+            plots.lines(
+                frame[(frame["graph"] == graph) & (frame["epochs"] == k)],
+                "rounds",
+                "relative",
+                "design",
+                ax=panels[row * len(config.graphs) + column],
+                xlabel="rounds T",
+                ylabel="noise energy / independent",
+                title=f"{graph}, k = {k}",
+                logx=True,
+                logy=True,
+            )
+    note = f"Equal Gaussian-DP loss for one record that takes part k times; {ATTACKER}."
+    plots.finish(figure, guarantee="no run: noise energy at equal guarantee", note=note)
+    lab.say(f"figure: {plots.save(figure, lab.folder / 'spacetime_tradeoff_energy.svg')}")
+
+
+def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Tables of the test loss, the joint design against each other, and the figure."""
+    final = frame[frame["phase"] == "final"]
+    for (graph, k, rounds), rows in final.groupby(["graph", "epochs", "rounds"], sort=False):
+        lab.say(f"\n{config.dataset} on {graph}, k = {k}, T = {rounds}:")
+        summary = tables.summary(rows, ["algorithm", "step_size"], "test_loss")
+        summary["algorithm"] = [LABELS[name] for name in summary["algorithm"]]
+        lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
+        present = set(rows["algorithm"])
+        pairs = []
+        for name in [n for n in LABELS if n in present - {"spacetime"} and "spacetime" in present]:
+            pair = tables.paired(rows, "spacetime", name, "test_loss")
+            pairs.append(
+                {"agents and rounds against": LABELS[name], "difference": pair.mean,
+                 "standard error": pair.standard_error, "seeds": pair.count, "t": pair.t}
+            )  # fmt: skip
+        if pairs:
+            lab.say("paired over seeds, other - joint:\n" + tables.text(pairs))
+    for _, first in final.drop_duplicates("algorithm").iterrows():
+        stated = Guarantee.from_dict(first["guarantee"]).statement()
+        lab.say(f"\n{LABELS[first['algorithm']]}: {stated}")
+    lab.say("\nStep sizes were tuned on the training data, on other seeds; outside epsilon.")
+    figure, panels = plots.figure(1, len(config.trained))
+    final = final.assign(design=final["algorithm"].map(LABELS))
+    for panel, graph in zip(panels, config.trained, strict=True):
+        plots.lines(
+            final[final["graph"] == graph], "rounds", "test_loss", "design", ax=panel,
+            xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, logx=True,
+        )  # fmt: skip
+    plots.finish(figure, note=f"Attacker: {ATTACKER}.")
+    lab.say(f"figure: {plots.save(figure, lab.folder / 'spacetime_tradeoff_loss.svg')}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("spacetime_tradeoff", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

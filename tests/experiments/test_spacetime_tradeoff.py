@@ -1,0 +1,76 @@
+"""The tiny preset of noise over agents and rounds: records, figures, and who costs less."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.results import records
+
+PATH = Path(__file__).resolve().parents[2] / "experiments" / "spacetime_tradeoff.py"
+
+
+@pytest.fixture(scope="module")
+def module():
+    spec = importlib.util.spec_from_file_location("spacetime_tradeoff", PATH)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules["spacetime_tradeoff"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(module, tmp_path_factory):
+    path = tmp_path_factory.mktemp("records")
+    assert module.main(["--preset", "tiny", "--output", str(path), "--quiet"]) == 0
+    return path / "spacetime_tradeoff" / "tiny"
+
+
+def test_records_are_read_back(module, folder, capsys):
+    paths = sorted(folder.glob("*.jsonl"))
+    assert len(paths) == 3 and len(list(folder.glob("*.svg"))) == 2
+    before = [path.read_bytes() for path in paths]
+    arguments = ["--preset", "tiny", "--output", str(folder.parents[1]), "--quiet"]
+    assert module.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.count(": read") == 3 and "noise energy relative" in out
+    assert [path.read_bytes() for path in paths] == before
+    metadata = records.read_metadata(paths[0])
+    assert metadata["command"].startswith("python experiments/spacetime_tradeoff.py")
+
+
+def test_joint_noise_is_between_its_parents_and_the_bound(folder):
+    frame = records.read([folder / "energy_florentine.jsonl", folder / "energy_ring.jsonl"])
+    table = frame.pivot(index=["graph", "epochs", "rounds"], columns="algorithm", values="relative")
+    assert len(table) == 8 and np.isfinite(table.to_numpy()).all()
+    parents = table[["independent", "whisper", "whisper_horizon", "mafalda"]].min(axis=1)
+    assert (table["spacetime"] < 0.999 * parents).all()
+    assert (table["unrestricted"] <= table["spacetime"]).all()
+    assert (table["whisper_horizon"] <= table["whisper"] * (1 + 1e-6)).all()
+    assert frame[frame["algorithm"] == "spacetime"]["converged"].all()
+
+
+def test_runs_state_equal_guarantees(folder):
+    frame = records.read(folder / "train_florentine_3x2.jsonl")
+    final = frame[frame["phase"] == "final"]
+    stated = [Guarantee.from_dict(value) for value in final["guarantee"]]
+    assert {(g.epsilon, g.relation) for g in stated} == {(3.0, "replace_record")}
+    np.testing.assert_allclose([g.mu for g in stated], stated[0].mu, rtol=1e-4)
+    assert set(final["algorithm"]) == {"independent", "spacetime"}
+    assert set(final["seed"]) == {0, 1} and set(frame["seed"]) == {0, 1, 100}
+
+
+def test_bad_configs_are_refused(module, capsys):
+    for arguments, match in (
+        (["--rounds", "6", "--epochs", "4"], "rounds holds 6"),
+        (["--tuning-seeds", "0", "5"], "tuning_seeds share [0]"),
+        (["--designs", "central"], "designs is ('central',)"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            module.main(["--preset", "tiny", *arguments])
+        streams = capsys.readouterr()
+        assert stop.value.code == 2 and match in streams.err + streams.out
