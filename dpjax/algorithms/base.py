@@ -31,7 +31,8 @@ class Info(NamedTuple):
 
     Attributes:
         gradients: Agent-stacked gradients before the chain. Not private.
-        messages: Agent-stacked models as sent over the links, which is what the attacker sees.
+        messages: What goes over the links, which is what the attacker sees: agent-stacked models,
+            with an axis of gossip steps before where there are several, or one message a link.
     """
 
     gradients: Any

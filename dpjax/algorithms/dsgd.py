@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dpjax import _validate
 from dpjax.algorithms.base import Algorithm, GradFn, Info, State
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
@@ -18,33 +19,41 @@ def dsgd(
     mixing: Float[Array, "n n"] | Float[Array, "p n n"],
     transform: optax.GradientTransformation,
     grad_fn: GradFn,
+    *,
+    gossip_steps: int = 1,
 ) -> Algorithm:
     """Decentralized SGD: adapt, then combine.
 
-    One round is ``X <- W (X + transform(G))`` with ``G_i = grad_fn(X_i, batch_i)``, so the chain
-    ends with the negative step size. For Whisper D-SGD the chain is clip, correlated noise, step.
+    One round is ``X <- W^K (X + transform(G))`` with ``G_i = grad_fn(X_i, batch_i)``, so the chain
+    ends with the negative step size. For Whisper D-SGD the chain is clip, correlated noise, step;
+    K > 1 gossip steps a gradient are Muffliato-SGD(K).
 
     Guarantee: none by itself. It is the chain's: what leaves an agent is a function of its
     gradients only through ``transform``, so a chain that clips and then adds noise makes every
-    message private; mixing is post-processing for an attacker who sees all messages.
+    message private; mixing is post-processing for an attacker who sees all messages, those of
+    every gossip step among them.
 
     Args:
         mixing: [n, n] mixing matrix, or [P, n, n], a schedule with period P; row i holds the
             weights with which agent i averages what it receives.
         transform: Chain on agent-stacked pytrees.
         grad_fn: One agent's gradient, ``grad_fn(params, batch)``; mapped over agents here.
+        gossip_steps: K. For K > 1 ``Info.messages`` has leaves [K, n, ...], what is sent before
+            each gossip step. A schedule gives one matrix a gradient.
 
     Returns:
         The init/step pair. ``step`` ignores its key: batches are drawn outside and the noise has
         a key of its own, in the chain's state.
 
     Raises:
-        ValueError: In ``init``, if a leaf's leading axis is not n.
+        ValueError: For gossip steps below 1; in ``init``, if a leaf's leading axis is not n.
 
     Reference:
-        Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update.
+        Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update; Cyffers et al.
+        2022 (Muffliato) for several gossip steps.
     """
     n = mixing.shape[-1]
+    gossip_steps = _validate.integer("gossip_steps", gossip_steps)
 
     def init(params: Any) -> State:
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -61,7 +70,13 @@ def dsgd(
         gradients = jax.vmap(grad_fn)(state.params, batch)
         updates, inner = transform.update(gradients, state.transform, state.params)
         messages = optax.apply_updates(state.params, updates)
-        params = gossip.mix(mixing_.at(mixing, state.round), messages)
+        matrix = mixing_.at(mixing, state.round)
+        if gossip_steps == 1:
+            params = gossip.mix(matrix, messages)
+        else:
+            params, messages = jax.lax.scan(
+                lambda sent, _: (gossip.mix(matrix, sent), sent), messages, length=gossip_steps
+            )
         return State(params, inner, state.round + 1), Info(gradients, messages)
 
     return Algorithm(init, step)

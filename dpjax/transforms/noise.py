@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["PACK", "NoiseState", "correlated", "network_mean_variance"]
+__all__ = ["PACK", "NoiseState", "check_round", "correlated", "network_mean_variance"]
 
 PACK = 65_536
 """Entries an agent up to which leaves share one draw."""
@@ -111,7 +111,7 @@ def correlated(
         paths = jax.tree_util.tree_leaves_with_path(updates)
         leaves = [leaf for _, leaf in paths]
         groups = _groups(paths, n)
-        _check_round(state.round, rounds)
+        check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         past = []
         for index, group in enumerate(groups):
@@ -163,7 +163,16 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any) -> 
     return draw
 
 
-def _check_round(round: Any, rounds: int) -> None:
+def check_round(round: Any, rounds: int) -> None:
+    """Refuse a round past the last one, where its number is known (compiled code gives NaN).
+
+    Args:
+        round: Rounds done; nothing is checked while it is traced.
+        rounds: Rounds the noise is accounted for.
+
+    Raises:
+        ValueError: If none is left.
+    """
     if not isinstance(round, jax.core.Tracer) and int(round) >= rounds:
         raise ValueError(
             f"round is {int(round)}, the noise is accounted for {rounds} rounds; stop there, or "

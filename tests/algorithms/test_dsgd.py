@@ -77,3 +77,19 @@ def test_unstacked_parameters_are_refused():
     algorithm = dsgd(jnp.eye(4), optax.scale(-0.1), quadratic)
     with pytest.raises(ValueError, match="params.*stack the 4 agents"):
         algorithm.init({"w": jnp.zeros((3, 2))})
+
+
+def test_gossip_steps_send_every_step_and_mix_as_often():
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.6, 0))
+    x, target = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
+    algorithm = dsgd(jnp.asarray(matrix, jnp.float32), optax.scale(-0.1), quadratic, gossip_steps=3)
+    state, info = run(algorithm, jnp.asarray(x), jnp.asarray(target), 1)
+    sent = x - 0.1 * (x - target)
+    for step in range(3):
+        expected = np.linalg.matrix_power(matrix, step) @ sent
+        np.testing.assert_allclose(info.messages[step], expected, rtol=1e-5, atol=1e-6)
+    final = np.linalg.matrix_power(matrix, 3) @ sent
+    np.testing.assert_allclose(state.params, final, rtol=1e-5, atol=1e-6)
+    assert np.abs(np.asarray(state.params) - matrix @ sent).max() > 1e-2
+    with pytest.raises(ValueError, match="gossip_steps is 0"):
+        dsgd(jnp.asarray(matrix), optax.scale(-0.1), quadratic, gossip_steps=0)

@@ -1,0 +1,185 @@
+"""Noise of which every part has a key of its own: an agent's, or the two ends' of a link (DECOR).
+
+Normals of an agent or a link in round t for leaf l (in tree order) are one draw under
+``fold_in(fold_in(key, t), l)``, of the leaf's shape for one agent. So whoever holds a key can draw
+its noise, and nobody else's.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax.transforms.noise import check_round
+
+__all__ = ["PairwiseState", "links", "pairwise", "simulated_keys"]
+
+_REMEDY = 'give typed threefry keys, as jax.random.split(jax.random.key(seed, impl="threefry2x32"))'
+
+
+class PairwiseState(NamedTuple):
+    """State of `pairwise`.
+
+    Attributes:
+        own_keys: [n] keys, one an agent.
+        edge_keys: [E] keys, one a link.
+        round: Rounds done, int32.
+    """
+
+    own_keys: PRNGKeyArray
+    edge_keys: PRNGKeyArray
+    round: Int[Array, ""]
+
+
+def links(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
+    """Return the links (i, j), i < j, over which something is ever sent, in lexical order.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n].
+    """
+    matrix = _validate.finite_array("mixing", mixing)
+    schedule = matrix[None] if matrix.ndim == 2 else matrix
+    linked = ((schedule != 0) | (np.swapaxes(schedule, 1, 2) != 0)).any(axis=0)
+    return np.argwhere(np.triu(linked, 1))
+
+
+def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:
+    """Return keys for a simulation, all from one root: whoever knows it knows all noise.
+
+    In a release every agent draws its own key, and the two ends of every link agree on theirs.
+
+    Args:
+        root: A threefry key of no other use.
+        agents: n.
+        edges: E.
+
+    Returns:
+        [n] and [E] keys.
+    """
+    _check_keys("root", root, ())
+    own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
+
+    def split(key: PRNGKeyArray, count: int) -> Array:
+        return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
+
+    return split(own, agents), split(shared, edges)
+
+
+def pairwise(
+    edges: Int[np.ndarray, "e 2"],
+    own: float,
+    shared: float,
+    *,
+    own_keys: PRNGKeyArray,
+    edge_keys: PRNGKeyArray,
+    rounds: int,
+) -> optax.GradientTransformation:
+    """Add every agent's own noise, and +z at one end and -z at the other of every link.
+
+    Agent i adds sqrt(own) z_i + sum over its links of +-sqrt(shared) z_e, + at the end that the
+    link names first; the covariance over agents is own I + shared L, L the graph's Laplacian.
+
+    Guarantee: fresh normals in each of the first ``rounds`` updates, none shared by agents, links,
+    rounds, leaves or coordinates; later updates are refused, inside compiled code NaN. An outsider
+    without keys sees that covariance; agents who collude know their own noise and that of their
+    links, and no other: the loss against them is `dpjax.accounting.views.decor`'s ``pndp`` and
+    ``secldp`` for these two variances, after clipping to the norm that they are in units of.
+
+    Args:
+        edges: [E, 2] links, each once; see `links`.
+        own: Variance of an agent's own noise, squared units of the update.
+        shared: Variance of a link's noise.
+        own_keys: [n] threefry keys, each of one agent and of no other use.
+        edge_keys: [E] threefry keys, each of the two ends of a link.
+        rounds: Rounds T the noise is accounted for.
+
+    Returns:
+        An optax transformation of agent-stacked updates, with state `PairwiseState`.
+
+    Raises:
+        ValueError: For keys that are not as many, of another generator, or given twice; links of
+            no agent, to itself or given twice; negative variances.
+
+    Reference:
+        Allouah et al. (2024), DECOR.
+    """
+    rounds = _validate.integer("rounds", rounds)
+    spreads = []
+    for name, value in (("own", own), ("shared", shared)):
+        if _validate.number(name, value) < 0:
+            raise ValueError(f"{name} is {value!r}; give a variance of at least 0")
+        spreads.append(float(np.sqrt(value)))
+    pairs = np.asarray(edges)
+    _check_keys("own_keys", own_keys, (len(own_keys),))
+    n = len(own_keys)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not np.issubdtype(pairs.dtype, np.integer):
+        raise ValueError(f"edges has shape {pairs.shape}; give whole numbers [E, 2]")
+    _check_keys("edge_keys", edge_keys, (len(pairs),))
+    _check_edges(pairs, n)
+    words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
+    if len(np.unique(words, axis=0)) != len(words):
+        raise ValueError("edge_keys and own_keys hold a key twice; give every part one of its own")
+    ends = np.zeros((n, len(pairs)))
+    ends[pairs[:, 0], np.arange(len(pairs))] = 1.0
+    ends[pairs[:, 1], np.arange(len(pairs))] = -1.0
+    spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * ends])
+
+    def init(params: optax.Params) -> PairwiseState:
+        del params
+        return PairwiseState(own_keys, edge_keys, jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: optax.Updates, state: PairwiseState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, PairwiseState]:
+        del params
+        check_round(state.round, rounds)
+        keys = jnp.concatenate([state.own_keys, state.edge_keys])
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
+        valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
+        leaves = jax.tree_util.tree_leaves_with_path(updates)
+        noisy = []
+        for index, (path, leaf) in enumerate(leaves):
+            if leaf.ndim < 1 or len(leaf) != n or not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(
+                    f"updates{jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype "
+                    f"{leaf.dtype}; give floating leaves with the n={n} agents as their leading "
+                    "axis"
+                )
+            dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+
+            def draw(key: PRNGKeyArray, index: int = index, leaf: Array = leaf) -> Array:
+                wide = jnp.promote_types(leaf.dtype, jnp.float32)
+                return jax.random.normal(jax.random.fold_in(key, index), leaf.shape[1:], wide)
+
+            colour = jnp.asarray(spread, dtype) * valid.astype(dtype)
+            noise = jnp.tensordot(
+                colour, jax.vmap(draw)(keys), axes=1, precision=jax.lax.Precision.HIGHEST
+            )
+            noisy.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
+        updates = jax.tree.unflatten(jax.tree.structure(updates), noisy)
+        return updates, state._replace(round=state.round + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check_keys(name: str, keys: PRNGKeyArray, shape: tuple[int, ...]) -> None:
+    dtype = getattr(keys, "dtype", None)
+    if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(f"{name} is {type(keys).__name__} of dtype {dtype}; {_REMEDY}")
+    if str(jax.random.key_impl(keys)) != "threefry2x32":
+        raise ValueError(f"{name} is of generator {str(jax.random.key_impl(keys))!r}; {_REMEDY}")
+    if keys.shape != shape:
+        raise ValueError(f"{name} has shape {keys.shape}; give {shape}, one key for each part")
+
+
+def _check_edges(pairs: Int[np.ndarray, "e 2"], n: int) -> None:
+    if len(pairs) and (pairs.min() < 0 or pairs.max() >= n):
+        raise ValueError(f"edges names agents outside 0 .. {n - 1}; give ends that exist")
+    if (pairs[:, 0] == pairs[:, 1]).any():
+        raise ValueError("edges holds a link of an agent with itself; leave it out")
+    if len(np.unique(np.sort(pairs, axis=1), axis=0)) != len(pairs):
+        raise ValueError("edges holds a link twice; give every link once, in one direction")

@@ -1,0 +1,248 @@
+"""The link between what runs and what is accounted: the messages of real runs are A G + B Z.
+
+Every algorithm runs on given gradients from models at zero, in float64, and its messages are
+compared with the view of an outsider, entry by entry; what nodes see must be rows of that view
+less the columns that they know. The same comparison refuses runs that differ from their account.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.accounting import views
+from dpjax.algorithms import dsgd, zip_dl
+from dpjax.mechanism import spatial, temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.x64 import double_precision
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import edges, noise
+
+N, T, D = 6, 7, 2
+STEP = 0.25
+GRAPH = graphs.erdos_renyi(N, 0.5, 3)
+W = mixing.metropolis_hastings(GRAPH)
+ROWS = mixing.uniform_neighbors(GRAPH)
+SCHEDULE = np.stack([W, mixing.metropolis_hastings(graphs.ring(N)), ROWS])
+G = np.random.default_rng(5).normal(size=(T, N, D))
+STRATEGY = temporal.mafalda(W, Participation(T, 1, 1))
+BANDED = np.tril(np.triu(STRATEGY, -2))
+LONG = 70
+COVARIANCE = spatial.whisper(W, 1.0)
+
+
+def key():
+    return jax.random.key(11, impl="threefry2x32")
+
+
+def normals(rounds, agents):
+    """Raw normals [T, n, D], from the keys alone."""
+    draw = lambda t: jax.random.normal(  # noqa: E731
+        jax.random.fold_in(jax.random.fold_in(key(), t), 0), (agents, D), jnp.float64
+    )
+    return np.stack([np.asarray(draw(t)) for t in range(rounds)])
+
+
+def messages(algorithm, gradients, agents=N):
+    """-messages / step of every round, [T, rows, D]; models start at zero."""
+    step = jax.jit(algorithm.step)
+    state = algorithm.init(jnp.zeros((agents, D), jnp.float64))
+    seen = []
+    for given in gradients:
+        state, info = step(key(), state, jnp.asarray(given))
+        seen.append(np.asarray(info.messages).reshape(-1, D) / -STEP)
+    return np.stack(seen)
+
+
+def gossip(matrix, *, factor=None, strategy=None, gradients=G, **options):
+    """A run of D-SGD and its raw normals."""
+    factor = np.eye(N) if factor is None else factor
+    rounds = len(gradients)
+    noisy = noise.correlated(factor, key=key(), rounds=rounds, strategy=strategy)
+    chain = optax.chain(noisy, optax.scale(-STEP))
+    made = dsgd.dsgd(jnp.asarray(matrix), chain, lambda params, batch: batch, **options)
+    return messages(made, gradients), normals(rounds, N)
+
+
+def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
+    """A run of DECOR with keys at both ends, and its normals, an agent's before a link's."""
+    pairs = edges.links(matrix)
+    own_keys, edge_keys = edges.simulated_keys(key(), N, len(pairs))
+    given = pairs[:, ::-1] if flipped else pairs
+    noisy = edges.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
+    chain = optax.chain(noisy, optax.scale(-STEP))
+    made = dsgd.dsgd(jnp.asarray(matrix), chain, lambda params, batch: batch)
+
+    def draw(one, t):
+        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(one, t), 0), (D,), float)
+
+    keys = [*own_keys, *edge_keys]
+    z = np.stack([np.stack([np.asarray(draw(one, t)) for one in keys]) for t in range(T)])
+    return messages(made, G), z
+
+
+def zipped(rule, matrix=W, *, shifted=False):
+    """A run of Zip-DL: its messages over links (own copies are not sent), and its normals."""
+    made = zip_dl.zip_dl(
+        matrix, optax.scale(-STEP), lambda params, batch: batch, deviation=STEP, key=key(),
+        rounds=T, zero_sum=rule,
+    )  # fmt: skip
+    sent = zip_dl.links(matrix)
+    count = len(sent.sender)
+    # The noise is added to models and not to gradients, so its sign is turned.
+    z = -normals(T + 1, count)[1:] if shifted else -normals(T, count)
+    return messages(made, G)[:, sent.sender != sent.receiver], z
+
+
+def distance(view, run, gradients=G):
+    """Largest difference between a run's messages and A G + B Z."""
+    seen, z = run
+    rounds = len(gradients)
+    a, b = view.materialize(rounds, check=False)
+    told = a @ gradients.reshape(rounds * N, D) + b @ z.reshape(-1, D)
+    return np.abs(told - seen.reshape(-1, D)).max()
+
+
+def long(seed=6):
+    return np.random.default_rng(seed).normal(size=(LONG, N, D))
+
+
+def full():
+    """A strategy of 70 rounds without bands: coloured in blocks."""
+    return np.tril(np.random.default_rng(8).uniform(0, 1, (LONG, LONG))) / LONG + np.eye(LONG)
+
+
+def whisper():
+    return views.dsgd(W, covariance=COVARIANCE)
+
+
+RUNS = {
+    "dsgd": (lambda: views.dsgd(W), lambda: gossip(W)),
+    "dsgd, row-stochastic": (lambda: views.dsgd(ROWS), lambda: gossip(ROWS)),
+    "dsgd, time-varying": (lambda: views.dsgd(SCHEDULE), lambda: gossip(SCHEDULE)),
+    "anti-pgd": (lambda: views.dsgd(W, np.tri(T)), lambda: gossip(W, strategy=np.tri(T))),
+    "mafalda": (lambda: views.dsgd(W, STRATEGY), lambda: gossip(W, strategy=STRATEGY)),
+    "banded": (lambda: views.dsgd(W, BANDED), lambda: gossip(W, strategy=BANDED)),
+    "muffliato": (lambda: views.muffliato(W, 3), lambda: gossip(W, gossip_steps=3)),
+    "muffliato, time-varying": (
+        lambda: views.muffliato(SCHEDULE, 2),
+        lambda: gossip(SCHEDULE, gossip_steps=2),
+    ),
+    "whisper": (whisper, lambda: gossip(W, factor=whisper().source)),
+    "space and time": (
+        lambda: views.dsgd(W, STRATEGY, COVARIANCE),
+        lambda: gossip(W, strategy=STRATEGY, factor=whisper().source),
+    ),
+    "decor": (lambda: views.decor(W, 0.7, 1.9), lambda: decor(W)),
+    "zip, messages": (lambda: views.zip_dl(W, zero_sum="messages"), lambda: zipped("messages")),
+    "zip, own copy": (
+        lambda: views.zip_dl(W, zero_sum="with_own_copy"),
+        lambda: zipped("with_own_copy"),
+    ),
+}
+BROKEN = {
+    "another step of gossip": ("muffliato", lambda: gossip(W, gossip_steps=3)[0][:, :N]),
+    "noise of another mixing": ("dsgd", lambda: gossip(ROWS)),
+    "a schedule that is not followed": ("dsgd, time-varying", lambda: gossip(SCHEDULE[:2])),
+    "a strategy that is transposed": (
+        "mafalda",
+        lambda: gossip(W, strategy=np.linalg.inv(np.linalg.inv(STRATEGY).T[::-1, ::-1])),
+    ),
+    "a strategy of a wrong scale": ("banded", lambda: gossip(W, strategy=1.5 * BANDED)),
+    "fresh noise for correlated noise": ("anti-pgd", lambda: gossip(W)),
+    "independent agents": ("whisper", lambda: gossip(W)),
+    "a factor that is transposed": ("whisper", lambda: gossip(W, factor=_turned())),
+    "links of the other sign": ("decor", lambda: decor(W, flipped=True)),
+    "own noise too small": ("decor", lambda: decor(W, own=0.4)),
+    "the other rule": ("zip, own copy", lambda: zipped("messages")),
+    "normals of the next round": ("zip, messages", lambda: zipped("messages", shifted=True)),
+}
+
+
+def _turned():
+    rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(N, N)))[0]
+    return whisper().source @ rotation
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_messages_are_the_accounted_ones(name):
+    algorithm, run = RUNS[name]
+    with double_precision():
+        assert distance(algorithm().ldp(), run()) < 1e-10
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_other_messages_are_caught(name):
+    like, run = BROKEN[name]
+    algorithm, right = RUNS[like]
+    with double_precision():
+        found = run()
+        if not isinstance(found, tuple):
+            found = np.repeat(found, 3, axis=1), right()[1]
+        assert distance(algorithm().ldp(), found) > 1e-2
+
+
+def test_noise_in_blocks_is_the_accounted_one():
+    """A full strategy longer than a block, against its dense view."""
+    strategy, gradients = full(), long()
+    with double_precision():
+        run = gossip(W, strategy=strategy, gradients=gradients)
+        assert distance(views.dsgd(W, strategy).ldp(), run, gradients) < 1e-10
+
+
+def received(name, attackers):
+    """Rows of an outsider's A and B that reach the nodes, without the columns that they know."""
+    nodes = list(attackers)
+    a, b = RUNS[name][0]().ldp().materialize(T, check=False)
+    if name.startswith("zip"):
+        sent = zip_dl.links(W)
+        owners = [{int(i)} for i in sent.sender]
+        reach = np.tile(np.isin(sent.receiver[sent.sender != sent.receiver], nodes), (T, 1))
+    else:
+        owners = [{i} for i in range(N)]
+        if name == "decor":
+            owners += [set(map(int, pair)) for pair in edges.links(W)]
+        schedule = SCHEDULE if "varying" in name else (ROWS if "row" in name else W)[None]
+        reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
+        reach = np.tile(reach, (1, len(a) // (T * N)))
+    known = [column for column, owner in enumerate(owners) if owner & set(nodes)]
+    a, b = a.reshape(len(a), T, N).copy(), b.reshape(len(b), T, -1).copy()
+    a[:, :, nodes], b[:, :, known] = 0.0, 0.0
+    rows = np.hstack([a.reshape(len(a), -1), b.reshape(len(b), -1)])
+    return rows[reach.ravel()]
+
+
+def told(name, attackers):
+    """Rows of the view of the nodes; a node's own copies, which nobody sends, left out."""
+    a, b = RUNS[name][0]().pndp(attackers).materialize(T, check=False)
+    rows = np.hstack([a, b])
+    if name.startswith("zip"):
+        sent = zip_dl.links(W)
+        reaching = np.isin(sent.receiver, list(attackers))
+        others = (sent.sender != sent.receiver)[reaching]
+        rows = rows.reshape(T, -1, rows.shape[1])[:, others].reshape(-1, rows.shape[1])
+    return rows
+
+
+def same_rows(first, second):
+    """Whether two lists of rows agree, rows of zeros aside."""
+    first, second = (part[np.abs(part).max(1) > 1e-12] for part in (first, second))
+    return first.shape == second.shape and bool(np.abs(first - second).max() < 1e-12)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("attackers", [(0,), (1, 4)])
+def test_nodes_see_rows_of_it_less_what_they_know(name, attackers):
+    if name in ("whisper", "space and time"):
+        with pytest.raises(ValueError, match="share the noise seed"):
+            RUNS[name][0]().pndp(attackers)
+        return
+    assert same_rows(received(name, attackers), told(name, attackers))
+    # Other nodes see other rows.
+    assert not same_rows(received(name, (2,)), told(name, attackers))
+
+
+def test_covariance_of_the_factor():
+    source = whisper().source
+    np.testing.assert_allclose(source @ source.T, COVARIANCE, atol=1e-9)

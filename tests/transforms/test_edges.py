@@ -1,0 +1,158 @@
+"""Pairwise secrets: the covariance, what colluding agents can take away, and keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting import views
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import edges
+
+GRAPH = graphs.erdos_renyi(5, 0.5, 1)
+W = mixing.metropolis_hastings(GRAPH)
+PAIRS = edges.links(W)
+N, E, ROUNDS = 5, len(PAIRS), 3
+OWN, SHARED = 0.5, 2.0
+COORDINATES = 40_000
+
+
+def root(seed=0):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def make(own=OWN, shared=SHARED, own_keys=None, edge_keys=None, pairs=PAIRS):
+    mine, theirs = edges.simulated_keys(root(), N, E)
+    return edges.pairwise(
+        pairs, own, shared, rounds=ROUNDS,
+        own_keys=mine if own_keys is None else own_keys,
+        edge_keys=theirs if edge_keys is None else edge_keys,
+    )  # fmt: skip
+
+
+def noises(transform, zeros, rounds=ROUNDS):
+    state, found = transform.init(zeros), []
+    update = jax.jit(transform.update)
+    for _ in range(rounds):
+        noisy, state = update(zeros, state)
+        found.append(jax.tree.map(np.asarray, noisy))
+    return found
+
+
+def laplacian():
+    support = (W != 0) & ~np.eye(N, dtype=bool)
+    return np.diag(support.sum(1)) - support
+
+
+def sampled(found):
+    flat = found.reshape(N, -1).astype(np.float64)
+    return flat @ flat.T / flat.shape[1]
+
+
+def close(matrix, expected):
+    spread = np.sqrt(2 * np.outer(np.diag(expected), np.diag(expected)) / COORDINATES)
+    return bool((np.abs(matrix - expected) <= 5 * spread).all())
+
+
+def test_covariance_is_own_plus_shared_laplacian():
+    expected = OWN * np.eye(N) + SHARED * laplacian()
+    found = sampled(noises(make(), jnp.zeros((N, COORDINATES)))[1])
+    assert close(found, expected) and not close(1.5 * found, expected)
+    # Without the minus at the other end the covariance is another one.
+    assert not close(
+        found, OWN * np.eye(N) + SHARED * (2 * np.diag(np.diag(laplacian())) - laplacian())
+    )
+    source = views.decor(W, OWN, SHARED).source
+    np.testing.assert_allclose(source @ source.T, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("attackers", [(0,), (1, 3)])
+def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
+    """Drawn with the keys of the attackers alone; what is left is the view's unknown noise."""
+    zeros = jnp.zeros((N, COORDINATES))
+    whole = noises(make(), zeros)[0]
+    held = np.array([bool(set(pair) & set(attackers)) for pair in PAIRS.tolist()])
+    own_keys, edge_keys = edges.simulated_keys(root(), N, E)
+    strangers = edges.simulated_keys(root(9), N, E)
+    mine = jnp.where(np.isin(np.arange(N), attackers), own_keys, strangers[0])
+    ours = jnp.where(held, edge_keys, strangers[1])
+    guess = noises(make(own_keys=mine, edge_keys=ours), zeros)[0]
+    foreign_own = jnp.where(
+        np.isin(np.arange(N), attackers), edges.simulated_keys(root(5), N, E)[0], strangers[0]
+    )
+    foreign = jnp.where(held, edges.simulated_keys(root(5), N, E)[1], strangers[1])
+    base = noises(make(own_keys=foreign_own, edge_keys=foreign), zeros)[0]
+    # guess - base holds the attackers' part less that of keys of nobody.
+    algorithm = views.decor(W, OWN, SHARED)
+    known = [k for k, owner in enumerate(algorithm.owners) if owner & set(attackers)]
+    source = algorithm.source.copy()
+    source[:, known] = 0.0
+    both = algorithm.source[:, known]
+    left = whole - guess + base
+    expected = source @ source.T + both @ both.T
+    assert close(sampled(left), expected)
+    assert not close(sampled(whole - guess), expected)
+    mu = algorithm.pndp(attackers).gdp(Participation(ROUNDS, 1, 1))
+    assert np.isnan(mu[list(attackers)]).all() and np.isfinite(np.delete(mu, attackers)).all()
+
+
+def test_rounds_leaves_and_links_share_no_number():
+    zeros = {"a": jnp.zeros((N, 7)), "b": jnp.zeros((N, 2, 3))}
+    everything = [
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(part)])
+        for kind in (make(shared=0.0), make(own=0.0))
+        for part in noises(kind, zeros)
+    ]
+    own = np.concatenate(everything[:ROUNDS])
+    assert len(np.unique(own)) == own.size
+    shared = np.abs(np.concatenate(everything[ROUNDS:]))
+    assert not np.isin(shared, np.abs(own)).any()
+
+
+def test_after_the_last_round():
+    zeros = jnp.zeros((N, 2))
+    found = noises(make(), zeros, ROUNDS + 1)
+    assert np.isfinite(found[ROUNDS - 1]).all() and np.isnan(found[ROUNDS]).all()
+    transform = make()
+    state = transform.init(zeros)._replace(round=jnp.int32(ROUNDS))
+    with pytest.raises(ValueError, match="round is 3, the noise is accounted for 3 rounds"):
+        transform.update(zeros, state)
+
+
+def test_narrow_leaves_keep_their_dtype():
+    (first, *_) = noises(make(), {"a": jnp.zeros((N, 3), jnp.bfloat16)})
+    assert first["a"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"own": -1.0}, "own is -1.0; give a variance"),
+        ({"shared": np.nan}, "shared is nan"),
+        ({"pairs": PAIRS[:-1]}, r"edge_keys has shape"),
+        ({"pairs": np.array([[0, 0], *PAIRS[1:]])}, "with itself"),
+        ({"pairs": np.array([PAIRS[1][::-1], *PAIRS[1:]])}, "a link twice"),
+        ({"pairs": np.array([[0, 99], *PAIRS[1:]])}, "outside 0 .. 4"),
+        ({"pairs": PAIRS.astype(float)}, "give whole numbers"),
+        ({"edge_keys": jax.random.split(root(), E)[np.zeros(E, int)]}, "hold a key twice"),
+        ({"own_keys": jax.random.split(jax.random.key(0, impl="rbg"), N)}, "generator 'rbg'"),
+        ({"own_keys": np.arange(N)}, "own_keys is ndarray"),
+    ],
+)
+def test_bad_input(change, text):
+    with pytest.raises(ValueError, match=text):
+        make(**change)
+
+
+def test_leaves_without_agents_are_refused():
+    transform = make()
+    with pytest.raises(ValueError, match=r"updates\['a'\] has shape \(2, 3\)"):
+        transform.update({"a": jnp.zeros((2, 3))}, transform.init(None))
+
+
+def test_links_of_a_schedule_are_those_of_any_round():
+    other = mixing.metropolis_hastings(graphs.ring(N))
+    both = edges.links(np.stack([W, other]))
+    rings = {tuple(pair) for pair in edges.links(other).tolist()}
+    assert {tuple(pair) for pair in both.tolist()} == rings | {tuple(p) for p in PAIRS.tolist()}
