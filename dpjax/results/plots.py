@@ -37,8 +37,12 @@ COLOURS: dict[str, str] = {
     "whisper": "#0072B2",
     "whisper_horizon": "#D55E00",
     "central": "#CC79A7",
+    "anti_pgd": "#56B4E9",
+    "prefix_sum": "#999933",
+    "mafalda": "#882255",
+    "spacetime": "#332288",
 }
-"""Colour by algorithm, from the palette of Okabe and Ito, which colour-blind readers can tell."""
+"""Colour by algorithm, from Okabe and Ito's and Tol's palettes: colour-blind readers can tell."""
 
 LABELS: dict[str, str] = {
     "non_private": "non-private",
@@ -47,6 +51,10 @@ LABELS: dict[str, str] = {
     "whisper": "Whisper",
     "whisper_horizon": "Whisper, horizon-aware",
     "central": "CDP (trusted server)",
+    "anti_pgd": "Anti-PGD",
+    "prefix_sum": "D-MF",
+    "mafalda": "MAFALDA",
+    "spacetime": "space and time",
 }
 """What the legend says."""
 
@@ -57,6 +65,10 @@ MARKERS: dict[str, str] = {
     "whisper": "^",
     "whisper_horizon": "D",
     "central": "v",
+    "anti_pgd": "P",
+    "prefix_sum": "X",
+    "mafalda": "p",
+    "spacetime": "*",
 }
 """Marker by algorithm, so that a figure also reads in grey."""
 

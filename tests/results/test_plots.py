@@ -233,7 +233,7 @@ def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
         assert plots.lines(rows, "round", "test_loss", ax=ax, title=f"{epsilon:g}") is figure
     plots.save(figure, tmp_path / "a.png")
     assert len(figure.legends) == 1 and len(figure.texts) == 1
-    assert len(figure.legends[0].get_texts()) == 6
+    assert len(figure.legends[0].get_texts()) == len(plots.COLOURS)
     assert "epsilon = 3 and 10" in texts(figure)[0]
     assert_tidy(figure)
     height = figure.get_size_inches()[1]
