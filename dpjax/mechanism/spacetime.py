@@ -74,10 +74,11 @@ def design(
 
     Alternates between the best C for R (`temporal.solve` of H(R)) and the best R for C
     (`factorization.minimize_trace` of :func:`factor_over_agents`), from R = I. Each half-step is
-    convex and certified. Both together are convex along geodesics of positive definite matrices:
-    so are tr(A (P (x) Q)^-1) for A >= 0, and u'P u and [Q]_ii in the constraints. Alternation is
-    therefore not caught in a local optimum. What the form K (x) R itself gives away is measured
-    by :func:`unrestricted_bound`.
+    convex and certified. With one participation both together are convex along geodesics of
+    positive definite matrices: so are tr(A (P (x) Q)^-1) for A >= 0 and the diagonals in the
+    constraints; alternation is then not caught in a local optimum. With several, whose bound sums
+    absolute values, that is not proved. What the form K (x) R itself gives away is measured by
+    :func:`unrestricted_bound`.
 
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
