@@ -1,4 +1,4 @@
-"""The command line: ``dpjax design``, ``dpjax plot``, ``dpjax data``.
+"""The command line: ``dpjax design``, ``dpjax account``, ``dpjax plot``, ``dpjax data``.
 
 Only the command that runs imports the rooms it needs, so that ``--help`` is quick.
 """
@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    import networkx as nx
     import numpy as np
 
     from dpjax.mechanism.design import Design as Made
 
-__all__ = ["Check", "Data", "Design", "Fetch", "List", "Plot", "Where", "main"]
+__all__ = ["Account", "Check", "Data", "Design", "Fetch", "List", "Plot", "Where", "main"]
 
 _DEFAULT_OUT = "dpjax-design.npz"
+_Algorithm = Literal[
+    "dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"
+]  # fmt: skip
+_Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 _PROTECTS = {
     "replace_agent": "all data of one agent",
     "replace_record": "one record of one agent, against another",
@@ -42,6 +47,9 @@ class Design:
     Prints the guarantee, the covariance's figures, its certified gap, and how much noise other
     designs need at the same guarantee.
 
+    With --trust pndp: the noise multiplier at which every agent keeps the budget against single
+    agents (or colluders) who see the messages that they receive; nothing is written.
+
     Example: dpjax design --graph er:20:0.5 --epsilon 10 --delta 1e-5 --rounds 5000 --clip 0.1
 
     Attributes:
@@ -54,8 +62,8 @@ class Design:
         relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
             (one record, against another) or zero_out_record (one record, against its absence).
             Taken as replace_agent, and said so, when left out.
-        design: Which noise: whisper_horizon (least over all rounds), whisper (least in one
-            round), pairwise (DECOR) or independent (LDP).
+        design: Which noise, under --trust ldp: whisper_horizon (least over all rounds, the
+            default), whisper (least in one round), pairwise (DECOR) or independent (LDP).
         horizon: Rounds that whisper_horizon looks ahead and the comparison counts; all by default.
         mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
         accountant: How noise follows from the budget: gdp (exact), rdp (looser), paper (the
@@ -64,6 +72,15 @@ class Design:
         seed: First seed of a random graph that names none.
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
+        trust: Against whom: ldp (an eavesdropper of every message) or pndp (agents, who see what
+            they receive and know their own gradients and noise). What follows is pndp's.
+        attacker: all (every single agent in turn, the default), or agents who collude.
+        algorithm: Which algorithm, as in dpjax account.
+        epochs: Rounds in which a record takes part; with --separation. Every round by default.
+        separation: Rounds from one of them to the next.
+        gossip_steps: Gossip rounds a gradient.
+        gradients: What the guarantee covers: any, or view (only gradients that are fixed in
+            advance or functions of what the attacker sees; not so in training).
     """
 
     graph: str
@@ -71,12 +88,84 @@ class Design:
     delta: float
     rounds: int
     clip: float
-    relation: Literal["replace_agent", "replace_record", "zero_out_record"] | None = None
-    design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] = "whisper_horizon"
+    relation: _Relation | None = None
+    design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] | None = None
     horizon: int | None = None
     mixing: Literal["metropolis", "uniform"] = "metropolis"
     accountant: Literal["gdp", "rdp", "paper"] = "gdp"
     allow_unsound: bool = False
+    seed: int = 0
+    out: Path | None = None
+    trust: Literal["ldp", "pndp"] = "ldp"
+    attacker: tuple[str, ...] = ()
+    algorithm: _Algorithm | None = None
+    epochs: int | None = None
+    separation: int | None = None
+    gossip_steps: int | None = None
+    gradients: Literal["any", "view"] | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Tell what an algorithm costs every agent against an attacker, by distance from it.
+
+    sigma is the noise multiplier: a noise's standard deviation a coordinate over the clip norm.
+    dsgd, muffliato: of the noise that each agent adds to each gradient. anti_pgd, mafalda,
+    prefix_sum: of the normals Z in C^-1 Z, the strategy C scaled to sensitivity 1 for this
+    participation, so that an eavesdropper's loss is mu = 1 / sigma (zero-out). decor: of an agent's
+    own noise; a link's secret has --shared times its variance. zip_dl: of z_k in z_k - mean(z).
+
+    Prints the mean, least and largest loss at each distance, and writes the loss of every agent to
+    a record file, and a figure beside it.
+
+    Example: dpjax account --graph florentine --algorithm dsgd --trust pndp --attacker 0
+    --rounds 380 --epochs 20 --separation 19 --sigma 1
+
+    Attributes:
+        graph: An edge-list file or a name, as in dpjax design.
+        algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), muffliato, decor, zip_dl.
+        rounds: Rounds of training, counted in gradients.
+        sigma: Noise multiplier, as above.
+        trust: Who attacks: ldp (an eavesdropper of every message), pndp (agents, who see what they
+            receive and know their own gradients and noise) or secldp (either, who also knows the
+            pairwise secrets outside a protected set).
+        attacker: Agents who attack, and collude if several. None with ldp.
+        protected: With secldp, agents whose secrets among themselves stay unknown; all but the
+            attackers by default.
+        epochs: Rounds in which a record takes part; with --separation. Every round by default.
+        separation: Rounds from one of them to the next.
+        delta: Tell epsilon at this delta as well.
+        relation: What is hidden: replace_record (one record, against another), zero_out_record
+            (against its absence) or replace_agent (all data of one agent, in every round). Taken as
+            replace_record, and said so, when left out.
+        gradients: Which loss the closing line is about: any (what training needs) or view (only for
+            gradients that are fixed in advance or functions of what the attacker sees). The table
+            has both.
+        gossip_steps: Gossip rounds a gradient, each observed (muffliato).
+        shared: decor: variance of a link's secret over that of an agent's own noise; 1 by default.
+        zero_sum: zip_dl: over what noises sum to zero: with_own_copy (the default) or messages.
+        mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
+        seed: First seed of a random graph that names none.
+        out: Record file to write; must not exist. By default dpjax-account.jsonl here, numbered if
+            that is taken. The figure has its name and ends in .svg.
+    """
+
+    graph: str
+    algorithm: _Algorithm
+    rounds: int
+    sigma: float
+    trust: Literal["ldp", "pndp", "secldp"] = "ldp"
+    attacker: tuple[int, ...] = ()
+    protected: tuple[int, ...] | None = None
+    epochs: int | None = None
+    separation: int | None = None
+    delta: float | None = None
+    relation: _Relation | None = None
+    gradients: Literal["any", "view"] = "any"
+    gossip_steps: int = 1
+    shared: float | None = None
+    zero_sum: Literal["messages", "with_own_copy"] | None = None
+    mixing: Literal["metropolis", "uniform"] = "metropolis"
     seed: int = 0
     out: Path | None = None
 
@@ -149,6 +238,7 @@ class Data:
 
 _Command = (
     Annotated[Design, tyro.conf.subcommand(name="design")]
+    | Annotated[Account, tyro.conf.subcommand(name="account")]
     | Annotated[Plot, tyro.conf.subcommand(name="plot")]
     | Annotated[Data, tyro.conf.subcommand(name="data")]
 )
@@ -192,15 +282,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _design(command: Design) -> int:
-    from dpjax.engine import plan
-    from dpjax.mechanism import design, spatial
+def _network(command: Design | Account) -> "tuple[nx.Graph, np.ndarray, str]":
+    """The graph, its mixing matrix, and a line about both."""
     from dpjax.topology import graphs, mixing
 
     graph = graphs.parse(_seeded(command.graph, command.seed))
     matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
         command.mixing
     ](graph)
+    seed = graph.graph.get("seed")
+    told = (
+        f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges"
+        + (f", seed {seed}" if seed is not None else "")
+        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
+    )
+    return graph, matrix, told
+
+
+def _design(command: Design) -> int:
+    from dpjax.engine import plan
+    from dpjax.mechanism import design, spatial
+
+    if command.trust == "pndp":
+        from dpjax.engine import account_command
+
+        account_command.refuse_of_ldp(command)
+        graph, matrix, told = _network(command)
+        print("\n".join([told, *account_command.multiplier(command, graph, matrix, _PROTECTS)]))
+        return 0
+    for name in _OF_PNDP:
+        if getattr(command, name) not in ((), None):
+            raise ValueError(
+                f"{name} is {getattr(command, name)!r} with trust 'ldp'; leave it out, or take "
+                "--trust pndp"
+            )
+    command = dataclasses.replace(command, design=command.design or "whisper_horizon")
+    assert command.design is not None
+    _, matrix, told = _network(command)
     n, horizon = len(matrix), command.horizon or command.rounds
     config = plan.Config(
         design=command.design,
@@ -222,7 +340,7 @@ def _design(command: Design) -> int:
         for kind, _ in _COMPARED
     }
     chosen = made[command.design]
-    out = _free(command.out)
+    out = _free(command.out, _DEFAULT_OUT)
     guarantee = plan.make(config, matrix, design=chosen).guarantee
     try:
         saved = chosen.save(out)
@@ -230,12 +348,7 @@ def _design(command: Design) -> int:
         raise ValueError(
             f"out is {str(out)!r}, which cannot be written ({error.strerror}); name another file"
         ) from None
-    seed = graph.graph.get("seed")
-    print(
-        f"network: {command.graph}, {n} agents, {graph.number_of_edges()} edges"
-        + (f", seed {seed}" if seed is not None else "")
-        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
-    )
+    print(told)
     how = "" if command.relation else "; change with --relation"
     print(f"relation: {config.relation} ({_PROTECTS[config.relation]}){how}")
     print(f"guarantee: {guarantee.statement()}")
@@ -304,22 +417,35 @@ def _seeded(spec: str, seed: int) -> str:
     return f"{spec}:{seed}" if parts[0] == "er" and len(parts) == 3 else spec
 
 
-def _free(out: Path | None) -> Path:
+def _free(out: Path | None, default: str) -> Path:
     """The path to write to; an existing file is never replaced."""
     if out is not None:
         if not out.name or out.is_dir():
             raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
-        out = out if out.suffix else out.with_suffix(".npz")
+        out = out if out.suffix else out.with_suffix(Path(default).suffix)
         if out.exists():
             raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
         if not out.parent.exists():
             raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
         return out
-    path, number = Path(_DEFAULT_OUT), 1
+    path, number = Path(default), 1
     while path.exists():
         number += 1
-        path = Path(_DEFAULT_OUT).with_stem(f"{Path(_DEFAULT_OUT).stem}-{number}")
+        path = Path(default).with_stem(f"{Path(default).stem}-{number}")
     return path
+
+
+_OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gradients")
+
+
+def _account(command: Account) -> int:
+    from dpjax.engine import account_command
+
+    graph, matrix, told = _network(command)
+    out = _free(command.out, "dpjax-account.jsonl")
+    lines = account_command.account(command, graph, matrix, out, _PROTECTS)
+    print("\n".join([told, *lines]))
+    return 0
 
 
 def _plot(command: Plot) -> int:
@@ -402,7 +528,7 @@ def _check() -> int:
     return 1 if bad else 0
 
 
-_COMMANDS: dict[type, Any] = {Design: _design, Plot: _plot, Data: _data}
+_COMMANDS: dict[type, Any] = {Design: _design, Account: _account, Plot: _plot, Data: _data}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,181 @@
+"""Accounting for insiders: the recursion against the dense route, and alone at size.
+
+- ``versus``: one attacker of DP-D-SGD, (T, T, 1), T = 5 to 60 on the Florentine and the Facebook
+  ego graph, recursion and dense route (singular values of the stacked view) in one process:
+  seconds, their ratio, the largest relative difference. Where the dense route asks for more than
+  `MEMORY` it is left out.
+- ``alone``: the recursion at n = 271, T = 400 and n = 1,000, T = 100 (random graphs, one attacker,
+  a record every 20 or 10 rounds), and on the ego graph at T = 380, (20, 19).
+- ``every``: all 148 single attackers of the ego graph at T = 10.
+
+Each row is made in a process of its own: seconds, compilation included (``first_seconds``) and
+without it, and peak memory, that of the imports included (``import_bytes``).
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpjax.accounting import dense, observer, views
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs, mixing
+
+MEMORY = 4 * 2**30
+"""Bytes that the dense route may take in all."""
+
+
+def timed(call: Callable[[], Any], repeats: int) -> tuple[Any, float, float]:
+    """Return the result, the seconds of the first call, and the median of ``repeats`` more."""
+    began = time.perf_counter()
+    result = call()
+    first = time.perf_counter() - began
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        result = call()
+        times.append(time.perf_counter() - began)
+    return result, first, statistics.median(times) if times else first
+
+
+def peak() -> int:
+    """Return the process's largest resident size so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def dense_bytes(weights: np.ndarray, rounds: int) -> float:
+    """Bytes of the dense route: A and B, copies of both, and B's singular vectors."""
+    n, heard = len(weights), int((weights[0] != 0).sum())
+    rows = 1 << (heard - 1).bit_length()
+    return 8.0 * 6 * (rounds * rows) * (rounds * n)
+
+
+def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
+    """Both routes on one view; recursion first, so that its memory is told apart."""
+    weights = mixing.uniform_neighbors(graphs.parse(graph))
+    view = views.dsgd(weights).pndp(0)
+    when = Participation(rounds, rounds, 1)
+    before = peak()
+    loss, first, seconds = timed(lambda: view.loss(when), repeats)
+    row = {"algorithm": "versus", "graph": graph, "n": len(weights), "rounds": rounds}
+    row |= {"seconds": seconds, "first_seconds": first, "import_bytes": before}
+    row |= {"peak_bytes": peak(), "upper_bounds": int(loss.upper_bound.sum())}
+    if dense_bytes(weights, rounds) > MEMORY:
+        return row | {"dense_seconds": None, "ratio": None, "difference": None}
+
+    def slowly() -> np.ndarray:
+        found = dense.energies(*view.materialize(rounds, check=False), when)
+        return np.sqrt(observer.pattern_sums(found.values, when))
+
+    # Nothing is compiled there, and a call takes seconds at the larger sizes: one is enough.
+    other, slow, _ = timed(slowly, 0)
+    victims = np.nan_to_num(loss.mu) > 0  # 0 where no message arrives within T
+    difference = float(np.abs(other[victims] / loss.mu[victims] - 1).max())
+    row |= {"dense_seconds": slow, "ratio": slow / seconds, "difference": difference}
+    return row | {"dense_peak_bytes": peak()}
+
+
+def alone(graph: str, participation: str, repeats: int) -> dict[str, Any]:
+    """The recursion for one attacker."""
+    when = Participation(*map(int, participation.split(",")))
+    weights = mixing.uniform_neighbors(graphs.parse(graph))
+    view = views.dsgd(weights).pndp(0)
+    before = peak()
+    loss, first, seconds = timed(lambda: view.loss(when), repeats)
+    row = {"algorithm": "alone", "graph": graph, "n": len(weights), "rounds": when.rounds}
+    row |= {"epochs": when.epochs, "separation": when.separation, "seconds": seconds}
+    row |= {"first_seconds": first, "import_bytes": before, "peak_bytes": peak()}
+    return row | {"upper_bounds": int(loss.upper_bound.sum())}
+
+
+def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
+    """All single attackers."""
+    weights = mixing.uniform_neighbors(graphs.parse(graph))
+    algorithm, when = views.dsgd(weights), Participation(rounds, rounds, 1)
+    seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
+    before = peak()
+    found, first, seconds = timed(lambda: views.losses(seen, when), repeats)
+    row = {"algorithm": "every", "graph": graph, "n": len(weights), "rounds": rounds}
+    row |= {"attackers": len(seen), "seconds": seconds, "first_seconds": first}
+    row |= {"import_bytes": before, "peak_bytes": peak()}
+    return row | {"upper_bounds": int(sum(each.upper_bound.sum() for each in found))}
+
+
+def one(words: list[str], repeats: int) -> dict[str, Any]:
+    """The row that one process makes."""
+    kind, graph, setting = words
+    if kind == "alone":
+        return alone(graph, setting, repeats)
+    return {"versus": versus, "every": every}[kind](graph, int(setting), repeats)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--graphs", nargs="*", default=["florentine", "facebook_ego"])
+    parser.add_argument("--versus", type=int, nargs="*", default=[5, 10, 20, 40, 60])
+    parser.add_argument(
+        "--alone", nargs="*", metavar="GRAPH/T,k,b",
+        default=["facebook_ego/380,20,19", "er:271:0.05/400,20,20", "er:1000:0.02/100,10,10"],
+    )  # fmt: skip
+    parser.add_argument("--every", nargs="*", default=["facebook_ego/10"], metavar="GRAPH/T")
+    parser.add_argument("--repeats", type=int, default=3, help="of what takes seconds; else one")
+    parser.add_argument("--output", type=Path, default=None, help="record file to write")
+    parser.add_argument("--one", nargs=3, default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+
+    if options.one is not None:
+        print(json.dumps(one(options.one, options.repeats)))
+        return 0
+    rows: list[dict[str, Any]] = []
+    busy = os.getloadavg()[0]
+
+    def report(kind: str, graph: str, setting: str, repeats: int) -> None:
+        command = [sys.executable, __file__, "--one", kind, graph, setting]
+        answer = subprocess.run(
+            [*command, "--repeats", str(repeats)], capture_output=True, text=True
+        )
+        if answer.returncode:
+            # A graph that is not here, or too little memory: the other rows still count.
+            print(f"{kind} {graph} {setting}: {answer.stderr.splitlines()[-1]}", flush=True)
+            return
+        row = json.loads(answer.stdout.splitlines()[-1])
+        rows.append({"experiment": "bench_accounting"} | row)
+        told = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+        print("  ".join(told), flush=True)
+
+    for graph in options.graphs:
+        for rounds in options.versus:
+            report("versus", graph, str(rounds), options.repeats)
+    for kind, cases in (("alone", options.alone), ("every", options.every)):
+        for case in cases:
+            # Edge-list files have slashes of their own.
+            graph, _, setting = case.rpartition("/")
+            report(kind, graph, setting, min(options.repeats, 1))
+    if options.output is not None:
+        from dpjax.results import records
+
+        command_line = " ".join(
+            ["python", "benchmarks/bench_accounting.py", *(argv or sys.argv[1:])]
+        )
+        about = records.metadata(command=command_line, seed=0)
+        # Times on a busy machine say little; readers see how busy it was.
+        about["load_average"] = [busy, os.getloadavg()[0]]
+        about["threads"] = os.environ.get("OPENBLAS_NUM_THREADS")
+        records.write(options.output, rows, about)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

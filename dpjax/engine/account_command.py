@@ -1,0 +1,170 @@
+"""The bodies of `dpjax account` and `dpjax design --trust pndp`: options in, lines out."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.accounting import budget as budget_
+from dpjax.accounting.view import Gradients
+from dpjax.engine import account as account_
+from dpjax.engine import account_report as report
+from dpjax.engine import multiplier as multiplier_
+
+__all__ = ["account", "multiplier", "refuse_of_ldp"]
+
+_OF_LDP: dict[str, Any] = {
+    "design": None,
+    "horizon": None,
+    "out": None,
+    "accountant": "gdp",
+    "allow_unsound": False,
+}
+
+
+def account(
+    command: Any,
+    graph: nx.Graph,
+    mixing: Float[np.ndarray, "n n"],
+    out: Path,
+    hides: Mapping[str, str],
+) -> list[str]:
+    """Account, write records and figure, and return the report.
+
+    Args:
+        command: The options, `dpjax.cli.Account`.
+        graph: The network.
+        mixing: [n, n] W.
+        out: Record file to write.
+        hides: What each relation hides, in words.
+
+    Returns:
+        Lines to print.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    relation: budget_.Relation = command.relation or "replace_record"
+    setting = account_.Setting(
+        command.algorithm,
+        mixing,
+        account_.participation(command.rounds, command.epochs, command.separation),
+        relation,
+        command.gossip_steps,
+        command.shared,
+        command.zero_sum,
+    )
+    report.check_place(out)
+    found = account_.rows(
+        setting,
+        command.trust,
+        attackers=command.attacker,
+        protected=command.protected,
+        sigma=command.sigma,
+        delta=command.delta,
+    )
+    lines = report.lines(
+        setting,
+        command.trust,
+        found,
+        command.attacker,
+        command.protected,
+        dict(graph.nodes(data="label")),
+        sigma=command.sigma,
+        delta=command.delta,
+        gradients=command.gradients,
+    )
+    when = setting.participation
+    about = {
+        **dataclasses.asdict(command),
+        "relation": relation,
+        "epochs": when.epochs,
+        "separation": when.separation,
+    }
+    del about["out"]
+    written = report.write(out, found, about, _typed("account", command))
+    return [_relation(command, relation, hides), *lines, "", *(f"written: {p}" for p in written)]
+
+
+def multiplier(
+    command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"], hides: Mapping[str, str]
+) -> list[str]:
+    """Find the noise multiplier of a budget against insiders, and return the report.
+
+    Args:
+        command: The options, `dpjax.cli.Design`.
+        graph: The network.
+        mixing: [n, n] W.
+        hides: What each relation hides, in words.
+
+    Returns:
+        Lines to print.
+
+    Raises:
+        ValueError: For options that do not go together, or a loss that no noise makes finite.
+    """
+    clip = _validate.positive("clip", command.clip)
+    relation: budget_.Relation = command.relation or (
+        "replace_agent" if command.epochs is None else "replace_record"
+    )
+    setting = account_.Setting(
+        command.algorithm or "dsgd",
+        mixing,
+        account_.participation(command.rounds, command.epochs, command.separation),
+        relation,
+        1 if command.gossip_steps is None else command.gossip_steps,
+    )
+    sets = report.attackers(command.attacker or ("all",), len(mixing))
+    gradients: Gradients = command.gradients or "any"
+    budget = {"epsilon": command.epsilon, "delta": command.delta}
+    found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
+    lines = report.multiplier_lines(
+        setting,
+        found,
+        sets,
+        dict(graph.nodes(data="label")),
+        **budget,
+        clip=clip,
+        gradients=gradients,
+        mixing=command.mixing,
+    )
+    return [_relation(command, relation, hides), *lines]
+
+
+def refuse_of_ldp(command: Any) -> None:
+    """Refuse options of `dpjax design` that only an eavesdropper's design has.
+
+    Args:
+        command: The options, `dpjax.cli.Design`.
+
+    Raises:
+        ValueError: Naming the first one.
+    """
+    for name, kept in _OF_LDP.items():
+        value = getattr(command, name)
+        if value != kept:
+            shown = repr(str(value)) if isinstance(value, Path | str) else value
+            remedy = "name an --algorithm instead" if name == "design" else "leave it out"
+            raise ValueError(f"{name} is {shown} with trust 'pndp'; {remedy}")
+
+
+def _relation(command: Any, relation: str, hides: Mapping[str, str]) -> str:
+    how = "" if command.relation else "; change with --relation"
+    return f"relation: {relation} ({hides[relation]}){how}"
+
+
+def _typed(name: str, command: Any) -> str:
+    """The command line that gives these options."""
+    words = ["dpjax", name]
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        if value != field.default:
+            several = value if isinstance(value, tuple) else (value,)
+            words += [f"--{field.name.replace('_', '-')}", *map(str, several)]
+    return shlex.join(words)

@@ -1,0 +1,237 @@
+"""Exact accounting for insiders beside Muffliato's bound: Fig. 2 of the MAFALDA-SGD paper.
+
+No training: for every victim and attacker, what DP-D-SGD costs exactly (for gradients that are
+fixed or functions of what the attacker sees, as the paper takes them, and for any gradients) and
+what the published bound says, with either numerator, by distance in the graph.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax.accounting import published, views
+from dpjax.engine import account, launch
+from dpjax.mechanism.participation import Participation
+from dpjax.results import plots, tables
+from dpjax.results.ranges import ranges
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+LABELS = {
+    "any": "any gradients",
+    "view": "exact, gradients of the view (paper)",
+    "plain": "Muffliato, plain numerator",
+    "squared": "Muffliato, squared numerator",
+}
+BOUNDS: tuple[published.Numerator, ...] = ("plain", "squared")
+WEIGHTS = {"uniform": mixing.uniform_neighbors, "metropolis": mixing.metropolis_hastings}
+Weights = Literal["uniform", "metropolis"]
+FAR = 3
+"""Distances from here on are also pooled."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which graphs and attackers.
+
+    Attributes:
+        graphs: Networks, as `dpjax account --graph` takes them; one that is missing is passed over.
+        peertube: Edge list of the PeerTube network, which the user supplies.
+        mixing: uniform (row-stochastic, the paper's) and metropolis.
+        rounds: T; every agent takes part in every round.
+        alpha: Renyi order.
+        sigma: Noise multiplier.
+        attackers: How many single attackers, 0, 1, ...; None is every agent. Attacker 0 is also
+            told alone.
+    """
+
+    graphs: tuple[str, ...] = ("er:100:0.2:1", "facebook_ego", "florentine")
+    peertube: Path | None = None
+    mixing: tuple[Weights, ...] = ("uniform", "metropolis")
+    rounds: int = 10
+    alpha: float = 2.0
+    sigma: float = 1.0
+    attackers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no figure."""
+        if self.rounds < 1 or (self.attackers is not None and self.attackers < 1):
+            raise ValueError(
+                f"rounds is {self.rounds} and attackers {self.attackers}; give at least 1"
+            )
+        if not (self.alpha > 1 and self.sigma > 0 and self.graphs and self.mixing):
+            raise ValueError(
+                f"alpha is {self.alpha} and sigma {self.sigma}; give alpha above 1, sigma above 0, "
+                "a graph and a mixing"
+            )
+
+
+PRESETS = {
+    "tiny": Config(graphs=("florentine", "ring:6"), rounds=4, attackers=2),
+    "cpu": Config(),
+    "full": Config(graphs=("er:100:0.2:1", "er:100:0.2:2", "er:100:0.2:3", "facebook_ego",
+                           "florentine")),
+}  # fmt: skip
+
+
+def squares(found: Any) -> np.ndarray:
+    """mu^2 by (attacker, victim)."""
+    return np.stack([each.mu**2 for each in found])
+
+
+def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]:
+    """Renyi losses by distance, of attacker 0 and of all attackers together."""
+    matrix = WEIGHTS[weights](graph)
+    n = len(matrix)
+    chosen = range(n if config.attackers is None else min(config.attackers, n))
+    when = Participation(config.rounds, config.rounds, 1)
+    algorithm = views.dsgd(matrix)
+    seen = [algorithm.pndp(attacker) for attacker in chosen]
+    unit = config.alpha / 2 / config.sigma**2
+    exact = views.losses(seen, when, gradients="view")
+    wide = views.losses(seen, when, gradients="any")
+    found = {"any": squares(wide), "view": squares(account.least(exact, wide))}
+    for numerator in BOUNDS:
+        bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)
+        found[numerator] = bound.T[list(chosen)]
+    away = np.stack([account.distances(matrix, [attacker]) for attacker in chosen])
+    rows = []
+    for scope, part in (("attacker 0", slice(0, 1)), ("all attackers", slice(None))):
+        hops = away[part]
+        for distance in (*range(1, int(hops.max()) + 1), FAR + 1000):
+            at = hops >= FAR if distance > 1000 else hops == distance
+            if not at.any():
+                continue
+            shown = f">={FAR}" if distance > 1000 else str(distance)
+            row: dict[str, Any] = {
+                "graph": "", "mixing": weights, "attackers": len(hops), "scope": scope,
+                "distance": shown, "pairs": int(at.sum()), "rounds": config.rounds,
+                "alpha": config.alpha, "sigma": config.sigma,
+            }  # fmt: skip
+            view = found["view"][part][at]
+            flagged = np.stack([each.upper_bound for each in exact])[part][at]
+            plain = squares(exact)[part][at]
+            for name in LABELS:
+                values = unit * found[name][part][at]
+                ratio = values / (unit * view)
+                rows.append(
+                    row
+                    | {
+                        "algorithm": name, "mean": float(values.mean()),
+                        "min": float(values.min()), "max": float(values.max()),
+                        # Before the minimum with the loss of a larger view.
+                        "uncapped": float(unit * plain.mean()) if name == "view" else None,
+                        "upper_bounds": int(flagged.sum()) if name == "view" else 0,
+                        "ratio_of_means": float(values.mean() / (unit * view.mean())),
+                        "geometric_ratio": float(np.exp(np.log(ratio).mean())),
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Exact losses to insiders beside Muffliato's bound, by distance; nothing is trained."""
+    import pandas
+
+    stored = dataclasses.asdict(config)
+    frames = []
+    named = dict(zip(config.graphs, config.graphs, strict=True))
+    if config.peertube is None:
+        lab.say("peertube: passed over; give its edge list with --peertube FILE")
+    else:
+        named["peertube"] = str(config.peertube)
+    for name, spec in named.items():
+        try:
+            graph = graphs.parse(spec)
+        except ValueError as error:
+            if name != "facebook_ego":
+                raise
+            lab.say(f"{name}: passed over: {error}")
+            continue
+        for weights in config.mixing:
+            kept = {key: stored[key] for key in ("rounds", "alpha", "sigma", "attackers")}
+            kept |= {"graph": spec, "mixing": weights}
+            kept["fingerprint"] = mixing.fingerprint(WEIGHTS[weights](graph))
+
+            def compute(
+                _: Path, name: str = name, graph: Any = graph, weights: Weights = weights
+            ) -> list[dict[str, Any]]:
+                return [row | {"graph": name} for row in losses(config, graph, weights)]
+
+            cell = f"{name.replace(':', '_')}_{weights}"
+            frames.append(lab.cell(cell, kept, compute))
+    if frames:
+        report(config, lab, pandas.concat(frames, ignore_index=True))
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Tables with the ratios to the published bounds, a verdict for each graph, and the figure."""
+    keys = ["graph", "mixing", "scope"]
+    for (graph, weights, scope), part in frame.groupby(keys, sort=False):
+        lab.say(
+            f"\n{graph}, {weights} mixing, {scope}: Renyi loss of order {config.alpha:g} at sigma "
+            f"{config.sigma:g}, T = {config.rounds}"
+        )
+        table = []
+        for distance, each in part.groupby("distance", sort=False):
+            by = each.set_index("algorithm")
+            view = by.loc["view"]
+            line = {"distance": distance, "pairs": view["pairs"]}
+            line |= {"exact: mean": view["mean"], "min": view["min"], "max": view["max"]}
+            line |= {"uncapped": view["uncapped"], "any": by.loc["any", "mean"]}
+            for name in BOUNDS:
+                line[name] = by.loc[name, "mean"]
+                line[f"{name} / exact"] = by.loc[name, "ratio_of_means"]
+            table.append(line | {"upper bounds": view["upper_bounds"]})
+        lab.say(tables.text(table))
+        lab.say(verdict(part))
+    names = list(dict.fromkeys(zip(frame["graph"], frame["mixing"], strict=True)))
+    columns = len(config.mixing)
+    figure, panels = plots.figure(-(-len(names) // columns), columns)
+    shown = frame[(frame["scope"] == "attacker 0") & ~frame["distance"].str.startswith(">")]
+    shown = shown.assign(hops=shown["distance"].astype(int), loss=shown["algorithm"].map(LABELS))
+    for panel, (graph, weights) in zip(panels, names, strict=False):
+        ranges(
+            shown[(shown["graph"] == graph) & (shown["mixing"] == weights)], "hops", "loss",
+            dashed=tuple(LABELS[name] for name in BOUNDS), ax=panel,
+            xlabel="distance from attacker 0", ylabel=f"Renyi loss, order {config.alpha:g}",
+            title=f"{graph}, {weights}",
+        )  # fmt: skip
+    plots.finish(
+        figure,
+        guarantee=f"none is run: DP-D-SGD at sigma = {config.sigma:g}, zeroing out one agent's "
+        f"gradient in all T = {config.rounds} rounds, against agent 0",
+        note="Mean, least and largest over victims. The exact loss holds for gradients that are "
+        "fixed or functions of what the attacker sees, not for training; the loss for any "
+        "gradients holds for it too.",
+    )
+    lab.say(f"\nfigure: {plots.save(figure, lab.folder / 'pndp_accounting.svg')}")
+
+
+def verdict(part: Any) -> str:
+    """How far the published bounds are above the exact loss, beside the paper's claims."""
+    claims = {"1": "no gain", "2": "up to 10x", f">={FAR}": "100x"}
+    told = []
+    for distance, claim in claims.items():
+        rows = part[part["distance"] == distance].set_index("algorithm")
+        if len(rows):
+            both = ", ".join(
+                f"{name} {rows.loc[name, 'ratio_of_means']:.3g}x "
+                f"(geometric mean {rows.loc[name, 'geometric_ratio']:.3g}x)"
+                for name in BOUNDS
+            )
+            told.append(f"  distance {distance} (paper: {claim}): {both}")
+    return "published over exact:\n" + "\n".join(told)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    return launch.main("pndp_accounting", PRESETS, experiment, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

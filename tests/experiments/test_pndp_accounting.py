@@ -1,0 +1,98 @@
+"""The tiny preset of Fig. 2: records, figure, ratios; missing graphs are passed over."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.results import records
+
+PATH = Path(__file__).resolve().parents[2] / "experiments" / "pndp_accounting.py"
+
+
+@pytest.fixture(scope="module")
+def module():
+    spec = importlib.util.spec_from_file_location("pndp_accounting", PATH)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules["pndp_accounting"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(module, folder, *more):
+    arguments = ["--preset", "tiny", "--output", str(folder), "--quiet", *more]
+    assert module.main(arguments) == 0
+    return folder / "pndp_accounting" / "tiny"
+
+
+def test_tiny_preset(module, tmp_path, capsys):
+    folder = run(module, tmp_path)
+    first = capsys.readouterr().out
+    assert "peertube: passed over" in first and "published over exact" in first
+    paths = sorted(folder.glob("*.jsonl"))
+    assert len(paths) == 4 and (folder / "pndp_accounting.svg").exists()
+    before = [path.read_bytes() for path in paths]
+    run(module, tmp_path)
+    again = capsys.readouterr().out
+    assert again.count(": read") == 4 and [path.read_bytes() for path in paths] == before
+    frame = records.read(folder)
+    assert (frame["min"] <= frame["mean"] * (1 + 1e-12)).all()
+    by = frame.pivot(
+        index=["graph", "mixing", "scope", "distance"], columns="algorithm", values="mean"
+    )
+    assert (by["view"] <= by["any"] * (1 + 1e-9)).all()
+    assert (by["squared"] <= by["plain"] * (1 + 1e-9)).all()
+    np.testing.assert_allclose(by["any"], 4, rtol=1e-8)
+    ratio = frame[frame["algorithm"] == "plain"].set_index(
+        ["graph", "mixing", "scope", "distance"]
+    )["ratio_of_means"]
+    np.testing.assert_allclose(ratio, (by["plain"] / by["view"]).loc[ratio.index], rtol=1e-9)
+
+
+def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
+    more = ["--graphs", "florentine", "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
+    frame = records.read(run(module, tmp_path, *more))
+    mine = frame[frame["scope"] == "attacker 0"].set_index(["algorithm", "distance"])
+    exact = [mine.loc[("view", str(d)), "uncapped"] for d in range(1, 5)]
+    np.testing.assert_allclose(exact, [10.9, 0.45, 0.15, 0.049], rtol=0.02)
+    assert mine.loc[("view", "1"), "mean"] == pytest.approx(10, rel=1e-8)
+    assert mine.loc[("plain", "3"), "ratio_of_means"] == pytest.approx(68, rel=0.01)
+    assert 6 < mine.loc[("squared", "3"), "ratio_of_means"] < 26
+    assert mine.loc[("plain", "1"), "ratio_of_means"] == pytest.approx(1, rel=1e-8)
+    pooled = mine.loc[("view", ">=3")]
+    assert pooled["pairs"] == 8 and pooled["max"] == mine.loc[("view", "3"), "max"]
+
+
+def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
+    common = ["--graphs", "ring:6", "--mixing", "uniform"]
+    one = records.read(run(module, tmp_path / "one", *common))
+    two = records.read(run(module, tmp_path / "two", *common, "--alpha", "3", "--sigma", "2"))
+    np.testing.assert_allclose(two["mean"], one["mean"] * 1.5 / 4, rtol=1e-12)
+    np.testing.assert_allclose(two["ratio_of_means"], one["ratio_of_means"], rtol=1e-12)
+
+
+def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
+    module, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "own.txt").write_text("0 1\n1 2\n2 3\n")
+    more = ["--graphs", "facebook_ego", "--mixing", "uniform"]
+    folder = run(module, tmp_path / "a", *more, "--peertube", str(tmp_path / "own.txt"))
+    text = capsys.readouterr().out
+    assert "facebook_ego: passed over: facebook_ego.edgelist is in none of" in text
+    assert set(records.read(folder)["graph"]) == {"peertube"}
+    arguments = ["--preset", "tiny", "--output", str(tmp_path / "b")]
+    assert module.main([*arguments, "--peertube", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_bad_configs_are_refused(module, capsys):
+    for arguments, match in ((["--rounds", "0"], "rounds is 0"), (["--alpha", "1"], "alpha is 1")):
+        with pytest.raises(SystemExit) as stop:
+            module.main(["--preset", "tiny", *arguments])
+        streams = capsys.readouterr()
+        assert stop.value.code == 2 and match in streams.err + streams.out
