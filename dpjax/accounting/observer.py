@@ -13,6 +13,8 @@ factor's singular values leave no clear gap the result says so (`Energies.ambigu
 then state the loss of a strictly larger view.
 """
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ __all__ = [
     "KEPT",
     "LARGEST",
     "LEAK",
+    "SMALL",
     "TOGETHER",
     "Energies",
     "Model",
@@ -42,6 +45,8 @@ __all__ = [
 
 LEAK = 1e-6
 """A response of this size where no noise is: the loss is infinite."""
+SMALL = 400
+"""Largest state for which one thread is faster."""
 LARGEST = 6 * 2**30
 """Bytes of working memory."""
 TOGETHER = {"cpu": 1}
@@ -86,7 +91,7 @@ def energies(model: Model, participation: Participation) -> Energies:
     """
     rounds, epochs = participation.rounds, participation.epochs
     n, batch = model.gradient.shape[-1], _batch(model, participation)
-    with double_precision():
+    with double_precision(), _threads(model):
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
         (own, leak, ambiguous, condition), rest = kalman.sweep(parts, rounds, epochs > 1)
         values = np.asarray(own)[:, None]
@@ -138,7 +143,7 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
             chosen = members[first : first + together]
             # Padded, so that one compilation serves all.
             padded = chosen + chosen[-1:] * (min(together, len(members)) - len(chosen))
-            with double_precision():
+            with double_precision(), _threads(models[members[0]]):
                 stacked = Model(
                     *(
                         jnp.asarray(np.stack(parts), jnp.float64)
@@ -154,6 +159,22 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
                     values[place], leak[place], bool(ambiguous[place]), float(condition[place])
                 )
     return [found[index] for index in range(len(models))]
+
+
+@functools.cache
+def _pools() -> Any:
+    import scipy.linalg  # Its LAPACK is the one that JAX calls: to be found, it must be there.
+    import threadpoolctl
+
+    del scipy
+    return threadpoolctl.ThreadpoolController()
+
+
+def _threads(model: Model) -> Any:
+    """One LAPACK thread for small states: more gain nothing, and wait for each other if busy."""
+    if jax.default_backend() != "cpu" or model.gradient.shape[1] > SMALL:
+        return contextlib.nullcontext()
+    return _pools().limit(limits=1, user_api="blas")
 
 
 def _batch(model: Model, participation: Participation) -> int:
