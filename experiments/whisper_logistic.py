@@ -24,6 +24,10 @@ from dpjax.topology import graphs, mixing
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 
+DESIGNS = ("non_private", "independent", "pairwise", "whisper", "whisper_horizon")
+"""Designs over agents."""
+
+
 @dataclass(frozen=True)
 class Config:
     """What is trained, on what, and at which budgets.
@@ -64,7 +68,7 @@ class Config:
         "replace_agent",
     )
     compared: tuple[float, ...] = (3.0, 10.0)
-    designs: tuple[str, ...] = plan.DESIGNS
+    designs: tuple[str, ...] = DESIGNS
     steps: tuple[float, ...] = (0.1, 0.05, 0.01, 0.005, 0.001)
     rounds: int = 5000
     clip_norm: float = 0.1

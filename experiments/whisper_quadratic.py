@@ -20,6 +20,10 @@ from dpjax.topology import graphs, mixing
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 
+DESIGNS = ("non_private", "independent", "pairwise", "whisper", "whisper_horizon")
+"""Designs over agents."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Which budgets, graphs and steps.
@@ -47,7 +51,7 @@ class Config:
     at_epsilon: float = 10.0
     delta: float = 1e-5
     budgets: tuple[Literal["gdp", "rdp", "paper"], ...] = ("gdp",)
-    designs: tuple[str, ...] = plan.DESIGNS
+    designs: tuple[str, ...] = DESIGNS
     first_steps: tuple[float, ...] = (0.01, 1.0)
     starts: tuple[Literal["origin", "optimum"], ...] = ("optimum", "origin")
     rounds: int = 5000

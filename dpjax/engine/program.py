@@ -8,7 +8,7 @@ and the work is done once. That is sound in a simulation only; releases run one 
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +68,7 @@ class Settings(NamedTuple):
     ``separation`` is that of the cyclic sampler, None for the random one. ``noisy`` is False where
     no plan has noise, which then is not drawn. ``weighted`` takes the place of per-record
     gradients where the problem has it.
+    ``own_data`` is True where every seed has data of its own.
     """
 
     loss: Callable[[Any, Any, Any], Any]
@@ -86,6 +87,7 @@ class Settings(NamedTuple):
     strategy: Strategy | None = None
     noisy: bool = True
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
+    own_data: bool = False
 
 
 class Arrays(NamedTuple):
@@ -97,7 +99,7 @@ class Arrays(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Training data over agents, and what the metrics read."""
+    """Training data over agents, and what the metrics read; with ``own_data`` stacked by seed."""
 
     x: Any
     y: Any
@@ -245,6 +247,13 @@ def _loop_over(function: Any, axes: State, state: State, *others: Any) -> Any:
     return jax.tree.unflatten(structure, new), info
 
 
+def _one(own: Sequence[Data], shared: Data | None) -> Data:
+    """A seed's own data, or that of all."""
+    (chosen,) = own or (shared,)
+    assert chosen is not None
+    return chosen
+
+
 def _positions(settings: Settings, data: Data, key: PRNGKeyArray, round: Any) -> tuple[Any, Any]:
     """Every agent's records of a round, and which places are padding (None: none is)."""
     if settings.separation is None:
@@ -270,7 +279,7 @@ def gradient_text(settings: Settings, arrays: Arrays, data: Data, params: Any) -
     Returns:
         The jaxpr of one plan's step and SHA-256 digests of the constants in it.
     """
-    n = arrays.factor.shape[-1]
+    n, data = arrays.factor.shape[-1], first(settings, data)
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     stacked = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape[1:]), leaf.dtype), params)
     key = jax.random.key(0, impl="threefry2x32")
@@ -302,10 +311,20 @@ def _plain(constants: Any) -> list[Any]:
     return [plain(constant) for constant in constants]
 
 
+def first(settings: Settings, data: Data) -> Data:
+    """The data of the first seed.
+
+    Args:
+        settings: The shared settings.
+        data: The problem's data.
+    """
+    return jax.tree.map(lambda leaf: leaf[0], data) if settings.own_data else data
+
+
 def metric_names(settings: Settings, data: Data, state: State) -> list[str]:
     """Names of the metrics `advance` returns, without tracing it."""
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.params)
-    names = list(jax.eval_shape(settings.metrics, one, data.evaluation))
+    names = list(jax.eval_shape(settings.metrics, one, first(settings, data).evaluation))
     return [*names, "consensus", *([] if settings.unit == "record" else _NORMS)]
 
 
@@ -377,13 +396,17 @@ def advance(
     """
     _TRACES.append(settings)
     over = _loop_over if settings.sequential else _vmap_over
+    shared, owned = (None, (data,)) if settings.own_data else (data, ())
 
     def one_round(carry: Any, _: None) -> tuple[Any, None]:
         state, sums = carry
         plan_axes = _axes(state, "plans")
         seed_axes = _axes(state, "seeds")
 
-        def of_seed(state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> Any:
+        def of_seed(
+            state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
+        ) -> Any:
+            data = _one(own, shared)
             round_key = jax.random.fold_in(batch_key, state.round)
             positions, padding = _positions(settings, data, round_key, state.round)
             # Positions are below counts and the problem has checked its indices: no bounds to test.
@@ -400,7 +423,7 @@ def advance(
 
             return over(of_plan, plan_axes, state, arrays)
 
-        state, info = over(of_seed, seed_axes, state, batch_keys, noise_keys)
+        state, info = over(of_seed, seed_axes, state, batch_keys, noise_keys, *owned)
         if settings.mesh is not None:
             over_agents = NamedSharding(settings.mesh, PartitionSpec(None, None, AXIS))
             params = jax.lax.with_sharding_constraint(state.params, over_agents)
@@ -413,12 +436,14 @@ def advance(
     def block(state: State, length: int) -> tuple[State, dict[str, Any]]:
         (state, sums), _ = jax.lax.scan(one_round, (state, zeros), None, length=length)
 
-        def measure(params: Any) -> dict[str, Any]:
-            taken = jax.vmap(lambda p: settings.metrics(p, data.evaluation))(params)
+        def measure(item: Any) -> dict[str, Any]:
+            params, *own = item
+            evaluation = _one(own, shared).evaluation
+            taken = jax.vmap(lambda p: settings.metrics(p, evaluation))(params)
             return taken | {"consensus": jax.vmap(_consensus)(params)}
 
         # One seed after the other bounds the memory of the evaluation.
-        taken = jax.lax.map(measure, state.params)
+        taken = jax.lax.map(measure, (state.params, *owned))
         means = {name: value / length for name, value in sums.items()}
         if settings.unit == "record":
             means = {}  # What grad_fn returns there is a sum of clipped gradients.

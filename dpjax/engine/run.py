@@ -22,8 +22,7 @@ import dpjax
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
-from dpjax.data import batches
-from dpjax.engine import keys, program, sharding
+from dpjax.engine import keys, placing, program, sharding
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.plan import Plan, statics
 from dpjax.engine.problem import Problem
@@ -116,7 +115,7 @@ class Result:
 
 def run(
     plans: Plan | Sequence[Plan],
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     *,
     seeds: Sequence[int],
     eval_every: int | None = None,
@@ -141,7 +140,8 @@ def run(
 
     Args:
         plans: One plan, or several that share rounds, clip norm, batch size and unit.
-        problem: Model, data and metrics.
+        problem: Model, data and metrics; or several, one a seed, that differ in their data alone
+            (say, in how it is split), each array of the same shape.
         seeds: Seeds; initial models and batches derive from them, in simulations the noise too.
         eval_every: Rounds between metrics; None is a twentieth of the rounds. The last round is
             always measured.
@@ -169,8 +169,10 @@ def run(
     """
     plans = (plans,) if isinstance(plans, Plan) else tuple(plans)
     shared = statics(plans)
-    seeds = _check(plans, problem, seeds, checkpoint, key_file)
-    mesh = sharding.agent_mesh(problem.agents, devices)
+    problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
+    seeds = _check(plans, problems, seeds, checkpoint, key_file)
+    task = problems[0]
+    mesh = sharding.agent_mesh(task.agents, devices)
     total = shared["rounds"]
     if eval_every is None:
         eval_every = max(1, total // 20)
@@ -179,11 +181,11 @@ def run(
     marks = np.append(np.arange(every, total, every), total)
 
     record = shared["unit"] == "record"
-    by_norms = record and problem.weighted is not None and shared["microbatch"] is None
+    by_norms = record and task.weighted is not None and shared["microbatch"] is None
     settings = program.Settings(
-        loss=problem.loss,
-        batch_loss=problem.batch_loss,
-        metrics=problem.metrics,
+        loss=task.loss,
+        batch_loss=task.batch_loss,
+        metrics=task.metrics,
         rounds=total,
         clip_norm=shared["clip_norm"],
         batch_size=shared["batch_size"],
@@ -195,10 +197,11 @@ def run(
         separation=shared["separation"],
         strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
         noisy=any(plan.config.design != "non_private" for plan in plans),
-        weighted=problem.weighted if by_norms else None,
+        weighted=task.weighted if by_norms else None,
         sequential=record and not by_norms and jax.default_backend() == "cpu",
+        own_data=len(problems) > 1,
     )
-    arrays, data = _place(plans, problem, mesh)
+    arrays, data = placing.arrays(plans, mesh), placing.data(problems, mesh)
     phase = _validate.integer("phase", phase, least=0)
     if phase >= 2**31:
         raise ValueError(f"phase is {phase}; give a number below 2**31")
@@ -208,13 +211,15 @@ def run(
             f"{'given' if spent is not None else 'None'}; a run that carries on has a start, a "
             "phase above 0, which keeps it from repeating noise, and what was spent before"
         )
-    models = jax.vmap(problem.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
+    models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
     if start is not None:
-        start = _starting(start, models, len(plans), problem.agents)
+        start = _starting(start, models, len(plans), task.agents)
     if settings.unit == "record":
         _check_dtypes(models)
-    identity = _identity(plans, problem, seeds, (every, chunk_blocks, phase), (models, start), mesh)
+    identity = _identity(
+        plans, problems, seeds, (every, chunk_blocks, phase), (models, start), mesh
+    )
     text = program.gradient_text(settings, arrays, data, models)
     identity["model and loss"] = hashlib.sha256(text.encode()).hexdigest()
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
@@ -345,7 +350,11 @@ class _Meter:
 
 
 def _check(
-    plans: tuple[Plan, ...], problem: Problem, seeds: Sequence[int], checkpoint: Any, key_file: Any
+    plans: tuple[Plan, ...],
+    problems: tuple[Problem, ...],
+    seeds: Sequence[int],
+    checkpoint: Any,
+    key_file: Any,
 ) -> tuple[int, ...]:
     """Check that plans, problem and storage fit, before any work."""
     if not isinstance(seeds, Iterable):
@@ -353,18 +362,7 @@ def _check(
     seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")
-    for plan in plans:
-        if plan.agents != problem.agents:
-            raise ValueError(
-                f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
-                "partition the data over the network's agents"
-            )
-    config = plans[0].config
-    if config.participation is None:
-        batches.check(problem.partition.counts, config.batch_size)
-    else:
-        separation = config.participation[1]
-        batches.check_cyclic(problem.partition.counts, config.batch_size, separation)
+    placing.check(plans, problems, len(seeds))
     releases = [plan for plan in plans if plan.config.release]
     if not releases:
         if key_file is not None:
@@ -396,34 +394,9 @@ def _stack(tree: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tree)
 
 
-def _place(
-    plans: tuple[Plan, ...], problem: Problem, mesh: Any
-) -> tuple[program.Arrays, program.Data]:
-    """Put what the compiled program reads on the devices, agents over the mesh."""
-
-    def stack(values: list[Any]) -> jax.Array:
-        # float32 whatever the x64 flag says.
-        return jnp.asarray(np.stack(values).astype(np.float32))
-
-    mixing = stack([plan.mixing for plan in plans])
-    arrays = program.Arrays(
-        mixing=sharding.place(mixing, mesh, mixing.ndim - 2),
-        factor=sharding.place(stack([plan.factor for plan in plans]), mesh, 1),
-        step_size=sharding.place(stack([plan.config.step_size for plan in plans]), mesh, None),
-    )
-    data = program.Data(
-        x=sharding.place(jnp.asarray(problem.x), mesh, None),
-        y=sharding.place(jnp.asarray(problem.y), mesh, None),
-        indices=sharding.place(jnp.asarray(problem.partition.indices), mesh, 0),
-        counts=sharding.place(jnp.asarray(problem.partition.counts), mesh, 0),
-        evaluation=sharding.place(jax.tree.map(jnp.asarray, problem.evaluation), mesh, None),
-    )
-    return arrays, data
-
-
 def _identity(
     plans: tuple[Plan, ...],
-    problem: Problem,
+    problems: tuple[Problem, ...],
     seeds: tuple[int, ...],
     chunks: tuple[int, ...],
     start: Any,
@@ -436,7 +409,7 @@ def _identity(
         digest.update(f"{leaf.dtype}{leaf.shape}".encode() + np.asarray(leaf).tobytes())
     return {
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
-        "data": problem.fingerprint(),
+        "data": " ".join(problem.fingerprint() for problem in problems),
         "initial models": digest.hexdigest(),
         "seeds": str(seeds),
         "chunks": str(chunks),

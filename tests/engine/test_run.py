@@ -230,3 +230,34 @@ def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
     made = plan.make(make_config(relation="zero_out_record"), network)
     with pytest.raises(ValueError, match="are bfloat16"):
         run(made, narrow, seeds=[0])
+
+
+def test_seeds_with_data_of_their_own_are_those_alone():
+    """Three seeds, each with another data set, side by side and one by one."""
+    matrix = mixing.metropolis_hastings(graphs.ring(6))
+    tasks = [make_problem(6, seed=seed) for seed in range(3)]
+    for change in ({}, {"relation": "replace_record", "clip_norm": 1.0}):
+        made = plan.make(make_config(**change), matrix)
+        both = run(made, tasks, seeds=(4, 2, 9), eval_every=10)
+        for place, seed in enumerate((4, 2, 9)):
+            alone = run(made, tasks[place], seeds=[seed], eval_every=10)
+            for name, values in alone.metrics.items():
+                np.testing.assert_allclose(both.metrics[name][:, [place]], values, rtol=1e-5)
+        other = run(made, tasks[0], seeds=[2], eval_every=10)
+        name = "test_loss"
+        assert np.abs(other.metrics[name][:, 0] - both.metrics[name][:, 1]).max() > 1e-3
+
+
+def test_data_of_their_own_must_be_alike():
+    matrix = mixing.metropolis_hastings(graphs.ring(6))
+    made = plan.make(make_config(), matrix)
+    one, more = make_problem(6), make_problem(6, records=30)
+    for tasks, text in (
+        ([one, one], "problem is 2 problems for 3 seeds"),
+        ([], "problem is 0 problems"),
+        ([one, more, one], "arrays of other shapes"),
+        ([one, "x", one], "problem is str"),
+        ("x", "problem is str"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            run(made, tasks, seeds=(0, 1, 2))

@@ -1,0 +1,111 @@
+"""What the compiled program reads, checked and put on the devices, agents over the mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.data import batches
+from dpjax.engine import program, sharding
+from dpjax.engine.plan import Plan
+from dpjax.engine.problem import Problem
+
+__all__ = ["arrays", "check", "data"]
+
+
+def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) -> None:
+    """Refuse problems that do not fit the plans, or that differ in more than their data.
+
+    Args:
+        plans: At least one.
+        problems: One, or one a seed.
+        seeds: Number of seeds.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    if not problems or len(problems) not in (1, seeds):
+        raise ValueError(
+            f"problem is {len(problems)} problems for {seeds} seeds; give one, or one a seed"
+        )
+    first = problems[0]
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ValueError(f"problem is {type(problem).__name__}; give an engine.problem.Problem")
+        for name in ("init", "loss", "metrics", "batch_loss"):
+            if getattr(problem, name) is not getattr(first, name):
+                raise ValueError(
+                    f"problem differs in {name} between seeds; make all with one model and loss"
+                )
+        shapes = [jax.tree.map(np.shape, _parts(one)) for one in (first, problem)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "problem has arrays of other shapes for another seed; split and partition alike"
+            )
+    config = plans[0].config
+    for plan in plans:
+        if plan.agents != first.agents:
+            raise ValueError(
+                f"the plan is for {plan.agents} agents, the problem has {first.agents}; "
+                "partition the data over the network's agents"
+            )
+    for problem in problems:
+        counts = problem.partition.counts
+        if config.participation is None:
+            batches.check(counts, config.batch_size)
+        else:
+            batches.check_cyclic(counts, config.batch_size, config.participation[1])
+
+
+def _parts(problem: Problem) -> program.Data:
+    partition: Any = problem.partition
+    return program.Data(
+        problem.x, problem.y, partition.indices, partition.counts, problem.evaluation
+    )
+
+
+def arrays(plans: tuple[Plan, ...], mesh: Any) -> program.Arrays:
+    """Stack what differs between plans.
+
+    Args:
+        plans: V plans.
+        mesh: From `sharding.agent_mesh`.
+
+    Returns:
+        Arrays with V as their leading axis, float32 whatever the x64 flag says.
+    """
+
+    def stack(values: list[Any]) -> jax.Array:
+        return jnp.asarray(np.stack(values).astype(np.float32))
+
+    mixing = stack([plan.mixing for plan in plans])
+    return program.Arrays(
+        mixing=sharding.place(mixing, mesh, mixing.ndim - 2),
+        factor=sharding.place(stack([plan.factor for plan in plans]), mesh, 1),
+        step_size=sharding.place(stack([plan.config.step_size for plan in plans]), mesh, None),
+    )
+
+
+def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
+    """Put the data on the devices.
+
+    Args:
+        problems: One, shared by all seeds, or one a seed.
+        mesh: From `sharding.agent_mesh`.
+
+    Returns:
+        The data; with several problems every leaf has the seeds as its leading axis.
+    """
+    if len(problems) == 1:
+        whole, axis = jax.tree.map(jnp.asarray, _parts(problems[0])), 0
+    else:
+        parts = [_parts(problem) for problem in problems]
+        whole, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), 1
+    return program.Data(
+        x=sharding.place(whole.x, mesh, None),
+        y=sharding.place(whole.y, mesh, None),
+        indices=sharding.place(whole.indices, mesh, axis),
+        counts=sharding.place(whole.counts, mesh, axis),
+        evaluation=sharding.place(whole.evaluation, mesh, None),
+    )
