@@ -97,7 +97,7 @@ def test_readme_leads_with_the_two_commands() -> None:
     assert 0 <= readme.index("scripts/demo") < readme.index("scripts/test") < 1000
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/choosing.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/accounting.md", "docs/choosing.md"])
 def test_the_example_of_a_document_runs(document: str) -> None:
     text = (ROOT / document).read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

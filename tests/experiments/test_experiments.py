@@ -90,3 +90,13 @@ def test_own_model_example_is_short_and_learns(capsys):
     result = script("examples", "own_model").main(rounds=60)
     assert result.metrics["test_accuracy"][-1].mean() > 0.45
     assert "differentially private per agent" in capsys.readouterr().out
+
+
+def test_noise_over_rounds_example_is_short_and_gains(capsys):
+    path = ROOT / "examples" / "over_rounds.py"
+    assert len(path.read_text().splitlines()) < 40
+    results = script("examples", "over_rounds").main(epochs=6, batches=6)
+    losses = [results[name].metrics["test_loss"][-1].mean() for name in ("independent", "mafalda")]
+    assert losses[1] < losses[0]
+    out = capsys.readouterr().out
+    assert "at most 6, 6 apart, with noise correlated over rounds" in out and "nan  1." in out
