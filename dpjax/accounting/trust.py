@@ -193,7 +193,9 @@ def nodes_of(name: str, given: Any, n: int) -> tuple[int, ...]:
         given: An agent or several.
         n: Number of agents.
     """
-    nodes = [given] if isinstance(given, int | np.integer) else list(given)
+    if not isinstance(given, Collection):
+        given = [given]
+    nodes = list(given)
     for node in nodes:
         if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < n:
             raise ValueError(f"{name} holds {node!r}; give agents of 0 .. {n - 1}")

@@ -152,6 +152,11 @@ class View:
     def _closed_form(self, participation: Participation, gradients: Gradients) -> Loss | None:
         """The loss where all messages decide it, None where the view itself does."""
         _validate.one_of("gradients", gradients, ("view", "any"))
+        if not isinstance(participation, Participation):
+            raise ValueError(
+                f"participation is {participation!r}; give a "
+                "mechanism.participation.Participation(rounds, epochs, separation)"
+            )
         self._check_rounds(participation.rounds)
         if gradients == "any" and self._all_messages is None:
             raise ValueError(

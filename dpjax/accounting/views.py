@@ -81,7 +81,10 @@ def dsgd(
     steps = _validate.integer("gossip_steps", gossip_steps)
     contraction = np.ones(n)
     if curvature is not None:
-        contraction = 1.0 - np.broadcast_to(_validate.finite_array("curvature", curvature), (n,))
+        bends = _validate.finite_array("curvature", curvature)
+        if bends.shape not in ((), (n,)):
+            raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
+        contraction = 1.0 - np.broadcast_to(bends, (n,))
     gossip = recursions.Gossip(schedule, steps, contraction)
     source, owners = _own_noise(covariance, subgroups, n)
     secret = [False] * len(owners)

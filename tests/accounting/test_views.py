@@ -395,7 +395,10 @@ def test_order_of_rounds_is_checked():
         (lambda v: v.pndp(N), "attackers holds 7"),
         (lambda v: v.pndp(range(N)), "leave a victim"),
         (lambda v: v.secldp(0), "pairwise secrets"),
+        (lambda v: v.pndp(1.5), "attackers holds 1.5"),
         (lambda v: v.ldp().gdp(PARTICIPATION, gradients="some"), "gradients is 'some'"),
+        (lambda v: v.ldp().gdp(9), "participation is 9; give a mechanism"),
+        (lambda v: views.dsgd(network(0), curvature=[1.0, 2.0]), r"curvature has shape \(2,\)"),
     ],
 )
 def test_bad_input(call, text):
