@@ -15,6 +15,7 @@ __all__ = [
     "one_of",
     "positive",
     "probability",
+    "spread",
     "square",
     "stochastic",
 ]
@@ -46,6 +47,14 @@ def probability(
     result = number(name, value, remedy=remedy)
     if not 0 < result < 1:
         raise ValueError(f"{name} is {value!r}; {remedy}")
+    return result
+
+
+def spread(name: str, value: Any) -> float:
+    """Return a standard deviation that float32 noise can have, else raise ValueError."""
+    result = positive(name, value)
+    if not 1e-30 <= result <= 1e30:
+        raise ValueError(f"{name} is {value!r}, at which noise vanishes or overflows; rescale")
     return result
 
 

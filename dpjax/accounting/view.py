@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from dpjax import _validate
 from dpjax.accounting import dense, observer
 from dpjax.accounting.observer import Model
-from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.participation import Participation, checked
 
 __all__ = ["Gradients", "Loss", "View", "losses", "of_model", "with_state"]
 
@@ -152,12 +152,7 @@ class View:
     def _closed_form(self, participation: Participation, gradients: Gradients) -> Loss | None:
         """The loss where all messages decide it, None where the view itself does."""
         _validate.one_of("gradients", gradients, ("view", "any"))
-        if not isinstance(participation, Participation):
-            raise ValueError(
-                f"participation is {participation!r}; give a "
-                "mechanism.participation.Participation(rounds, epochs, separation)"
-            )
-        self._check_rounds(participation.rounds)
+        self._check_rounds(checked(participation).rounds)
         if gradients == "any" and self._all_messages is None:
             raise ValueError(
                 "gradients is 'any', but nothing says what determines the models; give linear(..., "

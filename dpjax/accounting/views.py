@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import recursions
@@ -135,6 +136,22 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
     return dsgd(mixing, covariance=own * np.eye(n), edge_noise=shared, **options)
 
 
+def _also_seen(model: Model, rows: Float[np.ndarray, "r n"]) -> Model:
+    """The model with combinations of gradients seen without noise."""
+    period, _, size = model.state_seen.shape
+    many = (period, len(rows))
+
+    def below(part: np.ndarray, block: np.ndarray) -> np.ndarray:
+        whole = np.broadcast_to(part, (period, *part.shape[1:]))
+        return np.concatenate([whole, np.broadcast_to(block, (*many, part.shape[2]))], axis=1)
+
+    return model._replace(
+        state_seen=below(model.state_seen, np.zeros(size)),
+        gradient_seen=below(model.gradient_seen, rows),
+        noise_seen=below(model.noise_seen, np.zeros(model.noise_seen.shape[2])),
+    )
+
+
 def _own_noise(
     covariance: Any, subgroups: Sequence[Sequence[int]] | None, n: int
 ) -> tuple[np.ndarray, list[frozenset[int]]]:
@@ -225,7 +242,9 @@ def linear(
         H: [m, s].
         J: [m, n].
         D: [m, q].
-        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11).
+        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11): those
+            of agents that it knows one by one are public (its own, say); of others in them a
+            change shows, so that their loss is infinite.
         models: [., s] rows that read every agent's model off the state; needed for
             ``gradients="any"``, which asks for them otherwise.
 
@@ -245,6 +264,11 @@ def linear(
         model = model._replace(
             gradient=model.gradient @ unknown, gradient_seen=model.gradient_seen @ unknown
         )
+        # A change of one gradient changes a combination that is known without noise; only what is
+        # known of an agent by itself is public.
+        mixed = (np.abs(combinations).max(axis=0) > 0) & (np.abs(unknown).max(axis=0) > 1e-12)
+        if mixed.any():
+            model = _also_seen(model, combinations * mixed)
     if models is None:
         return of_model(model, (), None)
     rows = _validate.finite_array("models", models, ndim=2)

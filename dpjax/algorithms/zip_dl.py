@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax.algorithms.base import Algorithm, GradFn, Info, State
 from dpjax.topology import mixing as mixing_
-from dpjax.transforms.noise import check_round
+from dpjax.transforms.noise import check_key, check_round
 
 __all__ = ["Links", "ZeroSum", "links", "zip_dl"]
 
@@ -90,16 +90,12 @@ def zip_dl(
         Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
     """
     _validate.one_of("zero_sum", zero_sum, ("messages", "with_own_copy"))
-    deviation = _validate.positive("deviation", deviation)
+    deviation = _validate.spread("deviation", deviation)
     rounds = _validate.integer("rounds", rounds)
     matrix = mixing_.check(mixing, stochastic="rows")
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or key.shape != ():
-        raise ValueError(
-            f"key is {key!r}; give one typed key, jax.random.key(seed, impl='threefry2x32')"
-        )
+    check_key(key)
     n, sent = len(matrix), links(matrix)
     noised = (sent.sender != sent.receiver) | (zero_sum == "with_own_copy")
     counts = np.maximum(np.bincount(sent.sender[noised], minlength=n), 1)

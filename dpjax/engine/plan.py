@@ -21,6 +21,7 @@ from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.topology import mixing as mixing_
+from dpjax.transforms import rounds as rounds_
 
 __all__ = ["DESIGNS", "Config", "Plan", "audit", "make"]
 
@@ -77,6 +78,14 @@ class Plan:
         """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
         factor = self.factor.astype(np.float64)
         return factor @ factor.T
+
+    @property
+    def applied_strategy(self) -> np.ndarray | None:
+        """[T, T] C with its coefficients rounded as a float32 run applies it; None without one.
+
+        Accounting of a run's messages (`dpjax.accounting.views`) is about this one.
+        """
+        return None if self.strategy is None else rounds_.applied(self.strategy)
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism.factorization import factor_of, minimize_trace
-from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.sensitivity import sensitivity
 
 __all__ = [
@@ -149,7 +149,7 @@ def minimize_trace_epochs(
         "MAFALDA-SGD", eq. (11); Choquette-Choo et al. 2022, "Multi-epoch matrix factorization".
     """
     gram = _validate.square("gram", gram)
-    rounds, k, b = participation.rounds, participation.epochs, participation.separation
+    rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
     if len(gram) != rounds:

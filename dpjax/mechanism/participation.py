@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from dpjax import _validate
 
-__all__ = ["Participation"]
+__all__ = ["Participation", "checked"]
 
 
 @dataclass(frozen=True)
@@ -48,3 +48,20 @@ class Participation:
     def patterns(self) -> Int[np.ndarray, "starts epochs"]:
         """The rounds of each pattern, [starts, epochs]."""
         return np.arange(self.starts)[:, None] + self.separation * np.arange(self.epochs)
+
+
+def checked(value: object) -> Participation:
+    """Return a participation as it is.
+
+    Args:
+        value: What was given as ``participation``.
+
+    Raises:
+        ValueError: For anything else, such as a tuple.
+    """
+    if not isinstance(value, Participation):
+        raise ValueError(
+            f"participation is {value!r}; give a "
+            "mechanism.participation.Participation(rounds, epochs, separation)"
+        )
+    return value

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.participation import Participation, checked
 
 __all__ = ["sensitivity", "sensitivity_is_exact"]
 
@@ -42,7 +42,12 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
     Reference:
         Choquette-Choo et al. 2023, eq. (5); Pillutla et al., Lemma 3.15.
     """
-    return float(np.sqrt(_pattern_sums(*_gram(strategy, participation), participation)[0].max()))
+    scale = _scale(strategy)
+    gram, rounding = _gram(np.asarray(strategy, np.float64) / scale, participation)
+    largest = _pattern_sums(gram, rounding, participation)[0].max()
+    # Sums, products of one term and the root round as well.
+    margin = 1.0 + (participation.epochs**2 + 8) * _EPS
+    return float(np.sqrt(largest * margin)) * scale
 
 
 def sensitivity_is_exact(strategy: Float[np.ndarray, "m t"], participation: Participation) -> bool:
@@ -58,8 +63,15 @@ def sensitivity_is_exact(strategy: Float[np.ndarray, "m t"], participation: Part
     Raises:
         ValueError: as for :func:`sensitivity`.
     """
-    sums, negative = _pattern_sums(*_gram(strategy, participation), participation)
+    scaled = np.asarray(strategy, np.float64) / _scale(strategy)
+    sums, negative = _pattern_sums(*_gram(scaled, participation), participation)
     return bool((~negative & (sums >= sums.max() * (1.0 - _TIE))).any())
+
+
+def _scale(strategy: Float[np.ndarray, "m t"]) -> float:
+    """A power of two near the largest entry: squares neither vanish nor overflow."""
+    largest = float(np.abs(_validate.finite_array("strategy", strategy, ndim=2)).max(initial=0.0))
+    return 2.0 ** np.clip(np.frexp(largest)[1], -1000, 1000) if largest > 0 else 1.0
 
 
 def _gram(
@@ -67,7 +79,7 @@ def _gram(
 ) -> tuple[Float[np.ndarray, "t t"], Float[np.ndarray, "t t"]]:
     """Return C'C and a bound on the rounding of its entries (0 for sums of one product)."""
     matrix = _validate.finite_array("strategy", strategy, ndim=2)
-    if matrix.shape[1] != participation.rounds:
+    if matrix.shape[1] != checked(participation).rounds:
         raise ValueError(
             f"strategy has shape {matrix.shape}; give one column for each of the participation's "
             f"{participation.rounds} rounds"

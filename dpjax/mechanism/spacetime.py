@@ -20,7 +20,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import factor_of, minimize_trace
-from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.participation import Participation, checked
 
 __all__ = ["Design", "design", "factor_over_agents", "objective", "unrestricted_bound"]
 
@@ -94,7 +94,7 @@ def design(
     """
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
-    time = temporal.solve(workload.gram(mixing, participation.rounds), participation)
+    time = temporal.solve(workload.gram(mixing, checked(participation).rounds), participation)
     strategy, history = time.strategy, [time.value]
     covariance, covariance_bound = np.eye(np.shape(mixing)[-1]), 0.0
     multipliers, converged = None, False

@@ -20,7 +20,7 @@ from dpjax.mechanism.epochs import (
     objective,
     strategy_of,
 )
-from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.sensitivity import sensitivity, sensitivity_is_exact
 
 __all__ = [
@@ -84,7 +84,7 @@ def prefix_sum(participation: Participation) -> Strategy:
     Reference:
         Denisov et al. 2022; Choquette-Choo et al. 2022.
     """
-    return solve(workload.prefix_sum(participation.rounds), participation).strategy
+    return solve(workload.prefix_sum(checked(participation).rounds), participation).strategy
 
 
 def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
@@ -107,7 +107,7 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
         "MAFALDA-SGD", eq. (11). Its Algorithm 1 leaves the sensitivity out of the noise's
         standard deviation, and its code factorises P with the wrong flip.
     """
-    return solve(workload.gram(mixing, participation.rounds), participation).strategy
+    return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
 
 
 def solve(gram: Float[np.ndarray, "t t"], participation: Participation) -> TemporalSolution:

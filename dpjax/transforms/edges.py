@@ -61,6 +61,7 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
         [n] and [E] keys.
     """
     _check_keys("root", root, ())
+    agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
     own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
 
     def split(key: PRNGKeyArray, count: int) -> Array:
@@ -112,9 +113,9 @@ def pairwise(
     for name, value in (("own", own), ("shared", shared)):
         if _validate.number(name, value) < 0:
             raise ValueError(f"{name} is {value!r}; give a variance of at least 0")
-        spreads.append(float(np.sqrt(value)))
+        spreads.append(_validate.spread(name, np.sqrt(value)) if value else 0.0)
     pairs = np.asarray(edges)
-    _check_keys("own_keys", own_keys, (len(own_keys),))
+    _check_keys("own_keys", own_keys, getattr(own_keys, "shape", ())[:1] or (1,))
     n = len(own_keys)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or not np.issubdtype(pairs.dtype, np.integer):
         raise ValueError(f"edges has shape {pairs.shape}; give whole numbers [E, 2]")

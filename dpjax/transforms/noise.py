@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["PACK", "NoiseState", "check_round", "correlated", "network_mean_variance"]
+__all__ = ["PACK", "NoiseState", "check_key", "check_round", "correlated", "network_mean_variance"]
 
 PACK = 65_536
 """Entries an agent up to which leaves share one draw."""
@@ -92,7 +92,7 @@ def correlated(
     rounds = _validate.integer("rounds", rounds)
     if rounds >= 2**31 - 1:
         raise ValueError(f"rounds is {rounds}; give a number below 2**31 - 1")
-    _check_key(key)
+    check_key(key)
     weights = _checked_factor(factor)
     n = weights.shape[-1]
     over_rounds = None if strategy is None else rounds_.route(strategy, rounds)
@@ -180,7 +180,15 @@ def check_round(round: Any, rounds: int) -> None:
         )
 
 
-def _check_key(key: Any) -> None:
+def check_key(key: Any) -> None:
+    """Refuse anything but one typed threefry key.
+
+    Args:
+        key: What was given as ``key``.
+
+    Raises:
+        ValueError: With the call that makes one.
+    """
     remedy = 'give one typed threefry key, jax.random.key(seed, impl="threefry2x32")'
     dtype = getattr(key, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
@@ -198,6 +206,12 @@ def _checked_factor(factor: Any) -> Array | np.ndarray:
         if not np.issubdtype(factor.dtype, np.float32):
             factor = _validate.square("factor", factor)
         _validate.square("factor", factor)
+        largest = float(np.abs(factor).max(initial=0.0))
+        if largest > 0 and not 1e-30 <= largest <= 1e30:
+            raise ValueError(
+                f"factor has a largest entry of {largest:.3g}, at which noise vanishes or "
+                "overflows; rescale it"
+            )
     if factor.ndim != 2 or factor.shape[0] != factor.shape[1]:
         raise ValueError(f"factor has shape {factor.shape}; give a square matrix over the agents")
     return factor

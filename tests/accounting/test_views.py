@@ -439,3 +439,18 @@ def test_too_large_views_are_refused():
     model = observer.Model.of(*(np.zeros((2, 2)),) * 6)
     with pytest.raises(ValueError, match="GiB"):
         dense.materialize(model, 20_000)
+
+
+def test_known_combinations_reveal_and_known_agents_are_public():
+    """A change of one gradient changes a known sum; what is known of an agent alone is public."""
+    zero, one = np.zeros((3, 3)), np.eye(3)
+    when = Participation(1, 1, 1)
+
+    def mu(known):
+        return views.linear(zero, zero, zero, zero, one, one, known=known).gdp(when)
+
+    np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0]])[:2], np.inf)
+    assert mu([[1.0, 1.0, 0.0]])[2] == pytest.approx(1.0)
+    np.testing.assert_array_equal(mu([[1.0, 1.0, 1.0]]), np.inf)
+    np.testing.assert_allclose(mu([[1.0, 0.0, 0.0]])[1:], 1.0)
+    np.testing.assert_allclose(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[2], 1.0)

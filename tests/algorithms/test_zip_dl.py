@@ -88,6 +88,15 @@ def test_noise_is_fresh_for_every_link_round_leaf_and_seed():
     assert len(np.unique(joined)) == joined.size
 
 
+def test_leaves_of_one_shape_have_noise_of_their_own():
+    zeros = {"a": jnp.zeros((N, 4)), "b": jnp.zeros((N, 4))}
+    algorithm = zip_dl(
+        W, optax.scale(0.0), lambda params, batch: params, deviation=1.0, key=key(), rounds=1
+    )
+    _, info = algorithm.step(key(1), algorithm.init(zeros), jnp.zeros(N))
+    assert np.abs(np.asarray(info.messages["a"] - info.messages["b"])).max() > 0.1
+
+
 def test_after_the_last_round():
     zeros = jnp.zeros((N, 2))
     *_, (last, _) = rounds(make("messages"), zeros, zeros, ROUNDS + 1)
@@ -102,7 +111,9 @@ def test_after_the_last_round():
     [
         ({"deviation": 0.0}, "deviation is 0.0"),
         ({"rounds": 0}, "rounds is 0"),
-        ({"key": 3}, "key is 3"),
+        ({"key": 3}, "key is int"),
+        ({"key": jax.random.key(0, impl="rbg")}, "generator 'rbg'"),
+        ({"deviation": 1e-50}, "vanishes or overflows"),
         ({"zero_sum": "links"}, "zero_sum is 'links'"),
     ],
 )

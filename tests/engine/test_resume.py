@@ -13,8 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
+from dpjax.engine import plan, program
 from dpjax.engine.run import run
+from dpjax.transforms import rounds
 from tests.engine.support import make_config, make_problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,3 +220,80 @@ def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
     with pytest.raises(ValueError, match="name a file"):
         run(made, small, seeds=[0], key_file=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Cut(Exception):
+    """An interrupt between two chunks."""
+
+
+ROUTES = {
+    "blocked": ("mafalda", np.tril(np.full((72, 72), 0.01)) + np.diag(np.linspace(1, 2, 72))),
+    "moving": ("anti_pgd", None),
+    "recursion": ("mafalda", sum(c * np.eye(72, k=-lag) for lag, c in enumerate((1.0, 0.4, 0.2)))),
+}
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+@pytest.mark.parametrize("relation", ["zero_out_record", "replace_agent"])
+def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, network, kind, relation):
+    """Later noise depends on earlier normals, which no checkpoint holds: they are drawn again."""
+    name, strategy = ROUTES[kind]
+    cyclic = {"participation": (6, 12), "sampler": "cyclic"} if "record" in relation else {}
+    config = make_config(design=name, relation=relation, rounds=72, **cyclic)
+    made = plan.make(config, network, strategy=strategy)
+    assert rounds.route(made.strategy, 72).kind == kind
+    task = make_problem(len(network))
+
+    def whole(**options):
+        return run(made, task, seeds=[0, 3], eval_every=9, **options)
+
+    def cut(seen):
+        if seen.round >= 45:
+            raise Cut
+
+    straight = whole()
+    folder = tmp_path / "checkpoint"
+    with pytest.raises(Cut):
+        whole(checkpoint=folder, checkpoint_seconds=0, callback=cut)
+    reached = []
+    resumed = whole(checkpoint=folder, callback=lambda seen: reached.append(seen.round))
+    assert reached[0] > 36
+    for first, second in zip(
+        jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True
+    ):
+        np.testing.assert_array_equal(first, second)
+    for metric, values in straight.metrics.items():
+        np.testing.assert_array_equal(values, resumed.metrics[metric])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
+    tmp_path, network, monkeypatch, change
+):
+    """The broken twin: a replay that is one round off."""
+    made = plan.make(make_config(design="anti_pgd", rounds=72), network)
+    task = make_problem(len(network))
+
+    def whole(**options):
+        return run(made, task, seeds=[0], eval_every=9, **options)
+
+    def cut(seen):
+        if seen.round >= 45:
+            raise Cut
+
+    straight = whole()
+    with pytest.raises(Cut):
+        whole(checkpoint=tmp_path / "c", checkpoint_seconds=0, callback=cut)
+    replay = program.replay
+    monkeypatch.setattr(
+        program,
+        "replay",
+        lambda settings, arrays, state, done: replay(settings, arrays, state, done + change),
+    )
+    broken = whole(checkpoint=tmp_path / "c")
+    assert any(
+        not np.array_equal(first, second)
+        for first, second in zip(
+            jax.tree.leaves(straight.params), jax.tree.leaves(broken.params), strict=True
+        )
+    )

@@ -102,7 +102,9 @@ def test_a_negative_pattern_matters_only_where_it_is_the_worst() -> None:
 def test_fresh_noise() -> None:
     for fields in [(6, 1, 6), (6, 2, 3), (12, 4, 3), (5, 5, 1), (9, 2, 3)]:
         participation = Participation(*fields)
-        assert sensitivity(np.eye(fields[0]), participation) == np.sqrt(fields[1])
+        assert sensitivity(np.eye(fields[0]), participation) == pytest.approx(
+            np.sqrt(fields[1]), rel=1e-13
+        )
         assert sensitivity_is_exact(np.eye(fields[0]), participation)
 
 
@@ -148,3 +150,29 @@ def test_bad_input() -> None:
             function(np.eye(5), Participation(6, 2, 3))
         with pytest.raises(ValueError, match="strategy holds nan"):
             function(np.full((6, 6), np.nan), Participation(6, 2, 3))
+
+
+def test_never_below_exact_arithmetic():
+    """Squares in fractions; plain float64 falls short in a fifth of these."""
+    from fractions import Fraction
+
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        rounds = int(random.integers(1, 7))
+        when = Participation(rounds, 1 if rounds < 4 else 2, 1 if rounds < 4 else 2)
+        strategy = np.tril(random.normal(size=(rounds, rounds)))
+        exact = [[Fraction(value) for value in row] for row in strategy.tolist()]
+        gram = [
+            [sum(row[s] * row[t] for row in exact) for t in range(rounds)] for s in range(rounds)
+        ]
+        truth = max(
+            sum(abs(gram[s][t]) for s in pattern for t in pattern) for pattern in when.patterns
+        )
+        assert Fraction(sensitivity(strategy, when)) ** 2 >= truth
+    for scale in (1e-170, 1e170):
+        assert sensitivity(scale * np.eye(3), Participation(3, 1, 1)) == pytest.approx(scale)
+
+
+def test_a_tuple_is_no_participation():
+    with pytest.raises(ValueError, match=r"participation is \(3, 1, 1\); give a mechanism"):
+        sensitivity(np.eye(3), (3, 1, 1))

@@ -1,11 +1,12 @@
-"""A strategy over rounds: the streaming recursion against the dense inverse."""
+"""A strategy over rounds: every route against the dense inverse, side by side and past the end."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.transforms import noise
+from dpjax.transforms import noise, rounds
 
 N, ROUNDS, D = 3, 12, 5
 
@@ -89,3 +90,201 @@ def test_past_the_end_is_refused_where_the_round_is_known():
 def test_unfit_strategies_are_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
         noise.correlated(np.eye(N), key=key(), rounds=ROUNDS, strategy=strategy)
+
+
+# Long enough for blocks: two whole ones and a part.
+LONG = 2 * rounds.BLOCK + 9
+
+
+def long_strategies():
+    """One for each route."""
+    full = np.tril(np.random.default_rng(2).uniform(0.1, 0.6, (LONG, LONG))) / LONG
+    banded = (
+        np.tril(np.triu(full, -4)) + np.eye(LONG) + np.tril(np.triu(np.ones_like(full), -4)) / 8
+    )
+    return {
+        "blocked": full + np.eye(LONG),
+        "recursion": banded,
+        "moving": np.linalg.inv(np.eye(LONG) - 0.7 * np.eye(LONG, k=-1) - 0.2 * np.eye(LONG, k=-3)),
+    }
+
+
+def long_noises(strategy, zeros, agents=N, factor=None):
+    """[LONG, agents, d] noise of all rounds, leaves side by side."""
+    factor = np.eye(agents) if factor is None else factor
+    transform = noise.correlated(factor, key=key(), rounds=LONG, strategy=strategy)
+
+    def step(state, _):
+        updates, state = transform.update(zeros, state)
+        flat = [leaf.reshape(agents, -1) for leaf in jax.tree.leaves(updates)]
+        return state, jnp.concatenate([leaf.astype(jnp.float32) for leaf in flat], axis=1)
+
+    whole = jax.jit(lambda state: jax.lax.scan(step, state, None, length=LONG)[1])
+    return np.asarray(whole(transform.init(zeros)), np.float64)
+
+
+def impulses(monkeypatch):
+    """Normals of round s become the unit vector s: the noise is then the map over rounds itself."""
+
+    def draw(key, group, shape, dtype):
+        return lambda t: (jnp.arange(shape[1]) == t).astype(dtype)[None]
+
+    monkeypatch.setattr(noise, "_draw", draw)
+
+
+@pytest.mark.parametrize("kind", ["blocked", "moving"])
+def test_the_map_of_a_run_is_the_rounded_inverse_and_applied_its_strategy(kind, monkeypatch):
+    impulses(monkeypatch)
+    strategy = long_strategies()[kind]
+    assert rounds.route(strategy, LONG).kind == kind
+    # One normal in a sum of zeros rounds nothing, so float32 shows the coefficients as they are.
+    found = long_noises(strategy, jnp.zeros((1, LONG), jnp.float32), agents=1)[:, 0]
+    inverse = np.linalg.inv(strategy)
+    inverse[np.abs(inverse) < 1e-13] = 0
+    np.testing.assert_allclose(found, inverse, rtol=2**-23)
+    mine = rounds.applied(strategy)
+    np.testing.assert_allclose(np.linalg.inv(found), mine, rtol=0, atol=1e-12)
+    # Neither the strategy asked for nor one whose own entries are rounded is what runs.
+    for twin in (strategy, strategy.astype(np.float32).astype(np.float64)):
+        assert np.abs(np.linalg.inv(found) - twin).max() > 1e-9
+
+
+def test_applied_by_recursion_is_that_of_rounded_ratios(monkeypatch):
+    strategy = long_strategies()["recursion"]
+    ratios = (np.tril(strategy, -1) / np.diag(strategy)[:, None]).astype(np.float32)
+    scale = (1 / np.diag(strategy)).astype(np.float32)
+    found = np.zeros((LONG, LONG))
+    for t in range(LONG):
+        found[t] = float(scale[t]) * np.eye(LONG)[t] - ratios[t].astype(np.float64) @ found
+    mine = rounds.applied(strategy)
+    np.testing.assert_allclose(np.linalg.inv(found), mine, rtol=0, atol=1e-12)
+    impulses(monkeypatch)
+    ran = long_noises(strategy, jnp.zeros((1, LONG), jnp.float32), agents=1)[:, 0]
+    np.testing.assert_allclose(ran, found, rtol=0, atol=1e-6)
+    # Rounding the inverse, which is right for the other routes, gives another strategy.
+    rounded = np.linalg.inv(np.linalg.inv(strategy).astype(np.float32).astype(np.float64))
+    assert np.abs(rounded - mine).max() > 1e-9
+
+
+@pytest.mark.parametrize("kind", ["recursion", "moving"])
+def test_routes_of_one_strategy_agree(kind, monkeypatch):
+    strategy, zeros = long_strategies()[kind], jnp.zeros((N, D), jnp.float32)
+    few = long_noises(strategy, zeros)
+    monkeypatch.setattr(rounds, "WIDEST", 0)
+    assert rounds.route(strategy, LONG).kind == "blocked"
+    np.testing.assert_allclose(long_noises(strategy, zeros), few, rtol=0, atol=2e-5)
+    other = long_noises(long_strategies()["blocked"], zeros)
+    assert np.abs(other - few).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", long_strategies())
+def test_groups_and_narrow_leaves_on_every_route(kind):
+    zeros = {
+        "a": jnp.zeros((N, 3), jnp.bfloat16),
+        "b": jnp.zeros((N, noise.PACK), jnp.float32),  # does not fit beside a
+        "c": jnp.zeros((N, 2, 2), jnp.float32),
+    }
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
+    strategy, plain = long_strategies()[kind], long_noises(None, wide)
+    assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) == LONG * N * 7
+    expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
+    found = long_noises(strategy, zeros)
+    np.testing.assert_allclose(found[..., 3:], expected[..., 3:], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(found[..., :3], expected[..., :3], rtol=2**-8, atol=2e-5)
+    assert np.abs(found[..., :3] - expected[..., 3:6]).max() > 0.1
+
+
+def drawn_once(step, start, seeds):
+    """Every round's normals are drawn once a seed, under a scan and a vmap over seeds."""
+    seen = []
+
+    def run(kept, t):
+        def one(kept, seed):
+            def draw(t):
+                jax.debug.callback(lambda t, s: seen.append((int(s), int(t))), t, seed)
+                return jnp.ones((1, 1), jnp.float32)
+
+            return step(draw, kept, t)
+
+        _, kept = jax.vmap(one)(kept, jnp.arange(seeds))
+        return kept, None
+
+    kept = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), start)
+    jax.block_until_ready(jax.jit(lambda k: jax.lax.scan(run, k, jnp.arange(LONG)))(kept))
+    jax.effects_barrier()
+    assert len(seen) == len(set(seen)) and {s for s, _ in seen} == set(range(seeds))
+    assert {t for _, t in seen} >= set(range(LONG))
+
+
+def test_a_block_is_drawn_once_and_not_in_every_round():
+    route = rounds.route(long_strategies()["blocked"], LONG)
+    start = route.start((1, 1), jnp.float32)
+    drawn_once(route.step, start, seeds=2)
+
+    def selected(draw, kept, t):
+        """A conditional under vmap that became a select: blocks are made and thrown away."""
+        value, new = route.step(draw, kept, t - t % rounds.BLOCK)
+        return value, jax.tree.map(lambda a, b: jnp.where(t % rounds.BLOCK == 0, a, b), new, kept)
+
+    with pytest.raises(AssertionError):
+        drawn_once(selected, start, seeds=2)
+
+
+@pytest.mark.parametrize("kind", long_strategies())
+def test_plans_share_the_noise_before_the_factor(kind):
+    """Factors are mapped over, the state is not: as plans of one seed in a run."""
+    zeros, strategy = jnp.zeros((N, D), jnp.float32), long_strategies()[kind]
+    factors = np.random.default_rng(4).normal(size=(2, N, N)).astype(np.float32)
+
+    def one(factor, state):
+        transform = noise.correlated(factor, key=key(), rounds=LONG, strategy=strategy)
+        return transform.update(zeros, state)
+
+    many = jax.vmap(one, in_axes=(0, None), out_axes=(0, None))
+    start = noise.correlated(np.eye(N), key=key(), rounds=LONG, strategy=strategy).init(zeros)
+
+    def step(state, _):
+        updates, state = many(factors, state)
+        return state, updates
+
+    end, together = jax.jit(lambda s: jax.lax.scan(step, s, None, length=LONG))(start)
+    assert jax.tree.map(jnp.shape, end) == jax.tree.map(jnp.shape, start)
+    alone = long_noises(strategy, zeros)
+    expected = np.einsum("pij,tjd->tpid", factors.astype(np.float64), alone)
+    np.testing.assert_allclose(together, expected, rtol=0, atol=2e-5)
+    swapped = np.einsum("pij,tjd->tpid", factors[::-1].astype(np.float64), alone)
+    assert np.abs(np.asarray(together) - swapped).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", long_strategies())
+def test_agents_over_devices_get_the_same_noise(kind):
+    if len(jax.devices()) < 8:
+        pytest.skip("needs eight devices")
+    n, strategy = 8, long_strategies()[kind]
+    over_agents = NamedSharding(
+        Mesh(np.array(jax.devices()[:8]), ("agents",)), PartitionSpec("agents")
+    )
+    zeros = jnp.zeros((n, D), jnp.float32)
+    factor = np.random.default_rng(5).normal(size=(n, n))
+    plain = long_noises(strategy, zeros, agents=n, factor=factor)
+    transform = noise.correlated(factor, key=key(), rounds=LONG, strategy=strategy)
+    spread = jax.device_put(zeros, over_agents)
+    step = jax.jit(transform.update, out_shardings=(over_agents, None), donate_argnums=1)
+    state = jax.device_put(transform.init(spread), NamedSharding(over_agents.mesh, PartitionSpec()))
+    for t in range(LONG):
+        updates, state = step(spread, state)
+        assert len(updates.sharding.device_set) == 8
+        np.testing.assert_allclose(updates, plain[t], rtol=0, atol=5e-5)
+
+
+def test_a_traced_round_past_a_block_is_nan_and_repeats_nothing():
+    """Past the last whole block too, where indices of the kept noise would wrap or clamp."""
+    zeros = jnp.zeros((N, D), jnp.float32)
+    for strategy in long_strategies().values():
+        transform = noise.correlated(np.eye(N), key=key(), rounds=LONG, strategy=strategy)
+        step, state = jax.jit(transform.update), transform.init(zeros)
+        for late in (LONG, LONG + 1, 3 * rounds.BLOCK, 5 * rounds.BLOCK + 1):
+            out, _ = step(zeros, state._replace(round=jnp.int32(late)))
+            assert np.isnan(out).all()
+            with pytest.raises(ValueError, match=f"round is {late}, .*make a plan for more"):
+                transform.update(zeros, state._replace(round=jnp.int32(late)))

@@ -150,3 +150,42 @@ def test_memory_is_what_is_kept(kind):
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(transform.init(zeros).past))
     assert rounds.memory(strategy, zeros) == held > 0
     assert rounds.memory(None, zeros) == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "text"),
+    [
+        (5e37 * np.eye(4), "diagonal from 5e.37 to 5e.37, with which noise would vanish"),
+        (np.diag([1.0, 1.0, 1.0, 1e36]), "would vanish"),
+        (1e-38 * np.eye(4), "would vanish or overflow"),
+        (np.linalg.inv(0.01 * np.eye(12) + np.eye(12, k=-1)), "condition number"),
+    ],
+)
+def test_strategies_that_float32_cannot_apply_are_refused(strategy, text):
+    """Noise that vanishes sends gradients in clear; what cannot be inverted cannot be accounted."""
+    with pytest.raises(ValueError, match=text):
+        rounds.route(np.tril(strategy), len(strategy))
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_applied_agrees_with_exact_arithmetic(kind):
+    """The sensitivity of the inverse of the rounded coefficients, in 50 digits."""
+    import mpmath
+
+    chosen = rounds.route(strategies()[kind], T)
+    if kind == "recursion":
+        pytest.skip("its coefficients are the strategy: nothing is inverted")
+    coefficients = np.float64(np.float32(chosen.weights))
+    if kind == "moving":
+        inverse = np.diag(np.float64(np.float32(chosen.scale)))
+        for lag in range(1, coefficients.shape[1] + 1):
+            inverse += np.diag(coefficients[lag:, lag - 1], -lag)
+    else:
+        inverse = coefficients[:T, :T]
+    column = T // 3
+    with mpmath.workdps(50):
+        solved = mpmath.lu_solve(
+            mpmath.matrix(inverse.tolist()), mpmath.matrix(np.eye(T)[column].tolist())
+        )
+        exact = np.array([float(value) for value in solved])
+    np.testing.assert_allclose(rounds.applied(strategies()[kind])[:, column], exact, atol=1e-13)
