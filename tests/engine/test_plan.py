@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpjax.engine import plan
+from dpjax.engine import plan, strategies
 from dpjax.mechanism import design
+from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 from tests.engine.support import make_config
 
@@ -228,3 +229,16 @@ def test_mixing_that_does_not_average_is_refused(network):
     made = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="mixing"):
         dataclasses.replace(made, mixing=2 * network)
+
+
+def test_sensitivity_is_that_of_the_rounded_coefficients():
+    """A run multiplies by float32(1 / c): its C is that number's inverse, often larger than c."""
+    when = Participation(4, 1, 4)
+    larger = 0
+    for c in np.linspace(1, 2, 60):
+        truth = 1 / float(np.float32(1 / c))
+        found = np.sqrt(strategies.sensitivity_squared(c * np.eye(4), when))
+        assert truth <= found <= max(truth, c) * (1 + 1e-8)
+        larger += truth > c * (1 + 1e-8)
+    # What forgets the rounding would understate these.
+    assert larger > 10
