@@ -26,7 +26,8 @@ def main(epochs=20, batches=8):
             print(made.guarantee.statement())
             # Each agent draws its own noise, so agents may attack: what node 0 learns of others.
             view = views.dsgd(weights, made.applied_strategy).pndp(0)
-            print("mu of every agent at noise 1, zero-out:", view.guaranteed(made.config.pattern))
+            mu = view.guaranteed(made.config.pattern).round(4)
+            print("mu of every agent at noise 1, zero-out:", mu)
     return results
 
 
