@@ -82,7 +82,8 @@ def pairwise(
     """Add every agent's own noise, and +z at one end and -z at the other of every link.
 
     Agent i adds sqrt(own) z_i + sum over its links of +-sqrt(shared) z_e, + at the end that the
-    link names first; the covariance over agents is own I + shared L, L the graph's Laplacian.
+    link names first; the covariance over agents is own I + shared L, L the graph's Laplacian. The
+    normals of one leaf are held at once, n + E times its entries for one agent.
 
     Guarantee: fresh normals in each of the first ``rounds`` updates, none shared by agents, links,
     rounds, leaves or coordinates; later updates are refused, inside compiled code NaN. An outsider

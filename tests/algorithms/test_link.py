@@ -24,6 +24,8 @@ STEP = 0.25
 GRAPH = graphs.erdos_renyi(N, 0.5, 3)
 W = mixing.metropolis_hastings(GRAPH)
 ROWS = mixing.uniform_neighbors(GRAPH)
+# Sends along arcs that nobody answers.
+DIRECTED = np.eye(N) / 2 + np.roll(np.eye(N), 1, axis=1) / 3 + np.roll(np.eye(N), 2, axis=1) / 6
 SCHEDULE = np.stack([W, mixing.metropolis_hastings(graphs.ring(N)), ROWS])
 G = np.random.default_rng(5).normal(size=(T, N, D))
 STRATEGY = temporal.mafalda(W, Participation(T, 1, 1))
@@ -121,6 +123,7 @@ def whisper():
 RUNS = {
     "dsgd": (lambda: views.dsgd(W), lambda: gossip(W)),
     "dsgd, row-stochastic": (lambda: views.dsgd(ROWS), lambda: gossip(ROWS)),
+    "dsgd, directed": (lambda: views.dsgd(DIRECTED), lambda: gossip(DIRECTED)),
     "dsgd, time-varying": (lambda: views.dsgd(SCHEDULE), lambda: gossip(SCHEDULE)),
     "anti-pgd": (lambda: views.dsgd(W, np.tri(T)), lambda: gossip(W, strategy=np.tri(T))),
     "mafalda": (lambda: views.dsgd(W, STRATEGY), lambda: gossip(W, strategy=STRATEGY)),
@@ -141,11 +144,13 @@ RUNS = {
         lambda: views.zip_dl(W, zero_sum="with_own_copy"),
         lambda: zipped("with_own_copy"),
     ),
+    "zip, directed": (lambda: views.zip_dl(DIRECTED), lambda: zipped("with_own_copy", DIRECTED)),
 }
 BROKEN = {
     "gossip before the noise": ("dsgd", lambda: gossip(W, before=W)),
     "noise of another mixing": ("dsgd", lambda: gossip(ROWS)),
     "receivers' weights for senders'": ("dsgd, row-stochastic", lambda: gossip(ROWS.T)),
+    "arcs turned round": ("dsgd, directed", lambda: gossip(DIRECTED.T)),
     "a schedule that is not followed": ("dsgd, time-varying", lambda: gossip(SCHEDULE[:2])),
     "fresh noise for correlated noise": ("anti-pgd", lambda: gossip(W)),
     "noise taken back a round late": ("anti-pgd", lambda: gossip(W, strategy=_late())),
@@ -171,6 +176,10 @@ BROKEN = {
     "links of the other sign": ("decor", lambda: decor(W, flipped=True)),
     "own noise too small": ("decor", lambda: decor(W, own=0.4)),
     "the other rule": ("zip, own copy", lambda: zipped("messages")),
+    "copies along arcs turned round": (
+        "zip, directed",
+        lambda: zipped("with_own_copy", DIRECTED.T),
+    ),
     "normals of the next round": ("zip, messages", lambda: zipped("messages", shifted=True)),
 }
 
@@ -227,19 +236,26 @@ def test_noise_in_blocks_is_the_accounted_one():
         assert distance(views.dsgd(W, short).ldp(), run, gradients) > 1e-2
 
 
+def matrix_of(name):
+    """[P, n, n] mixing of a run."""
+    kinds = {"row-stochastic": ROWS, "directed": DIRECTED, "time-varying": SCHEDULE}
+    matrix = kinds.get(name.partition(", ")[2], W)
+    return matrix if matrix.ndim == 3 else matrix[None]
+
+
 def received(name, attackers):
     """Rows of an outsider's A and B that reach the nodes, without the columns that they know."""
     nodes = list(attackers)
     a, b = RUNS[name][0]().ldp().materialize(T, check=False)
     if name.startswith("zip"):
-        sent = zip_dl.links(W)
+        sent = zip_dl.links(matrix_of(name)[0])
         owners = [{int(i)} for i in sent.sender]
         reach = np.tile(np.isin(sent.receiver[sent.sender != sent.receiver], nodes), (T, 1))
     else:
         owners = [{i} for i in range(N)]
         if name == "decor":
             owners += [set(map(int, pair)) for pair in edges.links(W)]
-        schedule = SCHEDULE if "varying" in name else (ROWS if "row" in name else W)[None]
+        schedule = matrix_of(name)
         reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
         reach = np.tile(reach, (1, len(a) // (T * N)))
     known = [column for column, owner in enumerate(owners) if owner & set(nodes)]
@@ -254,7 +270,7 @@ def told(name, attackers):
     a, b = RUNS[name][0]().pndp(attackers).materialize(T, check=False)
     rows = np.hstack([a, b])
     if name.startswith("zip"):
-        sent = zip_dl.links(W)
+        sent = zip_dl.links(matrix_of(name)[0])
         reaching = np.isin(sent.receiver, list(attackers))
         others = (sent.sender != sent.receiver)[reaching]
         rows = rows.reshape(T, -1, rows.shape[1])[:, others].reshape(-1, rows.shape[1])

@@ -87,7 +87,7 @@ def drawn(attackers, missing=None):
 
 @pytest.mark.parametrize("attackers", [(0,), (1, 3)])
 def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
-    whole = noises(make(), jnp.zeros((N, COORDINATES)), 1)[0]
+    whole = noises(make(), jnp.zeros((N, COORDINATES), jnp.float32), 1)[0]
     left = whole - drawn(attackers)
     # Nothing is left on themselves; on others, the noise that the view says they do not know.
     np.testing.assert_allclose(left[list(attackers)], 0, atol=1e-5)
