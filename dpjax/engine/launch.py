@@ -12,12 +12,14 @@ import shlex
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpjax import _validate
+from dpjax.engine.forecasts import HopelessWarning
 from dpjax.results import records
 
 if TYPE_CHECKING:
@@ -159,7 +161,10 @@ def main(
             parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
         )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
-        experiment(config, Lab(name, preset, options, command))
+        with warnings.catch_warnings():
+            # Published budgets are compared as they are, also where they leave nothing to learn.
+            warnings.simplefilter("ignore", HopelessWarning)
+            experiment(config, Lab(name, preset, options, command))
     except ValueError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
         return 2

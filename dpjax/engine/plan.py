@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from dpjax.accounting import budget, precision
+from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import strategies
+from dpjax.engine import forecasts, strategies
 from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
@@ -66,8 +67,10 @@ class Plan:
         audit(self)
 
     def __repr__(self) -> str:
-        """One line: the design, the network's size, the guarantee."""
-        return f"Plan({self.config.design}, {self.agents} agents, {self.guarantee.caption()})"
+        """One line: the design, the network's size, the guarantee, the model it affords."""
+        affords = self.forecast(1).affords()
+        told = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
+        return f"Plan({self.config.design}, {self.agents} agents, {self.guarantee.caption()}{told})"
 
     @property
     def agents(self) -> int:
@@ -86,6 +89,24 @@ class Plan:
         Accounting of a run's messages (`dpjax.accounting.views`) is about this one.
         """
         return None if self.strategy is None else rounds_.applied(self.strategy)
+
+    def forecast(self, parameters: int, *, counts: Any = None) -> Forecast:
+        """Noise in the average model against the largest drift of clipped gradients.
+
+        Reads the plan and no data; see `dpjax.accounting.forecast`.
+
+        Args:
+            parameters: d, entries of one agent's model.
+            counts: [n] records of each agent, which fill the cyclic sampler's batches; None takes
+                full ones.
+
+        Returns:
+            The forecast: ``ratio``, ``level``, ``affords()``, ``statement()``.
+
+        Raises:
+            ValueError: For a number of parameters below 1, or counts that are not one an agent.
+        """
+        return forecasts.of_plan(self, parameters, counts)
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""

@@ -22,7 +22,7 @@ import dpjax
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
-from dpjax.engine import keys, placing, program, sharding
+from dpjax.engine import forecasts, keys, placing, program, sharding
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.plan import Plan, statics
 from dpjax.engine.problem import Problem
@@ -166,6 +166,10 @@ def run(
     Raises:
         ValueError: For plans that cannot run together or do not fit the problem, a device count
             that does not divide n, a checkpoint or key file of another run.
+
+    Warns:
+        HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
+            (`dpjax.engine.forecasts`).
     """
     plans = (plans,) if isinstance(plans, Plan) else tuple(plans)
     shared = statics(plans)
@@ -213,6 +217,10 @@ def run(
         )
     models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
+    one = jax.tree.map(lambda leaf: leaf[0], models)
+    expected = forecasts.tell(plans, forecasts.entries(one), task.partition.counts)
+    if progress and expected:
+        print(expected, file=sys.stderr)
     if start is not None:
         start = _starting(start, models, len(plans), task.agents)
     if settings.unit == "record":

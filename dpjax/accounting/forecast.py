@@ -1,0 +1,307 @@
+"""A forecast before training: the noise in the average model beside what gradients can move it.
+
+D-SGD ends at  mean_T = mean_0 - sum_t eta_t sum_i a_ti (G_ti + V_ti) / B.  The a_ti, which sum to
+1 over agents, say how far what agent i sends in round t reaches the average of the final models
+(1/n each where mixing is doubly stochastic); B divides sums over records (1 for the agent unit).
+
+    drift   Every clipped gradient has norm at most C (a sum of B clipped records B C), so the
+            gradients together move the average by at most C sum_t eta_t, and by that much when
+            all of them are clipped and point the same way.
+    noise   With covariance R = F F' over agents and C^-1 over rounds, a coordinate of the noise
+            in the average has variance  ||C^-T Y||^2 / B^2,  Y_t = eta_t F' a_t, and d
+            coordinates have sqrt(d) times its root as root mean square.
+
+Their ratio has a floor that no design can pass. The average is a function of what is sent, so its
+noise alone must hide whatever the relation changes: at most s in each round that takes part
+(s = 2C, or C under zero-out), which moves the average by  s sum_{t in pi} eta_t a_ti / B. Hence a
+standard deviation of at least that over mu_i in every coordinate, and
+
+    ratio >= sqrt(d) max_i s sum_{t in pi} eta_t a_ti / (mu_i B C sum_t eta_t)
+           = 2 sqrt(d) / (n mu)      agent unit, doubly stochastic mixing, one budget
+           = 2 sqrt(d) / (n B mu)    a record in every round
+           = 2 sqrt(d) / (N mu)      records that take part k times in T = k b rounds, N = n B b
+
+whatever T, C, the steps and the correlation. Where agents draw their noise apart, each must hide
+its own part, and variances add up: 2 sqrt(d) / (sqrt(n) mu) in the first, and sqrt(n) times the
+others. The forecast reads the plan and no data: it costs no privacy and states no guarantee.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+from dpjax import _validate
+from dpjax.accounting import budget
+
+__all__ = ["GOOD", "HOPELESS", "Forecast", "Level", "forecast", "weights"]
+
+GOOD = 0.5
+"""Noise over the largest drift up to which most of what can be learned is learned."""
+HOPELESS = 3.0
+"""Noise over the largest drift from which next to nothing is learned."""
+
+Level = Literal["learns", "poor", "hopeless"]
+
+_TOLD: dict[str, str] = {
+    "learns": "expect it to learn",
+    "poor": "expect it to learn poorly",
+    "hopeless": "expect it to learn nothing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Noise against the largest drift of the average model, and what would change it.
+
+    Attributes:
+        parameters: d.
+        agents: n.
+        unit: "agent" or "record".
+        batch_size: B.
+        mu: Gaussian-DP parameter of the run; infinity when non-private.
+        delta: Delta of the budget.
+        accountant: How an epsilon follows from mu, "gdp" or "rdp".
+        rate: Ratio for one parameter; the ratio is ``rate * sqrt(parameters)``.
+        floor_rate: What no design of the same budget can pass, for one parameter.
+        apart_rate: What no design can pass whose agents draw their noise apart.
+        apart: True where agents draw their noise apart (R is diagonal).
+    """
+
+    parameters: int
+    agents: int
+    unit: str
+    batch_size: int
+    mu: float
+    delta: float
+    accountant: budget.Accountant
+    rate: float
+    floor_rate: float
+    apart_rate: float
+    apart: bool
+
+    @property
+    def ratio(self) -> float:
+        """Root mean square of the noise in the average model over the largest drift."""
+        return self.rate * math.sqrt(self.parameters)
+
+    @property
+    def floor(self) -> float:
+        """The least ratio that any design has under this budget."""
+        return self.floor_rate * math.sqrt(self.parameters)
+
+    @property
+    def level(self) -> Level:
+        """ "learns" up to `GOOD`, "hopeless" from `HOPELESS`, "poor" between."""
+        if self.ratio <= GOOD:
+            return "learns"
+        return "poor" if self.ratio < HOPELESS else "hopeless"
+
+    def affords(self, ratio: float = GOOD) -> float:
+        """The largest model that keeps a ratio on this network under this budget.
+
+        Args:
+            ratio: Ratio not to exceed.
+
+        Returns:
+            Parameters, a whole number; infinity without noise.
+        """
+        ratio = _validate.positive("ratio", ratio)
+        return math.inf if self.rate == 0 else float(math.floor((ratio / self.rate) ** 2))
+
+    def epsilon(self, ratio: float = GOOD) -> float:
+        """The epsilon at which this design keeps a ratio; of the largest, where budgets differ.
+
+        Args:
+            ratio: Ratio not to exceed.
+
+        Returns:
+            Epsilon at the same delta; 0 without noise.
+        """
+        if self.rate == 0:
+            return 0.0
+        mu = self.mu * self.ratio / _validate.positive("ratio", ratio)
+        return float(budget.claimed_epsilon(mu, self.delta, accountant=self.accountant))
+
+    def agents_needed(self, ratio: float = GOOD) -> int:
+        """About how many agents keep a ratio under the same budget and design.
+
+        The ratio falls with n where noise is shared, with sqrt(n) where agents draw it apart.
+
+        Args:
+            ratio: Ratio not to exceed.
+        """
+        times = max(self.ratio / _validate.positive("ratio", ratio), 1.0)
+        return math.ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
+
+    def caption(self) -> str:
+        """One line: the ratio and what it means."""
+        if self.rate == 0:
+            return "no noise"
+        return (
+            f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift, "
+            f"{_TOLD[self.level]}"
+        )
+
+    def statement(self) -> str:
+        """A few lines: the forecast and, unless it learns, what would help, with numbers."""
+        if self.rate == 0:
+            return "forecast: no noise is added"
+        lines = [
+            f"forecast for {self.parameters:,} parameters: noise in the average model is "
+            f"{self.ratio:.2g} times",
+            f"  the largest drift of clipped gradients; no design has less than {self.floor:.2g}. "
+            f"{_TOLD[self.level].capitalize()}.",
+        ]
+        affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
+        if self.level == "learns":
+            return "\n".join([*lines, f"  This network and budget afford {affords}."])
+        return "\n".join([*lines, f"  To reach {GOOD:g}, any one of:", *self._remedies(affords)])
+
+    def _remedies(self, affords: str) -> list[str]:
+        least = self.floor_rate * math.sqrt(self.parameters)
+        remedies = [
+            f"a smaller model: this network and budget afford {affords}",
+            f"about {self.agents_needed():,} agents in place of {self.agents:,}",
+            f"epsilon {self.epsilon():.3g} at the same delta",
+        ]
+        if self.unit == "agent":
+            record = self.ratio / self.batch_size
+            remedies.append(
+                "records protected in place of agents: "
+                + (
+                    f"the ratio becomes {record:.2g} with batches of {self.batch_size:,}"
+                    if self.batch_size > 1
+                    else "the ratio is divided by the batch size"
+                )
+            )
+        else:
+            needed = math.ceil(self.batch_size * self.ratio / GOOD)
+            remedies.append(
+                f"batches of {needed:,} in place of {self.batch_size:,}, or records that take "
+                "part in fewer rounds"
+            )
+        if self.apart and least < self.ratio / 2:
+            remedies.append(
+                f"noise that agents share (whisper_horizon), down to {least:.2g} at best"
+            )
+        return [f"    - {remedy}" for remedy in remedies]
+
+
+def weights(
+    mixing: Float[np.ndarray, "*p n n"], rounds: int
+) -> Float[np.ndarray, "t n"] | Float[np.ndarray, "1 n"]:
+    """How far what agents send in each round reaches the average of the final models.
+
+    a_T = W' 1/n for the last round, a_t = W_t' a_t+1 before; rows sum to 1.
+
+    Args:
+        mixing: [n, n] row-stochastic W, or a schedule [P, n, n], round t using W_{t mod P}.
+        rounds: T.
+
+    Returns:
+        [T, n], or [1, n] where all rounds are alike, as for doubly stochastic mixing.
+    """
+    schedule = np.asarray(mixing, np.float64)
+    schedule = schedule[None] if schedule.ndim == 2 else schedule
+    n = schedule.shape[-1]
+    if np.allclose(schedule.sum(axis=1), 1.0, rtol=0, atol=1e-12):
+        return np.full((1, n), 1 / n)
+    reached, current = np.empty((rounds, n)), np.full(n, 1 / n)
+    for t in range(rounds - 1, -1, -1):
+        current = current @ schedule[t % len(schedule)]
+        reached[t] = current
+    return reached
+
+
+def forecast(
+    parameters: int,
+    *,
+    factor: Float[np.ndarray, "n n"],
+    reach: Float[np.ndarray, "t n"],
+    step_sizes: Float[np.ndarray, " t"],
+    patterns: tuple[int, int],
+    clip_norm: float,
+    relation: budget.Relation,
+    batch_size: int,
+    mu: float,
+    delta: float,
+    accountant: budget.Accountant = "gdp",
+    strategy: Float[np.ndarray, "t t"] | None = None,
+    budgets: ArrayLike | None = None,
+    filled: ArrayLike = 1.0,
+) -> Forecast:
+    """Return the forecast of a run from the noise that it adds.
+
+    Args:
+        parameters: d, entries of one agent's model.
+        factor: [n, n] F, F F' being the covariance over agents; zero is no noise.
+        reach: [T, n] or [1, n] a_ti, from `weights`.
+        step_sizes: [T] eta_t; their scale does not matter.
+        patterns: (epochs k, separation b), the rounds of what the relation changes: any start.
+        clip_norm: C.
+        relation: Neighbouring relation.
+        batch_size: B, by which sums over records are divided; unused for the agent unit.
+        mu: Gaussian-DP parameter of the whole run, the largest over agents.
+        delta: Delta.
+        accountant: How epsilons are told.
+        strategy: [T, T] C over rounds; None is fresh noise.
+        budgets: [n] mu_i that each agent's budget allows; None is ``mu`` for all.
+        filled: How much of a batch is records, [n] or [T, n]; the rest is padding.
+
+    Returns:
+        The forecast.
+
+    Raises:
+        ValueError: For a number of parameters below 1.
+    """
+    parameters = _validate.integer("parameters", parameters)
+    weights_ = np.asarray(factor, np.float64)
+    steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
+    n, divisor = len(weights_), batch_size if budget.unit(relation) == "record" else 1
+    sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
+    drift = clip_norm * float((sent * filled).sum())
+    if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
+        over_rounds = np.linalg.norm(_over_rounds(strategy, steps[:, None]))
+        noise = float(over_rounds * np.linalg.norm(reach[0] @ weights_)) / divisor
+    else:
+        noise = float(np.linalg.norm(_over_rounds(strategy, sent @ weights_))) / divisor
+    allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
+    hidden = budget.sensitivity(relation, clip_norm) / divisor * _largest(sent, *patterns)
+    private = bool(weights_.any())
+    least = hidden / allowed if private else np.zeros(n)
+    return Forecast(
+        parameters=parameters,
+        agents=n,
+        unit=budget.unit(relation),
+        batch_size=batch_size,
+        mu=mu,
+        delta=delta,
+        accountant="rdp" if accountant == "rdp" else "gdp",
+        rate=noise / drift,
+        floor_rate=float(least.max()) / drift,
+        apart_rate=float(np.linalg.norm(least)) / drift,
+        apart=not np.any(weights_ - np.diag(np.diag(weights_))),
+    )
+
+
+def _over_rounds(
+    strategy: Float[np.ndarray, "t t"] | None, responses: Float[np.ndarray, "t n"]
+) -> Float[np.ndarray, "t n"]:
+    """C^-T Y, whose squared norm is the variance of sum_t y_t' (C^-1 Z)_t."""
+    if strategy is None:
+        return responses
+    return scipy.linalg.solve_triangular(strategy, responses, lower=True, trans="T")
+
+
+def _largest(sent: Float[np.ndarray, "t n"], epochs: int, separation: int) -> np.ndarray:
+    """[n] largest sum over the rounds of a pattern, any start."""
+    starts = len(sent) - (epochs - 1) * separation
+    total = np.zeros((starts, sent.shape[1]))
+    for k in range(epochs):
+        total += sent[k * separation : k * separation + starts]
+    return total.max(axis=0)

@@ -1,0 +1,122 @@
+"""The forecast of a plan: what its noise does to a model of a given size, before any training."""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import budget
+from dpjax.accounting import forecast as forecast_
+from dpjax.accounting.forecast import Forecast
+
+if TYPE_CHECKING:
+    from dpjax.engine.plan import Plan
+
+__all__ = ["HopelessWarning", "entries", "of_plan", "tell"]
+
+
+class HopelessWarning(UserWarning):
+    """A run was started whose noise leaves nothing to learn."""
+
+
+def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
+    """Return the forecast of a plan for a model size; see `dpjax.accounting.forecast`.
+
+    Args:
+        plan: The plan.
+        parameters: d, entries of one agent's model.
+        counts: [n] records of each agent, by which the cyclic sampler's batches are filled; None
+            takes full batches.
+
+    Returns:
+        The forecast; its ratio is 0 for a non-private plan.
+
+    Raises:
+        ValueError: For a number of parameters below 1, or counts that are not one an agent.
+    """
+    config, rounds = plan.config, plan.config.rounds
+    steps = np.ones(rounds)
+    if config.step_decay == "sqrt":
+        steps /= np.sqrt(np.arange(1, rounds + 1))
+    private = config.design != "non_private"
+    budgets = None
+    if private and isinstance(config.epsilon, tuple):
+        budgets = budget.allowed_mu(
+            config.epsilon,
+            config.delta,
+            accountant=config.accountant,
+            allow_unsound=config.allow_unsound,
+        )
+    return forecast_.forecast(
+        parameters,
+        factor=plan.factor,
+        reach=forecast_.weights(plan.mixing, rounds),
+        step_sizes=steps,
+        patterns=config.participation or (rounds, 1),
+        clip_norm=config.clip_norm,
+        relation=config.relation,
+        batch_size=config.batch_size,
+        mu=plan.guarantee.mu,
+        delta=config.delta,
+        accountant=config.accountant,
+        strategy=plan.strategy,
+        budgets=budgets,
+        filled=1.0 if counts is None else _filled(plan, counts),
+    )
+
+
+def _filled(plan: "Plan", counts: Any) -> np.ndarray:
+    """How much of each batch is records, [T, n] or [n]."""
+    records = _validate.finite_array("counts", counts, ndim=1)
+    if len(records) != plan.agents:
+        raise ValueError(f"counts has {len(records)} entries for {plan.agents} agents; give [n]")
+    if plan.config.participation is None:
+        return np.ones(plan.agents)
+    separation = plan.config.participation[1]
+    turn = np.arange(plan.config.rounds)[:, None] % separation
+    # Record r is in the rounds r mod b, r mod b + b, ...
+    return np.maximum(np.ceil((records - turn) / separation), 0) / plan.config.batch_size
+
+
+def entries(params: Any) -> int:
+    """Number of entries of one model.
+
+    Args:
+        params: Its pytree, of arrays or of their shapes.
+    """
+    return int(sum(np.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params)))
+
+
+def tell(plans: Sequence["Plan"], parameters: int, counts: Any = None) -> str:
+    """Return a line about plans that are to run, and warn where one of them cannot learn.
+
+    Args:
+        plans: The plans.
+        parameters: d.
+        counts: As in `of_plan`.
+
+    Returns:
+        The line; empty where no plan is private.
+
+    Warns:
+        HopelessWarning: Once, with the best of the hopeless plans' statement.
+    """
+    found = [of_plan(plan, parameters, counts) for plan in plans]
+    private = sorted((each for each in found if each.rate > 0), key=lambda each: each.ratio)
+    if not private:
+        return ""
+    hopeless = [each for each in private if each.level == "hopeless"]
+    if hopeless:
+        many = f"{len(hopeless)} of {len(found)} plans: " if len(found) > 1 else ""
+        warnings.warn(
+            f"noise leaves nothing to learn; {many}{hopeless[0].statement()}",
+            HopelessWarning,
+            stacklevel=3,
+        )
+    line = f"forecast: {private[0].caption()}"
+    if len(private) > 1 and private[-1].ratio > private[0].ratio * 1.01:
+        line += f"; up to {private[-1].ratio:.2g} times"
+    return line

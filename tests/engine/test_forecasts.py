@@ -1,0 +1,238 @@
+"""The forecast is what simulated noise and full clipped steps do, for every design and unit."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+
+from dpjax.accounting import forecast, gdp
+from dpjax.data.partition import Partition
+from dpjax.engine import forecasts, plan
+from dpjax.engine.problem import Problem
+from dpjax.engine.run import run
+from dpjax.topology import graphs, mixing
+from tests.engine.support import make_config, make_problem
+
+PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]
+UNITS = [
+    {"relation": "replace_agent"},
+    {"relation": "zero_out_record", "batch_size": 3},
+    {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"},
+    {"relation": "replace_agent", "step_decay": "sqrt"},
+]
+
+
+def steps_of(made):
+    """[T] step sizes of a plan."""
+    config = made.config
+    decay = np.sqrt(np.arange(1, config.rounds + 1)) if config.step_decay == "sqrt" else 1.0
+    return np.broadcast_to(config.step_size / decay, (config.rounds,))
+
+
+def rounds_of(made, added):
+    """The average of the models after X <- W (X - eta added_t / B) in every round, from zero."""
+    schedule = made.mixing if made.mixing.ndim == 3 else made.mixing[None]
+    divisor = made.config.batch_size if made.config.unit == "record" else 1
+    models = np.zeros(added.shape[1:])
+    for t, step in enumerate(steps_of(made)):
+        models = schedule[t % len(schedule)] @ (models - step * added[t] / divisor)
+    return models.mean(axis=0)
+
+
+def simulated(made, coordinates=4000, filled=None):
+    """Noise in the average model over the largest drift, for one coordinate, by doing both."""
+    n, rounds = made.agents, made.config.rounds
+    normals = np.random.default_rng(0).normal(size=(rounds, n * coordinates))
+    if made.strategy is not None:
+        normals = np.linalg.solve(made.applied_strategy, normals)
+    noise = np.einsum("ij,tjd->tid", made.factor, normals.reshape(rounds, n, coordinates))
+    records = made.config.batch_size if made.config.unit == "record" else 1
+    full = np.ones((rounds, n, 1)) if filled is None else filled[..., None]
+    drift = rounds_of(made, made.config.clip_norm * records * full)
+    return np.sqrt(np.mean(rounds_of(made, noise) ** 2)) / abs(drift[0])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
+    made = plan.make(make_config(design=name, **unit), network)
+    found = made.forecast(2500)
+    assert found.ratio == pytest.approx(50 * simulated(made), rel=0.05)
+    # No design goes below the floor, and none whose agents draw apart below theirs.
+    assert found.floor <= found.ratio * (1 + 1e-6)
+    if found.apart:
+        assert 50 * found.apart_rate <= found.ratio * (1 + 1e-6)
+    assert found.apart == (name in ("independent", "anti_pgd", "prefix_sum", "mafalda"))
+
+
+def test_the_floors_are_the_closed_forms(network):
+    n, mu = len(network), float(gdp.mu(8.0, 1e-5))
+    for times, changes, units in [
+        (2, {"relation": "replace_agent"}, n),
+        (2, {"relation": "replace_record"}, n * 4),
+        (1, {"relation": "zero_out_record"}, n * 4),
+        (2, {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"}, n * 20),
+    ]:
+        made = plan.make(make_config(design="independent", **changes), network)
+        found = made.forecast(900)
+        assert found.floor == pytest.approx(times * 30 / (units * mu), rel=1e-6)
+        assert 30 * found.apart_rate == pytest.approx(found.floor * np.sqrt(n), rel=1e-9)
+        if "participation" not in changes:
+            # Fresh independent noise attains what drawing apart allows; clip norm and T are gone.
+            assert found.ratio == pytest.approx(30 * found.apart_rate, rel=1e-6)
+            other = dataclasses.replace(made.config, clip_norm=3.0, rounds=7, step_size=9.0)
+            assert plan.make(other, network).forecast(900).ratio == pytest.approx(
+                found.ratio, rel=1e-6
+            )
+
+
+def test_the_floor_is_reached_by_noise_that_cancels_on_the_complete_graph():
+    matrix = mixing.metropolis_hastings(graphs.complete(10))
+    found = plan.make(make_config(design="whisper", rounds=5), matrix).forecast(100)
+    assert found.floor <= found.ratio <= 1.1 * found.floor
+    assert found.ratio < 0.4 * 10 * found.apart_rate
+
+
+@pytest.mark.parametrize("name", ["whisper_horizon", "mafalda"])
+def test_row_stochastic_weights_and_schedules_reach_unevenly(name):
+    star = mixing.uniform_neighbors(graphs.star(6))
+    other = mixing.uniform_neighbors(nx.path_graph(6))
+    for matrix in (star, np.stack([star, other])):
+        made = plan.make(make_config(design=name, rounds=8), matrix)
+        assert made.forecast(1).ratio == pytest.approx(simulated(made), rel=0.05)
+        # A broken twin takes 1/n for everybody.
+        even = forecast.forecast(
+            1, factor=made.factor, reach=np.full((1, 6), 1 / 6), step_sizes=np.ones(8),
+            patterns=(8, 1), clip_norm=0.5, relation="replace_agent", batch_size=4,
+            mu=made.guarantee.mu, delta=1e-5, strategy=made.strategy,
+        )  # fmt: skip
+        assert not even.ratio == pytest.approx(simulated(made), rel=0.05)
+        assert made.forecast(1).ratio >= made.forecast(1).floor
+
+
+@pytest.mark.parametrize(
+    ("broken", "design"),
+    [
+        ({"strategy": None}, "mafalda"),
+        ({"batch_size": 1}, "independent"),
+        ({"step_sizes": np.ones(20)}, "whisper"),
+        ({"factor": "diagonal"}, "whisper"),
+    ],
+)
+def test_a_forecast_that_forgets_a_part_is_caught(network, broken, design):
+    config = make_config(design=design, relation="replace_record", step_decay="sqrt")
+    made = plan.make(config, network)
+    if "factor" in broken:
+        broken = {"factor": np.diag(np.sqrt(np.diag(made.covariance())))}
+    given = dict(
+        factor=made.factor, reach=np.full((1, 6), 1 / 6), step_sizes=steps_of(made),
+        patterns=(20, 1), clip_norm=0.5, relation="replace_record", batch_size=4,
+        mu=made.guarantee.mu, delta=1e-5, strategy=made.strategy,
+    )  # fmt: skip
+    assert forecast.forecast(1, **given).ratio == pytest.approx(simulated(made), rel=0.05)
+    assert not forecast.forecast(1, **(given | broken)).ratio == pytest.approx(
+        simulated(made), rel=0.05
+    )
+
+
+def test_budgets_of_each_agent_count(network):
+    made = plan.make(make_config(design="independent", epsilon=(1.0, 4, 4, 8, 8, 16)), network)
+    found = made.forecast(400)
+    assert found.ratio == pytest.approx(20 * simulated(made), rel=0.05)
+    assert found.floor == pytest.approx(2 * 20 / (6 * gdp.mu(1.0, 1e-5)), rel=1e-6)
+    assert found.ratio == pytest.approx(20 * found.apart_rate, rel=1e-6)
+
+
+def test_padding_lowers_the_drift(network):
+    counts = np.array([20, 20, 20, 7, 3, 11])
+    config = make_config(
+        design="mafalda", relation="replace_record", participation=(4, 5), sampler="cyclic"
+    )
+    made = plan.make(config, network)
+    rounds = np.arange(20)[:, None] % 5
+    filled = np.array([[sum(r % 5 == t for r in range(c)) / 4 for c in counts] for (t,) in rounds])
+    found = made.forecast(1, counts=counts)
+    assert found.ratio == pytest.approx(simulated(made, filled=filled), rel=0.05)
+    assert found.ratio > 1.4 * made.forecast(1).ratio
+    with pytest.raises(ValueError, match="counts has 2 entries for 6 agents"):
+        made.forecast(1, counts=[1, 2])
+
+
+def flat_problem(agents, slope, size=3000):
+    """Models of a given size whose gradient is the same everywhere: slope in every entry."""
+    return Problem(
+        init=lambda key: jnp.zeros(size),
+        loss=lambda params, x, y: slope * jnp.sum(params),
+        metrics=lambda params, evaluation: {"value": jnp.sum(params)},
+        x=np.zeros((agents * 8, 1), np.float32),
+        y=np.zeros(agents * 8, np.float32),
+        partition=Partition(
+            np.arange(agents * 8, dtype=np.int32).reshape(agents, 8), np.full(agents, 8, np.int32)
+        ),
+        evaluation=np.zeros(1, np.float32),
+    )
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
+    changes = {"relation": relation, "epsilon": 60.0, "step_size": 1.0}
+    noisy = plan.make(make_config(design="whisper_horizon", **changes), network)
+    clean = plan.make(make_config(design="non_private", **changes), network)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", forecasts.HopelessWarning)
+        noise = run(noisy, flat_problem(6, 0.0), seeds=[0]).params[0, 0].mean(axis=0)
+        drift = run(clean, flat_problem(6, 1e3), seeds=[0]).params[0, 0].mean(axis=0)
+    ratio = np.linalg.norm(noise) / np.linalg.norm(drift)
+    assert noisy.forecast(3000).ratio == pytest.approx(ratio, rel=0.05)
+
+
+def test_what_would_help_does(network):
+    config = make_config(design="whisper_horizon", epsilon=16.0)
+    found = plan.make(config, network).forecast(5000)
+    assert found.level == "hopeless" and found.ratio > forecast.HOPELESS
+    smaller = plan.make(config, network).forecast(int(found.affords()))
+    assert 0.9 * forecast.GOOD < smaller.ratio <= forecast.GOOD and smaller.level == "learns"
+    assert plan.make(config, network).forecast(int(found.affords()) + 1).ratio > forecast.GOOD
+    richer = dataclasses.replace(config, epsilon=found.epsilon())
+    assert plan.make(richer, network).forecast(5000).ratio == pytest.approx(forecast.GOOD, rel=1e-6)
+    records = dataclasses.replace(config, relation="replace_record")
+    assert plan.make(records, network).forecast(5000).ratio == pytest.approx(
+        found.ratio / config.batch_size, rel=1e-6
+    )
+    alone = plan.make(dataclasses.replace(config, design="independent"), network).forecast(500)
+    ring = mixing.metropolis_hastings(graphs.ring(alone.agents_needed(2.0)))
+    more = plan.make(dataclasses.replace(config, design="independent"), ring).forecast(500)
+    assert more.ratio == pytest.approx(2.0, rel=0.02)
+    text = found.statement()
+    assert f"{found.affords():,.0f} parameters" in text and f"{found.epsilon():.3g}" in text
+    assert f"{found.agents_needed():,} agents" in text and "with batches of 4" in text
+    assert "whisper_horizon" in alone.statement() and "whisper_horizon" not in text
+
+
+def test_a_plan_tells_the_model_that_it_affords(network):
+    made = plan.make(make_config(design="whisper_horizon"), network)
+    assert f"noise allows for {made.forecast(7).affords():,.0f} parameters" in repr(made)
+    none = plan.make(make_config(design="non_private"), network)
+    assert "parameters" not in repr(none)
+    assert none.forecast(5).ratio == 0 and none.forecast(5).caption() == "no noise"
+    with pytest.raises(ValueError, match="parameters is 0"):
+        made.forecast(0)
+
+
+def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
+    task = make_problem(6)
+    assert forecasts.entries(jax.eval_shape(task.init, jax.random.key(0))) == 6
+    hopeless = plan.make(make_config(epsilon=0.05, rounds=2), network)
+    with pytest.warns(forecasts.HopelessWarning, match="nothing to learn; forecast for 6 param"):
+        run(hopeless, task, seeds=[0])
+    fair = plan.make(make_config(epsilon=20.0, rounds=2), network)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(fair, task, seeds=[0], progress=True)
+    assert "forecast: d = 6: noise 0." in capsys.readouterr().err
+    with pytest.warns(forecasts.HopelessWarning, match="1 of 2 plans"):
+        run([hopeless, fair], task, seeds=[0])
