@@ -20,6 +20,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 # Largest relative error of exp(_log_delta) met against 60-digit arithmetic is 4e-13; see the tests.
 _MARGIN = 1e-12
 _STEPS = 80
+# delta is below every float64 long before x = 1e4; beyond, x * x would overflow.
+_FAR = 1e4
+_TINY = float(np.finfo(np.float64).tiny)
+_MOST = 1e307
 
 Result = float | Float[np.ndarray, "..."]
 
@@ -52,6 +56,12 @@ def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
         right = log_density + np.log(_mills(np.maximum(x, 0.0)) - tail)
         left = np.log1p(-(special.ndtr(x) + np.exp(log_density) * tail))
     return np.where(mu < 1, small, np.where(x > 0, right, left))
+
+
+def _place(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    """Return x = epsilon / mu - mu / 2, cut where a larger one only makes delta smaller still."""
+    with np.errstate(over="ignore"):
+        return np.minimum(epsilon / mu - mu / 2, _FAR)
 
 
 def _slack(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -110,12 +120,11 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     m, e = _arguments(mu=mu, epsilon=epsilon)
     usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
     safe_m, safe_e = np.where(usual, m, 1.0), np.where(usual, e, 1.0)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        x = safe_e / safe_m - safe_m / 2
-        log = np.where(np.isfinite(x), _log_delta(safe_m, x) + _slack(safe_m, x), -np.inf)
-        value = np.minimum(np.exp(log), 1.0)
-        # Below the normal range relative rounding is lost; the smallest normal number is above.
-        value = np.where(value < np.finfo(np.float64).tiny, np.finfo(np.float64).tiny, value)
+    x = _place(safe_m, safe_e)
+    with np.errstate(over="ignore", under="ignore"):
+        value = np.minimum(np.exp(_log_delta(safe_m, x) + _slack(safe_m, x)), 1.0)
+    # Below the normal range relative rounding is lost; the smallest normal number is above.
+    value = np.maximum(value, _TINY)
     value = np.where(usual, value, np.where(np.isinf(m), 1.0, 0.0))
     return _result(value)
 
@@ -182,12 +191,12 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     """
     e, d = _arguments(epsilon=epsilon, delta=delta)
     usual = np.isfinite(e) & (d > 0)
-    e_, d_ = np.where(usual, e, 1.0), np.where(usual, d, 0.1)
+    # A smaller epsilon allows less, so cutting the largest ones, which overflow, is safe.
+    e_, d_ = np.where(usual, np.minimum(e, _MOST), 1.0), np.where(usual, d, 0.1)
     log_d = np.log(d_)
 
     def holds(m: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore", under="ignore"):
-            x = e_ / m - m / 2
+        x = _place(m, e_)
         # Four times the slack of `epsilon`, so that the two agree.
         return _log_delta(m, x) + 4 * _slack(m, x) <= log_d
 
@@ -210,7 +219,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
 
 
 def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
-    """Renyi-DP epsilon of a mu-GDP Gaussian mechanism: alpha mu^2 / 2.
+    """Renyi-DP epsilon of a mu-GDP Gaussian mechanism: alpha mu^2 / 2, rounded up.
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
@@ -226,11 +235,14 @@ def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
         Mironov (2017), Proposition 7.
     """
     m, a = _arguments(mu=mu, alpha=alpha)
-    return _result(np.asarray(np.where(m == 0, 0.0, a * np.where(m == 0, 1.0, m) ** 2 / 2)))
+    shift = np.where(m == 0, 1.0, m)
+    with np.errstate(over="ignore", under="ignore"):
+        value = _raised(a * shift * shift / 2)
+    return _result(np.asarray(np.where(m == 0, 0.0, value)))
 
 
 def zcdp(mu: ArrayLike) -> Result:
-    """Zero-concentrated-DP parameter of a mu-GDP Gaussian mechanism: rho = mu^2 / 2.
+    """Zero-concentrated-DP parameter of a mu-GDP Gaussian mechanism: mu^2 / 2, rounded up.
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
@@ -245,4 +257,10 @@ def zcdp(mu: ArrayLike) -> Result:
         Bun and Steinke (2016), Proposition 1.6.
     """
     (m,) = _arguments(mu=mu)
-    return _result(m**2 / 2)
+    with np.errstate(over="ignore", under="ignore"):
+        return _result(np.asarray(np.where(m == 0, 0.0, _raised(m * m / 2))))
+
+
+def _raised(value: np.ndarray) -> np.ndarray:
+    """A positive product of few factors, above its own rounding and underflow."""
+    return np.maximum(value * (1 + 4 * _UNIT), _TINY)

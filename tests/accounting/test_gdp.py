@@ -108,6 +108,42 @@ def test_extremes():
     assert 0 < gdp.delta(1.0, 800.0) < 1e-300  # rounded up, not to zero
 
 
+EXTREME_MUS = (5e-324, 1e-308, 1e-300, 1e-155, 1e-50, 1e-16, 0.1, 3.0, 50.0, 1e8, 1e155, 1.7e308)
+EXTREME_EPSILONS = (0.0, 5e-324, 1e-300, 1e-100, 1e-9, 1.0, 710.0, 1e8, 1e100, 1e200, 1.7e308)
+EXTREME_DELTAS = (5e-324, 1e-308, 1e-200, 1e-30, 1e-5, 0.5, 1 - 1e-10, math.nextafter(1, 0))
+
+
+def extreme_delta(mu: float, epsilon: float) -> "mpmath.mpf":
+    """The textbook formula, with as many digits as it cancels."""
+    with mpmath.workdps(120 + int(3 * abs(math.log10(mu)))):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        x = e / m - m / 2
+        if abs(x) > 1e5:
+            return mpmath.mpf(0 if x > 0 else 1)
+        return mpmath.ncdf(-x) - mpmath.exp(e) * mpmath.ncdf(-x - m)
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_arguments_are_finite_and_safe():
+    for mu in EXTREME_MUS:
+        for epsilon in EXTREME_EPSILONS:
+            value = gdp.delta(mu, epsilon)
+            assert extreme_delta(mu, epsilon) <= value <= 1, (mu, epsilon)
+        for delta in EXTREME_DELTAS:
+            epsilon = gdp.epsilon(mu, delta)
+            assert epsilon >= 0
+            assert epsilon == math.inf or extreme_delta(mu, epsilon) <= delta, (mu, delta)
+        for alpha in (math.nextafter(1, 2), 2.0, 1e100, 1e308):
+            assert gdp.rdp(mu, alpha) >= mpmath.mpf(alpha) * mpmath.mpf(mu) ** 2 / 2
+        assert gdp.zcdp(mu) >= mpmath.mpf(mu) ** 2 / 2
+    for epsilon in EXTREME_EPSILONS:
+        for delta in EXTREME_DELTAS:
+            mu = gdp.mu(epsilon, delta)
+            assert mu >= 0 and gdp.epsilon(mu, delta) <= epsilon
+            assert mu == 0 or extreme_delta(mu, epsilon) <= delta, (epsilon, delta)
+    assert 0 <= gdp.delta(1e-300, 1e-9) < 1e-300
+
+
 def test_vectorised_and_float64():
     mu = np.array([[0.5], [2.0]])
     delta = np.array([1e-6, 1e-5, 1e-4])
@@ -121,8 +157,8 @@ def test_vectorised_and_float64():
 
 
 def test_renyi_and_concentrated():
-    assert gdp.rdp(2.0, 3.0) == 6.0
-    assert gdp.zcdp(2.0) == 2.0
+    assert 6 <= gdp.rdp(2.0, 3.0) <= 6 * (1 + 1e-15)
+    assert 2 <= gdp.zcdp(2.0) <= 2 * (1 + 1e-15)
     assert gdp.rdp(0.0, math.inf) == 0
     # The Renyi divergence of N(mu, 1) from N(0, 1), by quadrature.
     mu, alpha = 0.7, 5.0
