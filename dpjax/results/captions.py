@@ -5,16 +5,17 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
-__all__ = ["guarantees", "listed"]
+__all__ = ["guarantees", "listed", "participation"]
 
+_KIND = ("delta", "unit", "relation", "attacker", "accountant", "release", "unsound")
 _FALSE = "by the paper's rule, which is FALSE here"
 
 
 def guarantees(given: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
-    Guarantees that differ in epsilon alone are told together, as a list or a range. Printed
-    epsilons are rounded up. The non-private runs' is left out beside private ones.
+    Guarantees that differ in epsilon and rounds alone are told together, as a list or a range;
+    those with other participations (k, b) apart. Printed epsilons are rounded up. The non-private runs' is left out beside private ones.
 
     Args:
         given: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
@@ -40,8 +41,8 @@ def guarantees(given: Any) -> list[str]:
         elif record.get("relation") is None:
             open_rounds.add(int(record.get("rounds", 0)))
         else:
-            names = ("delta", "unit", "relation", "attacker", "accountant", "release", "unsound")
-            private.setdefault(tuple(record.get(name) for name in names), []).append(record)
+            kind = (*(record.get(name) for name in _KIND), participation(record))
+            private.setdefault(kind, []).append(record)
     for kind, records in private.items():
         captions.append(_caption(kind, records))
     if open_rounds and not captions:
@@ -66,8 +67,26 @@ def listed(given: Any) -> list[Any]:
     return [one for one in given if one is not None and not isinstance(one, float)]
 
 
+def participation(record: Any) -> str | None:
+    """In which rounds what a guarantee protects takes part: what else its numbers rest on.
+
+    Args:
+        record: A guarantee's dict; anything else has no participation.
+
+    Returns:
+        "k = 20, b = 19", "all rounds", or None where there is no private guarantee.
+    """
+    if not isinstance(record, Mapping) or record.get("relation") is None:
+        return None
+    if record.get("participation") is None:
+        return "all rounds"
+    epochs, separation = record["participation"]
+    return f"k = {epochs}, b = {separation}"
+
+
 def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
-    delta, unit, relation, attacker, accountant, release, unsound = kind
+    delta, unit, relation, attacker, accountant, release, unsound, pattern = kind
+    pattern = "" if pattern == "all rounds" else f", {pattern}"
     epsilons = {_number(record["epsilon"]) for record in records}
     for record in records:
         epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
@@ -78,7 +97,8 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (
         f"(epsilon = {_several(epsilons, _up)}, delta = {_up(delta)})-DP per {unit} ({relation})"
-        f"{' ' + _FALSE if unsound else ''}, {attacker}, T = {_several(rounds, str)}, {rule}, "
+        f"{' ' + _FALSE if unsound else ''}, {attacker}, T = {_several(rounds, str)}{pattern}, "
+        f"{rule}, "
         f"{'release' if release else 'simulation'}"
     )
 

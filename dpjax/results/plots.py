@@ -203,6 +203,8 @@ def from_records(
     frame = frame[frame[y].notna()]
     if x != "round" and "round" in frame.columns and frame["round"].notna().any():
         frame = frame[frame["round"] == frame["round"].max()]
+    if "guarantee" in frame.columns:
+        frame = frame.assign(participation=frame["guarantee"].map(captions.participation))
     frame, note = _slice(frame, x, series)
     if out is None:
         first = Path(path if isinstance(path, str | os.PathLike) else next(iter(path)))
@@ -216,6 +218,7 @@ _SETTINGS = (
     *("experiment", "algorithm", "graph", "dataset", "agents", "budget", "budget_name", "epsilon"),
     *("budget_epsilon", "delta", "relation", "unit", "probability", "seed", "round", "rounds"),
     *("step_size", "phase", "guarantee", "clip_norm", "batch_size", "horizon", "lanes"),
+    "participation",
 )
 """Columns that say what a row is, not what was measured."""
 
@@ -250,7 +253,9 @@ def _slice(frame: "pandas.DataFrame", x: str, series: str) -> tuple["pandas.Data
         groups = frame.groupby([series, x], dropna=False)[name]
         if (groups.nunique(dropna=False) > 1).any():
             value = frame[name].mode().iloc[0]
-            frame = frame[frame[name] == value]
+            # Runs that are not private have no participation, and are there beside any.
+            others = frame[name].isna() if name == "participation" else False
+            frame = frame[(frame[name] == value) | others]
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             held.append(f"{name.replace('_', ' ')} = {shown}")
     return frame, f"At {', '.join(held)}." if held else None

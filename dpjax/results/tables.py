@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dpjax.results import captions
+
 if TYPE_CHECKING:
     import pandas
 
@@ -32,7 +34,8 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     """Mean and standard error of a column in groups.
 
     The standard error is s / sqrt(count), s with count - 1 in the denominator: nan for one row.
-    A nan among the values makes the mean nan, so that a run that diverged is not passed over.
+    A nan among the values makes the mean nan, so that a run that diverged is not passed over. Rows
+    with a ``guarantee`` are averaged with those of the same participation (k, b) only.
 
     Args:
         frame: Tidy rows.
@@ -43,7 +46,8 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         Columns ``by``, "mean", "standard error", "count".
 
     Raises:
-        ValueError: For a column that is not there.
+        ValueError: For a column that is not there, or a group whose guarantees are for different
+            participations.
     """
     import pandas
 
@@ -51,6 +55,7 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     _columns(frame, [*names, value])
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
+        _refuse_participations(group, dict(zip(names, key, strict=True)))
         mean, error, count = _moments(group[value])
         keys = dict(zip(names, key, strict=True))
         rows.append({**keys, "mean": mean, "standard error": error, "count": count})
@@ -168,6 +173,19 @@ def _columns(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
             raise ValueError(
                 f"column {name!r} is not in the rows; they have {', '.join(map(str, frame))}"
             )
+
+
+def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -> None:
+    """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
+    if "guarantee" not in group.columns:
+        return
+    found = {captions.participation(record) for record in group["guarantee"]} - {None}
+    if len(found) > 1:
+        raise ValueError(
+            f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
+            f"guarantees are for {'; '.join(sorted(map(str, found)))}; choose one participation "
+            "first, or name a column that tells them apart"
+        )
 
 
 def _moments(values: Any) -> tuple[float, float, int]:

@@ -64,3 +64,21 @@ def test_a_false_statement_is_marked():
 def test_what_is_no_guarantee_is_refused():
     with pytest.raises(ValueError, match="give a text"):
         captions.guarantees([3])
+
+
+def cyclic(epochs, separation, **changes):
+    fields = {"relation": "zero_out_record", "participation": (epochs, separation), "rounds": 380}
+    return private(**fields, **changes)
+
+
+def test_participations_are_told_and_told_apart():
+    """A guarantee for 20 of 380 rounds must not read like one for all."""
+    few, all_rounds = cyclic(20, 19), private(relation="zero_out_record", rounds=380)
+    for one in (few, cyclic(1, 380), all_rounds):
+        assert captions.guarantees(one) == [one.caption()]
+        assert captions.guarantees(one.to_dict()) == [one.caption()]
+    first, second, third = captions.guarantees([few, cyclic(19, 20), all_rounds])
+    assert "T = 380, k = 20, b = 19, " in first and "T = 380, k = 19, b = 20, " in second
+    assert "k = " not in third
+    (both,) = captions.guarantees([few, cyclic(20, 19, epsilon=3.0)])
+    assert "epsilon = 3 and 10" in both and "k = 20, b = 19" in both

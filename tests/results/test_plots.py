@@ -307,3 +307,37 @@ def test_records_without_what_is_asked_are_refused(tmp_path):
     bare = records.write(tmp_path / "bare.jsonl", [{"algorithm": "whisper", "loss": 1.0}], {})
     with pytest.raises(ValueError, match="x is None"):
         plots.from_records(bare)
+
+
+def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
+    """Two runs with everything alike but (k, b): neither one mean nor one caption for both."""
+
+    def stated(pattern):
+        return Guarantee(
+            epsilon=3.0, delta=1e-5, mu=float(gdp.mu(3.0, 1e-5)), relation="zero_out_record",
+            attacker="outsider", rounds=300, clip_norm=0.1, accountant="gdp", release=False,
+            participation=pattern,
+        ).to_dict()  # fmt: skip
+
+    def rows(pattern, seeds, **extra):
+        kept = stated(pattern) if pattern else Guarantee.none(300).to_dict()
+        return [
+            {"algorithm": "independent", "seed": s, "round": r, "test_loss": 1.0, **extra}
+            | {"guarantee": kept}
+            for s in seeds
+            for r in (100, 300)
+        ]
+
+    both = rows((20, 15), range(3)) + rows((60, 5), range(2))
+    mixed = pandas.DataFrame(both)
+    with pytest.raises(ValueError, match="k = 20, b = 15; k = 60, b = 5"):
+        plots.lines(mixed, "round", "test_loss")
+    apart = mixed.assign(design=[str(g["participation"]) for g in mixed["guarantee"]])
+    drawn = plots.lines(apart, "round", "test_loss", "design")
+    caption = plots.finish(drawn)
+    assert "k = 20, b = 15" in caption and "k = 60, b = 5" in caption
+    alone = rows(None, range(3), algorithm="non_private")
+    records.write(tmp_path / "r.jsonl", both + alone, {})
+    made = plots.from_records(tmp_path / "r.jsonl", x="round").read_text()
+    assert "participation = k = 20, b = 15" in made and "k = 60" not in made
+    assert "non-private" in made or "non_private" in made

@@ -139,3 +139,17 @@ def test_columns_are_chosen_and_ordered():
 def test_no_rows_make_an_empty_table():
     assert tables.text([]) == "\n"
     assert tables.text([], []).strip() == ""
+
+
+def test_means_over_different_participations_are_refused():
+    def row(pattern, seed, relation="zero_out_record"):
+        stated = {"relation": relation, "participation": pattern}
+        return {"algorithm": "independent", "seed": seed, "loss": 1.0, "guarantee": stated}
+
+    few, all_rounds, open_ = row([20, 19], 0), row(None, 1), row(None, 2, relation=None)
+    with pytest.raises(ValueError, match="guarantees are for all rounds; k = 20, b = 19"):
+        tables.summary(pandas.DataFrame([few, all_rounds]), "algorithm", "loss")
+    assert tables.summary(pandas.DataFrame([few, few]), "algorithm", "loss")["count"][0] == 2
+    assert tables.summary(pandas.DataFrame([few, open_]), "algorithm", "loss")["count"][0] == 2
+    apart = pandas.DataFrame([few | {"k": 20}, all_rounds | {"k": 380}])
+    assert len(tables.summary(apart, ["algorithm", "k"], "loss")) == 2
