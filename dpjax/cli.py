@@ -50,18 +50,19 @@ class Design:
     With --trust pndp: the noise multiplier at which every agent keeps the budget against single
     agents (or colluders) who see the messages that they receive; nothing is written.
 
-    Example: dpjax design --graph er:20:0.5 --epsilon 10 --delta 1e-5 --rounds 5000 --clip 0.1
+    Example: dpjax design --graph er:20:0.5 --relation replace_agent --epsilon 10 --delta 1e-5
+    --rounds 5000 --clip 0.1
 
     Attributes:
         graph: An edge-list file, or er:AGENTS:PROBABILITY[:SEED], ring:N, complete:N, star:N,
             path:N, grid:ROWS:COLUMNS, exponential:N, florentine, facebook_ego.
+        relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
+            (one record, against another) or zero_out_record (one record, against its absence).
+            There is no default: the same epsilon means different things.
         epsilon: Privacy budget of the whole run.
         delta: Probability with which epsilon may fail; below one over the number of units.
         rounds: Rounds of training that the budget covers.
         clip: Norm at which gradients are clipped.
-        relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
-            (one record, against another) or zero_out_record (one record, against its absence).
-            Taken as replace_agent, and said so, when left out.
         design: Which noise, under --trust ldp: whisper_horizon (least over all rounds, the
             default), whisper (least in one round), pairwise (DECOR) or independent (LDP).
         horizon: Rounds that whisper_horizon looks ahead and the comparison counts; all by default.
@@ -74,7 +75,8 @@ class Design:
             if that is taken.
         trust: Against whom: ldp (an eavesdropper of every message) or pndp (agents, who see what
             they receive and know their own gradients and noise). What follows is pndp's.
-        attacker: all (every single agent in turn, the default), or agents who collude.
+        attacker: all (every single agent in turn, the default), or agents who collude, as in
+            dpjax account.
         algorithm: Which algorithm, as in dpjax account.
         epochs: Rounds in which a record takes part; with --separation. Every round by default.
         separation: Rounds from one of them to the next.
@@ -84,11 +86,11 @@ class Design:
     """
 
     graph: str
+    relation: _Relation
     epsilon: float
     delta: float
     rounds: int
     clip: float
-    relation: _Relation | None = None
     design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] | None = None
     horizon: int | None = None
     mixing: Literal["metropolis", "uniform"] = "metropolis"
@@ -115,29 +117,31 @@ class Account:
     participation, so that an eavesdropper's loss is mu = 1 / sigma (zero-out). decor: of an agent's
     own noise; a link's secret has --shared times its variance. zip_dl: of z_k in z_k - mean(z).
 
-    Prints the mean, least and largest loss at each distance, and writes the loss of every agent to
-    a record file, and a figure beside it.
+    Prints the mean, least and largest loss at each distance (and of every agent, where they are
+    few), and writes the loss of every agent to a record file, and a figure beside it.
 
-    Example: dpjax account --graph florentine --algorithm dsgd --trust pndp --attacker 0
-    --rounds 380 --epochs 20 --separation 19 --sigma 1
+    Example: dpjax account --graph florentine --algorithm dsgd --trust pndp --attacker Medici
+    --relation replace_record --rounds 380 --epochs 20 --separation 19 --sigma 1
 
     Attributes:
         graph: An edge-list file or a name, as in dpjax design.
         algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), muffliato, decor, zip_dl.
+        relation: What is hidden: replace_record (one record, against another), zero_out_record
+            (against its absence) or replace_agent (all data of one agent, in every round). There is
+            no default, as in dpjax design.
         rounds: Rounds of training, counted in gradients.
         sigma: Noise multiplier, as above.
         trust: Who attacks: ldp (an eavesdropper of every message), pndp (agents, who see what they
             receive and know their own gradients and noise) or secldp (either, who also knows the
             pairwise secrets outside a protected set).
-        attacker: Agents who attack, and collude if several. None with ldp.
+        attacker: Agents who attack, and collude if several; or all, every single agent in turn,
+            which is the default of pndp. None with ldp. An agent is its label in the network, or
+            its index 0, 1, ...; label:3 and index:3 say which, where 3 may be either.
         protected: With secldp, agents whose secrets among themselves stay unknown; all but the
             attackers by default.
         epochs: Rounds in which a record takes part; with --separation. Every round by default.
         separation: Rounds from one of them to the next.
         delta: Tell epsilon at this delta as well.
-        relation: What is hidden: replace_record (one record, against another), zero_out_record
-            (against its absence) or replace_agent (all data of one agent, in every round). Taken as
-            replace_record, and said so, when left out.
         gradients: Which loss the closing line is about: any (what training needs) or view (only for
             gradients that are fixed in advance or functions of what the attacker sees). The table
             has both.
@@ -152,15 +156,15 @@ class Account:
 
     graph: str
     algorithm: _Algorithm
+    relation: _Relation
     rounds: int
     sigma: float
     trust: Literal["ldp", "pndp", "secldp"] = "ldp"
-    attacker: tuple[int, ...] = ()
-    protected: tuple[int, ...] | None = None
+    attacker: tuple[str, ...] = ()
+    protected: tuple[str, ...] | None = None
     epochs: int | None = None
     separation: int | None = None
     delta: float | None = None
-    relation: _Relation | None = None
     gradients: Literal["any", "view"] = "any"
     gossip_steps: int = 1
     shared: float | None = None
@@ -324,7 +328,7 @@ def _design(command: Design) -> int:
         design=command.design,
         epsilon=command.epsilon,
         delta=command.delta,
-        relation=command.relation or "replace_agent",
+        relation=command.relation,
         rounds=command.rounds,
         clip_norm=command.clip,
         accountant=command.accountant,
@@ -349,8 +353,7 @@ def _design(command: Design) -> int:
             f"out is {str(out)!r}, which cannot be written ({error.strerror}); name another file"
         ) from None
     print(told)
-    how = "" if command.relation else "; change with --relation"
-    print(f"relation: {config.relation} ({_PROTECTS[config.relation]}){how}")
+    print(f"relation: {config.relation} ({_PROTECTS[config.relation]})")
     print(f"guarantee: {guarantee.statement()}")
     print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
     for name, value in spatial.figures(chosen.covariance, matrix).items():

@@ -20,7 +20,7 @@ from dpjax.topology import graphs, mixing
 ROOT = Path(__file__).resolve().parents[1]
 Capture = pytest.CaptureFixture[str]
 NUMBERS = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "100", "--clip", "0.1"]
-DESIGN = ["design", "--graph", "er:8:0.5", *NUMBERS]
+DESIGN = ["design", "--graph", "er:8:0.5", "--relation", "replace_agent", *NUMBERS]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_nothing_to_do_shows_the_help_and_the_version_is_told(capsys: Capture) -
 def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -> None:
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
-    assert "relation: replace_agent (all data of one agent); change with --relation" in text
+    assert "relation: replace_agent (all data of one agent)\n" in text
     assert "(epsilon = 10, delta = 1e-05)-differentially private per agent" in text
     assert "over 100 rounds against an outsider" in text
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))

@@ -16,10 +16,11 @@ from dpjax.results import records
 from dpjax.topology import graphs, mixing
 
 Capture = pytest.CaptureFixture[str]
-ACCOUNT = ["account", "--graph", "path:5", "--algorithm", "dsgd", "--rounds", "4", "--sigma", "2"]
+ACCOUNT = ["account", "--graph", "path:5", "--algorithm", "dsgd", "--rounds", "4", "--sigma", "2",
+           "--relation", "replace_record"]  # fmt: skip
 PNDP = [*ACCOUNT, "--trust", "pndp", "--attacker", "0"]
 DESIGN = ["design", "--graph", "path:5", "--epsilon", "3", "--delta", "1e-5", "--rounds", "4",
-          "--clip", "0.5"]  # fmt: skip
+          "--clip", "0.5", "--relation", "replace_record"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -106,8 +107,9 @@ def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> N
     ):
         assert np.nanmax(np.abs(other / found["view"] - 1)) > 1e-3
     # Printed: one line for each distance, rounded up, any gradients first.
+    by_distance = text.partition("\nagent ")[0]
     for distance in range(1, 5):
-        (line,) = re.findall(rf"^{distance} +1 +(.*)$", text, re.MULTILINE)
+        (line,) = re.findall(rf"^{distance} +1 +(.*)$", by_distance, re.MULTILINE)
         shown = [float(word) for word in line.split()]
         either = [found[kind][distance] for kind in ("any", "view")]
         for mean, value in zip((shown[0], shown[4]), either, strict=True):
@@ -124,13 +126,19 @@ def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> N
     np.testing.assert_array_equal(stored("dpjax-account-2.jsonl")["view"], found["view"])
 
 
+@pytest.mark.parametrize("command", [ACCOUNT, DESIGN, [*DESIGN, "--trust", "pndp"]])
+def test_no_command_has_a_relation_by_default(command: list[str], capsys: Capture) -> None:
+    where = command.index("--relation")
+    assert cli.main(command[:where] + command[where + 2 :]) == 2
+    assert "--relation" in capsys.readouterr().err and not list(Path().iterdir())
+
+
 def test_the_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
     assert cli.main([*PNDP, "--out", "two"]) == 0
     text = capsys.readouterr().out
-    assert "relation: replace_record (" in text and "; change with --relation" in text
+    assert "relation: replace_record (" in text
     assert "a record in every round of 4" in text
     assert cli.main([*PNDP, "--relation", "zero_out_record", "--out", "one.jsonl"]) == 0
-    assert "change with" not in capsys.readouterr().out
     two, one = stored("two.jsonl"), stored("one.jsonl")
     for gradients in ("any", "view"):
         np.testing.assert_allclose(two[gradients], 2 * one[gradients], rtol=1e-12)
@@ -169,7 +177,7 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     assert set(frame["victim"]) == {1, 2, 3} and set(frame["distance"]) == {1, 2}
     secret = [*ACCOUNT, "--algorithm", "decor", "--shared", "3"]
     assert cli.main([*secret, "--trust", "secldp", "--protected", "1", "2", "--out", "a"]) == 0
-    assert "but those among 1, 2" in capsys.readouterr().out
+    assert "but those among agent 1, agent 2" in capsys.readouterr().out
     assert cli.main([*secret, "--out", "b"]) == 0
     hidden, eavesdropper = stored("a.jsonl")["any"], stored("b.jsonl")["any"]
     # Agents without a protected secret have their own noise alone: 2 sqrt(4) / 2.
@@ -188,15 +196,15 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
 
 def test_upper_bounds_are_named(capsys: Capture) -> None:
     rows = [
-        {"gradients": gradients, "victim": u, "distance": u, "mu": 1.0, "epsilon": None,
-         "upper_bound": gradients == "view" and u == 2}
+        {"gradients": gradients, "attackers": (0,), "victim": u, "distance": u, "mu": 1.0,
+         "epsilon": None, "upper_bound": gradients == "view" and u == 2}
         for gradients in ("any", "view")
         for u in (1, 2)
     ]  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.path(3))
     setting = account.Setting("dsgd", matrix, Participation(2, 2, 1), "zero_out_record")
     text = "\n".join(
-        account_report.lines(setting, "pndp", rows, [0], None, {}, sigma=1.0, delta=None,
+        account_report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
                              gradients="view")
     )  # fmt: skip
     assert re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= : 1 are upper bounds" in text
@@ -206,6 +214,81 @@ def test_upper_bounds_are_named(capsys: Capture) -> None:
     found = account.rows(setting, "pndp", attackers=[0], sigma=1.0)
     (near,) = [r for r in found if r["gradients"] == "view" and r["distance"] == 1]
     assert near["upper_bound"] and near["mu"] == pytest.approx(np.sqrt(10), rel=1e-8)
+
+
+def named_network() -> None:
+    """A path 3 - 1 - 2 - 4, whose labels are not the indices 0 - 1 - 2 - 3."""
+    Path("net.txt").write_text("3 1\n1 2\n2 4\n")
+
+
+def test_an_attacker_is_a_label_and_never_a_guess(capsys: Capture) -> None:
+    named_network()
+    command = [*ACCOUNT, "--graph", "net.txt", "--trust", "pndp", "--attacker"]
+    refused([*command, "3"], capsys, r"may be agent 3 \(index 0\) or agent 4 \(index 3\); write")
+    refused([*command, "0"], capsys, "a number that is no label")
+    assert cli.main([*command, "label:3", "--out", "label"]) == 0
+    text = capsys.readouterr().out
+    assert "attacker: PNDP: agent 3 (index 0), seeing" in text
+    assert cli.main([*command, "index:3", "--out", "index"]) == 0
+    assert "attacker: PNDP: agent 4 (index 3), seeing" in capsys.readouterr().out
+    label, index = records.read("label.jsonl"), records.read("index.jsonl")
+    near = label[(label["distance"] == 1) & (label["gradients"] == "any")].iloc[0]
+    assert (near["victim"], near["victim_label"], near["attackers"]) == (1, "1", "0")
+    assert set(label["attacker_labels"]) == {"3"} and set(index["attacker_labels"]) == {"4"}
+    assert records.read_metadata("label.jsonl")["labels"] == ["3", "1", "2", "4"]
+    assert "<!-- distance from agent 3 (index 0) -->" in Path("label.svg").read_text()
+    # Every agent has a line, by its name: 2 is two links away from 3.
+    (line,) = re.findall(r"^2 +2 +(.*)$", text.partition("\nagent ")[2], re.MULTILINE)
+    (row,) = label[(label["victim_label"] == "2") & (label["gradients"] == "any")].to_dict(
+        "records"
+    )
+    assert float(line.split()[0]) == pytest.approx(row["mu"], rel=2e-3)
+    secret = [*ACCOUNT, "--graph", "net.txt", "--algorithm", "decor", "--trust", "secldp"]
+    refused([*secret, "--protected", "3", "4"], capsys, "protected is '3', which may be")
+    assert cli.main([*secret, "--protected", "4", "index:0"]) == 0
+    assert "among agent 4 (index 3), agent 3 (index 0)" in capsys.readouterr().out
+
+
+def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
+    assert cli.main([*ACCOUNT, "--trust", "pndp", "--attacker", "all", "--out", "all"]) == 0
+    text = capsys.readouterr().out
+    assert "PNDP: any single agent, seeing" in text
+    assert cli.main([*ACCOUNT, "--trust", "pndp", "--out", "default"]) == 0
+    assert capsys.readouterr().out.replace("default.", "all.") == text
+    frame = records.read("all.jsonl")
+    assert len(frame) == 2 * 5 * 4
+    found = {}
+    for attacker in range(5):
+        assert cli.main([*ACCOUNT, "--trust", "pndp", "--attacker", str(attacker),
+                         "--out", f"{attacker}"]) == 0  # fmt: skip
+        alone = stored(f"{attacker}.jsonl")
+        part = frame[frame["attackers"] == str(attacker)]
+        for gradients, rows in part.groupby("gradients"):
+            np.testing.assert_array_equal(alone[str(gradients)][rows["victim"]], rows["mu"])
+        found[attacker] = alone["view"]
+    # The line of each agent holds its largest loss, and to whom.
+    worst = np.array([found[a] for a in range(5)])
+    for victim in range(5):
+        (line,) = re.findall(rf"^{victim}  +(.*)$", text.partition("\nagent ")[2], re.MULTILINE)
+        mu, to = line.split()[-2:]
+        assert float(mu) == pytest.approx(np.nanmax(worst[:, victim]), rel=2e-3)
+        assert worst[int(to), victim] == pytest.approx(np.nanmax(worst[:, victim]), rel=1e-9)
+    assert re.search("the worst is agent . against agent .[.]", text)
+
+
+def test_a_large_network_has_no_line_for_each_agent(capsys: Capture) -> None:
+    assert cli.main([*PNDP, "--graph", "path:30", "--rounds", "1"]) == 0
+    assert "\nagent " not in capsys.readouterr().out
+
+
+def test_families_keep_their_names(capsys: Capture) -> None:
+    families = ["--graph", "florentine", "--rounds", "1"]
+    refused([*PNDP, *families, "--attacker", "Borgia"], capsys, "a label .Acciaiuoli, Medici")
+    assert cli.main([*ACCOUNT, *families, "--trust", "pndp", "--attacker", "Medici"]) == 0
+    text = capsys.readouterr().out
+    assert "PNDP: agent Medici (index 1)" in text and re.search("^Guadagni +2 ", text, re.MULTILINE)
+    assert cli.main([*ACCOUNT, *families, "--out", "ldp.jsonl"]) == 0
+    assert "<!-- Guadagni -->" in Path("ldp.svg").read_text()
 
 
 def test_distances_follow_the_messages() -> None:
@@ -222,8 +305,9 @@ def test_distances_follow_the_messages() -> None:
     ("change", "match"),
     [
         (["--attacker", "0"], "attacker is .*with trust 'ldp'"),
-        (["--trust", "pndp"], "attacker is missing"),
-        (["--trust", "pndp", "--attacker", "9"], "attackers holds 9"),
+        (["--attacker", "all"], "attacker is .*with trust 'ldp'"),
+        (["--trust", "pndp", "--attacker", "9"], "attacker is '9', which is no node; give 0 .. 4"),
+        (["--trust", "pndp", "--attacker", "all", "1"], "attacker is 'all', which is no node"),
         (["--trust", "pndp", "--attacker", "0", "1", "2", "3", "4"], "all 5 agents"),
         (["--trust", "secldp"], "pairwise secrets"),
         (["--algorithm", "zip_dl", "--trust", "secldp"], "pairwise secrets"),
@@ -293,8 +377,8 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     named = ["--graph", "florentine", "--attacker", "0", "3", "--trust", "pndp"]
     assert cli.main([*DESIGN, *named, "--algorithm", "decor"]) == 0
     text = capsys.readouterr().out
-    assert "worst attacker: agent 0 (Acciaiuoli) and agent 3 (Peruzzi)" in text
-    assert "relation: replace_agent (all data of one agent); change with" in text
+    assert "worst attacker: agent Acciaiuoli (index 0) and agent Peruzzi (index 3)" in text
+    assert "relation: replace_record (one record" in text
     (times,) = re.findall(r"independent noise .* (\S+) times this", text)
     assert float(times) > 1.2
 
@@ -320,8 +404,8 @@ def test_the_printed_calls_run(capsys: Capture) -> None:
         (["--algorithm", "dsgd"], "algorithm is 'dsgd' with trust 'ldp'"),
         (["--trust", "pndp", "--design", "whisper"], "design is 'whisper' with trust 'pndp'"),
         (["--trust", "pndp", "--out", "it.npz"], "out is 'it.npz' with trust 'pndp'"),
-        (["--trust", "pndp", "--attacker", "nobody"], "give all, or agents"),
-        (["--trust", "pndp", "--attacker", "7"], "attackers holds 7"),
+        (["--trust", "pndp", "--attacker", "nobody"], "attacker is 'nobody', which is no node"),
+        (["--trust", "pndp", "--attacker", "7"], "attacker is '7', which is no node"),
         (["--trust", "pndp", "--algorithm", "zip_dl"], "infinite under zip_dl"),
         (["--trust", "pndp", "--epsilon", "0"], "epsilon is 0"),
         (["--trust", "pndp", "--clip", "0"], "clip is 0"),

@@ -32,6 +32,7 @@ __all__ = [
     "least",
     "participation",
     "rows",
+    "rows_of_each",
     "stated",
     "view",
 ]
@@ -288,41 +289,76 @@ def rows(
         delta: Delta at which epsilon is told; None for none.
 
     Returns:
-        Rows by gradients, then victim: mu, epsilon, upper_bound, distance (None without attackers).
+        Rows by gradients, then victim: attackers, mu, epsilon, upper_bound, distance (None without
+        attackers).
 
     Raises:
         ValueError: For a combination that is not defined, or a view too large.
     """
+    return rows_of_each(setting, trust, [attackers], protected=protected, sigma=sigma, delta=delta)
+
+
+def rows_of_each(
+    setting: Setting,
+    trust: str,
+    sets: Sequence[Sequence[int]],
+    *,
+    protected: Sequence[int] | None = None,
+    sigma: float,
+    delta: float | None = None,
+) -> list[dict[str, Any]]:
+    """`rows` against several attackers, each on its own.
+
+    Guarantee: that of `rows` against each set alone; sets do not collude with one another.
+
+    Args:
+        setting: The algorithm and what is protected.
+        trust: One of `TRUST`.
+        sets: Sets of nodes that collude.
+        protected: See `view`.
+        sigma: Noise multiplier.
+        delta: Delta at which epsilon is told; None for none.
+
+    Returns:
+        Rows by gradients, then attackers, then victim.
+
+    Raises:
+        ValueError: As `rows`.
+    """
     scale = setting.unit_shift / _validate.positive("sigma", sigma)
     if delta is not None:
         delta = _validate.probability("delta", delta)
-    seen = view(setting.make(), trust, attackers, protected)
-    away = distances(setting.mixing, seen.attackers) if seen.attackers else None
+    algorithm = setting.make()
+    seen = [view(algorithm, trust, attackers, protected) for attackers in sets]
     made = []
     for gradients in ("any", "view"):
-        (loss,) = stated([seen], setting.participation, gradients)
-        for u in range(len(setting.mixing)):
-            if u in seen.attackers:
-                continue
-            mu = float(loss.mu[u] * scale * (1 + 1e-15))
-            made.append(
-                {
-                    "gradients": gradients,
-                    "victim": u,
-                    "distance": None if away is None else int(away[u]),
-                    "mu": mu,
-                    "epsilon": None if delta is None else float(gdp.epsilon(mu, delta)),
-                    "upper_bound": bool(loss.upper_bound[u]),
-                }
-            )
+        found = stated(seen, setting.participation, gradients)
+        for each, loss in zip(seen, found, strict=True):
+            who = tuple(map(int, each.attackers))
+            away = distances(setting.mixing, who) if who else None
+            victims = [u for u in range(len(setting.mixing)) if u not in who]
+            mu = loss.mu[victims] * scale * (1 + 1e-15)
+            spent = mu if delta is None else np.ravel(gdp.epsilon(mu, delta))
+            for place, u in enumerate(victims):
+                made.append(
+                    {
+                        "gradients": gradients,
+                        "attackers": who,
+                        "victim": u,
+                        "distance": None if away is None else int(away[u]),
+                        "mu": float(mu[place]),
+                        "epsilon": None if delta is None else float(spent[place]),
+                        "upper_bound": bool(loss.upper_bound[u]),
+                    }
+                )
     return made
 
 
 def grouped(found: Sequence[Mapping[str, Any]], value: str = "mu") -> list[dict[str, Any]]:
-    """Mean, least and largest over the victims at each distance.
+    """Mean, least and largest over the victims (of every attacker) at each distance.
 
     Args:
-        found: From `rows`.
+        found: From `rows` or `rows_of_each`.
         value: "mu" or "epsilon".
 
     Returns:

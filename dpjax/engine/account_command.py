@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.accounting import budget as budget_
 from dpjax.accounting.view import Gradients
 from dpjax.engine import account as account_
 from dpjax.engine import account_report as report
 from dpjax.engine import multiplier as multiplier_
+from dpjax.topology import nodes
 
 __all__ = ["account", "multiplier", "refuse_of_ldp"]
 
@@ -50,22 +50,27 @@ def account(
     Raises:
         ValueError: For options that do not go together.
     """
-    relation: budget_.Relation = command.relation or "replace_record"
     setting = account_.Setting(
         command.algorithm,
         mixing,
         account_.participation(command.rounds, command.epochs, command.separation),
-        relation,
+        command.relation,
         command.gossip_steps,
         command.shared,
         command.zero_sum,
     )
     report.check_place(out)
-    found = account_.rows(
+    names = nodes.labels(graph)
+    everyone = ("all",) if command.trust == "pndp" else ()
+    sets = report.attackers(command.attacker or everyone, names)
+    protected = command.protected
+    if protected is not None:
+        protected = nodes.find_all(names, protected, "protected")
+    found = account_.rows_of_each(
         setting,
         command.trust,
-        attackers=command.attacker,
-        protected=command.protected,
+        sets,
+        protected=protected,
         sigma=command.sigma,
         delta=command.delta,
     )
@@ -73,23 +78,18 @@ def account(
         setting,
         command.trust,
         found,
-        command.attacker,
-        command.protected,
-        dict(graph.nodes(data="label")),
+        sets,
+        protected,
+        names,
         sigma=command.sigma,
         delta=command.delta,
         gradients=command.gradients,
     )
     when = setting.participation
-    about = {
-        **dataclasses.asdict(command),
-        "relation": relation,
-        "epochs": when.epochs,
-        "separation": when.separation,
-    }
+    about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}
     del about["out"]
-    written = report.write(out, found, about, _typed("account", command))
-    return [_relation(command, relation, hides), *lines, "", *(f"written: {p}" for p in written)]
+    written = report.write(out, found, about, names, _typed("account", command))
+    return [_relation(command, hides), *lines, "", *(f"written: {p}" for p in written)]
 
 
 def multiplier(
@@ -110,17 +110,15 @@ def multiplier(
         ValueError: For options that do not go together, or a loss that no noise makes finite.
     """
     clip = _validate.positive("clip", command.clip)
-    relation: budget_.Relation = command.relation or (
-        "replace_agent" if command.epochs is None else "replace_record"
-    )
     setting = account_.Setting(
         command.algorithm or "dsgd",
         mixing,
         account_.participation(command.rounds, command.epochs, command.separation),
-        relation,
+        command.relation,
         1 if command.gossip_steps is None else command.gossip_steps,
     )
-    sets = report.attackers(command.attacker or ("all",), len(mixing))
+    names = nodes.labels(graph)
+    sets = report.attackers(command.attacker or ("all",), names)
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
@@ -128,13 +126,13 @@ def multiplier(
         setting,
         found,
         sets,
-        dict(graph.nodes(data="label")),
+        names,
         **budget,
         clip=clip,
         gradients=gradients,
         mixing=command.mixing,
     )
-    return [_relation(command, relation, hides), *lines]
+    return [_relation(command, hides), *lines]
 
 
 def refuse_of_ldp(command: Any) -> None:
@@ -154,9 +152,8 @@ def refuse_of_ldp(command: Any) -> None:
             raise ValueError(f"{name} is {shown} with trust 'pndp'; {remedy}")
 
 
-def _relation(command: Any, relation: str, hides: Mapping[str, str]) -> str:
-    how = "" if command.relation else "; change with --relation"
-    return f"relation: {relation} ({hides[relation]}){how}"
+def _relation(command: Any, hides: Mapping[str, str]) -> str:
+    return f"relation: {command.relation} ({hides[command.relation]})"
 
 
 def _typed(name: str, command: Any) -> str:

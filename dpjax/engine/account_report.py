@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
 from dpjax.engine.account import ASSUMPTIONS, NOISE, Setting, grouped
+from dpjax.engine.account_tables import FEW, TITLES, by_agent, by_distance, up
 from dpjax.engine.multiplier import Needed
+from dpjax.topology import nodes
 
 __all__ = ["attackers", "check_place", "lines", "multiplier_lines", "write"]
 
@@ -16,48 +17,47 @@ _SEES = {
     "pndp": "PNDP: {who}, seeing what arrives, knowing own gradients and noise",
     "secldp": "SecLDP: {who}, who also knows every pairwise secret but those among {kept}",
 }
-_TITLES = {"any": "gradients: any", "view": "gradients: view"}
 
 
-def attackers(words: Sequence[str], agents: int) -> list[tuple[int, ...]]:
+def attackers(words: Sequence[str], names: Sequence[str]) -> list[tuple[int, ...]]:
     """Sets of attackers that a command line names: every single agent, or one set.
 
     Args:
-        words: ("all",) or numbers of agents.
-        agents: Number of agents n.
+        words: ("all",), or labels or indices of agents.
+        names: The agents' labels.
+
+    Returns:
+        Sets of indices; one empty set for no words.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For a word that means no agent, or two; see `dpjax.topology.nodes`.
     """
-    if tuple(words) == ("all",):
-        return [(agent,) for agent in range(agents)]
-    try:
-        return [tuple(int(word) for word in words)]
-    except ValueError:
-        raise ValueError(
-            f"attacker is {list(words)}; give all, or agents of 0 .. {agents - 1}"
-        ) from None
+    if tuple(words) != ("all",):
+        return [nodes.find_all(names, words, "attacker")]
+    if "all" in names:
+        raise ValueError("attacker is 'all', which is also an agent; write label:all for it alone")
+    return [(agent,) for agent in range(len(names))]
 
 
 def lines(
     setting: Setting,
     trust: str,
     found: Sequence[Mapping[str, Any]],
-    attackers: Sequence[int],
+    sets: Sequence[Sequence[int]],
     protected: Sequence[int] | None,
-    names: Mapping[int, str | None],
+    names: Sequence[str],
     *,
     sigma: float,
     delta: float | None,
     gradients: str,
 ) -> list[str]:
-    """The report of `account.rows`, by distance.
+    """The report of `account.rows_of_each`, by distance, and by agent in a small network.
 
     Args:
         setting: The algorithm.
         trust: The trust model.
-        found: From `account.rows`.
-        attackers: Nodes that collude.
+        found: From `account.rows_of_each`.
+        sets: The attackers, each set on its own.
         protected: See `account.view`.
         names: The agents' labels.
         sigma: Noise multiplier.
@@ -69,11 +69,13 @@ def lines(
         _when(setting),
         f"algorithm: {setting.algorithm}{steps}; sigma = {sigma:g}",
         f"noise: {NOISE[setting.algorithm]}",
-        f"attacker: {_who(trust, attackers, protected, names)}",
+        f"attacker: {_who(trust, sets, protected, names)}",
         "",
-        *_table(found, delta),
+        *by_distance(found, delta),
         "",
     ]
+    each = by_agent(found, names)
+    made += [*each, ""] if each else []
     flagged = sum(row["upper_bound"] for row in found if row["gradients"] == "view")
     made += [f"gradients: {name}: holds {text}" for name, text in ASSUMPTIONS.items()]
     if flagged:
@@ -81,14 +83,14 @@ def lines(
     chosen = [row for row in found if row["gradients"] == gradients]
     worst = max(chosen, key=lambda row: row["mu"])
     if math.isinf(worst["mu"]):
-        made.append(f"no guarantee for {_agent(worst['victim'], names)}: the loss is infinite")
+        made.append(f"no guarantee for {_whom(worst, sets, names)}: the loss is infinite")
         return made
-    cost = f"{_up(worst['mu'])}-Gaussian-DP"
+    cost = f"{up(worst['mu'])}-Gaussian-DP"
     if delta is not None:
-        cost += f", (epsilon = {_up(worst['epsilon'])}, delta = {_up(delta)})-DP"
+        cost += f", (epsilon = {up(worst['epsilon'])}, delta = {up(delta)})-DP"
     made.append(
         f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
-        f"worst is {_agent(worst['victim'], names)}. It presumes that every agent draws its noise "
+        f"worst is {_whom(worst, sets, names)}. It presumes that every agent draws its noise "
         "from a secret of its own"
     )
     return made
@@ -98,7 +100,7 @@ def multiplier_lines(
     setting: Setting,
     found: Needed,
     sets: Sequence[Sequence[int]],
-    names: Mapping[int, str | None],
+    names: Sequence[str],
     *,
     epsilon: float,
     delta: float,
@@ -119,9 +121,8 @@ def multiplier_lines(
         gradients: "any" or "view".
         mixing: "metropolis" or "uniform".
     """
-    one = len(sets) == 1
-    who = _who("pndp", sets[0], None, names) if one else "PNDP: any single agent"
-    worst = " and ".join(_agent(agent, names) for agent in found.attackers)
+    who = _who("pndp", sets, None, names)
+    worst = _together(found.attackers, names)
     others = "" if found.ties < 2 else f" ({found.ties - 1:,} more pairs cost as much)"
     made = [
         _when(setting),
@@ -130,10 +131,10 @@ def multiplier_lines(
         f"attacker: {who}",
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
-        f"sigma = {_up(found.sigma)}, standard deviation {_up(found.sigma * clip)} at clip "
+        f"sigma = {up(found.sigma)}, standard deviation {up(found.sigma * clip)} at clip "
         f"{clip:g}: every victim is ({epsilon:g}, {delta:g})-DP ({setting.relation}), "
         f"mu = {found.mu:.6g}",
-        f"worst attacker: {worst}; worst victim: {_agent(found.victim, names)}{others}",
+        f"worst attacker: {worst}; worst victim: {nodes.told(names, found.victim)}{others}",
     ]
     if found.upper_bound:
         made.append("that loss is an upper bound: of an attacker who sees more")
@@ -141,7 +142,7 @@ def multiplier_lines(
         (f"{setting.algorithm} against an eavesdropper of every message", found.ldp),
         ("independent noise (dsgd) against it", found.independent),
     ):
-        share = "no noise is enough" if math.isinf(value) else f"sigma = {_up(value)}"
+        share = "no noise is enough" if math.isinf(value) else f"sigma = {up(value)}"
         more = "" if math.isinf(value) else f", {value / found.sigma:.3g} times this"
         made.append(f"{title}: {share}{more}")
     weights = "metropolis_hastings" if mixing == "metropolis" else "uniform_neighbors"
@@ -166,53 +167,76 @@ def multiplier_lines(
 
 
 def write(
-    out: Path, found: Sequence[Mapping[str, Any]], about: Mapping[str, Any], command: str
+    out: Path,
+    found: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
+    names: Sequence[str],
+    command: str,
 ) -> list[Path]:
     """Write the rows to a record file and the figure beside it.
 
     Args:
         out: The record file; must not exist.
-        found: From `account.rows`.
+        found: From `account.rows_of_each`.
         about: The command's options.
+        names: The agents' labels.
         command: The command line.
 
     Returns:
         Both paths.
     """
     from dpjax.results import records
+
+    kept = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation", "sigma")
+    told = {name: about[name] for name in (*kept, "delta", "mixing", "gossip_steps")}
+    rows = [
+        {
+            **told,
+            **row,
+            "attackers": " ".join(map(str, row["attackers"])),
+            "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
+            "victim_label": names[row["victim"]],
+        }
+        for row in found
+    ]
+    metadata = records.metadata(command=command, seed=about.get("seed"))
+    metadata |= {"experiment": "account", "config": dict(about), "labels": list(names)}
+    return [records.write(out, rows, metadata), *_draw(out, found, about, names)]
+
+
+def _draw(
+    out: Path, found: Sequence[Mapping[str, Any]], about: Mapping[str, Any], names: Sequence[str]
+) -> list[Path]:
+    """The figure by distance, or by agent where an eavesdropper is nowhere."""
+    import pandas
+
     from dpjax.results.ranges import ranges
 
-    names = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation", "sigma")
-    told = {name: about[name] for name in (*names, "delta", "mixing", "gossip_steps")}
-    told["attackers"] = " ".join(map(str, about["attacker"]))
-    rows = [{**told, **row} for row in found]
-    metadata = records.metadata(command=command, seed=about.get("seed"))
-    paths = [records.write(out, rows, metadata | {"experiment": "account", "config": dict(about)})]
-    frame = records.read(out)
     value = "mu" if about["delta"] is None else "epsilon"
-    stored: list[dict[str, Any]] = frame.to_dict("records")
-    if frame["distance"].isna().any():
-        # An eavesdropper is nowhere: each agent on its own.
-        stored = [{**row, "distance": row["victim"]} for row in stored]
-    drawn = type(frame)(grouped(stored, value))
-    drawn["gradients"] = drawn["gradients"].map(_TITLES)
+    everywhere = found[0]["distance"] is None
+    placed = [{**row, "distance": row["victim"]} for row in found] if everywhere else found
+    drawn = pandas.DataFrame(grouped(placed, value))
+    drawn["gradients"] = drawn["gradients"].map(TITLES)
     if not (drawn["max"].map(math.isfinite) & (drawn["min"] > 0)).any():
-        return paths
-    paths.append(
+        return []
+    sets = {row["attackers"] for row in found}
+    who = "the attacker" if len(sets) > 1 else _together(sorted(*sets), names)
+    return [
         ranges(
             drawn,
             "distance",
             "gradients",
             path=out.with_suffix(".svg"),
-            xlabel="agent" if frame["distance"].isna().any() else "distance from the attacker",
+            xlabel="agent" if everywhere else f"distance from {who}",
             ylabel="mu" if value == "mu" else f"epsilon at delta = {about['delta']:g}",
+            ticks=names if everywhere and nodes.named(names) and len(names) <= FEW else None,
             title=f"{about['algorithm']} on {about['graph']}, {about['trust']}",
-            note=f"Mean, least and largest over victims; {about['relation']}, sigma = "
+            note=("Mean, least and largest over victims" + " and attackers" * (len(sets) > 1))
+            + f"; {about['relation']}, sigma = "
             f"{about['sigma']:g}, T = {about['rounds']}. gradients: any holds {ASSUMPTIONS['any']};"
             f" view {ASSUMPTIONS['view']}.",
         )
-    )
-    return paths
+    ]
 
 
 def check_place(out: Path) -> None:
@@ -225,30 +249,6 @@ def check_place(out: Path) -> None:
             )
 
 
-def _table(found: Sequence[Mapping[str, Any]], delta: float | None) -> list[str]:
-    """Both losses side by side, a line for each distance."""
-    several = delta is not None
-    groups = {name: [g for g in grouped(found) if g["gradients"] == name] for name in _TITLES}
-    spent = {}
-    if several:
-        spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(found, "epsilon")}
-    head = f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if several else "")
-    made = [
-        f"{'':<17}" + "".join(f"{title:^{len(head)}}  " for title in _TITLES.values()).rstrip(),
-        f"{'distance':<8}{'victims':>9}{head}  {head}",
-    ]
-    for each in zip(*groups.values(), strict=True):
-        away = "all" if each[0]["distance"] is None else str(each[0]["distance"])
-        line = f"{'none' if away == '-1' else away:<8}{each[0]['victims']:>9}"
-        for group in each:
-            line += f"{_up(group['mean']):>10}{_up(group['min']):>9}{_up(group['max']):>9}"
-            if several:
-                line += f"{_up(spent[group['gradients'], group['distance']]):>9}"
-            line += "  " if not group["upper_bounds"] else f"  <= ({group['upper_bounds']})"
-        made.append(line.rstrip())
-    return made
-
-
 def _when(setting: Setting) -> str:
     when = setting.participation
     every = "every round" if when.epochs == when.rounds else f"{when.epochs:,} rounds"
@@ -259,21 +259,28 @@ def _when(setting: Setting) -> str:
 
 def _who(
     trust: str,
-    attackers: Sequence[int],
+    sets: Sequence[Sequence[int]],
     protected: Sequence[int] | None,
-    names: Mapping[int, str | None],
+    names: Sequence[str],
 ) -> str:
-    who = " and ".join(_agent(agent, names) for agent in attackers)
+    attackers = sets[0]
+    who = _together(attackers, names)
     who += ", who collude" if len(attackers) > 1 else ""
     who = who or "an eavesdropper of every message"
+    who = "any single agent" if len(sets) > 1 else who
     others = "all agents" if not attackers else "all other agents"
-    kept = others if protected is None else ", ".join(map(str, protected))
+    kept = others if protected is None else ", ".join(nodes.told(names, i) for i in protected)
     return _SEES[trust].format(who=who, kept=kept)
 
 
-def _agent(agent: int, names: Mapping[int, str | None]) -> str:
-    name = names.get(agent)
-    return f"agent {agent}" + ("" if name in (None, str(agent)) else f" ({name})")
+def _together(agents: Sequence[int], names: Sequence[str]) -> str:
+    return " and ".join(nodes.told(names, agent) for agent in agents)
+
+
+def _whom(worst: Mapping[str, Any], sets: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """The worst victim, and of several attackers the worst."""
+    against = f" against {_together(worst['attackers'], names)}" if len(sets) > 1 else ""
+    return nodes.told(names, worst["victim"]) + against
 
 
 def _options(setting: Setting) -> str:
@@ -282,11 +289,3 @@ def _options(setting: Setting) -> str:
 
 def _short(sets: Sequence[Sequence[int]]) -> str:
     return f"[{tuple(sets[0])}]" if len(sets) == 1 else "[(i,) for i in range(len(W))]"
-
-
-def _up(value: float) -> str:
-    """Four digits, rounded up: a printed loss is never below the stated one."""
-    if not math.isfinite(value):
-        return str(value)
-    four = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{float(four.create_decimal(Decimal(repr(float(value))))):g}"

@@ -77,8 +77,9 @@ def needed(
     if not np.isfinite(worst):
         remedy = "take another algorithm" + ("" if gradients == "view" else ", or gradients 'view'")
         raise ValueError(
-            f"gradients is {gradients!r}: the loss of agent {victim} to {seen[where].attackers} is "
-            f"infinite under {setting.algorithm}, whatever the noise; {remedy}"
+            f"gradients is {gradients!r}: the loss of the agent at index {victim} to those at "
+            f"{seen[where].attackers} is infinite under {setting.algorithm}, whatever the noise; "
+            f"{remedy}"
         )
 
     def multiplier(loss: float) -> float:

@@ -1,6 +1,7 @@
 """Mean, least and largest of a column over another one: what several victims have in common."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ def ranges(
     ylabel: str | None = None,
     title: str | None = None,
     logy: bool = True,
+    ticks: Sequence[str] | None = None,
     guarantee: str | None = None,
     note: str | None = None,
 ) -> Any:
@@ -47,6 +49,7 @@ def ranges(
         ylabel: By default none.
         title: Of the panel.
         logy: Logarithmic up; what is not above 0 is then left out.
+        ticks: Names of x = 0, 1, ..., written in their stead.
         guarantee: For the caption.
         note: A sentence for the caption.
 
@@ -91,7 +94,10 @@ def ranges(
             )
             notes.handles.setdefault(str(name), handle)
         ax.set_xlabel(xlabel or x.replace("_", " "))
-        ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        if ticks is None:
+            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        else:
+            ax.set_xticks(range(len(ticks)), ticks, rotation=60, ha="right")
         if ylabel:
             ax.set_ylabel(ylabel)
         if title:

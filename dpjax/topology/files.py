@@ -1,6 +1,7 @@
 """Graphs from edge-list files, and where the stored ones lie."""
 
 import os
+import re
 from pathlib import Path
 
 import networkx as nx
@@ -9,15 +10,17 @@ __all__ = ["facebook_ego", "from_edgelist"]
 
 _EGO = "facebook_ego.edgelist"
 _EGO_SHAPE = (148, 1692)
+_FIELD = re.compile(r'"([^"]*)"|([^\s,"]+)')
 
 
 def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
     """Return the graph of a text file with one edge, two node names, a line.
 
     Blank lines and what follows a ``#`` are ignored, and so is whatever follows the two names
-    (weights); spaces, tabs and commas separate. When the names are exactly the numbers
-    0..n-1 they are kept; otherwise nodes are numbered in the order in which the file first
-    names them, and the name is each node's ``label`` attribute. Repeated edges count once.
+    (weights); spaces, tabs and commas separate, and a name that holds one of them stands in
+    double quotes. When the names are exactly the numbers 0..n-1 they are kept; otherwise nodes
+    are numbered in the order in which the file first names them. The name is each node's
+    ``label`` attribute; `dpjax.topology.nodes` finds a node by it. Repeated edges count once.
 
     Args:
         path: the file.
@@ -28,27 +31,20 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for a line with one name or a self-loop (with its number), a file without
-            edges, or one that is not text.
+        ValueError: for a line with one name, a self-loop or names that commas and spaces
+            separate differently (with its number), a file without edges, or one that is not text.
     """
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Spreadsheets begin a file with a byte order mark, which is no part of the first name.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"path is {str(path)!r}, which is not text; give an edge list") from None
-    edges: list[tuple[str, str]] = []
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words:
-            continue
-        if len(words) < 2 or words[0] == words[1]:
-            raise ValueError(
-                f"line {number} of {path} is {line.strip()[:60]!r}; give the names of two "
-                f"different nodes"
-            )
-        edges.append((words[0], words[1]))
+    edges = [
+        edge for number, line in enumerate(lines, start=1) if (edge := _edge(path, number, line))
+    ]
     if not edges:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
     names = list(dict.fromkeys(name for edge in edges for name in edge))
@@ -59,6 +55,27 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
     graph.add_nodes_from((i, {"label": name}) for name, i in number_of.items())
     graph.add_edges_from((number_of[u], number_of[v]) for u, v in edges)
     return graph
+
+
+def _edge(path: Path, number: int, line: str) -> tuple[str, str] | None:
+    """The two names of a line, None of an empty one."""
+    text = line.partition("#")[0].strip()
+    words = [quoted or plain for quoted, plain in _FIELD.findall(text)]
+    if not text:
+        return None
+
+    def bad(remedy: str) -> ValueError:
+        return ValueError(f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}")
+
+    # In `New York,Boston` nobody can tell whether York is a node.
+    parts = text.split(",")[:2]
+    if len(parts) > 1 and '"' not in text and any(len(part.split()) > 1 for part in parts):
+        raise bad("put names that hold spaces in double quotes, or separate by one of the two")
+    if text.count('"') % 2 or not all(word and word.isprintable() for word in words[:2]):
+        raise bad("give names of visible characters, and close every double quote")
+    if len(words) < 2 or words[0] == words[1]:
+        raise bad("give the names of two different nodes")
+    return words[0], words[1]
 
 
 def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:

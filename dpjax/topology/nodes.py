@@ -1,0 +1,116 @@
+"""Names of nodes: the one place where a label becomes an index, and back.
+
+Arrays know indices 0..n-1 alone; files and people have names. A number that is both the label of
+one node and the index of another is refused, never guessed at.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import networkx as nx
+
+__all__ = ["find", "find_all", "labels", "named", "told"]
+
+_INDEX, _LABEL = "index:", "label:"
+
+
+def labels(graph: nx.Graph) -> tuple[str, ...]:
+    """Return the name of every node, in the order of the rows of its mixing matrix.
+
+    Args:
+        graph: A graph; a node's name is its ``label`` attribute, else the node itself.
+
+    Returns:
+        n names; those of a graph without names are "0", "1", ...
+    """
+    return tuple(str(data.get("label", node)) for node, data in graph.nodes(data=True))
+
+
+def named(names: Sequence[str]) -> bool:
+    """Return whether names tell more than indices do."""
+    return any(name != str(index) for index, name in enumerate(names))
+
+
+def told(names: Sequence[str], index: int) -> str:
+    """Return what a text calls a node: by its name, and its index where the two differ.
+
+    Args:
+        names: From `labels`.
+        index: The node.
+    """
+    if names[index] == str(index):
+        return f"agent {index}"
+    return f"agent {names[index]} (index {index})"
+
+
+def find(names: Sequence[str], word: str, argument: str = "node") -> int:
+    """Return the index of the node that a word means.
+
+    A word is a label, or an index where no label is a number; ``label:3`` and ``index:3`` say
+    which.
+
+    Args:
+        names: From `labels`.
+        word: What the user wrote.
+        argument: What the word is the value of, for messages.
+
+    Returns:
+        The index, 0..n-1.
+
+    Raises:
+        ValueError: For a word that means no node, or two.
+    """
+    word = str(word).strip()
+    name = word.removeprefix(_LABEL)
+    called = {index for index, each in enumerate(names) if each in (name, word)}
+    counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))
+    if counted and not called and name == word.removeprefix(_INDEX):
+        if any(each.isdecimal() for each in names):
+            remedy = f"{_INDEX}{word} is {told(names, *counted)}"
+            _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
+    found = sorted(called | counted)
+    if not found:
+        _refuse(names, f"{argument} is {word!r}, which is no node")
+    if len(found) > 1:
+        twins = " or ".join(told(names, index) for index in found[:2])
+        ways = f"{_LABEL}{word} or {_INDEX}{word}"
+        if len(called) > 1 or word.startswith(_INDEX):
+            ways = " or ".join(f"{_INDEX}{index}" for index in found[:2])
+        raise ValueError(f"{argument} is {word!r}, which may be {twins}; write {ways}")
+    return found[0]
+
+
+def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple[int, ...]:
+    """Return the indices of the nodes that several words mean.
+
+    Args:
+        names: From `labels`.
+        words: See `find`.
+        argument: What the words are the value of, for messages.
+
+    Raises:
+        ValueError: As `find`, and for a node that is named twice.
+    """
+    found: list[int] = []
+    for word in words:
+        index = find(names, word, argument)
+        if index in found:
+            raise ValueError(f"{argument} names {told(names, index)} twice; name it once")
+        found.append(index)
+    return tuple(found)
+
+
+def _counted(names: Sequence[str], word: str) -> set[int]:
+    """The index that a word is, if it is one; 007 is none."""
+    if not (word.isascii() and word.isdecimal() and len(word) < 10):
+        return set()
+    return {int(word)} & set(range(len(names))) if word == str(int(word)) else set()
+
+
+def _refuse(names: Sequence[str], reason: str) -> NoReturn:
+    """Refuse, with what there is to choose from."""
+    several = f"0 .. {len(names) - 1}"
+    if named(names):
+        listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        several = f"a label ({listed}), or {_INDEX}0 .. {_INDEX}{len(names) - 1}"
+    raise ValueError(f"{reason}; give {several}")
