@@ -12,7 +12,7 @@ from dpjax.accounting import budget, gdp
 
 __all__ = ["ATTACKERS", "Attacker", "Guarantee"]
 
-Attacker = Literal["outsider", "aggregator"]
+Attacker = Literal["outsider", "aggregator", "nodes"]
 
 ATTACKERS: dict[str, str] = {
     "outsider": (
@@ -23,6 +23,10 @@ ATTACKERS: dict[str, str] = {
         "whoever receives the sum of the agents' messages of every round, but no single message "
         "and not the noise seed"
     ),
+    "nodes": (
+        "nodes of the network who see the messages they receive and know their own gradients and "
+        "noise, but not the other nodes' seeds"
+    ),
 }
 """Attackers by name, each with what it sees and does not know."""
 
@@ -30,6 +34,10 @@ _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
     "replace_record": "replacing one record of one agent",
     "zero_out_record": "zeroing out one record of one agent",
+}
+_GRADIENTS_TEXT = {
+    "any": "",
+    "view": ", only for gradients that do not depend on what the attacker cannot see",
 }
 _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
@@ -62,6 +70,11 @@ class Guarantee:
         unsound: True where the paper's epsilon is below the exact one.
         participation: (epochs, separation) where every record takes part in at most ``epochs``
             rounds, ``separation`` apart within a run, by a fixed order; None where it may in all.
+        added_epsilon: What finite-precision noise adds to epsilon, which includes it, see
+            `dpjax.accounting.finite`; 0 where noise is taken to be exact, as in simulations.
+        added_delta: The part of delta that finite-precision noise uses.
+        gradients: "any", or "view" where it holds only for gradients that do not depend on what
+            the attacker cannot see, see `dpjax.accounting.view.View.loss`.
     """
 
     epsilon: float
@@ -78,10 +91,14 @@ class Guarantee:
     white: bool = True
     unsound: bool = False
     participation: tuple[int, int] | None = None
+    added_epsilon: float = 0.0
+    added_delta: float = 0.0
+    gradients: Literal["any", "view"] = "any"
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
         _validate.integer("rounds", self.rounds, least=0)
+        self._check_added()
         for name in ("release", "white", "unsound"):
             _validate.flag(name, getattr(self, name))
         exact = self.exact_epsilon  # Refuses a bad mu or delta.
@@ -103,6 +120,7 @@ class Guarantee:
         object.__setattr__(self, "unit", unit)
         _validate.one_of("attacker", self.attacker, ATTACKERS)
         _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
+        self._check_release()
         _validate.positive("clip_norm", self.clip_norm)
         if self.per_agent_epsilon is not None:
             values = tuple(float(value) for value in self.per_agent_epsilon)
@@ -117,6 +135,28 @@ class Guarantee:
                 f"epsilon is {self.epsilon} with mu {self.mu} and delta {self.delta}, whose exact "
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
+            )
+
+    def _check_added(self) -> None:
+        if not 0 <= self.added_epsilon < math.inf:
+            raise ValueError(f"added_epsilon is {self.added_epsilon}; give a number >= 0")
+        if not (self.added_delta == 0 or 0 < self.added_delta < self.delta):
+            raise ValueError(
+                f"added_delta is {self.added_delta} with delta {self.delta}, which includes it; "
+                "give a number from 0 to below delta"
+            )
+
+    def _check_release(self) -> None:
+        """Refuse a release accounted for a view of which rounded messages are no function."""
+        _validate.one_of("gradients", self.gradients, ("any", "view"))
+        if not self.release:
+            return
+        if self.attacker == "aggregator" or self.gradients == "view":
+            raise ValueError(
+                f"attacker is {self.attacker!r} with gradients {self.gradients!r} in a release, "
+                "which rounds every message: sums of rounded messages can show what sums of exact "
+                "ones hide. State the loss of all messages: attacker 'outsider', or gradients "
+                "'any' for nodes"
             )
 
     def _check_participation(self) -> None:
@@ -164,7 +204,61 @@ class Guarantee:
     @property
     def exact_epsilon(self) -> float:
         """Exact epsilon at the same mu and delta, whatever the accountant states."""
-        return float(gdp.epsilon(self.mu, self.delta))
+        return self._exact(self.mu)
+
+    def _exact(self, mu: float) -> float:
+        """Exact epsilon of a mu at this delta, what finite precision adds included."""
+        return float(gdp.epsilon(mu, self.delta - self.added_delta)) + self.added_epsilon
+
+    def with_finite_precision(self, epsilon: float, delta: float) -> "Guarantee":
+        """The record of the same noise in finite precision: what it costs, on top.
+
+        Guarantee: if exact noise gives this record's loss, and what is sent has a distribution
+        within a factor e^(epsilon / 2) of its own under exact noise, on both sides, up to
+        probabilities whose cost in delta is ``delta``, the record returned holds. Its delta is
+        this one's; its epsilon that of a delta less ``delta``, plus ``epsilon``.
+
+        Args:
+            epsilon: `dpjax.accounting.finite.Cost.epsilon`.
+            delta: `dpjax.accounting.finite.Cost.delta`.
+
+        Returns:
+            The record, with both in ``added_epsilon`` and ``added_delta``.
+
+        Raises:
+            ValueError: For negative numbers, a delta that is used up, or a record that has a cost.
+        """
+        if self.relation is None:
+            return self
+        if self.added_epsilon or self.added_delta:
+            raise ValueError(
+                f"added_epsilon is {self.added_epsilon} already; add the cost to the record of "
+                "exact noise"
+            )
+        # Checks the two before they are used.
+        free = dataclasses.replace(
+            self,
+            epsilon=math.inf,
+            per_agent_epsilon=None,
+            unsound=False,
+            added_epsilon=epsilon,
+            added_delta=delta,
+        )
+
+        def grown(stated: float, mu: float) -> float:
+            # The paper's rule stays as false as it was.
+            exact = 0.0 if self.unsound else free._exact(mu)
+            return max(stated + epsilon, exact)
+
+        each = self.per_agent_epsilon
+        if each is not None:
+            each = tuple(grown(one, min(self._mu_of(one), self.mu)) for one in each)
+        return dataclasses.replace(
+            free,
+            epsilon=grown(self.epsilon, self.mu) if each is None else max(each),
+            per_agent_epsilon=each,
+            unsound=self.unsound,
+        )
 
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run have spent.
@@ -205,11 +299,11 @@ class Guarantee:
         share = 0.0 if rounds == 0 else min(1.0, share * (1 + 1e-15))
         mu = self.mu * share
         each = None
-        epsilon = float(gdp.epsilon(mu, self.delta))
+        epsilon = self._exact(mu)
         if self.per_agent_epsilon is not None:
             # Each agent's mu is at most what its accountant allowed for its epsilon.
             mus = [self._mu_of(value) * share for value in self.per_agent_epsilon]
-            each = tuple(float(gdp.epsilon(min(m, mu), self.delta)) for m in mus)
+            each = tuple(self._exact(min(m, mu)) for m in mus)
             epsilon = max(each)
             mu = min(mu, max(mus))
         return dataclasses.replace(
@@ -236,15 +330,15 @@ class Guarantee:
             The guarantee of both, with the exact epsilon at the same delta.
 
         Raises:
-            ValueError: If the two differ in relation, attacker, delta, release, or in how far
-                apart a record takes part.
+            ValueError: If the two differ in relation, attacker, delta, release, gradients, or in
+                how far apart a record takes part; if what finite precision adds uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
         """
         if self.relation is None or later.relation is None:
             return Guarantee.none(self.rounds + later.rounds)
-        for name in ("relation", "attacker", "delta", "release"):
+        for name in ("relation", "attacker", "delta", "release", "gradients"):
             if getattr(self, name) != getattr(later, name):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, then {getattr(later, name)!r}; only equal "
@@ -261,9 +355,18 @@ class Guarantee:
             epochs = self.participation[0] + later.participation[0]
             participation = epochs, self.participation[1]
         mu = math.hypot(self.mu, later.mu) * (1 + 1e-15)
+        added_epsilon = self.added_epsilon + later.added_epsilon
+        added_delta = self.added_delta + later.added_delta
+        if added_delta >= self.delta > 0:
+            raise ValueError(
+                f"added_delta is {self.added_delta}, then {later.added_delta}, which uses up delta "
+                f"{self.delta}; state the two runs apart"
+            )
         return dataclasses.replace(
             self,
-            epsilon=float(gdp.epsilon(mu, self.delta)),
+            epsilon=float(gdp.epsilon(mu, self.delta - added_delta)) + added_epsilon,
+            added_epsilon=added_epsilon,
+            added_delta=added_delta,
             mu=mu,
             rounds=self.rounds + later.rounds,
             clip_norm=max(self.clip_norm, later.clip_norm),
@@ -277,6 +380,7 @@ class Guarantee:
     def _mu_of(self, epsilon: float) -> float:
         """An upper bound on the mu for which this record's accountant states epsilon."""
         assert self.accountant is not None
+        epsilon = max(0.0, epsilon - self.added_epsilon)
         if epsilon == 0:
             return float(gdp.mu(0.0, self.delta)) * (1 + 1e-9)
         mu = budget.allowed_mu(epsilon, self.delta, accountant=self.accountant, allow_unsound=True)
@@ -292,13 +396,20 @@ class Guarantee:
             f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
             f"{self.clip_norm:g}) over {self.rounds:,} rounds{self._participation_text()}"
             f"{'' if self.white else ' with noise correlated over rounds'} against "
-            f"{ATTACKERS[self.attacker]}; {_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
+            f"{ATTACKERS[self.attacker]}{_GRADIENTS_TEXT[self.gradients]}; "
+            f"{_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
         )
         if self.accountant != "gdp":
             text += f", exact epsilon = {_up(self.exact_epsilon)}"
         if self.unsound:
             text += " (the stated epsilon is FALSE, the exact one holds)"
         if self.release:
+            text += (
+                f"; {_up(self.added_epsilon)} of epsilon and {_up(self.added_delta)} of delta are "
+                "for noise of finite precision"
+                if self.added_epsilon
+                else "; what noise of finite precision adds is not in it"
+            )
             return text + ". Release: the noise key was drawn secretly and must stay secret."
         return text + ". Simulation: whoever knows the seed can subtract the noise."
 
@@ -313,7 +424,9 @@ class Guarantee:
             exact = f" [FALSE: exact epsilon {_up(self.exact_epsilon)}]"
         return (
             f"({self._epsilon_text()}, delta = {_up(self.delta)})-DP{exact} per {self.unit} "
-            f"({self.relation}), {self.attacker}, T = {self.rounds}{self._pattern_text()}, "
+            f"({self.relation}), {self.attacker}"
+            f"{' (gradients: view)' if self.gradients == 'view' else ''}, "
+            f"T = {self.rounds}{self._pattern_text()}, "
             f"{self.accountant} accountant, "
             f"{'release' if self.release else 'simulation'}"
         )

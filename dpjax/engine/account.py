@@ -63,7 +63,8 @@ ASSUMPTIONS = {
     "any": "whatever the other agents' gradients depend on, as in training",
     "view": (
         "only if the other agents' gradients are fixed in advance or functions of what the "
-        "attacker sees and knows; in training they are not, unless it sees every message"
+        "attacker sees and knows, and if messages are not rounded before they are sent; in "
+        "training and in releases they are, unless it sees every message"
     ),
 }
 """What a loss takes for granted, by ``gradients``."""

@@ -269,3 +269,59 @@ def test_participations_compose():
         cyclic().followed_by(cyclic(participation=(19, 20)))
     with pytest.raises(ValueError, match="only equal separations"):
         cyclic().followed_by(cyclic(participation=None))
+
+
+def test_finite_precision_costs_epsilon_and_a_part_of_delta():
+    exact = make(release=True)
+    record = exact.with_finite_precision(1e-3, 1e-8)
+    # (e, d')-DP of exact noise with d' the delta that is left, then both factors of the closeness.
+    assert record.epsilon >= gdp.epsilon(record.mu, 1e-5 - 1e-8) + 1e-3
+    assert record.epsilon == pytest.approx(10.001, abs=1e-3)
+    assert record.delta == 1e-5
+    assert "0.001 of epsilon and 1e-08 of delta" in record.statement()
+    assert "epsilon = 10.01" in record.caption() and "not in it" in exact.statement()
+    assert Guarantee.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    # Its part of the rounds, and two in a row, carry it on.
+    for part in (1, 2500, 5000):
+        assert record.after(part).epsilon >= exact.after(part).epsilon + 1e-3
+    both, plain = record.followed_by(record), exact.followed_by(exact)
+    assert both.epsilon >= plain.epsilon + 2e-3 and both.added_delta == 2e-8
+
+
+def test_finite_precision_of_budgets_that_differ():
+    epsilons = (4.0, 10.0)
+    record = make(epsilon=10.0, per_agent_epsilon=epsilons).with_finite_precision(1e-3, 1e-8)
+    for stated, before in zip(record.per_agent_epsilon, epsilons, strict=True):
+        assert stated >= gdp.epsilon(gdp.mu(before, 1e-5), 1e-5 - 1e-8) + 1e-3
+        assert stated == pytest.approx(before + 1e-3, abs=1e-3)
+    assert record.epsilon == max(record.per_agent_epsilon)
+
+
+def test_finite_precision_cannot_be_left_out_or_use_up_delta():
+    record = make(release=True).with_finite_precision(1e-3, 1e-8)
+    with pytest.raises(ValueError, match="state at least that"):
+        dataclasses.replace(record, epsilon=10.0)
+    with pytest.raises(ValueError, match="added_epsilon is 0.001 already"):
+        record.with_finite_precision(1e-3, 1e-8)
+    for cost in ((-1.0, 0.0), (math.inf, 0.0), (0.0, -1e-9), (0.0, 1e-5)):
+        with pytest.raises(ValueError, match="added_"):
+            make().with_finite_precision(*cost)
+    half = make(release=True).with_finite_precision(1e-3, 6e-6)
+    with pytest.raises(ValueError, match="uses up delta"):
+        half.followed_by(half)
+
+
+def test_a_release_states_the_loss_of_all_messages():
+    make(attacker="nodes", release=True)
+    for change in ({"attacker": "aggregator"}, {"attacker": "nodes", "gradients": "view"}):
+        make(**change)
+        with pytest.raises(ValueError, match="State the loss of all messages"):
+            make(**change, release=True)
+    assert "cannot see" in make(attacker="nodes", gradients="view").statement()
+
+
+def test_old_records_are_readable():
+    old = make(release=True).to_dict()
+    for name in ("added_epsilon", "added_delta", "gradients"):
+        del old[name]
+    assert Guarantee.from_dict(old) == make(release=True)
