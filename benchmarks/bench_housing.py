@@ -31,6 +31,7 @@ from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.results import records, tables
 from dpjax.topology import graphs, mixing
+from dpjax.transforms import normals as draw
 
 EPOCHS, SEPARATION = 20, 19
 ROUNDS = EPOCHS * SEPARATION
@@ -92,7 +93,7 @@ def floors(made: problem.Problem, matrix: np.ndarray, batch: int, repeats: int) 
     @jax.jit
     def normals(total: Any) -> Any:
         def body(total: Any, t: Any) -> Any:
-            return total + jax.random.normal(jax.random.fold_in(key, t), (n, d)), None
+            return total + draw.normals(jax.random.fold_in(key, t), (n, d), jnp.float32), None
 
         return jax.lax.scan(body, total, jnp.arange(ROUNDS))[0]
 

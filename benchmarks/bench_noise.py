@@ -6,7 +6,8 @@ its inverse; ``blocked``, a full C (optimal for prefix sums).
 
 Floors, each jitted on its own for one seed; several seeds may at best take as long each:
 
-- ``normals``: drawing the standard normals [n, d], in a scan.
+- ``normals``: drawing the standard normals [n, d], in a scan; beside it, as ``jax_normals``, by
+  `jax.random.normal`, which hashes once for each number.
 - ``colour``: a block of rounds as one product of rows of C^-1 [block, T] with all normals.
 - ``trapezoid``: the same without the zeros above the diagonal, a product a block of the width it
   needs; a lower floor than ``colour``.
@@ -34,7 +35,7 @@ import numpy as np
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.results import records, tables
-from dpjax.transforms import noise, rounds
+from dpjax.transforms import noise, normals, rounds
 
 HIGHEST = jax.lax.Precision.HIGHEST
 BANDS = 4
@@ -94,12 +95,11 @@ def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callabl
     weights = jnp.asarray(factor, jnp.float32)
     key = key_of(0)
 
-    @jax.jit
-    def normals(total: Any) -> Any:
+    def drawing(draw: Any) -> Any:
         def body(total: Any, t: Any) -> Any:
-            return total + jax.random.normal(jax.random.fold_in(key, t), (n, d)), None
+            return total + draw(jax.random.fold_in(key, t), (n, d), jnp.float32), None
 
-        return jax.lax.scan(body, total, jnp.arange(length))[0]
+        return jax.jit(lambda total: jax.lax.scan(body, total, jnp.arange(length))[0])
 
     @jax.jit
     def agents(models: Any) -> Any:
@@ -121,7 +121,8 @@ def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callabl
             jax.block_until_ready(product(rows, part))
 
     return {
-        "normals": (lambda: normals(models), length),
+        "normals": (functools.partial(drawing(normals.normals), models), length),
+        "jax_normals": (functools.partial(drawing(jax.random.normal), models), length),
         "colour": (lambda: product(colours[-block:], drawn), block),
         "trapezoid": (trapezoid, len(parts) * block),
         "agents": (lambda: agents(models), length),
@@ -166,7 +167,7 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
         row |= {"times_floor": took[name] / loose, "times_tight_floor": took[name] / tight}
         row |= {
             f"{part}_milliseconds": 1e3 * took[part]
-            for part in ("normals", "colour", "trapezoid", "agents")
+            for part in ("normals", "jax_normals", "colour", "trapezoid", "agents")
         }
         row["state_bytes"] = rounds.memory(strategy, jnp.zeros((n, d), jnp.float32))
         rows.append(row | {"temporary_bytes": temporary[name]})

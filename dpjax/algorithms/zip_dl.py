@@ -12,6 +12,7 @@ from dpjax import _validate
 from dpjax.algorithms.base import Algorithm, GradFn, Info, State
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms.noise import check_key, check_round
+from dpjax.transforms.normals import normals
 
 __all__ = ["Links", "ZeroSum", "links", "zip_dl"]
 
@@ -123,12 +124,13 @@ def zip_dl(
         def message(index: int, leaf: Array) -> Array:
             wide = jnp.promote_types(leaf.dtype, jnp.float32)
             shape = (len(sent.sender), *leaf.shape[1:])
-            normals = jax.random.normal(jax.random.fold_in(round_key, index), shape, wide)
+            leaf_key = jax.random.fold_in(round_key, index)
+            drawn = normals(leaf_key, (shape[0], leaf.size // n), wide).reshape(shape)
             side = (-1, *[1] * (leaf.ndim - 1))
-            normals = normals * jnp.asarray(noised, wide).reshape(side)
-            total = jax.ops.segment_sum(normals, sent.sender, n)
+            drawn = drawn * jnp.asarray(noised, wide).reshape(side)
+            total = jax.ops.segment_sum(drawn, sent.sender, n)
             mean = (total / jnp.asarray(counts, wide).reshape(side))[sent.sender]
-            noise = jnp.where(noised.reshape(side), normals - mean, 0)
+            noise = jnp.where(noised.reshape(side), drawn - mean, 0)
             return leaf.astype(wide)[sent.sender] + valid.astype(wide) * noise
 
         def combine(message: Array, leaf: Array) -> Array:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.transforms.noise import check_round
+from dpjax.transforms.normals import normals
 
 __all__ = ["PairwiseState", "links", "pairwise", "simulated_keys"]
 
@@ -155,7 +156,8 @@ def pairwise(
 
             def draw(key: PRNGKeyArray, index: int = index, leaf: Array = leaf) -> Array:
                 wide = jnp.promote_types(leaf.dtype, jnp.float32)
-                return jax.random.normal(jax.random.fold_in(key, index), leaf.shape[1:], wide)
+                drawn = normals(jax.random.fold_in(key, index), (1, leaf.size // n), wide)
+                return drawn.reshape(leaf.shape[1:])
 
             colour = jnp.asarray(spread, dtype) * valid.astype(dtype)
             noise = jnp.tensordot(

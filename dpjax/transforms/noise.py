@@ -3,9 +3,9 @@
 Layout of the normals. The leaves of one computing dtype are taken in tree order and packed into
 groups of at most `PACK` entries an agent (a larger leaf is a group of its own). Group g of round t
 is one draw of shape [n, entries] under ``fold_in(fold_in(key, t), g)``; each leaf is a run of
-columns of it. So a small model is one draw and one product a round, a large one never holds more
-than a leaf's noise twice, and normals depend on (key, round, layout) alone: not on the factor, on
-what is vmapped, or on how arrays are sharded.
+columns of it (`dpjax.transforms.normals`). So a small model is one draw and one product a round, a
+large one never holds more than a leaf's noise twice, and normals depend on (key, round, layout)
+alone: not on the factor, on what is vmapped, or on how arrays are sharded.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.transforms import rounds as rounds_
+from dpjax.transforms.normals import normals
 
 __all__ = ["PACK", "NoiseState", "check_key", "check_round", "correlated", "network_mean_variance"]
 
@@ -117,12 +118,12 @@ def correlated(
         for index, group in enumerate(groups):
             draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype)
             if over_rounds is None:
-                normals = draw(state.round)
+                drawn = draw(state.round)
             else:
-                normals, kept = over_rounds.step(draw, state.past[index], state.round)
+                drawn, kept = over_rounds.step(draw, state.past[index], state.round)
                 past.append(kept)
             colour = weights.astype(group.dtype) * valid.astype(group.dtype)
-            noise = jnp.matmul(colour, normals, precision=jax.lax.Precision.HIGHEST)
+            noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
             columns = np.cumsum(group.sizes)[:-1]
             for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
                 leaf = leaves[position]
@@ -158,7 +159,7 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any) -> 
 
     def draw(round: Any) -> Array:
         round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
-        return jax.random.normal(round_key, shape, dtype)
+        return normals(round_key, shape, dtype)
 
     return draw
 

@@ -18,6 +18,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges, noise
+from dpjax.transforms import normals as standard
 
 N, T, D = 6, 7, 2
 STEP = 0.25
@@ -40,7 +41,7 @@ def key():
 
 def normals(rounds, agents):
     """Raw normals [T, n, D], from the keys alone."""
-    draw = lambda t: jax.random.normal(  # noqa: E731
+    draw = lambda t: standard.normals(  # noqa: E731
         jax.random.fold_in(jax.random.fold_in(key(), t), 0), (agents, D), jnp.float64
     )
     return np.stack([np.asarray(draw(t)) for t in range(rounds)])
@@ -78,7 +79,8 @@ def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     made = dsgd.dsgd(jnp.asarray(matrix), chain, lambda params, batch: batch)
 
     def draw(one, t):
-        return jax.random.normal(jax.random.fold_in(jax.random.fold_in(one, t), 0), (D,), float)
+        leaf_key = jax.random.fold_in(jax.random.fold_in(one, t), 0)
+        return standard.normals(leaf_key, (1, D), jnp.float64)[0]
 
     keys = [*own_keys, *edge_keys]
     z = np.stack([np.stack([np.asarray(draw(one, t)) for one in keys]) for t in range(T)])

@@ -9,6 +9,7 @@ from dpjax.accounting import views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges
+from dpjax.transforms import normals as draw
 
 GRAPH = graphs.erdos_renyi(5, 0.5, 1)
 W = mixing.metropolis_hastings(GRAPH)
@@ -74,7 +75,7 @@ def drawn(attackers, missing=None):
 
     def normals(one):
         one = jax.random.fold_in(jax.random.fold_in(one, 0), 0)
-        return np.asarray(jax.random.normal(one, (COORDINATES,), jnp.float32))
+        return np.asarray(draw.normals(one, (1, COORDINATES), jnp.float32))[0]
 
     for agent in attackers:
         known[agent] += np.sqrt(OWN) * normals(own_keys[agent])

@@ -186,7 +186,8 @@ def test_groups_and_narrow_leaves_on_every_route(kind):
     }
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
     strategy, plain = long_strategies()[kind], long_noises(None, wide)
-    assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) == LONG * N * 7
+    # A float32 normal takes 2^24 values: among so few a pair may agree by chance.
+    assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) >= LONG * N * 7 - 3
     expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
     found = long_noises(strategy, zeros)
     np.testing.assert_allclose(found[..., 3:], expected[..., 3:], rtol=0, atol=2e-5)
