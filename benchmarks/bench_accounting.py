@@ -65,7 +65,7 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     view = views.dsgd(weights).pndp(0)
     when = Participation(rounds, rounds, 1)
     before = peak()
-    loss, first, seconds = timed(lambda: view.loss(when), repeats)
+    loss, first, seconds = timed(lambda: view.loss(when, gradients="view"), repeats)
     row = {"algorithm": "versus", "graph": graph, "n": len(weights), "rounds": rounds}
     row |= {"seconds": seconds, "first_seconds": first, "import_bytes": before}
     row |= {"peak_bytes": peak(), "upper_bounds": int(loss.upper_bound.sum())}
@@ -90,7 +90,7 @@ def alone(graph: str, participation: str, repeats: int) -> dict[str, Any]:
     weights = mixing.uniform_neighbors(graphs.parse(graph))
     view = views.dsgd(weights).pndp(0)
     before = peak()
-    loss, first, seconds = timed(lambda: view.loss(when), repeats)
+    loss, first, seconds = timed(lambda: view.loss(when, gradients="view"), repeats)
     row = {"algorithm": "alone", "graph": graph, "n": len(weights), "rounds": when.rounds}
     row |= {"epochs": when.epochs, "separation": when.separation, "seconds": seconds}
     row |= {"first_seconds": first, "import_bytes": before, "peak_bytes": peak()}
@@ -103,7 +103,7 @@ def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     algorithm, when = views.dsgd(weights), Participation(rounds, rounds, 1)
     seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
     before = peak()
-    found, first, seconds = timed(lambda: views.losses(seen, when), repeats)
+    found, first, seconds = timed(lambda: views.losses(seen, when, gradients="view"), repeats)
     row = {"algorithm": "every", "graph": graph, "n": len(weights), "rounds": rounds}
     row |= {"attackers": len(seen), "seconds": seconds, "first_seconds": first}
     row |= {"import_bytes": before, "peak_bytes": peak()}

@@ -92,7 +92,7 @@ def muffliato_pndp(mixing: Any, rounds: int, *, numerator: Numerator) -> Float[n
     return bound
 
 
-def mafalda(view: View, participation: Participation, *, gradients: Gradients = "view") -> Claim:
+def mafalda(view: View, participation: Participation, *, gradients: Gradients = "any") -> Claim:
     """MAFALDA's Theorem 7 as printed, with sens where sens^2 is meant.
 
     It bounds sens by S = max over patterns of sum |(C' B^+ B C)_st| and claims 1/sigma-GDP at

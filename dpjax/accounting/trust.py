@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse.csgraph
 from jaxtyping import Float
 
 from dpjax.accounting import dense, observer, recursions
@@ -158,23 +159,43 @@ def _closed_form(
 ) -> Loss:
     """Loss when all messages are seen: they determine g_t + xi_t of every round.
 
-    mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map.
+    mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map. Agents
+    without a source in common are judged apart, each in units of its own noise.
     """
     n = len(source)
-    u, values, _ = np.linalg.svd(source, full_matrices=True)
-    values = np.pad(values, (0, n - len(values)))
-    largest = values[0] if values[0] > 0 else 1.0
-    kept = values > observer.DROPPED * largest
-    inverse = np.where(kept, 1 / np.where(kept, values, 1.0), 0.0)
-    energy = ((u * inverse) ** 2).sum(axis=1)
-    leak = np.sqrt((u[:, ~kept] ** 2).sum(axis=1))
-    condition = float(largest / values[kept].min()) if kept.any() else 1.0
-    # Rounding of the decomposition, on the safe side where it could matter.
-    margin = 1.0 + 1e3 * np.finfo(float).eps * condition if condition > 1 / observer.KEPT else 1.0
-    clear = (leak <= 1e-12 * condition) | (leak >= observer.LEAK)
-    energy = np.where((leak >= observer.LEAK) | ~clear, np.inf, energy * margin)
-    mu = np.sqrt(energy) * _over_rounds(strategy, participation)
-    return Loss(mu, ~clear | np.full(n, margin > 1.0), "closed form", "any")
+    size = np.abs(source).max(axis=1, initial=0.0)
+    energy, open_ = np.full(n, np.inf), np.zeros(n, bool)
+    noisy = np.flatnonzero(size)
+    with np.errstate(over="ignore"):
+        units = source[noisy] / size[noisy, None]
+        norms = np.linalg.norm(units, axis=1)
+        units /= norms[:, None]
+        touching = (units != 0).astype(np.float64)
+        _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
+        for block in (np.flatnonzero(part == k) for k in range(part.max(initial=-1) + 1)):
+            found, uncertain = _block_energy(units[block])
+            members = noisy[block]
+            energy[members] = found / norms[block] ** 2 / size[members] ** 2
+            open_[members] = uncertain
+        mu = np.sqrt(energy) * _over_rounds(strategy, participation)
+    return Loss(mu, open_, "closed form", "any")
+
+
+def _block_energy(units: Float[np.ndarray, "b q"]) -> tuple[np.ndarray, np.ndarray]:
+    """[(S S')^-1]_uu for rows of norm 1, rounded up, and where rounding mattered."""
+    count = len(units)
+    u, values, _ = np.linalg.svd(units, full_matrices=True)
+    values = np.pad(values[:count], (0, max(0, count - len(values))))
+    kept = values > observer.DROPPED * values[0]
+    if not kept.all():
+        # A combination without noise: whom it leaves alone, rounding cannot tell.
+        leak = np.sqrt((u[:, ~kept] ** 2).sum(axis=1))
+        return np.full(count, np.inf), leak < observer.LEAK
+    energy = ((u / values) ** 2).sum(axis=1)
+    condition = float(values[0] / values[-1])
+    if condition <= 1 / observer.KEPT:
+        return energy, np.zeros(count, bool)
+    return energy * (1.0 + 1e3 * np.finfo(float).eps * condition), np.ones(count, bool)
 
 
 def _over_rounds(strategy: Float[np.ndarray, "t t"] | None, participation: Participation) -> float:

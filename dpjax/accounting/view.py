@@ -89,20 +89,20 @@ class View:
         return a, b
 
     def gdp(
-        self, participation: Participation, *, gradients: Gradients = "view"
+        self, participation: Participation, *, gradients: Gradients = "any"
     ) -> Float[np.ndarray, " n"]:
         """Gaussian-DP loss mu of every victim; see `loss`, whose ``mu`` it is.
 
         Args:
             participation: Which rounds a record takes part in.
-            gradients: Which gradients it covers, "view" or "any".
+            gradients: Which gradients it covers, "any" or "view".
 
         Returns:
             [n] mu at clip 1 and noise 1, zero-out; nan for attackers.
         """
         return self.loss(participation, gradients=gradients).mu
 
-    def loss(self, participation: Participation, *, gradients: Gradients = "view") -> Loss:
+    def loss(self, participation: Participation, *, gradients: Gradients = "any") -> Loss:
         """Gaussian-DP loss of every victim, with what is known of its exactness.
 
         The bound of the paper's (8), squared as it must be: mu_u^2 is the largest sum over a
@@ -110,8 +110,8 @@ class View:
 
         Args:
             participation: Which rounds a record takes part in.
-            gradients: "view" for gradients fixed in advance or functions of the view; "any" for
-                the loss of the smallest view that determines every model.
+            gradients: "any" for the loss of the smallest view that determines every model, which
+                holds in training; "view" for gradients fixed in advance or functions of the view.
 
         Returns:
             The loss.
@@ -156,7 +156,8 @@ class View:
         if gradients == "any" and self._all_messages is None:
             raise ValueError(
                 "gradients is 'any', but nothing says what determines the models; give linear(..., "
-                "models=) the rows that read them off the state"
+                "models=) the rows that read them off the state, or ask for gradients='view' where "
+                "gradients are fixed in advance or functions of what the attacker sees"
             )
         if self._all_messages is None or (gradients == "view" and not self._sees_all):
             return None
@@ -196,7 +197,9 @@ class View:
         return np.fmin(mu, every)
 
     def _hide(self, loss: Loss) -> Loss:
-        mu, upper = loss.mu.copy(), loss.upper_bound.copy()
+        # Only an attacker's loss is no number; what overflows is infinite.
+        upper = loss.upper_bound | np.isnan(loss.mu)
+        mu = np.where(np.isnan(loss.mu), np.inf, loss.mu)
         mu[list(self.attackers)] = np.nan
         upper[list(self.attackers)] = False
         return loss._replace(mu=mu, upper_bound=upper)
@@ -210,7 +213,7 @@ class View:
 
 
 def losses(
-    views: Sequence[View], participation: Participation, *, gradients: Gradients = "view"
+    views: Sequence[View], participation: Participation, *, gradients: Gradients = "any"
 ) -> list[Loss]:
     """Losses of many views, say of every single attacker, vmapped over those of equal shapes.
 

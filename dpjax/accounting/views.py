@@ -31,6 +31,8 @@ from dpjax.accounting.observer import Model
 from dpjax.accounting.trust import Algorithm
 from dpjax.accounting.view import Loss, View, losses, of_model, with_state
 from dpjax.accounting.zipdl import ZipDL
+from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism.participation import Participation
 
 __all__ = [
     "Algorithm",
@@ -73,8 +75,8 @@ def dsgd(
         The algorithm; call ``ldp()``, ``pndp(attackers)`` or ``secldp(...)`` on it.
 
     Raises:
-        ValueError: For matrices that do not fit, or a covariance that is not positive
-            semidefinite.
+        ValueError: For matrices that do not fit, a covariance that is not positive semidefinite,
+            or a strategy that runs refuse too.
     """
     schedule = _validate.stochastic("mixing", mixing, ("row",))
     schedule = schedule[None] if schedule.ndim == 2 else schedule
@@ -87,6 +89,7 @@ def dsgd(
             raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
         contraction = 1.0 - np.broadcast_to(bends, (n,))
     gossip = recursions.Gossip(schedule, steps, contraction)
+    made = None if strategy is None else strategy_.checked(strategy)
     source, owners = _own_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
     if edge_noise is not None:
@@ -99,7 +102,7 @@ def dsgd(
         source = np.hstack([source, edges])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
-    return Algorithm(gossip, source, tuple(owners), tuple(secret), _strategy(strategy))
+    return Algorithm(gossip, source, tuple(owners), tuple(secret), made)
 
 
 def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> Algorithm:
@@ -171,11 +174,8 @@ def _own_noise(
     for group in groups:
         block = matrix[np.ix_(group, group)]
         outside[np.ix_(group, group)] = 0.0
-        values, vectors = np.linalg.eigh((block + block.T) / 2)
-        if values[0] < -1e-12 * max(values[-1], 0.0) or values[-1] <= 0:
-            raise ValueError(f"covariance has the eigenvalue {values[0]:.3g}; give none below 0")
         part = np.zeros((n, len(group)))
-        part[group] = vectors * np.sqrt(np.maximum(values, 0.0))
+        part[group] = _factor(block)
         source = np.hstack([source, part])
         owners += [frozenset(group)] * len(group)
     if outside.any():
@@ -183,13 +183,21 @@ def _own_noise(
     return source, owners
 
 
-def _strategy(strategy: Any) -> np.ndarray | None:
-    if strategy is None:
-        return None
-    matrix = _validate.square("strategy", strategy)
-    if np.triu(matrix, 1).any() or (np.diag(matrix) <= 0).any():
-        raise ValueError("strategy is not lower triangular with a positive diagonal; give such a C")
-    return matrix
+def _factor(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
+    """S with S S' <= R and no more than rounding below it, in units of each agent's own noise."""
+    spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    if (covariance[spread == 0] != 0).any() or not spread.any():
+        raise ValueError(
+            f"covariance has the variance {np.diag(covariance).min()}; give none below 0, and zero "
+            "only to an agent without noise"
+        )
+    unit = np.where(spread > 0, spread, 1.0)
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2 / unit[:, None] / unit)
+    if values[0] < -1e-12 * values[-1]:
+        raise ValueError(f"covariance has the eigenvalue {values[0]:.3g}; give none below 0")
+    # Noise that rounding alone would make hides nothing.
+    rounding = 4 * len(values) * np.finfo(float).eps * values[-1]
+    return unit[:, None] * vectors * np.sqrt(np.maximum(values - rounding, 0.0))
 
 
 def zip_dl(
@@ -242,11 +250,12 @@ def linear(
         H: [m, s].
         J: [m, n].
         D: [m, q].
-        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11): those
-            of agents that it knows one by one are public (its own, say); of others in them a
-            change shows, so that their loss is infinite.
+        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11). An
+            agent that a row names alone is public (its own, say), and has no loss; of all others
+            in a combination a change shows, so that their loss is infinite, also where several
+            combinations together tell them apart.
         models: [., s] rows that read every agent's model off the state; needed for
-            ``gradients="any"``, which asks for them otherwise.
+            ``gradients="any"``, the default of a loss, which asks for them otherwise.
 
     Returns:
         The view; no agent counts as an attacker.
@@ -260,19 +269,26 @@ def linear(
         combinations = _validate.finite_array("known", known, ndim=2)
         if combinations.shape[1] != n:
             raise ValueError(f"known has shape {combinations.shape}; give [c, {n}]")
-        unknown = np.eye(n) - np.linalg.pinv(combinations) @ combinations
+        # Named by itself: public. In every other combination a change shows, whatever else is
+        # known: knowing more hides nothing.
+        alone = np.count_nonzero(combinations, axis=1) == 1
+        public = (combinations[alone] != 0).any(axis=0)
+        hidden = np.where(public, 0.0, 1.0)
         model = model._replace(
-            gradient=model.gradient @ unknown, gradient_seen=model.gradient_seen @ unknown
+            gradient=model.gradient * hidden, gradient_seen=model.gradient_seen * hidden
         )
-        # A change of one gradient changes a combination that is known without noise; only what is
-        # known of an agent by itself is public.
-        mixed = (np.abs(combinations).max(axis=0) > 0) & (np.abs(unknown).max(axis=0) > 1e-12)
+        mixed = combinations[~alone] * hidden
         if mixed.any():
-            model = _also_seen(model, combinations * mixed)
+            model = _also_seen(model, mixed)
     if models is None:
         return of_model(model, (), None)
     rows = _validate.finite_array("models", models, ndim=2)
     size = model.transition.shape[-1]
     if rows.shape[1] != size:
         raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-    return of_model(model, (), of_model(with_state(model, rows), (), None).loss)
+    wide = of_model(with_state(model, rows), (), None)
+
+    def any_gradients(participation: Participation) -> Loss:
+        return wide.loss(participation, gradients="view")
+
+    return of_model(model, (), any_gradients)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism import design as design_
+from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.spatial import bounds
@@ -131,18 +132,13 @@ def check(strategy: np.ndarray | None, rounds: int) -> None:
         rounds: T.
 
     Raises:
-        ValueError: Unless it is float64 [T, T], lower triangular with a positive diagonal.
+        ValueError: Unless it is float64 and `dpjax.mechanism.strategy.checked` takes it.
     """
     if strategy is None:
         return
-    matrix = _validate.square("strategy", strategy)
-    if len(matrix) != rounds or np.asarray(strategy).dtype != np.float64:
-        raise ValueError(
-            f"strategy is {np.asarray(strategy).dtype} {matrix.shape} for {rounds} rounds; give "
-            f"float64 {(rounds, rounds)}"
-        )
-    if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
-        raise ValueError("strategy is not lower triangular with a positive diagonal; give such a C")
+    if np.asarray(strategy).dtype != np.float64:
+        raise ValueError(f"strategy is {np.asarray(strategy).dtype}; give float64")
+    strategy_.checked(strategy, rounds)
 
 
 def sensitivity_squared(strategy: Float[np.ndarray, "t t"], participation: Participation) -> float:

@@ -18,10 +18,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jaxtyping import Array, Float
 
 from dpjax import _validate
+from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism.strategy import EXTREME, WORST
 
 __all__ = ["BLOCK", "EXTREME", "WIDEST", "WORST", "Route", "applied", "memory", "route"]
 
@@ -29,10 +30,6 @@ BLOCK = 32
 """Rounds coloured together."""
 WIDEST = 32
 """Most bands that a route keeps noise for; beyond it, blocks are faster."""
-EXTREME = 1e12
-"""Largest and inverse of the smallest diagonal entry of a strategy."""
-WORST = 1e6
-"""Largest condition number, the largest row sum of |C^-1| |C|."""
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -114,30 +111,8 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
     Raises:
         ValueError: For another matrix, or one beyond `EXTREME` or `WORST`.
     """
-    matrix = _validate.square("strategy", strategy)
-    if len(matrix) != rounds:
-        raise ValueError(
-            f"strategy has shape {matrix.shape} for rounds = {rounds}; give a [{rounds}, {rounds}] "
-            "strategy, or None"
-        )
-    diagonal = np.diag(matrix)
-    if diagonal.min() > 0 and not (1 / EXTREME <= diagonal.min() <= diagonal.max() <= EXTREME):
-        raise ValueError(
-            f"strategy has a diagonal from {diagonal.min():.3g} to {diagonal.max():.3g}, with "
-            f"which noise would vanish or overflow; scale it into 1 / {EXTREME:g} .. {EXTREME:g}"
-        )
-    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
-        raise ValueError(
-            "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
-            "C^-1 Z), or None"
-        )
-    inverse = _inverse(matrix)
-    conditioned = float((np.abs(inverse) @ np.abs(matrix)).sum(axis=1).max())
-    if not conditioned <= WORST:
-        raise ValueError(
-            f"strategy has condition number {conditioned:.3g}, too large for noise in float32; "
-            f"give one below {WORST:g}"
-        )
+    matrix = strategy_.checked(strategy, rounds)
+    diagonal, inverse = np.diag(matrix), strategy_.inverse_of(matrix)
     # What the inversion leaves where an exact one has nothing.
     inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
     if _width(matrix) <= min(WIDEST, _width(inverse)):
@@ -173,12 +148,12 @@ def applied(
         np.asarray(part).astype(dtype).astype(np.float64) for part in (chosen.scale, chosen.weights)
     )
     if chosen.kind == "blocked":
-        return _inverse(weights[:rounds, :rounds])
+        return strategy_.inverse_of(weights[:rounds, :rounds])
     matrix = np.diag(np.ones(rounds)) if chosen.kind == "recursion" else np.diag(scale)
     sign = -1.0 if chosen.kind == "recursion" else 1.0
     for lag in range(1, weights.shape[1] + 1):
         matrix += sign * np.diag(weights[lag:, lag - 1], -lag)
-    return matrix / scale[:, None] if chosen.kind == "recursion" else _inverse(matrix)
+    return matrix / scale[:, None] if chosen.kind == "recursion" else strategy_.inverse_of(matrix)
 
 
 def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
@@ -199,11 +174,6 @@ def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
     return sum(
         rows * size * jnp.promote_types(dtype, jnp.float32).itemsize for size, dtype in leaves
     )
-
-
-def _inverse(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
-    # By substitution: its errors are small row by row, and nothing appears above the diagonal.
-    return scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True)
 
 
 def _width(matrix: Float[np.ndarray, "t t"]) -> int:

@@ -63,7 +63,7 @@ def test_muffliato_hears_who_sends_in_a_directed_graph():
 
 def test_figures_of_the_florentine_families():
     matrix, rounds = mixing.uniform_neighbors(FLORENTINE), 10
-    mu = views.dsgd(matrix).pndp(0).gdp(Participation(rounds, rounds, 1))
+    mu = views.dsgd(matrix).pndp(0).gdp(Participation(rounds, rounds, 1), gradients="view")
     distance = np.array([0, *(_hops(FLORENTINE, 0, u) for u in range(1, 15))])
     means = [np.mean(mu[distance == d] ** 2) for d in range(1, 5)]
     np.testing.assert_allclose(means, [10.9, 0.45, 0.15, 0.049], rtol=0.02)
@@ -125,14 +125,14 @@ def test_the_printed_formula_is_false_for_a_far_node():
     assert _hops(FLORENTINE, 0, far) >= 3
     participation = Participation(rounds, rounds, 1)
     view = views.dsgd(matrix).pndp(0)
-    claim = published.mafalda(view, participation)
+    claim = published.mafalda(view, participation, gradients="view")
     claimed, true = np.sqrt(claim.mu_squared[far]), shift(matrix, rounds, far)
     assert claim.false[far] and claimed < 0.7 * true
     # The trade-off itself: at this epsilon the event's probabilities exceed what is claimed.
     for epsilon in (0.1, 0.3, 1.0):
         assert delta_of(true, epsilon) > 2 * delta_of(claimed, epsilon)
     # With the square, no shift exceeds the loss.
-    mu = view.gdp(participation)
+    mu = view.gdp(participation, gradients="view")
     assert true <= mu[far] * (1 + 1e-9)
     # Every mark is borne out by a shift that is really there.
     marked = np.flatnonzero(claim.false)
@@ -150,15 +150,17 @@ def test_the_printed_formula_is_marked_false_only_where_it_is():
     matrix = mixing.metropolis_hastings(graphs.path(7))
     for algorithm in (views.dsgd(matrix), views.dsgd(matrix, strategy=temporal.anti_pgd(6))):
         for view in (algorithm.pndp(0), algorithm.pndp([0, 3])):
-            claim = published.mafalda(view, participation)
-            true = view.gdp(participation)
+            claim = published.mafalda(view, participation, gradients="view")
+            true = view.gdp(participation, gradients="view")
             # A lower bound on the truth by the largest response to one round's gradient.
             assert (np.sqrt(claim.mu_squared)[claim.false] < true[claim.false]).all()
             above = true >= 1
             assert not claim.false[above].any()
-    assert published.mafalda(views.dsgd(matrix).pndp(0), participation).false.any()
+    assert published.mafalda(
+        views.dsgd(matrix).pndp(0), participation, gradients="view"
+    ).false.any()
     # Seen in full, one participation has S = 1, where the slip changes nothing.
-    once = published.mafalda(views.dsgd(matrix).ldp(), Participation(6, 1, 1))
+    once = published.mafalda(views.dsgd(matrix).ldp(), Participation(6, 1, 1), gradients="view")
     np.testing.assert_allclose(once.mu_squared, 1)
     assert not once.false.any()
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import dense, observer, views
+from dpjax.engine import strategies
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
+from dpjax.transforms import rounds
 from tests.accounting import oracle
 
 N, ROUNDS = 7, 9
@@ -164,7 +166,7 @@ def test_recursion_equals_the_pseudo_inverse(name, trust):
     for seed in SEEDS:
         view, (a, b), nodes = pair(name, trust, seed)
         wanted, share = oracle.losses(a, b, PARTICIPATION, nodes)
-        loss = view.loss(PARTICIPATION)
+        loss = view.loss(PARTICIPATION, gradients="view")
         found = loss.mu
         assert np.isnan(found[list(nodes)]).all()
         ok = ~np.isnan(wanted) & ~loss.upper_bound
@@ -195,7 +197,7 @@ def test_a_view_with_a_wrong_noise_is_caught():
     view, (a, b), nodes = pair("dsgd", "pndp", 0)
     wanted, _ = oracle.losses(a, 1.00001 * b, PARTICIPATION, nodes)
     with pytest.raises(AssertionError):
-        np.testing.assert_allclose(view.gdp(PARTICIPATION), wanted, atol=1e-10)
+        np.testing.assert_allclose(view.gdp(PARTICIPATION, gradients="view"), wanted, atol=1e-10)
 
 
 @pytest.mark.parametrize("graph", ["florentine", "path"])
@@ -209,7 +211,7 @@ def test_many_gossip_steps_never_understate(graph):
     for k in steps:
         for node in nodes:
             wanted = oracle.exact_gossip_loss(matrix, node, k, participation)
-            loss = views.muffliato(matrix, k).pndp(node).loss(participation)
+            loss = views.muffliato(matrix, k).pndp(node).loss(participation, gradients="view")
             rest = np.arange(len(matrix)) != node
             assert (loss.mu[rest] >= wanted[rest] - 1e-12).all()
             higher = loss.mu > wanted + 1e-10
@@ -234,7 +236,7 @@ def test_florentine_agrees_with_the_published_code():
     graph = graphs.florentine()
     view = views.dsgd(mixing.uniform_neighbors(graph)).pndp(0)
     every = Participation(10, 10, 1)
-    mu = view.gdp(every)
+    mu = view.gdp(every, gradients="view")
     far = nx.single_source_shortest_path_length(graph, next(iter(graph)))
     distance = np.array([far[node] for node in graph])
     for steps, wanted in ((1, 10.9), (2, 0.45), (3, 0.15), (4, 0.049)):
@@ -246,10 +248,13 @@ def test_florentine_agrees_with_the_published_code():
 def test_secrets_raise_the_loss_above_that_of_all_messages():
     algorithm = views.decor(mixing.metropolis_hastings(nx.path_graph(4)))
     every = Participation(4, 4, 1)
-    assert algorithm.ldp().gdp(every)[1] == pytest.approx(1.380, abs=5e-4)
-    assert algorithm.secldp(0).gdp(every)[1] == pytest.approx(1.526, abs=5e-4)
-    assert np.nanmax(algorithm.secldp([0, 2]).gdp(every)) == pytest.approx(2.0)
-    np.testing.assert_allclose(algorithm.pndp(0).gdp(every), algorithm.secldp(0).gdp(every))
+    assert algorithm.ldp().gdp(every, gradients="view")[1] == pytest.approx(1.380, abs=5e-4)
+    assert algorithm.secldp(0).gdp(every, gradients="view")[1] == pytest.approx(1.526, abs=5e-4)
+    assert np.nanmax(algorithm.secldp([0, 2]).gdp(every, gradients="view")) == pytest.approx(2.0)
+    np.testing.assert_allclose(
+        algorithm.pndp(0).gdp(every, gradients="view"),
+        algorithm.secldp(0).gdp(every, gradients="view"),
+    )
 
 
 class TestAdaptivity:
@@ -261,9 +266,9 @@ class TestAdaptivity:
     def test_fixed_gradients_understate_and_the_closed_loop_is_exact(self):
         fixed = views.dsgd(self.MATRIX).pndp(2)
         loop = views.dsgd(self.MATRIX, curvature=[0, -0.5, 0]).pndp(2)
-        assert fixed.gdp(self.ONCE)[0] == pytest.approx((1 / 3) / np.sqrt(10 / 9))
+        assert fixed.gdp(self.ONCE, gradients="view")[0] == pytest.approx((1 / 3) / np.sqrt(10 / 9))
         true = 0.5 / np.sqrt(1.25)
-        assert loop.gdp(self.ONCE)[0] == pytest.approx(true)
+        assert loop.gdp(self.ONCE, gradients="view")[0] == pytest.approx(true)
         assert fixed.gdp(self.ONCE, gradients="any")[0] >= true
         a, b = oracle.gossip_view(
             self.MATRIX[None],
@@ -274,7 +279,9 @@ class TestAdaptivity:
             contraction=[1, 1.5, 1],
         )
         np.testing.assert_allclose(
-            loop.gdp(self.ONCE), oracle.losses(a, b, self.ONCE, (2,))[0], atol=1e-12
+            loop.gdp(self.ONCE, gradients="view"),
+            oracle.losses(a, b, self.ONCE, (2,))[0],
+            atol=1e-12,
         )
 
     def test_any_covers_the_attack_by_sampling(self):
@@ -291,7 +298,7 @@ class TestAdaptivity:
             seen[gradient] = second - 1.5 * (sent[1] + sent[2]) / 3
         shift = (seen[1.0].mean() - seen[0.0].mean()) / seen[0.0].std()
         assert shift == pytest.approx(0.447, abs=0.01)
-        assert shift > 1.3 * views.dsgd(self.MATRIX).pndp(2).gdp(self.ONCE)[0]
+        assert shift > 1.3 * views.dsgd(self.MATRIX).pndp(2).gdp(self.ONCE, gradients="view")[0]
 
     @pytest.mark.parametrize("name", ["dsgd", "anti_pgd", "full", "muffliato3", "decor"])
     def test_any_is_the_loss_of_all_messages_less_what_is_known(self, name):
@@ -309,15 +316,15 @@ class TestAdaptivity:
     def test_own_copies_take_the_noise_away(self):
         view = views.zip_dl(network(0)).pndp(2)
         assert np.isinf(np.delete(view.gdp(PARTICIPATION, gradients="any"), 2)).all()
-        assert np.isfinite(np.delete(view.gdp(PARTICIPATION), 2)).any()
+        assert np.isfinite(np.delete(view.gdp(PARTICIPATION, gradients="view"), 2)).any()
 
 
 def test_zip_without_own_copy_hides_nothing_from_an_eavesdropper():
     view = views.zip_dl(network(0), zero_sum="messages").ldp()
-    assert np.isinf(view.gdp(PARTICIPATION)).all()
+    assert np.isinf(view.gdp(PARTICIPATION, gradients="view")).all()
     with pytest.raises(ValueError, match="A = B C"):
         view.materialize(3)
-    assert np.isfinite(views.zip_dl(network(0)).ldp().gdp(PARTICIPATION)).all()
+    assert np.isfinite(views.zip_dl(network(0)).ldp().gdp(PARTICIPATION, gradients="view")).all()
 
 
 def test_whisper_is_theorem_two():
@@ -350,7 +357,9 @@ class TestLinear:
         view = views.linear(*self.parts(), models=np.eye(N))
         named = views.dsgd(network(1)).pndp(0)
         np.testing.assert_allclose(
-            view.gdp(PARTICIPATION)[1:], named.gdp(PARTICIPATION)[1:], atol=1e-12
+            view.gdp(PARTICIPATION, gradients="view")[1:],
+            named.gdp(PARTICIPATION, gradients="view")[1:],
+            atol=1e-12,
         )
         # Seeing every model also shows who mixed with whom: as much as all messages, or less.
         assert (
@@ -365,7 +374,7 @@ class TestLinear:
         a, b = views.linear(*self.parts()).materialize(ROUNDS, check=False)
         project = np.kron(np.eye(ROUNDS), np.eye(N) - np.linalg.pinv(known) @ known)
         wanted, _ = oracle.losses(a @ project, b, PARTICIPATION)
-        found, others = view.gdp(PARTICIPATION), np.delete(np.arange(N), [3, 4])
+        found, others = view.gdp(PARTICIPATION, gradients="view"), np.delete(np.arange(N), [3, 4])
         np.testing.assert_allclose(found[others], wanted[others], atol=1e-10)
         # The projection covers changes that leave the combination as it is; one record's does not.
         assert np.isinf(found[[3, 4]]).all() and np.isfinite(wanted[[3, 4]]).all()
@@ -412,7 +421,7 @@ def test_bad_input(call, text):
 def test_rounds_must_be_the_strategy_s():
     view = views.dsgd(network(0), np.tri(5)).ldp()
     with pytest.raises(ValueError, match="made for 5"):
-        view.gdp(PARTICIPATION)
+        view.gdp(PARTICIPATION, gradients="view")
 
 
 def _full(rounds):
@@ -429,8 +438,8 @@ def test_losses_of_many_views_are_those_of_each(monkeypatch, epochs):
     full = views.dsgd(mixing.uniform_neighbors(graphs.florentine()), strategy=_full(6))
     many.append(full.pndp(0))
     when = Participation(6, epochs, 2)
-    for view, loss in zip(many, views.losses(many, when), strict=True):
-        alone = view.loss(when)
+    for view, loss in zip(many, views.losses(many, when, gradients="view"), strict=True):
+        alone = view.loss(when, gradients="view")
         np.testing.assert_allclose(loss.mu, alone.mu, rtol=1e-11)
         np.testing.assert_array_equal(loss.upper_bound, alone.upper_bound)
         assert loss[2:] == alone[2:]
@@ -450,10 +459,60 @@ def test_known_combinations_reveal_and_known_agents_are_public():
     when = Participation(1, 1, 1)
 
     def mu(known):
-        return views.linear(zero, zero, zero, zero, one, one, known=known).gdp(when)
+        return views.linear(zero, zero, zero, zero, one, one, known=known).gdp(
+            when, gradients="view"
+        )
 
     np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0]])[:2], np.inf)
     assert mu([[1.0, 1.0, 0.0]])[2] == pytest.approx(1.0)
     np.testing.assert_array_equal(mu([[1.0, 1.0, 1.0]]), np.inf)
     np.testing.assert_allclose(mu([[1.0, 0.0, 0.0]])[1:], 1.0)
     np.testing.assert_allclose(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[2], 1.0)
+    # Knowing more hides nothing: two sums of two tell both apart, and both show.
+    np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]), [np.inf, np.inf, 1.0])
+    np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[:2], [0.0, np.inf])
+
+
+def test_the_default_covers_training():
+    """Where nothing is said the loss is that of any gradients, and a user's view must say."""
+    view = views.dsgd(TestAdaptivity.MATRIX).pndp(2)
+    true = 0.5 / np.sqrt(1.25)
+    for mu in (
+        view.gdp(TestAdaptivity.ONCE),
+        view.loss(TestAdaptivity.ONCE).mu,
+        views.losses([view], TestAdaptivity.ONCE)[0].mu,
+        view.guaranteed(TestAdaptivity.ONCE),
+    ):
+        assert mu[0] >= true
+    assert view.loss(TestAdaptivity.ONCE).gradients == "any"
+    one = np.eye(1)
+    with pytest.raises(ValueError, match="gradients='view'"):
+        views.linear(0 * one, 0 * one, 0 * one, 0 * one, one, one).gdp(Participation(1, 1, 1))
+
+
+def test_what_overflows_is_infinite():
+    """Not a number means an attacker; a victim's loss beyond all numbers is infinite."""
+    zero, one, large = np.zeros((2, 2)), np.eye(2), 1e300 * np.eye(2)
+    when = Participation(2, 2, 1)
+    for parts in (
+        (zero, zero, zero, zero, large, one / 1e300),
+        (large, large, large, large, large, large),
+        (large, one, zero, large, one, one),
+    ):
+        loss = views.linear(*parts).loss(when, gradients="view")
+        assert not np.isnan(loss.mu).any()
+    view = views.dsgd(np.eye(2), covariance=5e-324 * np.eye(2)).ldp()
+    assert np.isinf(view.gdp(when)).all()
+
+
+@pytest.mark.parametrize("size", [1e3, 1e8])
+def test_views_take_the_strategies_that_runs_take(size):
+    """One check for both: what no run applies has no loss either."""
+    strategy = np.eye(4) + size * np.eye(4, k=-1)
+    for check in (
+        lambda: rounds.route(strategy, 4),
+        lambda: strategies.check(strategy, 4),
+        lambda: views.dsgd(network(0), strategy),
+    ):
+        with pytest.raises(ValueError, match="strategy has condition number"):
+            check()

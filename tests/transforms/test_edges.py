@@ -107,7 +107,11 @@ def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
     others = tuple(honest[: len(attackers)].tolist())
     for guess in (drawn(attackers, missing=some), drawn(others), np.zeros_like(whole)):
         assert not close(sampled(whole - guess)[both], by_hand)
-    mu = views.decor(W, OWN, SHARED).pndp(attackers).gdp(Participation(ROUNDS, 1, 1))
+    mu = (
+        views.decor(W, OWN, SHARED)
+        .pndp(attackers)
+        .gdp(Participation(ROUNDS, 1, 1), gradients="view")
+    )
     assert np.isnan(mu[list(attackers)]).all() and np.isfinite(np.delete(mu, attackers)).all()
 
 

@@ -1,0 +1,63 @@
+"""Which strategies over rounds can be used: one check, for what runs apply and accounting states."""
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+
+from dpjax import _validate
+
+__all__ = ["EXTREME", "WORST", "checked", "inverse_of"]
+
+EXTREME = 1e12
+"""Largest and inverse of the smallest diagonal entry of a strategy."""
+WORST = 1e6
+"""Largest condition number, the largest row sum of |C^-1| |C|."""
+
+
+def inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """C^-1 by substitution: its errors are small by row, and nothing appears above the diagonal.
+
+    Args:
+        strategy: [T, T] lower triangular C with a positive diagonal.
+    """
+    return scipy.linalg.solve_triangular(strategy, np.eye(len(strategy)), lower=True)
+
+
+def checked(strategy: object, rounds: int | None = None) -> Float[np.ndarray, "t t"]:
+    """Return C in float64 where noise C^-1 Z can be made and accounted.
+
+    Args:
+        strategy: [T, T] lower triangular C with a positive diagonal.
+        rounds: T, or None for that of the strategy.
+
+    Returns:
+        [T, T] float64.
+
+    Raises:
+        ValueError: For another matrix, or one beyond `EXTREME` or `WORST`.
+    """
+    matrix = _validate.square("strategy", strategy)
+    if rounds is not None and len(matrix) != rounds:
+        raise ValueError(
+            f"strategy has shape {matrix.shape} for rounds = {rounds}; give a [{rounds}, {rounds}] "
+            "strategy, or None"
+        )
+    diagonal = np.diag(matrix)
+    if diagonal.min() > 0 and not (1 / EXTREME <= diagonal.min() <= diagonal.max() <= EXTREME):
+        raise ValueError(
+            f"strategy has a diagonal from {diagonal.min():.3g} to {diagonal.max():.3g}, with "
+            f"which noise would vanish or overflow; scale it into 1 / {EXTREME:g} .. {EXTREME:g}"
+        )
+    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
+        raise ValueError(
+            "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
+            "C^-1 Z), or None"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        conditioned = float((np.abs(inverse_of(matrix)) @ np.abs(matrix)).sum(axis=1).max())
+    if not conditioned <= WORST:
+        raise ValueError(
+            f"strategy has condition number {conditioned:.3g}, too large for noise in float32; "
+            f"give one below {WORST:g}"
+        )
+    return matrix
