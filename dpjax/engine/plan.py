@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.accounting import budget, precision
+from dpjax.accounting import budget
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import factor as factor_
 from dpjax.engine import forecasts, strategies
 from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
-from dpjax.mechanism import spatial
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
@@ -187,7 +187,7 @@ def make(
             f"design has subgroups {design.options.get('subgroups')}, the config {groups}; make a "
             "design for this config"
         )
-    factor = _safe_factor(design.covariance, bound)
+    factor = factor_.rounded(design.covariance, bound)
     guarantee = _guarantee(config, factor, strategy)
     return Plan(config, matrix, factor, guarantee, design, strategy)
 
@@ -222,25 +222,6 @@ def _loss(config: Config, factor: np.ndarray, strategy: np.ndarray | None) -> bu
         factor=factor.astype(np.float64),
         allow_unsound=config.allow_unsound,
         sensitivity_squared=config.over_rounds(strategy),
-    )
-
-
-def _safe_factor(covariance: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Round the sampling factor to float32, scaled up until the rounded one keeps the bound."""
-    exact = spatial.sampling_factor(covariance)
-    scale = 1.0
-    for _ in range(16):
-        factor = (exact * scale).astype(np.float32)
-        diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
-        excess = float(np.max(diagonal / bound))
-        # The margin covers the rounding between this and the accountant's own steps.
-        if excess <= 1 - 1e-12:
-            return factor
-        # Steps of a float32 unit: smaller ones may round back to the same factor.
-        scale *= np.sqrt(excess) * (1 + 6e-8)
-    raise ValueError(
-        f"design.covariance has condition number {np.linalg.cond(covariance):.1e}, too large for "
-        "float32 noise; bound it with max_variance"
     )
 
 
