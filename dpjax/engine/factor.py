@@ -20,7 +20,7 @@ def rounded(
     large ones, whose rounding costs noise in proportion to the square root of R's condition number.
 
     Guarantee: with R = F F' of the float32 F that is returned, no [R^-1]_ii exceeds b_i, rounding
-    included; what R's diagonal gains is a few 1e-7 of it wherever R is far from singular in float32.
+    included; R gains a few 1e-7 of itself, unless it is all but singular in float32.
 
     Args:
         covariance: [n, n] symmetric positive definite R, in the squared units of the noise.

@@ -15,7 +15,8 @@ def guarantees(given: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
     Guarantees that differ in epsilon and rounds alone are told together, as a list or a range;
-    those with other participations (k, b) apart. Printed epsilons are rounded up. The non-private runs' is left out beside private ones.
+    those with other participations (k, b) apart. Printed epsilons are rounded up. The non-private
+    runs' is left out beside private ones.
 
     Args:
         given: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
