@@ -7,7 +7,6 @@ and the work is done once. That is sound in a simulation only; releases run one 
 
 import functools
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +31,6 @@ __all__ = [
     "Strategy",
     "advance",
     "algorithm",
-    "gradient_text",
     "initial",
     "metric_names",
     "replay",
@@ -265,50 +263,6 @@ def _consensus(params: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(params)]
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
-
-
-def gradient_text(settings: Settings, arrays: Arrays, data: Data, params: Any) -> str:
-    """What a step computes, as text with its constants: another loss is another run.
-
-    Args:
-        settings: The shared settings.
-        arrays: Stacked over V plans.
-        data: The problem's data.
-        params: Initial parameters of one agent, stacked over S seeds.
-
-    Returns:
-        The jaxpr of one plan's step and SHA-256 digests of the constants in it.
-    """
-    n, data = arrays.factor.shape[-1], first(settings, data)
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    stacked = jax.tree.map(lambda leaf: jnp.zeros((n, *leaf.shape[1:]), leaf.dtype), params)
-    key = jax.random.key(0, impl="threefry2x32")
-    places = (n, settings.batch_size)
-    batch: tuple[Any, ...] = tuple(
-        jnp.zeros((*places, *part.shape[1:]), part.dtype) for part in (data.x, data.y)
-    )
-    batch = (*batch, None if settings.separation is None else jnp.zeros(places, bool))
-
-    def step(arrays: Arrays, params: Any, batch: Any) -> Any:
-        chosen = algorithm(settings, arrays, key)
-        return chosen.step(key, chosen.init(params), batch)[0].params
-
-    made = jax.make_jaxpr(step)(one, stacked, batch)
-    digests = [hashlib.sha256(np.asarray(c).tobytes()).hexdigest() for c in _plain(made.consts)]
-    # Addresses of functions differ between processes.
-    return re.sub(r"0x[0-9a-f]+", "", str(made.jaxpr)) + " ".join(digests)
-
-
-def _plain(constants: Any) -> list[Any]:
-    """Constants as arrays that have bytes; keys by their data."""
-
-    def plain(constant: Any) -> Any:
-        is_key = isinstance(constant, jax.Array) and jnp.issubdtype(
-            constant.dtype, jax.dtypes.prng_key
-        )
-        return jax.random.key_data(constant) if is_key else constant
-
-    return [plain(constant) for constant in constants]
 
 
 def first(settings: Settings, data: Data) -> Data:

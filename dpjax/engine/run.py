@@ -1,28 +1,25 @@
 """Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
 
 import contextlib
-import hashlib
-import json
+import functools
 import os
-import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from tqdm import tqdm
 
-import dpjax
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
-from dpjax.engine import forecasts, keys, placing, program, sharding
+from dpjax.engine import arguments, forecasts, keys, placing, program, sharding
+from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.plan import Plan, statics
 from dpjax.engine.problem import Problem
@@ -171,10 +168,9 @@ def run(
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
             (`dpjax.engine.forecasts`).
     """
-    plans = (plans,) if isinstance(plans, Plan) else tuple(plans)
+    plans, problems, seeds = arguments.check(plans, problem, seeds)
+    arguments.check_storage(plans, seeds, checkpoint, key_file)
     shared = statics(plans)
-    problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
-    seeds = _check(plans, problems, seeds, checkpoint, key_file)
     task = problems[0]
     mesh = sharding.agent_mesh(task.agents, devices)
     total = shared["rounds"]
@@ -182,54 +178,40 @@ def run(
         eval_every = max(1, total // 20)
     every = min(_validate.integer("eval_every", eval_every), total)
     chunk_blocks = _validate.integer("chunk_blocks", chunk_blocks)
+    phase = arguments.check_phase(plans, phase, start, spent)
     marks = np.append(np.arange(every, total, every), total)
 
-    record = shared["unit"] == "record"
-    by_norms = record and task.weighted is not None and shared["microbatch"] is None
-    settings = program.Settings(
-        loss=task.loss,
-        batch_loss=task.batch_loss,
-        metrics=task.metrics,
-        rounds=total,
-        clip_norm=shared["clip_norm"],
-        batch_size=shared["batch_size"],
-        step_decay=shared["step_decay"],
-        clipping=shared["clipping"],
-        microbatch=shared["microbatch"],
-        unit=shared["unit"],
-        mesh=mesh,
-        separation=shared["separation"],
-        strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
-        noisy=any(plan.config.design != "non_private" for plan in plans),
-        weighted=task.weighted if by_norms else None,
-        sequential=record and not by_norms and jax.default_backend() == "cpu",
-        own_data=len(problems) > 1,
-    )
+    settings = _settings(plans, problems, shared, mesh)
     arrays, data = placing.arrays(plans, mesh), placing.data(problems, mesh)
-    phase = _validate.integer("phase", phase, least=0)
-    if phase >= 2**31:
-        raise ValueError(f"phase is {phase}; give a number below 2**31")
-    if (start is not None) != (phase > 0) or (start is not None) != (spent is not None):
-        raise ValueError(
-            f"phase is {phase}, start is {'given' if start is not None else 'None'} and spent is "
-            f"{'given' if spent is not None else 'None'}; a run that carries on has a start, a "
-            "phase above 0, which keeps it from repeating noise, and what was spent before"
-        )
     models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
+    if start is not None:
+        start = arguments.starting(start, models, len(plans), task.agents)
+    if settings.unit == "record":
+        arguments.check_dtypes(models)
     one = jax.tree.map(lambda leaf: leaf[0], models)
     expected = forecasts.tell(plans, forecasts.entries(one), task.partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
-    if start is not None:
-        start = _starting(start, models, len(plans), task.agents)
-    if settings.unit == "record":
-        _check_dtypes(models)
-    identity = _identity(
-        plans, problems, seeds, (every, chunk_blocks, phase), (models, start), mesh
-    )
-    text = program.gradient_text(settings, arrays, data, models)
-    identity["model and loss"] = hashlib.sha256(text.encode()).hexdigest()
+    identity = {}
+    if checkpoint is not None or key_file is not None:
+        # The keys of the noise are arguments of the program, so that any will do.
+        state = jax.eval_shape(
+            functools.partial(program.initial, settings), arrays, models, batch_keys
+        )
+        traced = program.advance.trace(
+            settings, arrays, data, state, batch_keys, batch_keys,
+            **_lengths(total, every, chunk_blocks),
+        )  # fmt: skip
+        identity = identity_.of_run(
+            plans,
+            problems,
+            seeds,
+            (every, chunk_blocks, phase),
+            (models, start),
+            identity_.computation(traced, release=plans[0].config.release),
+            1 if mesh is None else mesh.size,
+        )
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
     noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
     state = program.initial(settings, arrays, models, noise_keys)
@@ -254,15 +236,12 @@ def run(
         smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
     ) as bar:  # fmt: skip
         while not ended:
-            blocks = min(chunk_blocks, (total - done) // every)
-            # Whole chunks, then one shorter chunk with the rest: two compilations at most.
-            tail = 0 if blocks == chunk_blocks else total - done - blocks * every
-            length = blocks * every + tail
+            lengths = _lengths(total - done, every, chunk_blocks)
+            length = lengths["blocks"] * every + lengths["tail"]
             with meter.chunk(length):
                 state, new = program.advance(
-                    settings, arrays, data, state, batch_keys, noise_keys,
-                    blocks=blocks, every=every, tail=tail,
-                )  # fmt: skip
+                    settings, arrays, data, state, batch_keys, noise_keys, **lengths
+                )
                 new = jax.device_get(new)
             inside = (marks > done) & (marks <= done + length)
             for name, value in new.items():
@@ -311,22 +290,6 @@ def _spent(
     return tuple(first.followed_by(second) for first, second in zip(before, now, strict=True))
 
 
-_SETTINGS = (
-    "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-)  # fmt: skip
-"""Settings that change random bits or gradients."""
-
-
-def _processor() -> str:
-    """The processor's model, where the system says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-
-
 class _Meter:
     """Times chunks; the first one compiles and leaves the rate once there is another."""
 
@@ -357,76 +320,43 @@ class _Meter:
         return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
 
 
-def _check(
-    plans: tuple[Plan, ...],
-    problems: tuple[Problem, ...],
-    seeds: Sequence[int],
-    checkpoint: Any,
-    key_file: Any,
-) -> tuple[int, ...]:
-    """Check that plans, problem and storage fit, before any work."""
-    if not isinstance(seeds, Iterable):
-        raise ValueError(f"seeds is {seeds!r}; give a sequence of whole numbers, such as [0]")
-    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds is {seeds}; give at least one, each once")
-    placing.check(plans, problems, len(seeds))
-    releases = [plan for plan in plans if plan.config.release]
-    if not releases:
-        if key_file is not None:
-            raise ValueError(
-                f"key_file is {key_file} but no plan has release=True; leave it out, a "
-                "simulation's noise key derives from its seed"
-            )
-        return seeds
-    if len(plans) * len(seeds) != 1:
-        raise ValueError(
-            f"a release came with {len(plans)} plans and {len(seeds)} seeds; run one plan with "
-            "one seed, since runs side by side share raw noise"
-        )
-    if key_file is None:
-        raise ValueError("key_file is None for a release; name a file to keep its noise key in")
-    if not str(key_file) or Path(key_file).is_dir():
-        raise ValueError(f"key_file is {str(key_file)!r}; name a file to keep the noise key in")
-    if checkpoint is not None:
-        folder = Path(checkpoint).absolute().resolve()
-        if folder in Path(key_file).absolute().resolve().parents:
-            raise ValueError(
-                f"key_file {key_file} lies inside checkpoint {checkpoint}; keep the key apart, "
-                "checkpoints may be copied or shared"
-            )
-    return seeds
+def _settings(
+    plans: tuple[Plan, ...], problems: tuple[Problem, ...], shared: dict[str, Any], mesh: Any
+) -> program.Settings:
+    """What all runs of the call share and one compilation is for."""
+    task = problems[0]
+    record = shared["unit"] == "record"
+    by_norms = record and task.weighted is not None and shared["microbatch"] is None
+    return program.Settings(
+        loss=task.loss,
+        batch_loss=task.batch_loss,
+        metrics=task.metrics,
+        rounds=shared["rounds"],
+        clip_norm=shared["clip_norm"],
+        batch_size=shared["batch_size"],
+        step_decay=shared["step_decay"],
+        clipping=shared["clipping"],
+        microbatch=shared["microbatch"],
+        unit=shared["unit"],
+        mesh=mesh,
+        separation=shared["separation"],
+        strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
+        noisy=any(plan.config.design != "non_private" for plan in plans),
+        weighted=task.weighted if by_norms else None,
+        sequential=record and not by_norms and jax.default_backend() == "cpu",
+        own_data=len(problems) > 1,
+    )
+
+
+def _lengths(left: int, every: int, chunk_blocks: int) -> dict[str, int]:
+    """The next call's blocks: whole chunks, then one shorter one, so two compilations at most."""
+    blocks = min(chunk_blocks, left // every)
+    tail = 0 if blocks == chunk_blocks else left - blocks * every
+    return {"blocks": blocks, "every": every, "tail": tail}
 
 
 def _stack(tree: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tree)
-
-
-def _identity(
-    plans: tuple[Plan, ...],
-    problems: tuple[Problem, ...],
-    seeds: tuple[int, ...],
-    chunks: tuple[int, ...],
-    start: Any,
-    mesh: Any,
-) -> dict[str, str]:
-    """What a run is; resuming needs all of it unchanged for the same bits, and the same noise."""
-    device = jax.devices()[0]
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(start):
-        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + np.asarray(leaf).tobytes())
-    return {
-        "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
-        "data": " ".join(problem.fingerprint() for problem in problems),
-        "initial models": digest.hexdigest(),
-        "seeds": str(seeds),
-        "chunks": str(chunks),
-        "devices": f"{device.device_kind} x {1 if mesh is None else mesh.size}, {_processor()}",
-        "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
-        f"jaxlib {jaxlib.__version__}",
-        "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
-        + f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
-    }
 
 
 def _noise_keys(
@@ -440,35 +370,13 @@ def _noise_keys(
     """The noise key of each seed: derived in a simulation, secret in a release."""
     if not plans[0].config.release:
         return _stack([keys.derive(seed, "noise", phase) for seed in seeds])
-    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    fingerprint = identity_.fingerprint(identity)
     begun, ended = (False, False) if store is None else store.status()
     if ended:
         return _stack([keys.spent_key()])
     if begun or Path(key_file).exists():
         return _stack([keys.read_key_file(key_file, fingerprint)])
     return _stack([keys.create_key_file(key_file, fingerprint)])
-
-
-def _starting(start: Any, models: Any, plans: int, agents: int) -> Any:
-    """The given parameters, copied, if they fit the problem's."""
-    wanted = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
-    given = jax.tree.map(jnp.shape, start)
-    if wanted != given:
-        raise ValueError(f"start has shapes {given}, this run's models {wanted}; give one a run")
-    for leaf in jax.tree.leaves(start):
-        _validate.finite_array("start", leaf)
-    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)
-
-
-def _check_dtypes(models: Any) -> None:
-    """Refuse narrow parameters for the record unit, whose sum is rounded before the noise."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(models):
-        if jnp.finfo(leaf.dtype).bits < 32:
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} are {leaf.dtype}; the sum of clipped records "
-                "is rounded to that before the noise, which moves it further than stated. Use "
-                "float32 parameters with per-record relations"
-            )
 
 
 def _is_noise(leaf: Any) -> bool:

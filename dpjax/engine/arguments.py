@@ -1,0 +1,183 @@
+"""What a run is asked for, checked before any work."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import placing
+from dpjax.engine.plan import Plan
+from dpjax.engine.problem import Problem
+
+__all__ = ["check", "check_dtypes", "check_phase", "check_storage", "starting"]
+
+
+def check(
+    plans: Any, problem: Any, seeds: Any
+) -> tuple[tuple[Plan, ...], tuple[Problem, ...], tuple[int, ...]]:
+    """Check that plans, problems and seeds fit.
+
+    Args:
+        plans: One plan or several.
+        problem: One problem, or one a seed.
+        seeds: Whole numbers below 2**32, each once.
+
+    Returns:
+        All as tuples.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
+    for plan in plans:
+        if not isinstance(plan, Plan):
+            raise ValueError(f"plans is {type(plan).__name__}; give plans from engine.plan.make")
+    if not plans:
+        raise ValueError("plans is empty; give at least one plan")
+    problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds is {seeds!r}; give a sequence of whole numbers, such as [0]")
+    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
+    if not seeds or len(set(seeds)) != len(seeds) or max(seeds) >= 2**32:
+        raise ValueError(f"seeds is {seeds}; give at least one, each once and below 2**32")
+    placing.check(plans, problems, len(seeds))
+    return plans, problems, seeds
+
+
+def check_storage(
+    plans: Sequence[Plan], seeds: Sequence[int], checkpoint: Any, key_file: Any
+) -> None:
+    """Check that a release, and only a release, has a file for its key, apart from checkpoints.
+
+    Args:
+        plans: The plans.
+        seeds: The seeds.
+        checkpoint: Folder, or None.
+        key_file: File, or None.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    _check_path("checkpoint", checkpoint, "name a folder, or None to keep nothing")
+    _check_path("key_file", key_file, "name a file to keep the noise key in")
+    if not any(plan.config.release for plan in plans):
+        if key_file is not None:
+            raise ValueError(
+                f"key_file is {key_file} but no plan has release=True; leave it out, a "
+                "simulation's noise key derives from its seed"
+            )
+        return
+    if len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"a release came with {len(plans)} plans and {len(seeds)} seeds; run one plan with "
+            "one seed, since runs side by side share raw noise"
+        )
+    if key_file is None:
+        raise ValueError("key_file is None for a release; name a file to keep its noise key in")
+    if Path(key_file).is_dir():
+        raise ValueError(f"key_file is {str(key_file)!r}; name a file to keep the noise key in")
+    if checkpoint is not None:
+        folder = Path(checkpoint).absolute().resolve()
+        if folder in Path(key_file).absolute().resolve().parents:
+            raise ValueError(
+                f"key_file {key_file} lies inside checkpoint {checkpoint}; keep the key apart, "
+                "checkpoints may be copied or shared"
+            )
+
+
+def _check_path(name: str, value: Any, remedy: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+
+
+def check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> int:
+    """Check a run that carries on: what was spent before must compose with what it will spend.
+
+    Args:
+        plans: The plans.
+        phase: Number of this run among several in a row.
+        start: Parameters to start from, or None.
+        spent: One guarantee a plan, or None.
+
+    Returns:
+        The phase.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    phase = _validate.integer("phase", phase, least=0)
+    if phase >= 2**31:
+        raise ValueError(f"phase is {phase}; give a number below 2**31")
+    if (start is not None) != (phase > 0) or (start is not None) != (spent is not None):
+        raise ValueError(
+            f"phase is {phase}, start is {'given' if start is not None else 'None'} and spent is "
+            f"{'given' if spent is not None else 'None'}; a run that carries on has a start, a "
+            "phase above 0, which keeps it from repeating noise, and what was spent before"
+        )
+    if spent is None:
+        return phase
+    if not isinstance(spent, list | tuple) or len(spent) != len(plans):
+        count = len(spent) if isinstance(spent, list | tuple) else type(spent).__name__
+        raise ValueError(
+            f"spent is {count} for {len(plans)} plans; give one guarantee a plan, the guarantees "
+            "of the earlier phase's result"
+        )
+    for place, (before, plan) in enumerate(zip(spent, plans, strict=True)):
+        if not isinstance(before, Guarantee):
+            raise ValueError(f"spent[{place}] is {type(before).__name__}; give a Guarantee")
+        try:
+            before.followed_by(plan.guarantee)
+        except ValueError as error:
+            raise ValueError(
+                f"spent[{place}] does not compose with the plan's guarantee: {error}"
+            ) from None
+    return phase
+
+
+def starting(start: Any, models: Any, plans: int, agents: int) -> Any:
+    """Return the given parameters, copied, if they fit the problem's.
+
+    Args:
+        start: Leaves [S, V, n, ...].
+        models: The problem's parameters of one agent, leaves [S, ...].
+        plans: V.
+        agents: n.
+
+    Raises:
+        ValueError: For other shapes, or entries that are not finite.
+    """
+    wanted = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
+    try:
+        given = jax.tree.map(jnp.shape, start)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"start is no pytree of arrays ({error}); give one a run") from None
+    if wanted != given:
+        raise ValueError(f"start has shapes {given}, this run's models {wanted}; give one a run")
+    for leaf in jax.tree.leaves(start):
+        _validate.finite_array("start", leaf)
+    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)
+
+
+def check_dtypes(models: Any) -> None:
+    """Refuse narrow parameters for the record unit, whose sum is rounded before the noise.
+
+    Args:
+        models: The problem's parameters.
+
+    Raises:
+        ValueError: Naming the first such leaf.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(models):
+        if jnp.finfo(leaf.dtype).bits < 32:
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} are {leaf.dtype}; the sum of clipped records "
+                "is rounded to that before the noise, which moves it further than stated. Use "
+                "float32 parameters with per-record relations"
+            )

@@ -1,0 +1,166 @@
+"""What a run is: everything that decides the bits of its messages.
+
+A run that resumes repeats rounds with the noise they had. With anything else in front of that
+noise, the difference of two messages would be noiseless, so a checkpoint and a key file belong to
+one identity: plans, data, initial models, software, device, and the very program that advances the
+run, as it is lowered for the compiler, with all its constants.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+import dpjax
+from dpjax.engine.plan import Plan
+from dpjax.engine.problem import Problem
+
+__all__ = ["computation", "digest", "fingerprint", "of_run"]
+
+_SETTINGS = (
+    "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+)  # fmt: skip
+"""Settings that change random bits or gradients."""
+
+_OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
+"""Parts of names of operations whose work is not in the program."""
+
+
+def of_run(
+    plans: Sequence[Plan],
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    chunks: Sequence[int],
+    models: Any,
+    program: str,
+    devices: int,
+) -> dict[str, str]:
+    """Return what a run is; resuming needs all of it unchanged for the same bits and noise.
+
+    Args:
+        plans: The plans.
+        problems: One, or one a seed.
+        seeds: The seeds.
+        chunks: What divides the rounds into compiled calls.
+        models: Pytree of what training starts from.
+        program: From `computation`.
+        devices: Over how many devices the agents are spread.
+
+    Returns:
+        A flat dict, name -> text.
+    """
+    device = jax.devices()[0]
+    return {
+        "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
+        "data": " ".join(problem.fingerprint() for problem in problems),
+        "evaluation data": digest([problem.evaluation for problem in problems]),
+        "initial models": digest(models),
+        "model and loss": program,
+        "seeds": str(tuple(seeds)),
+        "chunks": str(tuple(chunks)),
+        "devices": f"{device.device_kind} x {devices}, {_processor()}",
+        "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
+        f"jaxlib {jaxlib.__version__}",
+        "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
+        + f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+    }
+
+
+def fingerprint(identity: dict[str, str]) -> str:
+    """Return the SHA-256 of an identity, in hexadecimal."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def digest(tree: Any) -> str:
+    """Return the SHA-256 of a pytree's arrays, their dtypes and shapes, in hexadecimal."""
+    made = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.ascontiguousarray(leaf)
+        made.update(f"{array.dtype.name}{array.shape}".encode() + array.tobytes())
+    return made.hexdigest()
+
+
+def computation(traced: Any, *, release: bool) -> str:
+    """Return the SHA-256 of a traced program with every constant in it, in hexadecimal.
+
+    The text is that of the lowered program: constants are written out in full wherever they were
+    captured, names of source files, lines and addresses are left out. A setting of JAX turns
+    captured arrays into inputs of the lowered program; they are hashed beside it.
+
+    Guarantee: a release that passes computes nothing that is not hashed, so that it never sends a
+    round again with other gradients under the same noise. What the host or foreign code would
+    compute cannot be seen, and is refused.
+
+    Args:
+        traced: What ``jax.jit(f).trace(...)`` returns.
+        release: Whether to refuse work outside the program; a simulation may do some.
+
+    Raises:
+        ValueError: For such work, naming the operation.
+    """
+    text = traced.lower().as_text()
+    if release:
+        _refuse_outside(traced.jaxpr, text)
+    made = hashlib.sha256(text.encode())
+    for constant in _constants(traced.jaxpr):
+        made.update(digest(constant).encode())
+    return made.hexdigest()
+
+
+def _refuse_outside(closed: Any, text: str) -> None:
+    called = {
+        equation.primitive.name
+        for jaxpr, _ in _jaxprs(closed)
+        for equation in jaxpr.eqns
+        if any(part in equation.primitive.name for part in _OUTSIDE)
+    }
+    called = called or set(re.findall(r"custom_call @(\w*callback\w*)", text))
+    if called:
+        raise ValueError(
+            f"problem calls {', '.join(sorted(called))} in its model, loss or metrics; a release "
+            "refuses work outside the compiled program, which may give something else when the "
+            "run resumes: the same noise on other gradients would cancel. Compute it in JAX, or "
+            "before the run"
+        )
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+    """Every array that a program holds, at any depth: constants and literals."""
+    for jaxpr, constants in _jaxprs(closed):
+        yield from constants
+        for equation in jaxpr.eqns:
+            yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))
+
+
+def _jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Every jaxpr within a jaxpr or within an operation's parameter, with its constants."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _jaxprs(part)
+    elif hasattr(value, "eqns"):
+        inner = getattr(value, "jaxpr", value)
+        yield inner, getattr(value, "consts", ())
+        for equation in inner.eqns:
+            yield from _jaxprs(equation.params)
+
+
+def _processor() -> str:
+    """The processor's model, where the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")

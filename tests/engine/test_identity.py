@@ -1,0 +1,138 @@
+"""What a run is: another computation, however it is hidden, is another run."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.engine.run import run
+from tests.engine import captured
+from tests.engine.support import make_config, make_problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("kind", captured.KINDS)
+def test_a_release_does_not_resume_with_another_captured_array(tmp_path, kind):
+    """The same noise on gradients that differ in one bit of one number would cancel."""
+    key = tmp_path / "noise.key"
+    with pytest.raises(captured.Reached):
+        captured.reach(captured.make(kind), key)
+    before = key.read_bytes()
+    other = captured.make(kind, captured.changed(captured.WEIGHTS))
+    with pytest.raises(ValueError, match="belongs to another run"):
+        captured.reach(other, key)
+    assert key.read_bytes() == before
+    with pytest.raises(captured.Reached):  # The same loss, made again.
+        captured.reach(captured.make(kind), key)
+
+
+def test_the_same_program_in_another_process_is_the_same_run(tmp_path):
+    kinds = ["jitted", "nested", "backward", "large"]
+    for kind in kinds:
+        with pytest.raises(captured.Reached):
+            captured.reach(captured.make(kind), tmp_path / f"noise.{kind}")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.captured", str(tmp_path / "noise"), *kinds],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == kinds
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_captured_arrays_that_become_inputs_are_hashed_too(tmp_path):
+    """By a setting of JAX, under which the lowered program holds no captured array."""
+    name = "jax_use_simplified_jaxpr_constants"
+    if not hasattr(jax.config, name):
+        pytest.skip("this JAX has no such setting")
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        for kind in ("jitted", "nested"):
+            key = tmp_path / kind
+            with pytest.raises(captured.Reached):
+                captured.reach(captured.make(kind), key)
+            with pytest.raises(ValueError, match="belongs to another run"):
+                captured.reach(captured.make(kind, captured.changed(captured.WEIGHTS)), key)
+            with pytest.raises(captured.Reached):
+                captured.reach(captured.make(kind), key)
+    finally:
+        jax.config.update(name, before)
+
+
+def _pure(loss):
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    same = jax.custom_jvp(
+        lambda v: jax.pure_callback(lambda a: a, shape, v, vmap_method="sequential")
+    )
+    same.defjvp(lambda primals, tangents: (same(*primals), tangents[0]))
+    return lambda p, x, y: same(loss(p, x, y))
+
+
+def _ordered(loss):
+    def seen(p, x, y):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        factor = jax.experimental.io_callback(lambda: np.float32(2), shape)
+        return factor * loss(p, x, y)
+
+    return seen
+
+
+def _printed(loss):
+    def seen(p, x, y):
+        jax.debug.print("{}", y[0])
+        return loss(p, x, y)
+
+    return seen
+
+
+def _watched(loss):
+    @jax.jit
+    def seen(p, x, y):
+        jax.debug.callback(lambda a: None, y[0])
+        return loss(p, x, y)
+
+    return seen
+
+
+@pytest.mark.parametrize("wrap", [_pure, _ordered, _printed, _watched])
+def test_a_release_refuses_host_callbacks(tmp_path, network, small, wrap):
+    """What the host computes is in no program: it could change between two tries of a round."""
+    key = tmp_path / "noise.key"
+    task = dataclasses.replace(small, batch_loss=wrap(small.batch_loss))
+    with pytest.raises(ValueError, match="refuses work outside the compiled program"):
+        captured.reach(task, key)
+    measured = dataclasses.replace(
+        small, metrics=lambda p, e: {"m": wrap(lambda *_: jnp.float32(0))(p, e[0], e[1])}
+    )
+    with pytest.raises(ValueError, match="in its model, loss or metrics"):
+        captured.reach(measured, key)
+    assert not key.exists()
+    simulated = plan.make(make_config(rounds=2), network)
+    run(simulated, task, seeds=[0], eval_every=2, checkpoint=tmp_path / "c")
+
+
+def test_records_clipped_one_by_one_count_too(tmp_path, network):
+    """The per-record gradient, by a custom model and by microbatches."""
+    small = make_problem(6)
+
+    def weighted(weights):
+        scale = jax.jit(lambda x: x * weights)
+        return dataclasses.replace(small, loss=lambda p, x, y: small.loss(p, scale(x), y))
+
+    for place, changes in enumerate(({}, {"microbatch": 2})):
+        config = make_config(release=True, rounds=2, relation="replace_record", **changes)
+        made, key = plan.make(config, network), tmp_path / str(place)
+        with pytest.raises(captured.Reached):
+            captured.reach(weighted(captured.WEIGHTS), key, made)
+        with pytest.raises(ValueError, match="belongs to another run"):
+            captured.reach(weighted(captured.changed(captured.WEIGHTS)), key, made)
