@@ -1,7 +1,6 @@
 """What a run is: another computation, however it is hidden, is another run."""
 
 import dataclasses
-import functools
 import subprocess
 import sys
 from pathlib import Path
