@@ -1,4 +1,4 @@
-"""Which strategies over rounds can be used: one check, for what runs apply and accounting states."""
+"""Which strategies over rounds can be used: one check, for runs and for accounting."""
 
 import numpy as np
 import scipy.linalg
