@@ -178,19 +178,32 @@ class Account:
 class Plot:
     """Draw a figure from stored records.
 
+    What varies besides x, y and the series is held at its most frequent value, and the caption
+    says so; --where chooses another.
+
+    Example: dpjax plot docs/records/spacetime_tradeoff --where graph=ring --y relative
+
     Attributes:
-        source: A record file, or a folder of them.
-        out: The figure's file; beside the records by default.
+        source: One or several record files, or folders of them, drawn together.
+        out: The figure's file, ending in .svg, .png or .pdf; beside the records by default.
         x: Column of the horizontal axis.
         y: Column of the vertical axis.
         series: Column that tells the lines apart.
+        where: A condition column=value that rows must keep; may be given again.
+        log_x: Logarithmic across; so by itself where the values span a factor of 100.
+        log_y: Logarithmic up; so by itself where the values span a factor of 100.
+        linear: Neither, whatever the values span.
     """
 
-    source: Annotated[Path, tyro.conf.Positional]
+    source: Annotated[tuple[Path, ...], tyro.conf.Positional]
     out: Path | None = None
     x: str | None = None
     y: str | None = None
     series: str | None = None
+    where: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    log_x: bool = False
+    log_y: bool = False
+    linear: bool = False
 
 
 @dataclass(frozen=True)
@@ -454,8 +467,19 @@ def _account(command: Account) -> int:
 def _plot(command: Plot) -> int:
     from dpjax.results import plots
 
+    if not command.source:
+        raise ValueError("source is missing; name a record file, or a folder of them")
+    if command.linear and (command.log_x or command.log_y):
+        raise ValueError("linear is given with log_x or log_y; take one")
     made = plots.from_records(
-        command.source, x=command.x, y=command.y, series=command.series, out=command.out
+        command.source,
+        x=command.x,
+        y=command.y,
+        series=command.series,
+        where=command.where,
+        log_x=command.log_x or (False if command.linear else None),
+        log_y=command.log_y or (False if command.linear else None),
+        out=command.out,
     )
     print(f"written: {made}")
     return 0

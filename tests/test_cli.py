@@ -238,15 +238,26 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
     plots = pytest.importorskip("dpjax.results.plots")
     seen: dict[str, object] = {}
 
-    def from_records(path: Path, **options: object) -> Path:
+    def from_records(path: object, **options: object) -> Path:
         seen.update(options, path=path)
         return elsewhere / "figure.svg"
 
     monkeypatch.setattr(plots, "from_records", from_records)
-    assert cli.main(["plot", "records.jsonl", "--x", "epsilon", "--out", "f.svg"]) == 0
+    command = ["plot", "a.jsonl", "b.jsonl", "--x", "epsilon", "--out", "f.svg", "--log-y"]
+    assert cli.main([*command, "--where", "graph=ring", "--where", "seed=1"]) == 0
     assert "figure.svg" in capsys.readouterr().out
-    want = {"path": Path("records.jsonl"), "x": "epsilon", "y": None, "series": None}
+    want: dict[str, object] = {
+        "path": (Path("a.jsonl"), Path("b.jsonl")),
+        "x": "epsilon",
+        "y": None,
+        "series": None,
+    }
+    want |= {"where": ("graph=ring", "seed=1"), "log_x": None, "log_y": True}
     assert seen == want | {"out": Path("f.svg")}
+    assert cli.main(["plot", "a.jsonl", "--linear"]) == 0
+    assert seen["log_y"] is seen["log_x"] is False
+    refused(["plot", "a.jsonl", "--linear", "--log-x"], capsys, "linear is given with log_x")
+    refused(["plot"], capsys, "source is missing")
 
 
 def test_plot_of_no_file_is_one_line(capsys: Capture) -> None:

@@ -5,14 +5,14 @@ The same rows give the same bytes: files hold no dates and no random identifiers
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.results import captions, records, tables
+from dpjax.results import captions, choice, ranges, records, tables
 from dpjax.results.sheets import INK, Notes, figure, finish, notes_of, save, style
 
 if TYPE_CHECKING:
@@ -169,20 +169,27 @@ def from_records(
     x: str | None = None,
     y: str | None = None,
     series: str | None = None,
+    where: Iterable[str] = (),
+    log_x: bool | None = None,
+    log_y: bool | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Draw a figure from stored records.
 
     Of an experiment's rows the tuning phase is left out, and unless ``x`` is the round, so are
     all rounds but the last. Whatever else varies is held at its most frequent value, which the
-    caption tells.
+    caption tells; see `dpjax.results.choice`. Losses of several victims become their mean, least
+    and largest.
 
     Args:
         path: A file of records, a folder, or several.
-        x: Column across; by default epsilon or probability if one varies, else the round.
-        y: Column up; by default test_loss, else the first metric.
+        x: Column across; by default what varies of a budget, a distance, rounds.
+        y: Column up; by default test_loss, an energy, else the first metric.
         series: Column that tells the lines apart; by default the algorithm.
-        out: File to write; by default beside the records.
+        where: Conditions ``column=value`` that rows must keep.
+        log_x: Logarithmic across; by default where the values span a factor of 100.
+        log_y: The same up.
+        out: File to write, ending in .svg, .png or .pdf; by default beside the records.
 
     Returns:
         The path written.
@@ -190,75 +197,38 @@ def from_records(
     Raises:
         ValueError: For records that cannot be read, or a column that they lack.
     """
-    frame = records.read(path)
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    frame = records.read(paths)
     if not len(frame):
         raise ValueError(f"path is {path!r}, whose records have no rows; nothing to draw")
-    if "phase" in frame.columns and (frame["phase"] == "final").any():
-        frame = frame[frame["phase"] == "final"]
-    x = x or _default_x(frame)
-    y = y or _default_y(frame, x)
-    series = series or next((c for c in ("algorithm", "experiment") if c in frame), x)
-    for name, value in (("x", x), ("y", y), ("series", series)):
-        _validate.one_of(name, value, list(map(str, frame.columns)))
-    frame = frame[frame[y].notna()]
-    if x != "round" and "round" in frame.columns and frame["round"].notna().any():
-        frame = frame[frame["round"] == frame["round"].max()]
-    if "guarantee" in frame.columns:
-        frame = frame.assign(participation=frame["guarantee"].map(captions.participation))
-    frame, note = _slice(frame, x, series)
+    drawn = choice.choose(choice.where(frame, where), x, y, series)
     if out is None:
-        first = Path(path if isinstance(path, str | os.PathLike) else next(iter(path)))
+        first = Path(paths[0])
         folder = first if first.is_dir() else first.parent
-        stem = folder.name if first.is_dir() else first.stem
-        out = folder / f"{stem}_{y}_{x}.svg"
-    return lines(frame, x, y, series, note=note, path=out)
-
-
-_SETTINGS = (
-    *("experiment", "algorithm", "graph", "dataset", "agents", "budget", "budget_name", "epsilon"),
-    *("budget_epsilon", "delta", "relation", "unit", "probability", "seed", "round", "rounds"),
-    *("step_size", "phase", "guarantee", "clip_norm", "batch_size", "horizon", "lanes"),
-    "participation",
-)
-"""Columns that say what a row is, not what was measured."""
-
-
-def _default_x(frame: "pandas.DataFrame") -> str:
-    for name in ("budget_epsilon", "epsilon", "probability"):
-        if name in frame.columns:
-            values = frame[name].to_numpy(np.float64)
-            if len(set(values[np.isfinite(values)])) > 1:
-                return name
-    for name in ("round", "budget_epsilon", "epsilon", "probability"):
-        if name in frame.columns:
-            return name
-    raise ValueError("x is None and the records have no round, epsilon or probability; name it")
-
-
-def _default_y(frame: "pandas.DataFrame", x: str) -> str:
-    if "test_loss" in frame.columns:
-        return "test_loss"
-    for name in frame.columns:
-        kind = frame[name].dtype.kind
-        if name not in _SETTINGS and name != x and kind in "fi":
-            return str(name)
-    raise ValueError("y is None and the records have no column of numbers but settings; name it")
-
-
-def _slice(frame: "pandas.DataFrame", x: str, series: str) -> tuple["pandas.DataFrame", str | None]:
-    """Hold what would mix different settings in one mean at its most frequent value."""
-    held = []
-    own = ("seed", "guarantee", "step_size", "epsilon", "delta", x, series)
-    for name in (c for c in _SETTINGS if c in frame.columns and c not in own):
-        groups = frame.groupby([series, x], dropna=False)[name]
-        if (groups.nunique(dropna=False) > 1).any():
-            value = frame[name].mode().iloc[0]
-            # Runs that are not private have no participation, and are there beside any.
-            others = frame[name].isna() if name == "participation" else False
-            frame = frame[(frame[name] == value) | others]
-            shown = f"{value:g}" if isinstance(value, float) else str(value)
-            held.append(f"{name.replace('_', ' ')} = {shown}")
-    return frame, f"At {', '.join(held)}." if held else None
+        stem = folder.resolve().name if first.is_dir() else first.stem
+        more = f"_and_{len(paths) - 1}_more" if len(paths) > 1 else ""
+        out = folder / f"{stem}{more}_{drawn.told}_{drawn.x}.svg"
+    logs = (drawn.logx if log_x is None else log_x, drawn.logy if log_y is None else log_y)
+    if drawn.ranges:
+        return ranges.ranges(
+            drawn.frame,
+            drawn.x,
+            drawn.series,
+            ylabel=drawn.told.replace("_", " "),
+            logy=logs[1],
+            note=" ".join(filter(None, ["Bars from the least to the largest.", drawn.note])),
+            path=out,
+        )
+    return lines(
+        drawn.frame,
+        drawn.x,
+        drawn.y,
+        drawn.series,
+        note=drawn.note,
+        path=out,
+        logx=logs[0],
+        logy=logs[1],
+    )
 
 
 def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
@@ -273,7 +243,7 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
     varying = [
         str(name)
         for name in alike.columns
-        if name in _SETTINGS and name != "guarantee" and alike[name].nunique(dropna=False) > 1
+        if name in choice.SETTINGS and name != "guarantee" and alike[name].nunique(dropna=False) > 1
     ]
     raise ValueError(
         f"frame has several rows for {', '.join(f'{k} = {first[k]}' for k in [*keys, 'seed'])}; "
@@ -350,5 +320,5 @@ def _plain_decades(axis: Any) -> None:
     low, high = axis.get_view_interval()
     subs = (1.0,) if high > 30 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{float(f'{value:.3g}'):g}"))
     axis.set_minor_formatter(NullFormatter())

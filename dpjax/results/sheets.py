@@ -50,6 +50,7 @@ _STYLE: Any = {
     "text.usetex": False,
     "svg.fonttype": "path",  # looks the same where the font is missing
     "svg.hashsalt": "dpjax",
+    "pdf.fonttype": 42,
     "text.hinting": "none",  # as wide at every resolution
     "figure.dpi": 160.0,
 }
@@ -155,7 +156,7 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
 
     Args:
         figure: The figure.
-        path: Ending in .svg or .png; its folder is made.
+        path: Ending in .svg, .png or .pdf; its folder is made.
 
     Returns:
         The path written: where the SVG would take more than 200 kB, a PNG's beside it, and an
@@ -165,11 +166,14 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
         ValueError: For another ending.
     """
     path = Path(path)
-    if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"path is {str(path)!r}; end it in .svg or .png")
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"path is {str(path)!r}; end it in .svg, .png or .pdf")
     if figure in _NOTES:
         finish(figure)
     with style():
+        if path.suffix == ".pdf":
+            files.replace(path, _render(figure, "pdf"))
+            return path
         if path.suffix == ".svg":
             content = _render(figure, "svg")
             if len(content) <= _LARGEST:
@@ -272,8 +276,10 @@ def _render(figure: Any, kind: str, dots: int = 160) -> bytes:
     metadata: dict[str, Any] = {"Software": None}
     if kind == "svg":
         metadata = {"Date": None, "Creator": "dpjax"}
+    if kind == "pdf":
+        metadata = {"CreationDate": None, "Producer": None, "Creator": "dpjax"}
     if figure in _NOTES:
         # The text is drawn as outlines: here it can be searched and read out.
-        metadata["Description"] = _caption(_NOTES[figure])
+        metadata["Subject" if kind == "pdf" else "Description"] = _caption(_NOTES[figure])
     figure.savefig(buffer, format=kind, dpi=dots, metadata=metadata)
     return buffer.getvalue()

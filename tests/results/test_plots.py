@@ -267,8 +267,8 @@ def test_a_figure_is_replaced_whole(tmp_path, ten, monkeypatch):
         plots.lines(ten, "round", "accuracy", path=path)
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["a.svg"]
-    with pytest.raises(ValueError, match="end it in .svg or .png"):
-        plots.save(plots.lines(ten, "round", "accuracy"), tmp_path / "a.pdf")
+    with pytest.raises(ValueError, match="end it in .svg, .png or .pdf"):
+        plots.save(plots.lines(ten, "round", "accuracy"), tmp_path / "a.gif")
 
 
 def test_records_are_drawn_with_sensible_defaults(tmp_path):
