@@ -40,10 +40,15 @@ from dpjax.accounting import budget
 
 __all__ = ["GOOD", "HOPELESS", "Forecast", "Level", "forecast", "weights"]
 
-GOOD = 0.5
-"""Noise over the largest drift up to which most of what can be learned is learned."""
-HOPELESS = 3.0
-"""Noise over the largest drift from which next to nothing is learned."""
+GOOD = {"agent": 0.5, "record": 0.2}
+"""Noise over the largest drift, by unit, up to which most of what can be learned is learned.
+
+Measured, not derived: `docs/choosing.md` says how. Clipped gradients of single records point less
+the same way than those of agents, so they come less close to the largest drift.
+"""
+HOPELESS = {"agent": 3.0, "record": 1.2}
+"""Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
+"""
 
 Level = Literal["learns", "poor", "hopeless"]
 
@@ -96,47 +101,55 @@ class Forecast:
 
     @property
     def level(self) -> Level:
-        """ "learns" up to `GOOD`, "hopeless" from `HOPELESS`, "poor" between."""
-        if self.ratio <= GOOD:
+        """ "learns" up to `GOOD` of the unit, "hopeless" from `HOPELESS`, "poor" between."""
+        if self.ratio <= self.good:
             return "learns"
-        return "poor" if self.ratio < HOPELESS else "hopeless"
+        return "poor" if self.ratio < HOPELESS[self.unit] else "hopeless"
 
-    def affords(self, ratio: float = GOOD) -> float:
+    @property
+    def good(self) -> float:
+        """The ratio to reach, `GOOD` of the unit."""
+        return GOOD[self.unit]
+
+    def affords(self, ratio: float | None = None) -> float:
         """The largest model that keeps a ratio on this network under this budget.
 
         Args:
-            ratio: Ratio not to exceed.
+            ratio: Ratio not to exceed; None is `good`.
 
         Returns:
             Parameters, a whole number; infinity without noise.
         """
-        ratio = _validate.positive("ratio", ratio)
-        return math.inf if self.rate == 0 else float(math.floor((ratio / self.rate) ** 2))
+        wanted = self._wanted(ratio)
+        return math.inf if self.rate == 0 else float(math.floor((wanted / self.rate) ** 2))
 
-    def epsilon(self, ratio: float = GOOD) -> float:
+    def epsilon(self, ratio: float | None = None) -> float:
         """The epsilon at which this design keeps a ratio; of the largest, where budgets differ.
 
         Args:
-            ratio: Ratio not to exceed.
+            ratio: Ratio not to exceed; None is `good`.
 
         Returns:
             Epsilon at the same delta; 0 without noise.
         """
         if self.rate == 0:
             return 0.0
-        mu = self.mu * self.ratio / _validate.positive("ratio", ratio)
+        mu = self.mu * self.ratio / self._wanted(ratio)
         return float(budget.claimed_epsilon(mu, self.delta, accountant=self.accountant))
 
-    def agents_needed(self, ratio: float = GOOD) -> int:
+    def agents_needed(self, ratio: float | None = None) -> int:
         """About how many agents keep a ratio under the same budget and design.
 
         The ratio falls with n where noise is shared, with sqrt(n) where agents draw it apart.
 
         Args:
-            ratio: Ratio not to exceed.
+            ratio: Ratio not to exceed; None is `good`.
         """
-        times = max(self.ratio / _validate.positive("ratio", ratio), 1.0)
+        times = max(self.ratio / self._wanted(ratio), 1.0)
         return math.ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
+
+    def _wanted(self, ratio: float | None) -> float:
+        return self.good if ratio is None else _validate.positive("ratio", ratio)
 
     def caption(self) -> str:
         """One line: the ratio and what it means."""
@@ -160,34 +173,32 @@ class Forecast:
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
             return "\n".join([*lines, f"  This network and budget afford {affords}."])
-        return "\n".join([*lines, f"  To reach {GOOD:g}, any one of:", *self._remedies(affords)])
+        return "\n".join(
+            [*lines, f"  To reach {self.good:g}, any one of:", *self._remedies(affords)]
+        )
 
     def _remedies(self, affords: str) -> list[str]:
-        least = self.floor_rate * math.sqrt(self.parameters)
         remedies = [
             f"a smaller model: this network and budget afford {affords}",
             f"about {self.agents_needed():,} agents in place of {self.agents:,}",
             f"epsilon {self.epsilon():.3g} at the same delta",
         ]
         if self.unit == "agent":
-            record = self.ratio / self.batch_size
+            needed = math.ceil(self.ratio / GOOD["record"])
             remedies.append(
-                "records protected in place of agents: "
-                + (
-                    f"the ratio becomes {record:.2g} with batches of {self.batch_size:,}"
-                    if self.batch_size > 1
-                    else "the ratio is divided by the batch size"
-                )
+                f"records protected in place of agents, with batches of {needed:,}: that divides "
+                "noise by the batch size"
             )
         else:
-            needed = math.ceil(self.batch_size * self.ratio / GOOD)
+            needed = math.ceil(self.batch_size * self.ratio / self.good)
             remedies.append(
                 f"batches of {needed:,} in place of {self.batch_size:,}, or records that take "
                 "part in fewer rounds"
             )
-        if self.apart and least < self.ratio / 2:
+        if self.apart and self.floor < self.ratio / 2:
             remedies.append(
-                f"noise that agents share (whisper_horizon), down to {least:.2g} at best"
+                f"noise that agents share (whisper_horizon), down to {self.floor:.2g} at best; "
+                "they are then not protected from each other"
             )
         return [f"    - {remedy}" for remedy in remedies]
 

@@ -16,7 +16,8 @@ DESIGNS = (
     "non_private", "independent", "pairwise", "whisper", "whisper_horizon", "anti_pgd",
     "prefix_sum", "mafalda", "spacetime",
 )  # fmt: skip
-"""Noise designs a run can have; "central" is a reference that outsiders' accounting refuses."""
+"""Noise designs a run can have by name alone; "covariance" is the user's own, given to the plan.
+"central" is a reference that outsiders' accounting refuses."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Config:
         design: "non_private" (clipped, no noise), "independent" (LDP), "pairwise" (DECOR),
             "whisper" (one step) or "whisper_horizon" (the whole run); or noise correlated over
             rounds, at each agent alone: "anti_pgd", "prefix_sum" (D-MF), "mafalda"; or over agents
-            and rounds: "spacetime".
+            and rounds: "spacetime"; or "covariance", a matrix over agents of your own, which
+            ``plan.make(..., covariance=R)`` takes and scales to the budget.
         epsilon: Target epsilon at ``delta``, one number or one an agent; ignored when non-private.
         delta: Target delta.
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent;
@@ -58,6 +60,7 @@ class Config:
             record (or an agent) may take part in every round.
         sampler: "random", or "cyclic": record r of an agent is in the batches of the rounds
             r mod b, r mod b + b, ..., see `dpjax.data.batches.cyclic`.
+        name: What records and figures call a design "covariance"; None for all others.
     """
 
     design: str
@@ -79,6 +82,7 @@ class Config:
     release: bool = False
     participation: tuple[int, int] | None = None
     sampler: Literal["random", "cyclic"] = "random"
+    name: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be run."""
@@ -92,7 +96,8 @@ class Config:
                 "design is 'central', the trusted-server reference, whose covariance is singular: "
                 f"outsiders are not defended against; choose one of {', '.join(DESIGNS)}"
             )
-        _validate.one_of("design", self.design, DESIGNS)
+        _validate.one_of("design", self.design, (*DESIGNS, "covariance"))
+        self._check_name()
         _validate.one_of("relation", self.relation, budget.RELATIONS)
         _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
         _validate.one_of("step_decay", self.step_decay, ("constant", "sqrt"))
@@ -135,9 +140,31 @@ class Config:
             )
 
     @property
+    def label(self) -> str:
+        """What records, figures and plans call the design."""
+        return self.design if self.name is None else self.name
+
+    @property
     def unit(self) -> str:
         """What is clipped and protected: "agent" or "record"."""
         return "agent" if self.relation == "replace_agent" else "record"
+
+    def _check_name(self) -> None:
+        """Refuse a covariance without a name, and a name that would pass for another design."""
+        given: Any = self.name
+        if self.design != "covariance":
+            if given is not None:
+                raise ValueError(
+                    f"name is {given!r} for design {self.design!r}, which has its own; leave it "
+                    "None, or give a covariance of yours under design='covariance'"
+                )
+            return
+        plain = isinstance(given, str) and given.isprintable() and given == given.strip()
+        if not plain or not 1 <= len(given) <= 60 or given in (*DESIGNS, "covariance", "central"):
+            raise ValueError(
+                f"name is {given!r} for design 'covariance'; give a name of up to 60 characters "
+                "that no other design has, for records and figures"
+            )
 
     def _check_sampler(self) -> None:
         """Refuse a participation that is not sampled, and a cyclic sampler without one."""

@@ -8,8 +8,10 @@ are refused before any training.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,8 @@ import numpy as np
 from dpjax.accounting import budget
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import export, forecasts, own, strategies
 from dpjax.engine import factor as factor_
-from dpjax.engine import forecasts, strategies
 from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
 from dpjax.topology import mixing as mixing_
@@ -70,7 +72,7 @@ class Plan:
         """One line: the design, the network's size, the guarantee, the model it affords."""
         affords = self.forecast(1).affords()
         told = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
-        return f"Plan({self.config.design}, {self.agents} agents, {self.guarantee.caption()}{told})"
+        return f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{told})"
 
     @property
     def agents(self) -> int:
@@ -108,6 +110,24 @@ class Plan:
         """
         return forecasts.of_plan(self, parameters, counts)
 
+    def save(self, path: str | os.PathLike[str], labels: Sequence[object] | None = None) -> Path:
+        """Write design, terms and instructions to an .npz file for a loop of one's own.
+
+        See `dpjax.engine.export`, which states what it guarantees.
+
+        Args:
+            path: Where to; ``.npz`` is appended when there is no suffix.
+            labels: [n] names of the sites; None numbers them from 0.
+
+        Returns:
+            The path written.
+
+        Raises:
+            ValueError: For a non-private plan or a release, or labels that are not n different
+                ones.
+        """
+        return export.save(self, path, labels)
+
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
@@ -125,6 +145,7 @@ def make(
     *,
     design: design_.Design | None = None,
     strategy: np.ndarray | None = None,
+    covariance: np.ndarray | None = None,
 ) -> Plan:
     """Make the plan of a config on a network.
 
@@ -136,12 +157,15 @@ def make(
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's design
             names, for the designs that have one; made here when None, once for a mixing matrix and
             a participation, whatever the budget.
+        covariance: [n, n] R over agents, symmetric positive definite, at any scale, for a config
+            with design="covariance"; scaled until it keeps the budget.
 
     Returns:
         The plan, audited.
 
     Raises:
-        ValueError: If the mixing matrix is unfit, or the design is another network's or budget's.
+        ValueError: If the mixing matrix is unfit, the design is another network's or budget's, or
+            the covariance is not symmetric, singular or nearly so.
     """
     matrix = mixing_.check(mixing, stochastic="rows")
     n = matrix.shape[-1]
@@ -150,15 +174,16 @@ def make(
             f"strategy is given for design {config.design!r}, whose noise is fresh in every round; "
             f"leave it out, or choose one of {', '.join(strategies.DESIGNS)}"
         )
+    own.check(config.design, config.name, covariance, design)
     if config.design == "non_private":
         if design is not None:
             raise ValueError("design is given for a non_private config; leave it out")
         return Plan(config, matrix, np.zeros((n, n), np.float32), Guarantee.none(config.rounds))
-    kind, covariance = config.design, None
+    kind, joint = config.design, None
     if config.design in strategies.DESIGNS:
         kind = "spacetime" if config.design == "spacetime" else "independent"
         made = strategies.make(config.design, matrix, config.pattern, given=strategy)
-        strategy, covariance = made.strategy, made.covariance
+        strategy, joint = made.strategy, made.covariance
     bound = config.precision_bound(strategy)
     if bound.ndim and len(bound) != n:
         raise ValueError(f"epsilon has {len(bound)} entries for {n} agents; give one an agent")
@@ -171,8 +196,10 @@ def make(
             options["subgroups"] = config.subgroups
         if horizon is not None and config.step_decay == "sqrt":
             options["step_sizes"] = 1 / np.sqrt(np.arange(1, horizon + 1))
-        if covariance is not None:
-            design = strategies.spatial(matrix, covariance, bound)
+        if joint is not None:
+            design = strategies.spatial(matrix, joint, bound)
+        elif covariance is not None:
+            design = own.design(covariance, matrix, bound, config.label)
         else:
             design = design_.make(kind, matrix, bound, horizon=horizon, **options)
     elif design.kind != kind or design.horizon != horizon:

@@ -93,7 +93,7 @@ class Result:
             private = config.design != "non_private"
             shared = {
                 **extra,
-                "algorithm": config.design,
+                "algorithm": config.label,
                 "agents": plan.agents,
                 "epsilon": plan.guarantee.epsilon,
                 "delta": config.delta if private else 0.0,

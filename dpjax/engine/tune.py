@@ -49,13 +49,13 @@ def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
         metric: Which of its metrics, smaller is better; a diverged run counts as infinite.
 
     Returns:
-        design -> step size.
+        design (a covariance's name) -> step size.
     """
     _validate.one_of("metric", metric, result.metrics)
     final = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=np.inf)
     best: dict[str, tuple[float, float]] = {}
     for plan, value in zip(result.plans, final, strict=True):
         config = plan.config
-        if config.design not in best or value < best[config.design][0]:
-            best[config.design] = (float(value), config.step_size)
+        if config.label not in best or value < best[config.label][0]:
+            best[config.label] = (float(value), config.step_size)
     return {design: step for design, (_, step) in best.items()}

@@ -112,19 +112,31 @@ class Design:
             lower_bound=None if self.lower_bound is None else self.lower_bound * ratio,
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the design to an npz file (complete or not at all) and return its path."""
+    def save(
+        self, path: str | os.PathLike[str], *, entries: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write the design to an npz file (complete or not at all) and return its path.
+
+        Args:
+            path: where to; ``.npz`` is appended when there is no suffix.
+            entries: numbers, texts and arrays to keep beside it for other readers, under names of
+                their own; :meth:`load` passes over them. A plan's ``save`` gives its terms.
+        """
         content = {f.name: getattr(self, f.name) for f in fields(self)}
         arrays = {name: content.pop(name) for name in ("covariance", "multipliers")}
         arrays["precision_bound"] = np.asarray(content.pop("precision_bound"))
         content["options"] = dict(content["options"])
-        return store.write(path, "design", arrays, content)
+        if taken := sorted({*arrays, *content} & {*(entries or {})}):
+            raise ValueError(f"entries has {taken[0]!r}, which is the design's; name it otherwise")
+        return store.write(path, "design", arrays | dict(entries or {}), content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Design":
         """Return the design saved at ``path``; ValueError for a damaged or foreign file."""
         arrays, content = store.read(path, "design")
-        if {*arrays, *content} != {f.name for f in fields(cls)}:
+        names = {f.name for f in fields(cls)}
+        arrays = {name: array for name, array in arrays.items() if name in names}
+        if {*arrays, *content} != names:
             raise ValueError(f"path is {str(path)!r}, which lacks fields; make the design again")
         if arrays["precision_bound"].ndim == 0:
             content["precision_bound"] = float(arrays.pop("precision_bound"))

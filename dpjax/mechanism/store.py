@@ -18,15 +18,15 @@ _FORMAT = 1
 def write(
     path: str | os.PathLike[str],
     kind: str,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> Path:
-    """Write ``arrays`` (float64) and ``fields`` (JSON) to ``path``; never leave half a file.
+    """Write ``arrays`` and ``fields`` (JSON) to ``path``; never leave half a file.
 
     Args:
         path: where to; ``.npz`` is appended when there is no suffix.
         kind: what the file is, checked by :func:`read`.
-        arrays: float64 arrays by name.
+        arrays: numbers, texts or arrays of them by name; floating ones are kept as float64.
         fields: what JSON can hold (infinities included).
 
     Returns:
@@ -36,7 +36,7 @@ def write(
     path = path if path.suffix else path.with_suffix(".npz")
     path.parent.mkdir(parents=True, exist_ok=True)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
-    held = {name: np.asarray(array, dtype="<f8") for name, array in arrays.items()}
+    held = {name: _kept(array) for name, array in arrays.items()}
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("wb") as file:
@@ -75,6 +75,11 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
     if found != kind or version != _FORMAT:
         raise ValueError(f"path is {str(path)!r}, a {found} of format {version}; {remedy}")
     return held, fields
+
+
+def _kept(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype({"i": "<i8", "U": array.dtype.str}.get(array.dtype.kind, "<f8"))
 
 
 def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:

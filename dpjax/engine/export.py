@@ -1,0 +1,198 @@
+"""A plan as a file for a training loop of one's own, readable with NumPy alone.
+
+The file is an .npz whose entries are
+
+    how_to_use      what to do in each round, in words
+    epsilon, delta, relation, unit, attacker, rounds, clip_norm, mu, accountant
+    labels          [n] names of the sites; row and column i of every matrix is labels[i]
+    mixing          [n, n] W, or a schedule [P, n, n]
+    factor          [n, n] F: site i adds row i of F Z_t, Z_t [n, d] standard normals
+    seed_group      [n] sites with the same number draw from one secret seed
+    strategy        [T, T] C over rounds, where the design has one
+    participation   (epochs, separation), where the guarantee is for records in a fixed order
+
+beside what `dpjax.mechanism.design.Design.load` reads, so that a plan can be made from it again.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse.csgraph
+from jaxtyping import Int
+
+from dpjax.transforms import rounds as rounds_
+
+if TYPE_CHECKING:
+    from dpjax.engine.plan import Plan
+
+__all__ = ["instructions", "save", "seed_groups"]
+
+
+def save(
+    plan: "Plan", path: str | os.PathLike[str], labels: Sequence[object] | None = None
+) -> Path:
+    """Write a plan's design, terms and instructions to an .npz file, complete or not at all.
+
+    Guarantee: the plan's, for a loop that does what ``how_to_use`` says: at most ``rounds`` rounds,
+    gradients clipped at ``clip_norm`` in the stated unit, noise from seeds that the attacker does
+    not know, each used once. Nothing in the file is secret.
+
+    Args:
+        plan: A private plan.
+        path: Where to; ``.npz`` is appended when there is no suffix.
+        labels: [n] names of the sites, in the order of the mixing matrix; None numbers them from 0.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: For a non-private plan or a release, or labels that are not n different ones.
+    """
+    if plan.design is None:
+        raise ValueError("plan is non_private, which has no noise design; save a private plan")
+    if plan.config.release:
+        raise ValueError(
+            "plan is a release, whose noise this package draws and hardens; save the plan of the "
+            "same config with release=False for a loop of your own"
+        )
+    groups = seed_groups(plan)
+    # What groups do not share must be exactly zero; the audit then covers what the file holds.
+    together = groups[:, None] == groups
+    plan = dataclasses.replace(plan, factor=np.where(together, plan.factor, np.float32(0)))
+    stated, names = plan.guarantee, _labels(labels, plan.agents)
+    entries: dict[str, Any] = {
+        "how_to_use": instructions(plan),
+        "labels": names,
+        "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
+        "mixing": plan.mixing,
+        "factor": plan.factor.astype(np.float64),
+        "seed_group": groups,
+    }
+    for name in ("delta", "relation", "unit", "attacker", "rounds", "clip_norm", "mu"):
+        entries[name] = getattr(stated, name)
+    entries["accountant"] = str(stated.accountant)
+    if plan.strategy is not None:
+        entries["strategy"] = rounds_.applied(plan.strategy, np.float64)
+    if stated.participation is not None:
+        entries["participation"] = np.asarray(stated.participation)
+    assert plan.design is not None
+    return plan.design.save(path, entries=entries)
+
+
+def seed_groups(plan: "Plan") -> Int[np.ndarray, " n"]:
+    """Which sites share a seed: those whose noise is correlated, directly or through others.
+
+    Args:
+        plan: A private plan.
+
+    Returns:
+        [n] numbers, equal within a group.
+    """
+    assert plan.design is not None
+    linked = plan.design.covariance != 0
+    return scipy.sparse.csgraph.connected_components(linked, directed=False)[1].astype(np.int64)
+
+
+def _labels(labels: Sequence[object] | None, n: int) -> np.ndarray:
+    names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
+    if len(names) != n or len(set(names)) != n:
+        raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
+    return np.array(names)
+
+
+def instructions(plan: "Plan") -> str:
+    """What a training loop has to do for the plan's guarantee to be its own, in words.
+
+    Args:
+        plan: A private plan.
+    """
+    stated, groups = plan.guarantee, seed_groups(plan)
+    alone = len(set(groups)) == plan.agents
+    return "\n".join(
+        [
+            f"A noise design of dpjax for {plan.agents} sites and at most {stated.rounds:,} rounds"
+            f" ({plan.config.label}).",
+            "",
+            "What it guarantees, if every site does what follows:",
+            stated.statement(),
+            "",
+            f"In each round t = 0, 1, ..., {stated.rounds - 1}, site i (its name is labels[i]):",
+            *_steps(plan),
+            "",
+            "Who holds the seed:",
+            *(_ALONE if alone else _SHARED),
+            "",
+            "Counting rounds:",
+            f"The budget is spent by {stated.rounds:,} rounds. Stop then: more rounds need a new",
+            "design, made for all of them. A round that was interrupted is sent again with the",
+            "same numbers or not at all; fresh noise for a round already sent spends it twice.",
+            "",
+            "Not in the guarantee: losses and metrics that are computed from the data and shown,",
+            "tuning on the data, and the low bits of floating-point numbers.",
+        ]
+    )
+
+
+_ALONE = (
+    "Every site draws its own noise from a secret of its own (128 random bits), which it tells",
+    "nobody. Other sites then see no more than outsiders do.",
+)
+_SHARED = (
+    "Sites with the same seed_group share one secret (128 random bits), draw the same Z_t from it",
+    "and keep it from everybody else. Whoever holds it can subtract the noise of its group: sites",
+    "who share a seed are NOT protected from each other, only from outsiders.",
+)
+
+
+def _steps(plan: "Plan") -> list[str]:
+    """The round's steps, by unit and kind of noise."""
+    config = plan.config
+    clip = f"{config.clip_norm:g}"
+    if config.unit == "agent":
+        sums = [
+            "1. computes the gradient of its batch (the mean over records) at its own model x_i,",
+            f"   and clips it: g_i = gradient * min(1, {clip} / norm), the norm over all",
+            "   parameters together. No number of records enters after that: nothing is divided.",
+        ]
+    else:
+        sums = [
+            "1. computes the gradient of every record of its batch at its own model x_i, clips",
+            f"   each: gradient * min(1, {clip} / norm), and adds them up to g_i. A record is in",
+            "   a batch once. It does not divide yet.",
+        ]
+    if config.participation is not None:
+        epochs, separation = config.participation
+        sums.append(
+            f"   Batches are fixed: record r is in those of the rounds r mod {separation}, then "
+            f"every {separation} rounds, {epochs} times."
+        )
+    noise = [
+        "2. draws Z_t [n, d], standard normals for d parameters, fresh in every round and the",
+        "   same at all sites that share a seed, and takes row i of factor @ Z_t: E_t.",
+    ]
+    if plan.strategy is None:
+        noise.append("   The noise is V_t = E_t.")
+    else:
+        noise += [
+            "   The noise is V_t = (E_t - sum_{s<t} strategy[t, s] V_s) / strategy[t, t]: keep all",
+            "   earlier V_s, secret, until the last round.",
+        ]
+    after = ["3. adds it: u_i = g_i + V_t. Nothing else may touch g_i between clipping and this."]
+    if config.unit == "record":
+        after.append(
+            "   Then it divides u_i by the batch size, one number fixed for the run, whatever the\n"
+            "   number of records in this batch."
+        )
+    matrix = "mixing" if plan.mixing.ndim == 2 else f"mixing[t mod {len(plan.mixing)}]"
+    return [
+        *sums,
+        *noise,
+        *after,
+        "4. steps: m_i = x_i - step_size * u_i (any optimizer on u_i will do), and sends m_i to",
+        f"   its neighbours, the sites j with {matrix}[j, i] > 0. It sends nothing else.",
+        f"5. averages what it received and its own: x_i = sum_j {matrix}[i, j] m_j.",
+    ]

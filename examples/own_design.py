@@ -1,0 +1,40 @@
+"""A noise covariance of your own, beside the built-in designs: python examples/own_design.py"""
+
+import numpy as np
+
+from dpjax.data import load, partition, split
+from dpjax.engine import plan, problem
+from dpjax.engine.run import run
+from dpjax.models.linear import Linear
+from dpjax.topology import graphs, mixing
+
+
+def half_half(n):
+    """Half the variance each agent's own, half shared by i and i + n/2 with opposite signs."""
+    own, pairs = np.eye(n), np.eye(n) - np.roll(np.eye(n), n // 2, axis=1)
+    return own / 2 + pairs / 2
+
+
+def main(rounds=200):
+    weights = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, seed=0))
+    data = load.load("breast_cancer")
+    train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
+    task = problem.supervised(
+        Linear(), "logistic", train, test, partition.iid(len(train[1]), 12, 0)
+    )
+    config = dict(epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=rounds,
+                  clip_norm=1.0, batch_size=16, step_size=0.02)  # fmt: skip
+    plans = [plan.make(plan.Config(design=name, **config), weights)
+             for name in ("non_private", "independent", "whisper_horizon")]  # fmt: skip
+    # Any symmetric positive definite matrix, at any scale: the plan scales it to the budget.
+    mine = plan.Config(design="covariance", name="half-half", **config)
+    plans.append(plan.make(mine, weights, covariance=half_half(12)))
+    print(plans[-1].guarantee.statement())
+    result = run(plans, task, seeds=range(5))
+    for each, loss in zip(plans, result.metrics["test_loss"][-1].mean(0), strict=True):
+        print(f"{each.config.label:16} test loss {loss:.3f}   {each.forecast(31).caption()}")
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Training from a saved design in plain NumPy; this file imports nothing of dpjax.
+
+dpjax design --graph ring:6 --epsilon 10 --delta 1e-5 --rounds 200 --clip 1 --out design.npz
+python examples/own_loop.py design.npz
+"""
+
+import secrets
+import sys
+
+import numpy as np
+
+
+def clipped(gradients, clip_norm):
+    """Rows scaled down to a norm of at most clip_norm."""
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    return gradients * np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300))
+
+
+def normals(design, site, secret, t, size):
+    """Row `site` of factor @ Z_t; all sites of its group draw the same Z_t from their secret."""
+    members = np.flatnonzero(design["seed_group"] == design["seed_group"][site])
+    drawn = np.random.default_rng([secret, t]).standard_normal((len(members), size))
+    return design["factor"][site, members] @ drawn
+
+
+class Site:
+    """What one site holds: its data, its model, its group's secret, and its past noise."""
+
+    def __init__(self, design, index, x, y, secret, batch_size=8, step_size=0.02):
+        self.design, self.index, self.x, self.y, self.secret = design, index, x, y, secret
+        self.batch_size, self.step_size = batch_size, step_size
+        self.model, self.past, self.t = np.zeros(x.shape[1]), [], 0
+        self.batches = np.random.default_rng(index)  # Which records it takes is not secret.
+
+    def message(self):
+        """Gradient, clip, noise, division, step: what goes to the neighbours in round t."""
+        if self.t >= self.design["rounds"]:
+            raise RuntimeError("the budget is spent: make a new design for more rounds")
+        rows = self.batches.choice(len(self.x), self.batch_size, replace=False)
+        margins = self.y[rows] * (self.x[rows] @ self.model)
+        records = -(self.y[rows] / (1 + np.exp(margins)))[:, None] * self.x[rows]
+        clip_norm, of_records = self.design["clip_norm"], self.design["unit"] == "record"
+        # Agents: the mean gradient is clipped. Records: each one is, and nothing divides yet.
+        parts = records if of_records else records.mean(axis=0, keepdims=True)
+        total = clipped(parts, clip_norm).sum(axis=0)
+        noisy = total + self.noise()
+        # The same number in every round, after the noise.
+        update = noisy / self.batch_size if of_records else noisy
+        return self.model - self.step_size * update
+
+    def noise(self):
+        """V_t; with a strategy C over rounds, C V = E."""
+        value = normals(self.design, self.index, self.secret, self.t, len(self.model))
+        if "strategy" in self.design:
+            row = self.design["strategy"][self.t]
+            value = (value - sum(c * v for c, v in zip(row, self.past, strict=False))) / row[self.t]
+            self.past.append(value)
+        return value
+
+    def receive(self, messages):
+        """Average what arrived, its own message among it; the round is over."""
+        self.model = self.design["mixing"][self.index] @ messages
+        self.t += 1
+
+
+def train(path, rounds=None, seed=0):
+    """Six hospitals, say, whose data are made up here."""
+    design = {name: value[()] for name, value in np.load(path).items()}
+    print(design["how_to_use"])
+    rng = np.random.default_rng(seed)
+    truth, n = rng.normal(size=6), len(design["labels"])
+    shared = {group: secrets.randbits(128) for group in set(design["seed_group"].tolist())}
+    sites = []
+    for i in range(n):
+        x = rng.normal(size=(200, 6))
+        y = np.where(x @ truth + rng.normal(size=200) > 0, 1.0, -1.0)
+        sites.append(Site(design, i, x, y, shared[design["seed_group"][i]]))
+    for _ in range(int(design["rounds"]) if rounds is None else rounds):
+        messages = np.stack([site.message() for site in sites])  # A network carries these.
+        for site in sites:
+            site.receive(messages)
+    x = rng.normal(size=(2000, 6))
+    for label, site in zip(design["labels"], sites, strict=True):
+        print(f"{label}: accuracy {np.mean((x @ site.model > 0) == (x @ truth > 0)):.3f}")
+    return sites
+
+
+if __name__ == "__main__":
+    train(sys.argv[1])

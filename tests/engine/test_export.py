@@ -1,0 +1,139 @@
+"""The file of a plan: read with NumPy alone, it holds what its guarantee needs; old ones load."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.engine import export, plan
+from dpjax.mechanism import store
+from dpjax.mechanism.design import Design
+from tests.engine.support import make_config
+
+NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
+PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]
+CYCLIC = {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"}
+
+
+def read(path):
+    """The entries of a file, without this package."""
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name][()] for name in file.files}
+
+
+def mu_of(entries):
+    """The exact loss of a loop that adds C^-1 (F Z), from the file alone, densely."""
+    n, rounds = len(entries["labels"]), int(entries["rounds"])
+    times = 1 if entries["relation"] == "zero_out_record" else 2
+    inverse = np.linalg.inv(entries.get("strategy", np.eye(rounds)))
+    covariance = np.kron(inverse @ inverse.T, entries["factor"] @ entries["factor"].T)
+    epochs, separation = entries.get("participation", (rounds, 1))
+    worst = 0.0
+    for start in range(rounds - (epochs - 1) * separation):
+        taking = np.zeros(rounds)
+        taking[start::separation] = times * entries["clip_norm"]
+        for site in np.eye(n):
+            shift = np.kron(taking, site)
+            worst = max(worst, float(np.sqrt(shift @ np.linalg.solve(covariance, shift))))
+    return worst
+
+
+@pytest.mark.parametrize("changes", [{}, CYCLIC, {"relation": "zero_out_record"}])
+@pytest.mark.parametrize("name", PRIVATE)
+def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_path):
+    made = plan.make(make_config(design=name, **changes), network)
+    entries = read(made.save(tmp_path / "it", labels=NAMES))
+    assert entries["labels"].tolist() == NAMES
+    np.testing.assert_array_equal(entries["mixing"], network)
+    for field in ("epsilon", "delta", "rounds", "clip_norm", "relation", "unit", "attacker"):
+        assert entries[field] == getattr(made.guarantee, field), field
+    # Independently of the package's accounting but for the conversion; and tight.
+    assert gdp.delta(mu_of(entries), entries["epsilon"]) <= entries["delta"] * (1 + 1e-9)
+    broken = entries | {"factor": 0.99 * entries["factor"]}
+    assert gdp.delta(mu_of(broken), entries["epsilon"]) > entries["delta"] * 1.01
+    # A plan can be made of it again.
+    assert ("strategy" in entries) == (made.strategy is not None)
+    design = Design.load(tmp_path / "it.npz")
+    again = plan.make(made.config, network, design=design, strategy=made.strategy)
+    assert again.fingerprint() == made.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups", "said"),
+    [
+        ({"design": "independent"}, 6, "a secret of its own"),
+        ({"design": "mafalda"}, 6, "keep all"),
+        ({"design": "whisper"}, 1, "NOT protected from each other"),
+        ({"subgroups": ((0, 3, 4), (1, 2, 5))}, 2, "NOT protected from each other"),
+    ],
+)
+def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, groups, said):
+    made = plan.make(make_config(**changes), network)
+    found = export.seed_groups(made)
+    assert len(set(found)) == groups
+    if "subgroups" in changes:
+        assert found[0] == found[3] == found[4] != found[1] == found[2] == found[5]
+    assert said in export.instructions(made)
+
+
+def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
+    """Sites of one group cannot draw what another draws: their entries must not matter."""
+    made = plan.make(make_config(subgroups=((0, 3, 4), (1, 2, 5))), network)
+    entries = read(made.save(tmp_path / "it.npz"))
+    apart = entries["seed_group"][:, None] != entries["seed_group"]
+    assert apart.any() and not entries["factor"][apart].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ("min(1, 0.5 / norm)", "nothing is divided", "t = 0, 1, ..., 19", "Stop then")),
+        (CYCLIC, ("of every record", "divides u_i by the batch size", "r mod 5", "4 times")),
+        ({"design": "prefix_sum"}, ("strategy[t, s] V_s", "secret, until the last round")),
+    ],
+)
+def test_the_instructions_are_of_the_plan(network, changes, words, tmp_path):
+    made = plan.make(make_config(**changes), network)
+    text = str(read(made.save(tmp_path / "it.npz"))["how_to_use"])
+    assert made.guarantee.statement() in text
+    for word in words:
+        assert word in text, word
+
+
+def test_files_of_bare_designs_still_load(network, tmp_path):
+    """As they were written before files held terms: fields of the design and nothing else."""
+    made = plan.make(make_config(), network)
+    content = {f.name: getattr(made.design, f.name) for f in dataclasses.fields(made.design)}
+    arrays = {name: content.pop(name) for name in ("covariance", "multipliers", "precision_bound")}
+    path = store.write(tmp_path / "old.npz", "design", arrays, content)
+    assert set(read(path)) == {*arrays, "header", "digest"}
+    again = plan.make(made.config, network, design=Design.load(path))
+    assert again.fingerprint() == made.fingerprint()
+
+
+def test_a_changed_term_is_noticed(network, tmp_path):
+    made = plan.make(make_config(), network)
+    entries = read(made.save(tmp_path / "it.npz", labels=NAMES))
+    for change in ({"epsilon": 4.0}, {"labels": np.array(NAMES[::-1])}, {"rounds": 40}):
+        np.savez(tmp_path / "other.npz", **(entries | change))
+        with pytest.raises(ValueError, match="whose content was changed"):
+            Design.load(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels", "message"),
+    [
+        ({"design": "non_private"}, None, "plan is non_private"),
+        ({"release": True}, None, "plan is a release"),
+        ({}, NAMES[:5], "for 6 sites"),
+        ({}, [*NAMES[:5], "Lyon"], "give 6 different names"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(network, changes, labels, message, tmp_path):
+    made = plan.make(make_config(**changes), network)
+    with pytest.raises(ValueError, match=message):
+        made.save(tmp_path / "it.npz", labels)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="entries has 'covariance'"):
+        plan.make(make_config(), network).design.save(tmp_path / "x", entries={"covariance": 1})

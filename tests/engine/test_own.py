@@ -1,0 +1,109 @@
+"""A covariance of the user's own: scaled to the budget, audited, refused where it cannot defend."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.engine import plan
+from dpjax.engine.run import run
+from dpjax.engine.tune import best_steps
+from dpjax.mechanism import spatial
+from dpjax.mechanism.design import Design
+from tests.engine.support import make_config
+
+
+def own_config(**changes):
+    """A config for a covariance."""
+    return make_config(**{"design": "covariance", "name": "mine"} | changes)
+
+
+def positive(n, seed=0):
+    """Some covariance."""
+    root = np.random.default_rng(seed).normal(size=(n, 2 * n))
+    return root @ root.T
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 3e150])
+@pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
+def test_only_the_shape_of_a_covariance_matters(network, scale, relation):
+    shape = positive(6)
+    made = plan.make(own_config(relation=relation), network, covariance=scale * shape)
+    held = made.covariance()
+    np.testing.assert_allclose(held / held[0, 0], shape / shape[0, 0], rtol=1e-5, atol=1e-6)
+    # As a dense oracle has it: all T messages, the worst agent, equal shifts.
+    times = 2 if relation == "replace_agent" else 1
+    mu = times * 0.5 * np.sqrt(20 * np.diag(np.linalg.inv(held)).max())
+    assert mu <= float(gdp.mu(8.0, 1e-5)) * (1 + 1e-12) and mu == pytest.approx(
+        made.guarantee.mu, rel=1e-6
+    )
+    # Tight: one percent less noise is refused.
+    with pytest.raises(ValueError, match="guarantee states epsilon"):
+        dataclasses.replace(made, factor=np.float32(0.99) * made.factor)
+
+
+def test_budgets_of_each_agent_bound_it(network):
+    epsilons = (2.0, 4.0, 4.0, 8.0, 8.0, 16.0)
+    made = plan.make(own_config(epsilon=epsilons), network, covariance=positive(6))
+    mu = 2 * 0.5 * np.sqrt(20 * np.diag(np.linalg.inv(made.covariance())))
+    allowed = np.asarray(gdp.mu(np.array(epsilons), 1e-5))
+    assert (mu <= allowed * (1 + 1e-9)).all() and (mu / allowed).max() > 1 - 1e-5
+
+
+def test_the_built_in_designs_come_back(network):
+    """Whisper's shape through the keyword is Whisper's plan."""
+    whisper = plan.make(make_config(), network)
+    again = plan.make(own_config(), network, covariance=spatial.whisper(network, 7.0))
+    np.testing.assert_allclose(again.covariance(), whisper.covariance(), rtol=1e-5, atol=1e-9)
+
+
+def test_the_name_goes_into_records_plans_and_tuning(network, small):
+    made = plan.make(own_config(rounds=2, name="half-half"), network, covariance=positive(6))
+    assert repr(made).startswith("Plan(half-half, 6 agents, (epsilon = 8")
+    result = run(made, small, seeds=[0])
+    row = result.rows()[0]
+    assert row["algorithm"] == "half-half" and row["guarantee"]["epsilon"] == 8
+    assert best_steps(result) == {"half-half": made.config.step_size}
+    other = plan.make(own_config(rounds=2, name="other"), network, covariance=positive(6))
+    assert other.fingerprint() != made.fingerprint()
+
+
+def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_path):
+    made = plan.make(own_config(), network, covariance=positive(6))
+    read = Design.load(made.save(tmp_path / "it.npz"))
+    assert plan.make(own_config(), network, design=read).fingerprint() == made.fingerprint()
+    with pytest.raises(ValueError, match="covariance 'mine', the config's is 'yours'"):
+        plan.make(own_config(name="yours"), network, design=read)
+    with pytest.raises(ValueError, match="both given"):
+        plan.make(own_config(), network, design=read, covariance=positive(6))
+    with pytest.raises(ValueError, match="design is 'covariance'"):
+        plan.make(make_config(), network, design=read)
+
+
+@pytest.mark.parametrize(
+    ("covariance", "message"),
+    [
+        (np.ones((6, 6)), "covariance is singular"),
+        (np.zeros((6, 6)), "covariance is singular"),
+        (np.eye(6) - 2 * np.diag(np.eye(6)[0]), "covariance is singular, nearly"),
+        (np.eye(6) + np.eye(6, k=1) / 10, "covariance is not symmetric"),
+        (np.eye(5), r"covariance is \(5, 5\) for 6 agents"),
+        (np.full((6, 6), np.nan), "covariance holds nan"),
+        ("no matrix", "covariance is not an array"),
+        (None, "give the covariance"),
+    ],
+)
+def test_what_cannot_defend_is_refused(network, covariance, message):
+    with pytest.raises(ValueError, match=message):
+        plan.make(own_config(), network, covariance=covariance)
+
+
+def test_a_covariance_goes_with_its_config_only(network):
+    with pytest.raises(ValueError, match="covariance is given for design 'whisper'"):
+        plan.make(make_config(), network, covariance=positive(6))
+    for name in (None, "", " x", "whisper", "central", "covariance", "a\nb", "x" * 61, 3):
+        with pytest.raises(ValueError, match="name is .* for design 'covariance'"):
+            own_config(name=name)
+    with pytest.raises(ValueError, match="name is 'mine' for design 'whisper'"):
+        make_config(name="mine")

@@ -1,0 +1,130 @@
+"""The examples of a design as a product: one's own covariance, one's own training loop."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.topology import graphs, mixing
+
+ROOT = Path(__file__).resolve().parents[2]
+SIX = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
+
+
+def example(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def saved(folder, design, relation="replace_agent", rounds=6, **changes):
+    """The file of a plan for six sites on a ring."""
+    if relation != "replace_agent":
+        changes |= {"participation": (2, 3), "sampler": "cyclic"}
+    config = plan.Config(
+        design=design, epsilon=10.0, delta=1e-5, relation=relation, rounds=rounds, clip_norm=1.0,
+        batch_size=8, step_size=0.1, **changes,
+    )  # fmt: skip
+    matrix = mixing.metropolis_hastings(graphs.ring(6))
+    return plan.make(config, matrix).save(folder / "design.npz", SIX)
+
+
+def sites_of(module, path, features=4):
+    """The sites of a file, one secret a group, and what was read."""
+    design = {name: value[()] for name, value in np.load(path).items()}
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 40, features)), rng.choice([-1.0, 1.0], (6, 40))
+    groups = design["seed_group"]
+    return [module.Site(design, i, x[i], y[i], 77 + int(groups[i])) for i in range(6)], design
+
+
+def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
+    path = saved(tmp_path, "whisper_horizon", rounds=20)
+    code = (
+        "import runpy, sys; sys.modules['dpjax'] = None; sys.modules['jax'] = None; "
+        f"sys.argv = ['own_loop.py', {str(path)!r}]; "
+        f"runpy.run_path({str(ROOT / 'examples' / 'own_loop.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode()
+    assert all(f"{name}: accuracy 0." in text for name in SIX)
+    assert "NOT protected from each other" in text and "at most 20 rounds" in text
+
+
+@pytest.mark.parametrize("design", ["independent", "whisper_horizon", "mafalda", "spacetime"])
+def test_the_loop_s_noise_is_the_file_s(design, tmp_path):
+    """Covariance over sites and rounds together, from what the sites draw one by one."""
+    module, size = example("own_loop"), 20_000
+    sites, held = sites_of(module, saved(tmp_path, design), features=size)
+    drawn = np.empty((6, 6, size))
+    for t in range(6):
+        for i, site in enumerate(sites):
+            site.t = t
+            drawn[t, i] = site.noise()
+    flat = drawn.reshape(36, size)
+    inverse = np.linalg.inv(held.get("strategy", np.eye(6)))
+    wanted = np.kron(inverse @ inverse.T, held["factor"] @ held["factor"].T)
+    scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
+    error = np.abs(flat @ flat.T / size - wanted) / scale
+    assert error.max() < 0.04
+    # Half again as much noise, or no correlation over rounds, would be seen.
+    assert (np.abs(wanted - 1.5 * wanted) / scale).max() > 0.04
+    if "strategy" in held:
+        fresh = np.kron(np.eye(6), held["factor"] @ held["factor"].T)
+        assert (np.abs(fresh - wanted) / scale).max() > 0.1
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
+    """Without noise, a round's message moves by the stated sensitivity at most, and can."""
+    module = example("own_loop")
+    sites, held = sites_of(module, saved(tmp_path, "independent", relation))
+    site, other = (module.Site(held, 0, s.x.copy(), s.y, 7) for s in (sites[0], sites[0]))
+    divisor = site.batch_size if relation == "replace_record" else 1
+    rng, largest = np.random.default_rng(1), 0.0
+    for _ in range(50):
+        site.noise = other.noise = lambda: 0.0
+        far = 1e3 * rng.normal(size=4)
+        if relation == "replace_agent":
+            site.x, other.x = np.tile(far, (40, 1)), np.tile(-far, (40, 1))
+        else:
+            row = np.random.default_rng(site.index)
+            site.batches, other.batches = row, np.random.default_rng(site.index)
+            taken = np.random.default_rng(site.index).choice(40, 8, replace=False)[0]
+            site.x[taken], other.x[taken] = far, -far
+        moved = np.linalg.norm(site.message() - other.message()) / site.step_size * divisor
+        largest = max(largest, moved)
+    # 2 C, and C is 1.
+    assert 1.9 < largest <= 2 + 1e-9
+
+
+def test_the_loop_stops_when_the_budget_is_spent(tmp_path):
+    module = example("own_loop")
+    sites = module.train(saved(tmp_path, "whisper"), seed=1)
+    with pytest.raises(RuntimeError, match="budget is spent"):
+        sites[0].message()
+    # No round repeats another's noise.
+    drawn = [module.normals(sites[0].design, 0, 5, t, 3) for t in range(6)]
+    assert len({tuple(one) for one in drawn}) == 6
+
+
+def test_own_design_example_is_short_and_lies_between(capsys):
+    assert len((ROOT / "examples" / "own_design.py").read_text().splitlines()) <= 40
+    result = example("own_design").main(rounds=60)
+    loss = dict(
+        zip(
+            [each.config.label for each in result.plans],
+            result.metrics["test_loss"][-1].mean(0),
+            strict=True,
+        )
+    )
+    assert loss["whisper_horizon"] < loss["half-half"] < loss["independent"]
+    out = capsys.readouterr().out
+    assert "half-half" in out and "times the largest drift" in out
