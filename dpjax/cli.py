@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from dpjax import _terminal
+
 if TYPE_CHECKING:
     import networkx as nx
     import numpy as np
@@ -271,6 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 1 when ``dpjax data check`` finds a bad file; 2 after an error of the
         user's, whose message is printed.
     """
+    with _terminal.wrapping():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     from dpjax import __version__
 
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _terminal, _validate
 from dpjax.accounting.view import Gradients
 from dpjax.engine import account as account_
 from dpjax.engine import account_report as report
@@ -84,6 +84,7 @@ def account(
         sigma=command.sigma,
         delta=command.delta,
         gradients=command.gradients,
+        columns=_terminal.width(),
     )
     when = setting.participation
     about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}

@@ -50,6 +50,7 @@ def lines(
     sigma: float,
     delta: float | None,
     gradients: str,
+    columns: int | None = None,
 ) -> list[str]:
     """The report of `account.rows_of_each`, by distance, and by agent in a small network.
 
@@ -63,6 +64,7 @@ def lines(
         sigma: Noise multiplier.
         delta: Delta, or None.
         gradients: Which loss the last line is about.
+        columns: Where the tables' lines must end; None is nowhere.
     """
     steps = f", {setting.gossip_steps} gossip steps" if setting.gossip_steps > 1 else ""
     made = [
@@ -71,10 +73,10 @@ def lines(
         f"noise: {NOISE[setting.algorithm]}",
         f"attacker: {_who(trust, sets, protected, names)}",
         "",
-        *by_distance(found, delta),
+        *by_distance(found, delta, columns),
         "",
     ]
-    each = by_agent(found, names)
+    each = by_agent(found, names, columns)
     made += [*each, ""] if each else []
     flagged = sum(row["upper_bound"] for row in found if row["gradients"] == "view")
     made += [f"gradients: {name}: holds {text}" for name, text in ASSUMPTIONS.items()]

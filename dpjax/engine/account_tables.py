@@ -14,75 +14,95 @@ FEW = 24
 TITLES = {"any": "gradients: any", "view": "gradients: view"}
 
 
-def by_agent(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+def by_agent(
+    found: Sequence[Mapping[str, Any]], names: Sequence[str], columns: int | None = None
+) -> list[str]:
     """The largest loss of every agent, a line for each, or nothing for a large network.
 
     Args:
         found: From `account.rows` or `account.rows_of_each`.
         names: The agents' labels.
+        columns: Where lines must end; None is nowhere.
     """
     if len(names) > FEW:
         return []
     several = len({row["attackers"] for row in found}) > 1
-    value = "mu" if found[0]["epsilon"] is None else "epsilon"
-    worst: dict[int, dict[str, Mapping[str, Any]]] = {}
+    worst: dict[str, dict[int, Mapping[str, Any]]] = {title: {} for title in TITLES}
     for row in found:
-        kinds = worst.setdefault(row["victim"], {})
-        if row["gradients"] not in kinds or row["mu"] > kinds[row["gradients"]]["mu"]:
-            kinds[row["gradients"]] = row
+        kind = worst[row["gradients"]]
+        if row["victim"] not in kind or row["mu"] > kind[row["victim"]]["mu"]:
+            kind[row["victim"]] = row
+    victims = sorted(worst["any"])
     wide = max(5, *map(len, names))
-    heads = ["mu", *(["epsilon"] if value == "epsilon" else [])]
-    head = "".join(f"{each:>9}" for each in heads) + (f"  {'to':<{wide}}" if several else "")
-    cell = max(len(head), len(TITLES["view"]))
-    apart = "" if several or found[0]["distance"] is None else f"{'distance':>10}"
-    made = [
-        " " * (wide + len(apart))
-        + "".join(f"  {title:^{cell}}" for title in TITLES.values()).rstrip(),
-        f"{'agent':<{wide}}{apart}  {head:<{cell}}  {head}".rstrip(),
-    ]
-    for victim in sorted(worst):
-        line = f"{names[victim]:<{wide}}"
-        if apart:
-            away = worst[victim]["any"]["distance"]
-            line += f"{'none' if away == -1 else away:>10}"
-        for gradients in TITLES:
-            row = worst[victim][gradients]
-            told = "".join(f"{up(row[each]):>9}" for each in heads)
-            if several:
-                told += f"  {', '.join(names[each] for each in row['attackers']):<{wide}}"
-            line += f"  {told:<{cell}}"
-        made.append(line.rstrip())
-    return made
+    left = [f"{'agent':<{wide}}", *(f"{names[victim]:<{wide}}" for victim in victims)]
+    if not several and found[0]["distance"] is not None:
+        away = ["distance", *(_away(worst["any"][victim]["distance"]) for victim in victims)]
+        left = [f"{one}{other:>10}" for one, other in zip(left, away, strict=True)]
+    values = ["mu"] if found[0]["epsilon"] is None else ["mu", "epsilon"]
+    blocks = {}
+    for name, kind in worst.items():
+        lines = ["".join(f"{each:>9}" for each in values) + "  to" * several]
+        for victim in victims:
+            row = kind[victim]
+            to = "  " + ", ".join(names[each] for each in row["attackers"])
+            lines.append("".join(f"{up(row[each]):>9}" for each in values) + to * several)
+        blocks[TITLES[name]] = lines
+    return _beside(left, blocks, columns)
 
 
-def by_distance(found: Sequence[Mapping[str, Any]], delta: float | None) -> list[str]:
-    """Both losses side by side, a line for each distance.
+def by_distance(
+    found: Sequence[Mapping[str, Any]], delta: float | None, columns: int | None = None
+) -> list[str]:
+    """Both losses, a line for each distance.
 
     Args:
         found: From `account.rows` or `account.rows_of_each`.
         delta: Delta, or None for no epsilon.
+        columns: Where lines must end; None is nowhere.
     """
     of = "pairs" if len({row["attackers"] for row in found}) > 1 else "victims"
-    several = delta is not None
-    groups = {name: [g for g in grouped(found) if g["gradients"] == name] for name in TITLES}
+    groups = grouped(found)
+    first = [group for group in groups if group["gradients"] == "any"]
+    left = [f"{'distance':<8}{of:>9}"]
+    left += [f"{_away(group['distance']):<8}{group['victims']:>9}" for group in first]
     spent = {}
-    if several:
+    if delta is not None:
         spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(found, "epsilon")}
-    head = f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if several else "")
-    made = [
-        f"{'':<17}" + "".join(f"{title:^{len(head)}}  " for title in TITLES.values()).rstrip(),
-        f"{'distance':<8}{of:>9}{head}  {head}",
-    ]
-    for each in zip(*groups.values(), strict=True):
-        away = "all" if each[0]["distance"] is None else str(each[0]["distance"])
-        line = f"{'none' if away == '-1' else away:<8}{each[0]['victims']:>9}"
-        for group in each:
-            line += f"{up(group['mean']):>10}{up(group['min']):>9}{up(group['max']):>9}"
-            if several:
-                line += f"{up(spent[group['gradients'], group['distance']]):>9}"
-            line += "  " if not group["upper_bounds"] else f"  <= ({group['upper_bounds']})"
-        made.append(line.rstrip())
-    return made
+    blocks = {}
+    for name, title in TITLES.items():
+        lines = [f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if spent else "")]
+        for group in (group for group in groups if group["gradients"] == name):
+            line = f"{up(group['mean']):>10}{up(group['min']):>9}{up(group['max']):>9}"
+            if spent:
+                line += f"{up(spent[name, group['distance']]):>9}"
+            lines.append(line + f"  <= ({group['upper_bounds']})" * bool(group["upper_bounds"]))
+        blocks[title] = lines
+    return _beside(left, blocks, columns)
+
+
+def _away(distance: int | None) -> str:
+    return {None: "all", -1: "none"}.get(distance, str(distance))
+
+
+def _beside(
+    left: Sequence[str], blocks: Mapping[str, Sequence[str]], columns: int | None
+) -> list[str]:
+    """Blocks under their titles, beside each other, or below where lines are too short for it."""
+    cells = [max(len(title), *map(len, lines)) for title, lines in blocks.items()]
+    if columns is not None and len(left[0]) + sum(cells) + 2 * len(cells) > columns:
+        return [
+            line
+            for title, lines in blocks.items()
+            for line in [
+                f"{title}:",
+                *(f"{one}  {other}" for one, other in zip(left, lines, strict=True)),
+            ]
+        ]
+    made = [" " * len(left[0])] + list(left)
+    for (title, lines), cell in zip(blocks.items(), cells, strict=True):
+        head = f"{title:^{len(lines[0])}}"
+        made = [f"{one}  {each:<{cell}}" for one, each in zip(made, [head, *lines], strict=True)]
+    return [line.rstrip() for line in made]
 
 
 def up(value: float) -> str:

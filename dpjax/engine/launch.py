@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpjax import _validate
+from dpjax import _terminal, _validate
 from dpjax.engine.forecasts import HopelessWarning
 from dpjax.results import records
 
@@ -161,7 +161,7 @@ def main(
             parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
         )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _terminal.wrapping():
             # Published budgets are compared as they are, also where they leave nothing to learn.
             warnings.simplefilter("ignore", HopelessWarning)
             experiment(config, Lab(name, preset, options, command))

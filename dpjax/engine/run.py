@@ -82,17 +82,25 @@ class Result:
         """Tidy rows, one for each plan, seed and measured round.
 
         Args:
-            extra: Columns to add to every row.
+            extra: Columns to add to every row; ``algorithm`` takes the place of the design's name.
 
         Returns:
             Rows of plain Python values.
+
+        Raises:
+            ValueError: For a column that the result states itself, or one ``algorithm`` for plans
+                of several designs.
         """
         rows = []
+        if "algorithm" in extra and len({plan.config.label for plan in self.plans}) > 1:
+            raise ValueError(
+                f"algorithm is {extra['algorithm']!r} for plans of several designs, which it would "
+                "not tell apart; leave it out"
+            )
         for v, plan in enumerate(self.plans):
             config = plan.config
             private = config.design != "non_private"
             shared = {
-                **extra,
                 "algorithm": config.label,
                 "agents": plan.agents,
                 "epsilon": plan.guarantee.epsilon,
@@ -103,6 +111,14 @@ class Result:
                 "step_size": config.step_size,
                 "guarantee": self.guarantees[v].to_dict(),
             }
+            own = [*shared, "seed", "round", *self.metrics]
+            for name in extra:
+                if name in own and name != "algorithm":
+                    raise ValueError(
+                        f"{name} is {extra[name]!r}, a column that the result states itself; give "
+                        "it another name"
+                    )
+            shared = {**extra, **shared, "algorithm": extra.get("algorithm", config.label)}
             for s, seed in enumerate(self.seeds):
                 for e, rounds in enumerate(self.rounds):
                     taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}

@@ -151,6 +151,17 @@ def test_rows_carry_the_guarantee(plans, small):
     assert {row["unit"] for row in rows} == {"agent"}
 
 
+def test_rows_keep_the_columns_they_are_given_or_refuse_them(plans, small):
+    result = run(plans[2], small, seeds=[0], eval_every=10)
+    rows = result.rows(algorithm="mine", sweep=3)
+    assert {(row["algorithm"], row["sweep"]) for row in rows} == {("mine", 3)}
+    for name in ("epsilon", "guarantee", "relation", "seed", "round", "test_loss"):
+        with pytest.raises(ValueError, match=f"{name} is 0, a column that the result states"):
+            result.rows(**{name: 0})
+    with pytest.raises(ValueError, match="algorithm is 'mine' for plans of several designs"):
+        run(plans, small, seeds=[0], eval_every=10).rows(algorithm="mine")
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
