@@ -85,6 +85,9 @@ class Design:
         gossip_steps: Gossip rounds a gradient.
         gradients: What the guarantee covers: any, or view (only gradients that are fixed in
             advance or functions of what the attacker sees; not so in training).
+        parameters: Entries of the model to be trained: forecasts whether this noise leaves it
+            something to learn, and says what would help.
+        batch_size: Records in an agent's batch, for that forecast of a record relation.
     """
 
     graph: str
@@ -107,6 +110,8 @@ class Design:
     separation: int | None = None
     gossip_steps: int | None = None
     gradients: Literal["any", "view"] | None = None
+    parameters: int | None = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -324,8 +329,9 @@ def _network(command: Design | Account) -> "tuple[nx.Graph, np.ndarray, str]":
 
 
 def _design(command: Design) -> int:
-    from dpjax.engine import plan
+    from dpjax.engine import design_command, plan
     from dpjax.mechanism import design, spatial
+    from dpjax.topology import nodes
 
     if command.trust == "pndp":
         from dpjax.engine import account_command
@@ -342,7 +348,7 @@ def _design(command: Design) -> int:
             )
     command = dataclasses.replace(command, design=command.design or "whisper_horizon")
     assert command.design is not None
-    _, matrix, told = _network(command)
+    graph, matrix, told = _network(command)
     n, horizon = len(matrix), command.horizon or command.rounds
     config = plan.Config(
         design=command.design,
@@ -355,7 +361,7 @@ def _design(command: Design) -> int:
         allow_unsound=command.allow_unsound,
         horizon=command.horizon,
         # Neither decides the noise; a run's own plan sets them.
-        batch_size=1,
+        batch_size=1 if command.batch_size is None else command.batch_size,
         step_size=1.0,
     )
     bound = float(config.precision_bound())
@@ -365,19 +371,21 @@ def _design(command: Design) -> int:
     }
     chosen = made[command.design]
     out = _free(command.out, _DEFAULT_OUT)
-    guarantee = plan.make(config, matrix, design=chosen).guarantee
+    plans = design_command.plans(config, matrix, made)
+    mine, independent = plans[command.design], plans["independent"]
+    forecast = design_command.forecast(plans, command.design, command.parameters)
     try:
-        saved = chosen.save(out)
+        saved = mine.save(out, nodes.labels(graph))
     except OSError as error:
         raise ValueError(
             f"out is {str(out)!r}, which cannot be written ({error.strerror}); name another file"
         ) from None
     print(told)
     print(f"relation: {config.relation} ({_PROTECTS[config.relation]})")
-    print(f"guarantee: {guarantee.statement()}")
+    print(f"guarantee: {mine.guarantee.statement()}")
+    print("\n".join(design_command.trust(mine, independent)))
     print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
-    for name, value in spatial.figures(chosen.covariance, matrix).items():
-        print(f"  {_FIGURES[name]:<58}{value:>12.6g}")
+    print("\n".join(design_command.figures(mine, independent, _FIGURES)))
     print(f"  {'certified gap: relative excess over the optimum, at most':<58}{_gap(chosen):>12}")
     ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
     if ratio > 100:
@@ -391,7 +399,8 @@ def _design(command: Design) -> int:
     if not chosen.converged:
         print("  the solver stopped at a limit: the bound holds, the energy is not the least")
     print(f"\n{_table(made, matrix, horizon)}")
-    print(f'\nwritten: {saved}; read it with mechanism.design.Design.load("{saved}")')
+    print("\n" + "\n".join(forecast))
+    print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
     return 0
 
 

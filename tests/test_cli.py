@@ -1,5 +1,6 @@
 """The command line, run in this process; its help, in one of its own."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from dpjax import cli
 from dpjax.accounting import budget
 from dpjax.data import canonical
+from dpjax.engine import plan
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.topology import graphs, mixing
@@ -108,6 +110,66 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     longer = ("CDP", "Whisper, horizon", "Whisper, one step", "DECOR", "LDP")
     assert np.all(np.diff([rows[name][2] for name in longer]) > 0)
     assert "no such guarantee" in text
+
+
+def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
+    capsys: Capture,
+) -> None:
+    assert cli.main(DESIGN) == 0
+    text = capsys.readouterr().out
+    assert "NOT protected" in text and "--design" in text
+    bound = Design.load("dpjax-design.npz").precision_bound
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
+    alone = spatial.figures(spatial.independent(matrix, bound), matrix)
+    for key, name in cli._FIGURES.items():
+        (beside,) = re.findall(rf"{re.escape(name)} +\S+ +(\S+)", text)
+        assert float(beside) == pytest.approx(alone[key], rel=1e-5)
+    assert cli.main([*DESIGN, "--design", "independent"]) == 0
+    text = capsys.readouterr().out
+    assert "a secret of its own" in text and "NOT protected" not in text
+
+
+def test_the_design_forecasts_a_model(capsys: Capture) -> None:
+    assert cli.main([*DESIGN, "--parameters", "5000"]) == 0
+    text = capsys.readouterr().out
+    config = plan.Config(
+        design="whisper_horizon", epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=100,
+        clip_norm=0.1, batch_size=1, step_size=1.0,
+    )  # fmt: skip
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
+    for kind, _ in cli._COMPARED[:-1]:
+        made = plan.make(dataclasses.replace(config, design=kind), matrix).forecast(5000)
+        (line,) = re.findall(rf"  {kind} +(\S+)   ([\d,]+) parameters", text)
+        assert float(line[0]) == pytest.approx(made.ratio, rel=6e-3)
+        assert float(line[1].replace(",", "")) == made.affords()
+        if kind == "whisper_horizon":
+            assert made.statement() in text and made.level == "hopeless"
+    # Without a model, the largest that each design affords.
+    assert cli.main(DESIGN) == 0
+    text = capsys.readouterr().out
+    assert "largest model" in text and "hopeless" not in text and "forecast for" not in text
+    records = ["--relation", "zero_out_record", "--parameters", "50", "--batch-size", "64"]
+    assert cli.main([*DESIGN, *records]) == 0
+    assert "batches of 64" in capsys.readouterr().out
+    refused([*DESIGN, "--parameters", "0"], capsys, "parameters is 0")
+    refused([*DESIGN, "--trust", "pndp", "--parameters", "9"], capsys, "parameters is 9")
+
+
+def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: Path) -> None:
+    (elsewhere / "sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
+    arguments = ["design", "--graph", "sites.txt", "--relation", "replace_agent", *NUMBERS]
+    assert cli.main([*arguments, "--out", "it.npz"]) == 0
+    assert 'numpy.load("it.npz")["how_to_use"]' in capsys.readouterr().out
+    with np.load("it.npz", allow_pickle=False) as file:
+        entries = {name: file[name][()] for name in file.files}
+    assert entries["labels"].tolist() == ["Lyon", "Paris", "Brest", "Nice"]
+    told = {name: entries[name] for name in ("epsilon", "delta", "rounds", "clip_norm", "relation")}
+    assert told == {
+        "epsilon": 10, "delta": 1e-5, "rounds": 100, "clip_norm": 0.1, "relation": "replace_agent"
+    }  # fmt: skip
+    matrix = mixing.metropolis_hastings(graphs.from_edgelist("sites.txt"))
+    np.testing.assert_array_equal(entries["mixing"], matrix)
+    assert "In each round t = 0, 1, ..., 99" in str(entries["how_to_use"])
 
 
 def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:

@@ -46,7 +46,7 @@ GOOD = {"agent": 0.5, "record": 0.2}
 Measured, not derived: `docs/choosing.md` says how. Clipped gradients of single records point less
 the same way than those of agents, so they come less close to the largest drift.
 """
-HOPELESS = {"agent": 3.0, "record": 1.2}
+HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
 """
 
@@ -55,7 +55,7 @@ Level = Literal["learns", "poor", "hopeless"]
 _TOLD: dict[str, str] = {
     "learns": "expect it to learn",
     "poor": "expect it to learn poorly",
-    "hopeless": "expect it to learn nothing",
+    "hopeless": "expect it to learn next to nothing",
 }
 
 
@@ -186,8 +186,8 @@ class Forecast:
         if self.unit == "agent":
             needed = math.ceil(self.ratio / GOOD["record"])
             remedies.append(
-                f"records protected in place of agents, with batches of {needed:,}: that divides "
-                "noise by the batch size"
+                f"records protected in place of agents, with batches of {needed:,}: noise is "
+                "divided by it"
             )
         else:
             needed = math.ceil(self.batch_size * self.ratio / self.good)

@@ -25,6 +25,8 @@ _OF_LDP: dict[str, Any] = {
     "out": None,
     "accountant": "gdp",
     "allow_unsound": False,
+    "parameters": None,
+    "batch_size": None,
 }
 
 

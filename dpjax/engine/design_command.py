@@ -1,0 +1,116 @@
+"""What ``dpjax design`` says beside the covariance: the forecast, and whom the seed betrays."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax.accounting.forecast import Forecast
+from dpjax.engine import export
+from dpjax.engine import plan as plan_
+from dpjax.mechanism import spatial
+from dpjax.mechanism.design import Design
+
+__all__ = ["figures", "forecast", "plans", "trust"]
+
+
+def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) -> dict[str, Any]:
+    """Plans of one budget for every design that outsiders' accounting takes.
+
+    Args:
+        config: The chosen design's config.
+        mixing: [n, n] mixing matrix.
+        made: Designs by kind.
+
+    Returns:
+        Plans by kind.
+    """
+    return {
+        kind: plan_.make(dataclasses.replace(config, design=kind), mixing, design=each)
+        for kind, each in made.items()
+        if kind in plan_.DESIGNS
+    }
+
+
+def forecast(made: Mapping[str, plan_.Plan], chosen: str, parameters: int | None) -> list[str]:
+    """The chosen design's forecast, and a line for each of the others.
+
+    Args:
+        made: Plans of one budget, by kind.
+        chosen: The kind that is written.
+        parameters: d; None tells the largest models alone.
+    """
+    found = {
+        kind: each.forecast(1 if parameters is None else parameters) for kind, each in made.items()
+    }
+    mine = found[chosen]
+    size = "" if mine.unit == "agent" else f", batches of {mine.batch_size:,}"
+    if parameters is None:
+        head = [
+            f"largest model for which noise in the average model stays within {mine.good:g} of the",
+            f"largest drift of clipped gradients{size}; --parameters d forecasts yours",
+        ]
+        return [*head, *(_line(kind, each, False) for kind, each in found.items())]
+    return [
+        mine.statement(),
+        f"  {'under the same guarantee' + size:<40}{'noise / drift':>14}   affords",
+        *(_line(kind, each, True) for kind, each in found.items()),
+    ]
+
+
+def _line(title: str, each: Forecast, ratio: bool) -> str:
+    told = f"{each.ratio:>14.3g}" if ratio else ""
+    return f"  {title:<40}{told}   {each.affords():,.0f} parameters"
+
+
+def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
+    """Who is not protected from whom; and what not having to trust would cost.
+
+    Args:
+        plan: The plan that is written.
+        independent: The plan of the same budget in which every site draws its own noise.
+
+    Returns:
+        Lines; whether sites who share a seed are protected from each other is always said.
+    """
+    groups = export.seed_groups(plan)
+    if len(set(groups)) == plan.agents:
+        return [
+            "trust: every site draws its noise from a secret of its own; to the others it is as to",
+            "  outsiders",
+        ]
+    assert plan.design is not None and independent.design is not None
+    variances = [
+        spatial.figures(each.design.covariance, each.mixing)["network_mean_variance"]
+        for each in (plan, independent)
+        if each.design is not None
+    ]
+    return [
+        "trust: sites who share the seed of this noise can subtract it: they are NOT protected",
+        "  from each other, only from outsiders. If they do not trust each other: --design",
+        f"  independent, whose noise has {variances[1] / variances[0]:.3g} times the variance in "
+        "the network's mean; its figures stand beside",
+    ]
+
+
+def figures(
+    plan: plan_.Plan, independent: plan_.Plan, titles: Mapping[str, str], width: int = 58
+) -> list[str]:
+    """The covariance's figures, with independent noise's under the same guarantee beside.
+
+    Args:
+        plan: The plan that is written.
+        independent: Independent noise of the same budget.
+        titles: What the figures are called.
+        width: Columns of the titles.
+    """
+    assert plan.design is not None and independent.design is not None
+    mine = spatial.figures(plan.design.covariance, plan.mixing)
+    other = spatial.figures(independent.design.covariance, independent.mixing)
+    if plan.config.design == "independent":
+        return [f"  {titles[name]:<{width}}{value:>12.6g}" for name, value in mine.items()]
+    return [
+        f"  {'':<{width}}{'this':>12}{'independent':>14}",
+        *(f"  {titles[name]:<{width}}{mine[name]:>12.6g}{other[name]:>14.6g}" for name in mine),
+    ]
