@@ -15,20 +15,31 @@ __all__ = [
     "one_of",
     "positive",
     "probability",
+    "shown",
     "spread",
     "square",
     "stochastic",
 ]
 
 
+def shown(value: Any) -> str:
+    """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits.
+        text = f"{type(value).__name__} of too many digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def number(name: str, value: Any, *, remedy: str = "give a finite number") -> float:
     """Return ``value`` as a finite float, else raise ValueError."""
     try:
-        result = math.nan if isinstance(value, str | bytes) else float(value)
+        wrong = isinstance(value, str | bytes) or np.iscomplexobj(value)
+        result = math.nan if wrong else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if isinstance(value, bool | np.bool_) or not math.isfinite(result):
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
 
 
@@ -36,7 +47,7 @@ def positive(name: str, value: Any, *, remedy: str = "give a finite number above
     """Return ``value`` as a finite float above 0, else raise ValueError."""
     result = number(name, value, remedy=remedy)
     if result <= 0:
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
 
 
@@ -46,7 +57,7 @@ def probability(
     """Return ``value`` as a float strictly between 0 and 1, else raise ValueError."""
     result = number(name, value, remedy=remedy)
     if not 0 < result < 1:
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
 
 
@@ -54,31 +65,34 @@ def spread(name: str, value: Any) -> float:
     """Return a standard deviation that float32 noise can have, else raise ValueError."""
     result = positive(name, value)
     if not 1e-30 <= result <= 1e30:
-        raise ValueError(f"{name} is {value!r}, at which noise vanishes or overflows; rescale")
+        raise ValueError(f"{name} is {shown(value)}, at which noise vanishes or overflows; rescale")
     return result
 
 
-def integer(name: str, value: Any, *, least: int = 1, remedy: str | None = None) -> int:
-    """Return ``value`` as an int of at least ``least``, else raise ValueError."""
-    remedy = remedy or f"give a whole number of at least {least}"
+def integer(
+    name: str, value: Any, *, least: int = 1, most: int | None = None, remedy: str | None = None
+) -> int:
+    """Return ``value`` as an int from ``least`` to ``most``, else raise ValueError."""
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    remedy = remedy or f"give a whole number {limits}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise ValueError(f"{name} is {value!r}; {remedy}")
-    if value < least:
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return int(value)
 
 
 def flag(name: str, value: Any) -> bool:
     """Return ``value`` when it is True or False itself, else raise ValueError."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}; give True or False")
+        raise ValueError(f"{name} is {shown(value)}; give True or False")
     return value
 
 
 def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
     if not isinstance(value, str) or value not in options:
-        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(options)}")
+        raise ValueError(f"{name} is {shown(value)}; choose one of {', '.join(options)}")
     return str(value)
 
 

@@ -1,5 +1,6 @@
 """What a run is asked for, checked before any work."""
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
@@ -14,7 +16,7 @@ from dpjax.engine import placing
 from dpjax.engine.plan import Plan
 from dpjax.engine.problem import Problem
 
-__all__ = ["check", "check_dtypes", "check_phase", "check_storage", "starting"]
+__all__ = ["check", "check_dtypes", "check_options", "check_phase", "check_storage", "starting"]
 
 
 def check(
@@ -41,10 +43,12 @@ def check(
         raise ValueError("plans is empty; give at least one plan")
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
     if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
-        raise ValueError(f"seeds is {seeds!r}; give a sequence of whole numbers, such as [0]")
-    seeds = tuple(_validate.integer("seeds", seed, least=0) for seed in seeds)
-    if not seeds or len(set(seeds)) != len(seeds) or max(seeds) >= 2**32:
-        raise ValueError(f"seeds is {seeds}; give at least one, each once and below 2**32")
+        raise ValueError(
+            f"seeds is {_validate.shown(seeds)}; give a sequence of whole numbers, such as [0]"
+        )
+    seeds = tuple(_validate.integer("seeds", seed, least=0, most=2**32 - 1) for seed in seeds)
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds is {seeds}; give at least one, each once")
     placing.check(plans, problems, len(seeds))
     return plans, problems, seeds
 
@@ -90,11 +94,38 @@ def check_storage(
             )
 
 
+def check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
+    """Check what a run does beside its rounds.
+
+    Args:
+        checkpoint_seconds: At least 0, infinity included.
+        progress: True or False.
+        callback: Something to call, or None.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    remedy = "give seconds of at least 0, or math.inf for the last state alone"
+    forever = isinstance(checkpoint_seconds, float) and checkpoint_seconds == math.inf
+    if (
+        not forever
+        and _validate.number("checkpoint_seconds", checkpoint_seconds, remedy=remedy) < 0
+    ):
+        raise ValueError(f"checkpoint_seconds is {checkpoint_seconds!r}; {remedy}")
+    _validate.flag("progress", progress)
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
+
+
 def _check_path(name: str, value: Any, remedy: str) -> None:
     if value is None:
         return
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+        raise ValueError(f"{name} is {_validate.shown(value)}; {remedy}")
+    try:
+        Path(value).is_dir()
+    except OSError as error:
+        raise ValueError(f"{name} {value} cannot be used ({error.strerror}); {remedy}") from None
 
 
 def check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> int:
@@ -112,9 +143,7 @@ def check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> in
     Raises:
         ValueError: Naming what does not fit.
     """
-    phase = _validate.integer("phase", phase, least=0)
-    if phase >= 2**31:
-        raise ValueError(f"phase is {phase}; give a number below 2**31")
+    phase = _validate.integer("phase", phase, least=0, most=2**31 - 1)
     if (start is not None) != (phase > 0) or (start is not None) != (spent is not None):
         raise ValueError(
             f"phase is {phase}, start is {'given' if start is not None else 'None'} and spent is "
@@ -155,7 +184,7 @@ def starting(start: Any, models: Any, plans: int, agents: int) -> Any:
     """
     wanted = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
     try:
-        given = jax.tree.map(jnp.shape, start)
+        given = jax.tree.map(np.shape, start)
     except (TypeError, ValueError) as error:
         raise ValueError(f"start is no pytree of arrays ({error}); give one a run") from None
     if wanted != given:

@@ -1,27 +1,38 @@
 """Checkpoints of a run: orbax folders, written beside and renamed, tied to one run."""
 
+import contextlib
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["Checkpoints"]
+from dpjax.engine import identity as identity_
+from dpjax.results import files
+
+__all__ = ["Checkpoints", "unfinished"]
+
+_MARK = "dpjax.json"
+"""The file that makes a folder one of checkpoints and says of which run."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     A checkpoint holds models, optimizer states and metrics, never a noise key: those are derived
-    from the seed, or kept in the key file of a release.
+    from the seed, or kept in the key file of a release. What is read back is what was written, by
+    a digest: a changed bit would put a release's noise on other gradients.
 
     Args:
-        folder: Where; made when missing.
+        folder: Where; made when missing. Else it must be empty, or this run's.
         identity: What the run is, a flat dict of strings; a folder of another run is refused.
 
     Raises:
-        ValueError: If the folder holds checkpoints of another run, naming what differs.
+        ValueError: If the folder holds checkpoints of another run, naming what differs, or
+            something else, or cannot be used.
     """
 
     def __init__(self, folder: str | os.PathLike, identity: dict[str, str]):
@@ -30,36 +41,25 @@ class Checkpoints:
         self._ocp = ocp
         self.folder = Path(folder).absolute()
         self._identity = identity
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"checkpoint {self.folder} is a file; name a folder")
-        self._manager = ocp.CheckpointManager(
-            self.folder,
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=2, enable_async_checkpointing=False, create=True
-            ),
-        )
-        step = self._manager.latest_step()
-        if step is not None:
-            self._check(self._meta(step))
-
-    def _meta(self, step: int) -> dict[str, Any]:
-        restored = self._manager.restore(
-            step, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
-        )
-        return restored["meta"]
-
-    def _check(self, meta: dict[str, Any]) -> None:
-        stored = meta["identity"]
-        names = sorted(set(stored) | set(self._identity))
-        differing = [name for name in names if stored.get(name) != self._identity.get(name)]
-        if differing:
-            raise ValueError(
-                f"checkpoint {self.folder} belongs to another run: {', '.join(differing)} differ; "
-                "give each run a folder of its own, or resume with what it was started with"
+        self._fingerprint = identity_.fingerprint(identity)
+        with self._using("be used"):
+            _check_folder(self.folder, identity)
+            if not (self.folder / _MARK).exists():
+                mark = {"format": 1, "identity": identity}
+                files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())
+            self._manager = ocp.CheckpointManager(
+                self.folder,
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=2, enable_async_checkpointing=False, create=True
+                ),
             )
 
     def status(self) -> tuple[bool, bool]:
-        """Whether the run has begun, and whether it has ended."""
+        """Whether the run has begun, and whether it has ended.
+
+        Raises:
+            ValueError: If the newest checkpoint is damaged.
+        """
         step = self._manager.latest_step()
         return (False, False) if step is None else (True, bool(self._meta(step)["ended"]))
 
@@ -70,17 +70,24 @@ class Checkpoints:
             rounds: Rounds done.
             tree: Pytree of arrays without random keys.
             ended: Whether the run has ended (all rounds, or stopped early).
+
+        Raises:
+            ValueError: If it cannot be written; the checkpoints before it stay.
         """
-        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-        self._manager.save(
-            rounds,
-            args=self._ocp.args.Composite(
-                state=self._ocp.args.StandardSave(leaves),
-                meta=self._ocp.args.JsonSave({"identity": self._identity, "ended": ended}),
-            ),
-            force=True,
-        )
-        self._manager.wait_until_finished()
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        meta = {"ended": ended, "digest": self._digest(rounds, ended, leaves)}
+        with self._using("be written"):
+            self._manager.save(
+                rounds,
+                args=self._ocp.args.Composite(
+                    state=self._ocp.args.StandardSave(
+                        {str(i): leaf for i, leaf in enumerate(leaves)}
+                    ),
+                    meta=self._ocp.args.JsonSave(meta),
+                ),
+                force=True,
+            )
+            self._manager.wait_until_finished()
 
     def restore(self, like: Any) -> tuple[int, Any, bool] | None:
         """Load the newest checkpoint.
@@ -91,6 +98,9 @@ class Checkpoints:
         Returns:
             Rounds done, the pytree as numpy arrays, and whether the run had ended; None when
             there is no checkpoint yet.
+
+        Raises:
+            ValueError: If it is damaged.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -100,16 +110,126 @@ class Checkpoints:
             str(i): np.empty(np.shape(leaf), np.asarray(leaf).dtype)
             for i, leaf in enumerate(leaves)
         }
-        restored = self._manager.restore(
-            step,
-            args=self._ocp.args.Composite(
-                state=self._ocp.args.StandardRestore(template),
-                meta=self._ocp.args.JsonRestore(),
-            ),
-        )
-        values = [np.asarray(restored["state"][str(i)]) for i in range(len(leaves))]
-        return step, jax.tree.unflatten(structure, values), restored["meta"]["ended"]
+        meta = self._meta(step)
+        with self._reading(step):
+            restored = self._manager.restore(
+                step, args=self._ocp.args.Composite(state=self._ocp.args.StandardRestore(template))
+            )["state"]
+            values = [np.asarray(restored[str(i)]) for i in range(len(leaves))]
+            if self._digest(step, meta["ended"], values) != meta["digest"]:
+                raise ValueError("its digest does not fit")
+        return step, jax.tree.unflatten(structure, values), meta["ended"]
 
     def close(self) -> None:
         """Release orbax's resources."""
         self._manager.close()
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        with self._reading(step):
+            meta = self._manager.restore(
+                step, args=self._ocp.args.Composite(meta=self._ocp.args.JsonRestore())
+            )["meta"]
+            if not isinstance(meta["ended"], bool) or not isinstance(meta["digest"], str):
+                raise ValueError("its description is of another kind")
+        return meta
+
+    def _digest(self, rounds: int, ended: bool, leaves: list[np.ndarray]) -> str:
+        parts = {"run": self._fingerprint, "rounds": str(rounds), "ended": str(ended)}
+        return identity_.fingerprint(parts | {"state": identity_.digest(leaves)})
+
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # orbax and tensorstore raise what they like
+            place = self.folder / str(step)
+            raise ValueError(
+                f"checkpoint {place} is damaged ({_brief(error)}); restore it from a copy, or move "
+                f"{place} away to carry on from the one before it"
+            ) from None
+
+    @contextlib.contextmanager
+    def _using(self, what: str) -> Iterator[None]:
+        """Name the folder when the system, or orbax for it, fails."""
+        try:
+            yield
+        except ValueError as error:
+            if str(error).startswith("checkpoint "):
+                raise
+            raise self._unusable(what, error) from None
+        except (OSError, RuntimeError) as error:
+            raise self._unusable(what, error) from None
+
+    def _unusable(self, what: str, error: Exception) -> ValueError:
+        return ValueError(
+            f"checkpoint {self.folder} cannot {what} ({_brief(error)}); what it held before is "
+            "unharmed. Make room, or name a folder that can be written, and resume"
+        )
+
+
+def unfinished(folder: str | os.PathLike, identity: dict[str, str]) -> bool:
+    """Whether a folder holds checkpoints of this very run, begun and not ended.
+
+    Args:
+        folder: Any path; nothing is made there.
+        identity: What the run is.
+
+    Raises:
+        ValueError: If they are damaged.
+    """
+    folder = Path(folder)
+    if not (folder / _MARK).is_file() or _marked(folder) != identity:
+        return False
+    store = Checkpoints(folder, identity)
+    begun, ended = store.status()
+    store.close()
+    return begun and not ended
+
+
+def _check_folder(folder: Path, identity: dict[str, str]) -> None:
+    """Refuse a folder that is not this run's, before anything in it is touched."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"checkpoint {folder} is a file; name a folder")
+    entries = sorted(folder.iterdir()) if folder.exists() else []
+    entries = [entry for entry in entries if not entry.name.startswith(f".{_MARK}.")]
+    if not entries:
+        return
+    if not (folder / _MARK).is_file():
+        raise ValueError(
+            f"checkpoint {folder} holds {entries[0].name} and no {_MARK}, so it is not a folder of "
+            "checkpoints (or of an earlier version); name an empty or a new one"
+        )
+    stored = _marked(folder)
+    names = sorted(set(stored) | set(identity))
+    if differing := [name for name in names if stored.get(name) != identity.get(name)]:
+        raise ValueError(
+            f"checkpoint {folder} belongs to another run: {', '.join(differing)} differ; "
+            "give each run a folder of its own, or resume with what it was started with"
+        )
+    for entry in entries:
+        if entry.name.isdigit() and not all((entry / part).is_dir() for part in ("meta", "state")):
+            raise ValueError(
+                f"checkpoint {entry} is damaged, or none; restore it from a copy, or move it away "
+                "to carry on from the one before it"
+            )
+
+
+def _marked(folder: Path) -> dict[str, str]:
+    """The identity of the run whose folder this is."""
+    try:
+        mark = json.loads((folder / _MARK).read_text())
+        stored = mark["identity"]
+        if mark["format"] != 1 or not isinstance(stored, dict):
+            raise ValueError("another format")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"checkpoint {folder / _MARK} is damaged ({_brief(error)}); restore it from a copy, or "
+            "name another folder"
+        ) from None
+    return stored
+
+
+def _brief(error: Exception) -> str:
+    """The first line of what went wrong."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.splitlines()[0][:160]

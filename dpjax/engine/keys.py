@@ -7,19 +7,34 @@ sending a round again with fresh noise would spend its budget again, so a run th
 cannot go on.
 """
 
+import contextlib
+import glob
+import hashlib
 import json
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.results import files
 
-__all__ = ["PURPOSES", "create_key_file", "delete_key_file", "derive", "read_key_file", "spent_key"]
+__all__ = [
+    "PURPOSES",
+    "create_key_file",
+    "delete_key_file",
+    "derive",
+    "note_checkpoint",
+    "noted_checkpoint",
+    "read_key_file",
+    "spent_key",
+]
 
 PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
 """What a seed's keys are for; the number is folded into the seed's key."""
@@ -41,54 +56,42 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     Raises:
         ValueError: For another seed, purpose or phase.
     """
-    seed = _validate.integer("seed", seed, least=0)
-    if seed >= 2**32:
-        raise ValueError(f"seed is {seed}; give a whole number below 2**32")
+    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
     _validate.one_of("purpose", purpose, PURPOSES)
     phase = _validate.integer("phase", phase, least=0)
     key = jax.random.fold_in(jax.random.key(seed, impl=_IMPLEMENTATION), PURPOSES[purpose])
     return jax.random.fold_in(key, phase)
 
 
-def create_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:
+def create_key_file(
+    path: str | os.PathLike, fingerprint: str, *, checkpoint: str | os.PathLike | None = None
+) -> PRNGKeyArray:
     """Draw a noise key from the operating system and store it, mode 0600, never overwriting.
 
     Guarantee: the key has the 64 bits a threefry key holds, drawn by ``secrets``; it is tied to
-    one run by the run's fingerprint, so that it cannot give two runs the same noise.
+    one run by the run's fingerprint, so that it cannot give two runs the same noise, and carries a
+    checksum, so that a damaged one is not taken for a key.
 
     Args:
         path: The file to make.
-        fingerprint: Of plan, data and seed, checked by `read_key_file`.
+        fingerprint: Of the run, checked by `read_key_file`.
+        checkpoint: Folder of the run's checkpoints, which is noted in the file.
 
     Returns:
         The key.
 
     Raises:
-        ValueError: If the file exists already.
+        ValueError: If the file exists already, or cannot be written.
     """
     path = Path(path)
     words = [secrets.randbits(32), secrets.randbits(32)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump({"format": 1, "fingerprint": fingerprint, "key": words}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        # A hard link is atomic and, unlike a rename, fails when the name is taken.
-        os.link(beside, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with _writing(path):
+            files.create(path, _content(fingerprint, words, checkpoint), mode=0o600)
     except FileExistsError:
         raise ValueError(
             f"key_file {path} exists; resume the run that made it, or name another file"
         ) from None
-    finally:
-        beside.unlink()
     return _wrap(words)
 
 
@@ -105,36 +108,64 @@ def read_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:
     Raises:
         ValueError: If the file is missing, damaged, readable by others, or another run's.
     """
+    return _wrap(_read(Path(path), fingerprint)["key"])
+
+
+def noted_checkpoint(path: str | os.PathLike, fingerprint: str) -> Path | None:
+    """Return the folder of checkpoints that a key file notes, or None.
+
+    Args:
+        path: The file.
+        fingerprint: Of the run it belongs to.
+
+    Raises:
+        ValueError: As `read_key_file`.
+    """
+    folder = _read(Path(path), fingerprint)["checkpoint"]
+    return None if folder is None else Path(folder)
+
+
+def note_checkpoint(
+    path: str | os.PathLike, fingerprint: str, checkpoint: str | os.PathLike
+) -> None:
+    """Note in a key file where the run keeps its checkpoints from now on.
+
+    Args:
+        path: The file, which is replaced as a whole.
+        fingerprint: Of the run it belongs to.
+        checkpoint: The folder.
+
+    Raises:
+        ValueError: As `read_key_file`, or if the file cannot be written.
+    """
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"key_file {path} is a folder; name a file")
-    if not path.exists():
-        raise ValueError(
-            f"key_file {path} does not exist; a release resumes only with its own noise key: "
-            "with fresh noise the rounds sent again would spend their budget again. Restore the "
-            "file, or start a new run and account for both"
-        )
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ValueError(f"key_file {path} is open to other users; chmod 600 it if still secret")
-    try:
-        content = json.loads(path.read_text())
-        words = [int(word) for word in content["key"]]
-        owner = content["fingerprint"]
-        if content["format"] != 1 or len(words) != 2:
-            raise KeyError("format")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"key_file {path} is damaged ({error}); restore it from a copy") from None
-    if owner != fingerprint:
-        raise ValueError(
-            f"key_file {path} belongs to another run (plan, data, seed, software or device "
-            "differ); the same noise on other gradients would cancel. Name another file"
-        )
-    return _wrap(words)
+    words = _read(path, fingerprint)["key"]
+    with _writing(path):
+        # A link stays one: what it points to is replaced.
+        files.replace(path.resolve(), _content(fingerprint, words, checkpoint), mode=0o600)
 
 
-def delete_key_file(path: str | os.PathLike) -> None:
-    """Delete the key of a release that has ended; a missing file is no error."""
-    Path(path).unlink(missing_ok=True)
+def delete_key_file(path: str | os.PathLike, fingerprint: str) -> bool:
+    """Delete the key of a release that has ended, and what a kill may have left beside it.
+
+    Guarantee: whatever else is under that name stays: another run's key, or no key at all.
+
+    Args:
+        path: The file.
+        fingerprint: Of the run that has ended.
+
+    Returns:
+        Whether the run's key was there.
+    """
+    path, deleted = Path(path), False
+    for candidate in (path, *path.parent.glob(f".{glob.escape(path.name)}.*.tmp")):
+        try:
+            _read(candidate, fingerprint, private=False)
+        except ValueError:
+            continue
+        candidate.unlink(missing_ok=True)
+        deleted = deleted or candidate == path
+    return deleted
 
 
 def spent_key() -> PRNGKeyArray:
@@ -144,3 +175,85 @@ def spent_key() -> PRNGKeyArray:
 
 def _wrap(words: list[int]) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_IMPLEMENTATION)
+
+
+def _content(fingerprint: str, words: list[int], checkpoint: str | os.PathLike | None) -> bytes:
+    folder = None if checkpoint is None else str(Path(checkpoint).absolute())
+    fields = {"format": 2, "fingerprint": fingerprint, "checkpoint": folder, "key": words}
+    return json.dumps(fields | {"checksum": _checksum(fields)}).encode()
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _read(path: Path, fingerprint: str, *, private: bool = True) -> dict[str, Any]:
+    """The fields of this run's key file; refused where anything in it is not as it was written."""
+    try:
+        _check_file(path, private)
+        fields = _parsed(path)
+    except OSError as error:
+        raise ValueError(
+            f"key_file {path} cannot be read ({error.strerror}); name a file that can be"
+        ) from None
+    except _Damaged as error:
+        raise ValueError(
+            f"key_file {path} is damaged ({error}), or no key; restore it from a copy, or name "
+            "another file"
+        ) from None
+    if fields["fingerprint"] != fingerprint:
+        raise ValueError(
+            f"key_file {path} belongs to another run (plan, data, seed, model, software or device "
+            "differ); the same noise on other gradients would cancel. Name another file"
+        )
+    return fields
+
+
+class _Damaged(Exception):
+    """What is in the file is not what was written."""
+
+
+def _check_file(path: Path, private: bool) -> None:
+    if not path.exists():
+        raise ValueError(
+            f"key_file {path} does not exist; a release resumes only with its own noise key: "
+            "with fresh noise the rounds sent again would spend their budget again. Restore the "
+            "file, or start a new run and account for both"
+        )
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no ordinary file"
+        raise ValueError(f"key_file {path} is {kind}; name a file")
+    if private and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ValueError(f"key_file {path} is open to other users; chmod 600 it if still secret")
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > 100_000:
+        raise _Damaged(f"{path.stat().st_size:,} bytes")
+    try:
+        fields = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise _Damaged(str(error)) from None
+    if not isinstance(fields, dict):
+        raise _Damaged(f"it holds a {type(fields).__name__}")
+    if fields.get("format") == 1:
+        raise _Damaged(
+            "format 1, which has no checksum: finish that run with the version that began it"
+        )
+    checksum = fields.pop("checksum", None)
+    if fields.get("format") != 2 or checksum != _checksum(fields):
+        raise _Damaged("its checksum does not fit")
+    return fields
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise ValueError(
+            f"key_file {path} cannot be written ({error.strerror}); nothing has been sent. Make "
+            "room, or name a file in a folder that can be written"
+        ) from None

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
 from dpjax.engine import arguments, forecasts, keys, placing, program, sharding
 from dpjax.engine import identity as identity_
-from dpjax.engine.checkpoint import Checkpoints
+from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.engine.plan import Plan, statics
 from dpjax.engine.problem import Problem
 from dpjax.transforms.noise import NoiseState
@@ -186,6 +185,7 @@ def run(
     """
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)
+    arguments.check_options(checkpoint_seconds, progress, callback)
     shared = statics(plans)
     task = problems[0]
     mesh = sharding.agent_mesh(task.agents, devices)
@@ -278,7 +278,7 @@ def run(
     if store is not None:
         store.close()
     if key_file is not None:
-        keys.delete_key_file(key_file)
+        keys.delete_key_file(key_file, identity_.fingerprint(identity))
     keep = marks <= done
     return Result(
         plans=plans,
@@ -390,9 +390,22 @@ def _noise_keys(
     begun, ended = (False, False) if store is None else store.status()
     if ended:
         return _stack([keys.spent_key()])
-    if begun or Path(key_file).exists():
-        return _stack([keys.read_key_file(key_file, fingerprint)])
-    return _stack([keys.create_key_file(key_file, fingerprint)])
+    folder = None if store is None else store.folder
+    if not begun and not os.path.lexists(key_file):
+        return _stack([keys.create_key_file(key_file, fingerprint, checkpoint=folder)])
+    key, noted = (
+        keys.read_key_file(key_file, fingerprint),
+        keys.noted_checkpoint(key_file, fingerprint),
+    )
+    if not begun and noted not in (None, folder) and unfinished(noted, identity):
+        raise ValueError(
+            f"key_file {key_file} keeps the noise of a release whose checkpoint is {noted}; give "
+            f"checkpoint={str(noted)!r} to carry on, or move that folder away to send all rounds "
+            "again, with the same noise"
+        )
+    if folder is not None and folder != noted:
+        keys.note_checkpoint(key_file, fingerprint, folder)
+    return _stack([key])
 
 
 def _is_noise(leaf: Any) -> bool:

@@ -12,17 +12,18 @@ __all__ = ["create", "replace"]
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def create(path: Path, content: bytes) -> None:
+def create(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a new file; its folder is made.
 
     Args:
         path: Where to; must be free, also at the last moment.
         content: All of it.
+        mode: The file's mode, before the process's mask, from its first byte on.
 
     Raises:
         FileExistsError: If the name is taken; that file is left as it is.
     """
-    with _beside(path, content) as beside:
+    with _beside(path, content, mode) as beside:
         try:
             os.link(beside, path)  # fails where the name is taken, unlike a rename
         except FileExistsError:
@@ -31,28 +32,35 @@ def create(path: Path, content: bytes) -> None:
             if error.errno not in _NO_LINKS:
                 raise
             # A file system without hard links: take the name first, then fill it.
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             os.replace(beside, path)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file in place of the one before it; its folder is made.
 
     Args:
         path: Where to.
         content: All of it.
+        mode: The file's mode, before the process's mask, from its first byte on.
     """
-    with _beside(path, content) as beside:
+    with _beside(path, content, mode) as beside:
         os.replace(beside, path)
 
 
 @contextlib.contextmanager
-def _beside(path: Path, content: bytes) -> Iterator[Path]:
+def _beside(path: Path, content: bytes, mode: int) -> Iterator[Path]:
     """A written file in the same folder, gone when the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(
+            errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)
+        ) from None
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("xb") as file:
+        handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,8 @@
 """Keys: apart by purpose and seed; the secret file of a release."""
 
+import json
 import os
+import resource
 import stat
 
 import jax
@@ -40,9 +42,9 @@ def test_key_file_round_trip_and_mode(tmp_path):
     assert bits(keys.read_key_file(path, "run A")) == bits(made)
     other = keys.create_key_file(tmp_path / "other.key", "run A")
     assert bits(other) != bits(made)
-    keys.delete_key_file(path)
+    assert keys.delete_key_file(path, "run A")
     assert not path.exists()
-    keys.delete_key_file(path)
+    assert not keys.delete_key_file(path, "run A")
 
 
 def test_key_file_is_never_overwritten(tmp_path):
@@ -69,3 +71,106 @@ def test_key_file_of_another_run_missing_damaged_or_open(tmp_path):
     path.write_text(path.read_text()[:20])
     with pytest.raises(ValueError, match="damaged"):
         keys.read_key_file(path, "run A")
+
+
+def test_only_the_runs_own_key_is_deleted(tmp_path):
+    theirs, text, old = (tmp_path / name for name in ("theirs.key", "thesis.txt", "old.key"))
+    keys.create_key_file(theirs, "run B")
+    text.write_text("{}")
+    old.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
+    (tmp_path / "folder").mkdir()
+    before = {path: path.read_bytes() for path in (theirs, text, old)}
+    for path in (*before, tmp_path / "folder", tmp_path / "nothing"):
+        assert not keys.delete_key_file(path, "run A")
+    assert {path: path.read_bytes() for path in before} == before
+    assert (tmp_path / "folder").is_dir()
+
+
+def test_a_copy_left_by_a_kill_goes_with_the_key(tmp_path):
+    """Killed between the file beside and its name: the key would outlive its run."""
+    path = tmp_path / "noise[1].key"
+    keys.create_key_file(path, "run A")
+    left, other = (tmp_path / f".{path.name}.{i}.tmp" for i in range(2))
+    os.link(path, left)
+    keys.create_key_file(other, "run B")
+    assert keys.delete_key_file(path, "run A")
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
+    """With another key the rounds sent again would have fresh noise."""
+    path = tmp_path / "noise.key"
+    keys.create_key_file(path, "run A", checkpoint=tmp_path / "c")
+    whole = path.read_bytes()
+    wrong = [whole[:cut] for cut in range(0, len(whole), 9)]
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        wrong.append(bytes(changed))
+    for content in wrong:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="key_file .* is damaged"):
+            keys.read_key_file(path, "run A")
+        assert not keys.delete_key_file(path, "run A")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"null", b"\xff", b"[" * 5000, b"1" * 5000, b"{}", b'{"format": 3}', b"x" * 10**6],
+)
+def test_what_is_no_key_is_refused_and_left(tmp_path, content):
+    path = tmp_path / "noise.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="key_file .* is damaged .* or no key; restore it"):
+        keys.read_key_file(path, "run A")
+    assert path.read_bytes() == content
+
+
+def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
+    path = tmp_path / "noise.key"
+    path.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="format 1, which has no checksum: finish that run with"):
+        keys.read_key_file(path, "run A")
+    assert path.exists()
+
+
+def test_nothing_hangs_on_a_pipe_or_an_endless_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(ValueError, match="is no ordinary file; name a file"):
+            keys.read_key_file(path, "run A")
+
+
+def test_the_checkpoint_is_noted_and_noted_again(tmp_path):
+    path = tmp_path / "noise.key"
+    made = keys.create_key_file(path, "run A")
+    assert keys.noted_checkpoint(path, "run A") is None
+    keys.note_checkpoint(path, "run A", tmp_path / "c")
+    assert keys.noted_checkpoint(path, "run A") == tmp_path / "c"
+    assert bits(keys.read_key_file(path, "run A")) == bits(made)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(ValueError, match="belongs to another run"):
+        keys.note_checkpoint(path, "run B", tmp_path / "d")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
+    path, kept = tmp_path / "noise.key", tmp_path / "kept.key"
+    keys.create_key_file(kept, "run A")
+    before = kept.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        with pytest.raises(ValueError, match="noise.key cannot be written .*Make room"):
+            keys.create_key_file(path, "run A")
+        with pytest.raises(ValueError, match="kept.key cannot be written"):
+            keys.note_checkpoint(kept, "run A", tmp_path / "c")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == before
+    with pytest.raises(ValueError, match="cannot be written"):
+        keys.create_key_file("/proc/dpjax/noise.key", "run A")
+    with pytest.raises(ValueError, match="cannot be written"):
+        keys.create_key_file(kept / "noise.key", "run A")

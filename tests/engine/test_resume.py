@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.engine import plan, program
+from dpjax.engine import keys, plan, program
 from dpjax.engine.run import run
 from dpjax.transforms import rounds
 from tests.engine.support import make_config, make_problem
@@ -220,6 +220,132 @@ def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
     with pytest.raises(ValueError, match="name a file"):
         run(made, small, seeds=[0], key_file=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_ended_release_deletes_no_other_file(tmp_path, network, small):
+    """Another run's key, or a text: read back, a finished release leaves what is not its own."""
+    made = plan.make(make_config(release=True, rounds=2), network)
+    own, theirs, text = (tmp_path / name for name in ("own.key", "theirs.key", "thesis.txt"))
+    options = {"seeds": [0], "checkpoint": tmp_path / "c"}
+    run(made, small, key_file=own, **options)
+    assert not own.exists()
+    keys.create_key_file(theirs, "another run")
+    text.write_text("chapter 1")
+    before = {path: path.read_bytes() for path in (theirs, text)}
+    for path in before:
+        run(made, small, key_file=path, **options)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_rerun_without_its_checkpoint_strands_nothing(tmp_path, network, small):
+    """It would end, delete the key, and leave a begun checkpoint that nobody can resume."""
+    made = plan.make(make_config(release=True), network)
+    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    options = {"seeds": [0], "eval_every": 5, "key_file": key}
+    with pytest.raises(Crash):
+        run(made, small, checkpoint=folder, callback=crash_at(5), **options)
+    before = key.read_bytes()
+    for other in (None, tmp_path / "d"):
+        with pytest.raises(ValueError, match=f"checkpoint is {folder}; give checkpoint='{folder}'"):
+            run(made, small, checkpoint=other, **options)
+    assert key.read_bytes() == before
+    moved = folder.rename(tmp_path / "moved")
+    result = run(made, small, checkpoint=moved, **options)
+    assert result.ended and not key.exists()
+    with pytest.raises(ValueError, match="a release resumes only with its own"):
+        shutil.rmtree(moved / "20")
+        run(made, small, checkpoint=moved, **options)
+
+
+def test_a_checkpoint_that_joins_later_is_noted(tmp_path, network, small):
+    """Begun without one, killed, resumed with one, killed: then it counts."""
+    made = plan.make(make_config(release=True), network)
+    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    options = {"seeds": [0], "eval_every": 5, "key_file": key}
+    with pytest.raises(Crash):
+        run(made, small, callback=crash_at(5), **options)
+    with pytest.raises(Crash):
+        run(made, small, checkpoint=folder, callback=crash_at(5), **options)
+    with pytest.raises(ValueError, match="give checkpoint="):
+        run(made, small, **options)
+    shutil.rmtree(folder)
+    run(made, small, **options)
+    assert not key.exists()
+
+
+def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, network, small):
+    made = plan.make(make_config(release=True, rounds=2), network)
+    simulated = plan.make(make_config(rounds=2), network).guarantee
+    zero = jax.tree.map(
+        lambda leaf: np.zeros((1, 1, 6, *leaf.shape)), small.init(jax.random.key(0))
+    )
+    sent = []
+    for spent, text in (
+        ([simulated], r"spent\[0\] does not compose with the plan's guarantee: release is False"),
+        ([made.guarantee, made.guarantee], "spent is 2 for 1 plans"),
+        ([], "spent is 0 for 1 plans"),
+        (made.guarantee, "spent is Guarantee for 1 plans"),
+        ([1.5], r"spent\[0\] is float; give a Guarantee"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            run(
+                made, small, seeds=[0], key_file=tmp_path / "noise.key", start=zero, phase=1,
+                spent=spent, callback=sent.append,
+            )  # fmt: skip
+    assert not sent and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"checkpoint": ""}, "checkpoint is ''; name a folder, or None"),
+        ({"checkpoint": "  "}, "checkpoint is '  '"),
+        ({"checkpoint": 3}, "checkpoint is 3"),
+        ({"checkpoint": True}, "checkpoint is True"),
+        ({"checkpoint": b"c"}, "checkpoint is b'c'"),
+        ({"checkpoint": "a\0b"}, "checkpoint is 'a"),
+        ({"checkpoint": "x" * 300}, "checkpoint x.* cannot be used"),
+        ({"key_file": ""}, "key_file is ''; name a file"),
+        ({"key_file": 1.5}, "key_file is 1.5"),
+        ({"key_file": "x" * 300}, "key_file x.* cannot be used"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds is nan; give seconds"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds is -1"),
+        ({"checkpoint_seconds": "20"}, "checkpoint_seconds is '20'"),
+        ({"checkpoint_seconds": True}, "checkpoint_seconds is True"),
+        ({"progress": 1}, "progress is 1"),
+        ({"callback": 3}, "callback is 3"),
+        ({"chunk_blocks": 1.0}, "chunk_blocks is 1.0"),
+        ({"eval_every": np.float64(5)}, "eval_every is"),
+        ({"eval_every": True}, "eval_every is True"),
+        ({"phase": "1"}, "phase is '1'"),
+        ({"phase": 10**5000}, "phase is "),
+        ({"seeds": "0"}, "seeds is '0'"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": [2**32]}, "seeds is 4294967296; give a whole number from 0"),
+        ({"seeds": [10**5000]}, "seeds is"),
+        ({"devices": True}, "devices is True"),
+        ({"start": "abc", "phase": 1}, "start is 'given' and spent"),
+    ],
+)
+def test_bad_options_come_first(tmp_path, monkeypatch, network, small, options, text):
+    monkeypatch.chdir(tmp_path)
+    made = plan.make(make_config(release="key_file" in options, rounds=2), network)
+    with pytest.raises(ValueError, match=text.replace("'given'", "given")):
+        run(made, small, **({"seeds": [0]} | options))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plans", [None, 3, [], "plan", [None]])
+def test_plans_that_are_none(small, plans):
+    with pytest.raises(ValueError, match="plans is"):
+        run(plans, small, seeds=[0])
+
+
+def test_a_start_that_is_no_model(network, small):
+    made = plan.make(make_config(rounds=2), network)
+    for start in (3, {"a": "b"}, [object()], np.zeros(3)):
+        with pytest.raises(ValueError, match="start (is no pytree of arrays|has shapes)"):
+            run(made, small, seeds=[0], start=start, phase=1, spent=[made.guarantee])
 
 
 class Cut(Exception):

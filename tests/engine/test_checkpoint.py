@@ -1,0 +1,177 @@
+"""Folders of checkpoints: what is read is what was written, and nobody else's is touched."""
+
+import json
+import os
+import random
+import resource
+import shutil
+
+import numpy as np
+import pytest
+
+from dpjax.engine import checkpoint
+from dpjax.engine.checkpoint import Checkpoints
+
+# Threads of orbax that are at work when a read or a write fails say so when they are collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+RUN = {"plans": "A", "seeds": "(0,)"}
+STATE = {"a": np.linspace(0, 1, 1000, dtype=np.float32), "b": np.zeros((3, 4))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with two checkpoints."""
+    folder = tmp_path_factory.mktemp("whole") / "c"
+    store = Checkpoints(folder, RUN)
+    for done in (0, 5, 10):
+        store.save(done, {**STATE, "b": STATE["b"] + done}, ended=False)
+    store.close()
+    return folder
+
+
+def read(folder):
+    """What is stored, or the refusal."""
+    store = Checkpoints(folder, RUN)
+    try:
+        assert store.status() == (True, False)
+        return store.restore(STATE)
+    finally:
+        store.close()
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_round_trip(whole):
+    done, state, ended = read(whole)
+    assert done == 10 and not ended
+    np.testing.assert_array_equal(state["a"], STATE["a"])
+    np.testing.assert_array_equal(state["b"], STATE["b"] + 10)
+
+
+@pytest.mark.parametrize("kind", ["cut", "emptied", "flipped", "deleted"])
+def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
+    """Other models under the same noise would be another run of it."""
+    numbers = random.Random(3)
+    names = [path.relative_to(whole) for path in content(whole) if "5" not in path.parts]
+    folder, refused = tmp_path / "c", 0
+    for name in sorted(names):
+        shutil.copytree(whole, folder)
+        old = (folder / name).read_bytes()
+        new = bytearray(
+            old[: len(old) // 2] if kind == "cut" else b"" if kind == "emptied" else old
+        )
+        if kind == "flipped" and old:
+            new[numbers.randrange(len(new))] ^= 1 << numbers.randrange(8)
+        (folder / name).write_bytes(new)
+        if kind == "deleted":
+            (folder / name).unlink()
+        try:
+            done, state, _ = read(folder)
+            assert done == 10
+            np.testing.assert_array_equal(state["b"], STATE["b"] + 10)
+            np.testing.assert_array_equal(state["a"], STATE["a"])
+        except ValueError as error:
+            refused += 1
+            assert str(error).startswith("checkpoint ") and ";" in str(error), error
+        shutil.rmtree(folder)
+    assert refused >= 3
+
+
+def test_another_state_with_a_whole_folder_is_refused(tmp_path, whole):
+    """The broken twin of a copy: whole files, but of another round, end or model."""
+    for place, change in enumerate(("renamed", "swapped", "ended")):
+        folder = tmp_path / str(place)
+        shutil.copytree(whole, folder)
+        if change == "renamed":
+            (folder / "10").rename(folder / "15")
+        elif change == "swapped":
+            shutil.rmtree(folder / "10" / "state")
+            shutil.copytree(folder / "5" / "state", folder / "10" / "state")
+        else:
+            meta = folder / "10" / "meta" / "metadata"
+            meta.write_text(meta.read_text().replace("false", "true"))
+        store = Checkpoints(folder, RUN)
+        with pytest.raises(ValueError, match=r"is damaged \(its digest does not fit\); restore"):
+            store.restore(STATE)
+        store.close()
+
+
+def test_folders_of_others_are_refused_and_left(tmp_path, whole):
+    for name in ("2023", "thesis.txt"):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        for year in ("2021", "2022", "2023"):
+            (folder / year).mkdir()
+            (folder / year / "taxes").write_text("mine")
+        (folder / "thesis.txt").write_text("mine")
+        before = content(folder)
+        with pytest.raises(ValueError, match="holds 2021 and no dpjax.json, so it is not"):
+            Checkpoints(folder, RUN)
+        assert content(folder) == before
+    with pytest.raises(ValueError, match="belongs to another run: seeds differ"):
+        Checkpoints(whole, RUN | {"seeds": "(1,)"})
+
+
+@pytest.mark.parametrize("stray", ["file", "folder"])
+def test_a_stray_number_among_checkpoints_is_named(tmp_path, whole, stray):
+    """It would be taken for the newest round, or deleted as the oldest."""
+    for number in ("3", "40"):
+        folder = tmp_path / number
+        shutil.copytree(whole, folder)
+        if stray == "file":
+            (folder / number).write_text("mine")
+        else:
+            (folder / number).mkdir()
+        with pytest.raises(ValueError, match=f"/{number} is damaged, or none; .* move it away"):
+            Checkpoints(folder, RUN)
+        assert (folder / number).exists()
+
+
+@pytest.mark.parametrize("mark", [b"", b"[]", b"{}", b"\xff", b'{"format": 9, "identity": {}}'])
+def test_a_damaged_mark_is_named(tmp_path, whole, mark):
+    folder = tmp_path / "c"
+    shutil.copytree(whole, folder)
+    (folder / "dpjax.json").write_bytes(mark)
+    with pytest.raises(ValueError, match="dpjax.json is damaged .*; restore it from a copy, or"):
+        Checkpoints(folder, RUN)
+
+
+def test_a_full_disk_keeps_what_was_saved(tmp_path, whole):
+    folder = tmp_path / "c"
+    shutil.copytree(whole, folder)
+    before = content(folder)
+    store = Checkpoints(folder, RUN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=f"{folder} cannot be written .*Make room"):
+            store.save(
+                15, {"a": np.random.default_rng(0).random(10_000), "b": STATE["b"]}, ended=True
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.close()
+    assert {path: data for path, data in content(folder).items() if path in before} == before
+    assert read(folder)[0] == 10
+    store = Checkpoints(folder, RUN)
+    store.save(15, STATE, ended=True)
+    store.close()
+    assert checkpoint.unfinished(folder, RUN) is False
+
+
+def test_folders_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in ("/proc/dpjax/c", tmp_path / "file" / "c", tmp_path / ("x" * 300)):
+        with pytest.raises(ValueError, match="checkpoint .* cannot be used .* name a folder"):
+            Checkpoints(folder, RUN)
+
+
+def test_unfinished_makes_nothing(tmp_path, whole):
+    assert checkpoint.unfinished(whole, RUN)
+    assert not checkpoint.unfinished(whole, RUN | {"seeds": "(1,)"})
+    assert not checkpoint.unfinished(tmp_path / "none", RUN)
+    assert not os.listdir(tmp_path)
+    assert json.loads((whole / "dpjax.json").read_text())["identity"] == RUN
