@@ -52,7 +52,7 @@ class Config:
         subgroups: Agents that share a seed, each agent in one group; Whisper designs only. None is
             one group of all. Members of other groups are outsiders to a group's noise, provided
             that each group draws its own; a run here is one process, whose one key draws all.
-        microbatch: Records per pass of per-record clipping, to bound memory; None is one pass.
+        microbatch: Records per pass of per-record clipping, to bound memory; None chooses by cost.
         release: True for a run whose messages really go out: its noise key comes from the
             operating system. False is a simulation, whose seed reveals the noise.
         participation: (epochs k, separation b): every record takes part k times, exactly b rounds

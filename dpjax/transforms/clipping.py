@@ -30,6 +30,10 @@ METHODS = ("flat", "automatic")
 # Up to this many entries one sum, in any order, is accurate enough.
 _ONE_SUM = 4_096
 
+# Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
+# differentiating a whole batch at once cost 5 to 40 times (benchmarks/bench_clipping.py).
+_CACHED = 32_768
+
 
 def slack(tree: Any) -> float:
     """Relative amount by which clipping one gradient shaped like ``tree`` lowers the clip norm.
@@ -214,6 +218,16 @@ def fraction(updates: Any, clip_norm: float) -> Float[Array, ""]:
     return jnp.mean(norms > clip_norm)
 
 
+def _at_once(params: Any, examples: int) -> int | None:
+    """How many examples to differentiate at once; None is all."""
+    size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)))
+    if jax.default_backend() != "cpu" or examples * size <= _CACHED:
+        return None
+    # As few passes as the caches allow, as even as they can be.
+    passes = -(-examples // max(1, _CACHED // size))
+    return -(-examples // passes)
+
+
 def per_example(
     loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
     clip_norm: float,
@@ -239,8 +253,9 @@ def per_example(
         clip_norm: Clip norm C of one example's gradient; infinity with "flat" clips nothing.
         method: "flat" or "automatic".
         stability: What automatic clipping adds to the norm.
-        microbatch: Examples differentiated at once, to bound memory; None is the whole batch. A
-            batch it does not divide is padded.
+        microbatch: Examples differentiated at once, to bound memory; None chooses by cost: on a
+            CPU as many as its caches hold, elsewhere the whole batch. A batch it does not divide
+            is padded. It changes the order of the sum alone.
 
     Returns:
         ``fn(params, x, y, is_padding=None)`` with x and y pytrees of arrays [B, ...] and
@@ -271,7 +286,8 @@ def per_example(
         if size == 0:
             return jax.tree.map(jnp.zeros_like, params)
         padding = jnp.zeros(size, bool) if is_padding is None else jnp.asarray(is_padding, bool)
-        extra = 0 if microbatch is None else -size % microbatch
+        at_once = _at_once(params, size) if microbatch is None else microbatch
+        extra = 0 if at_once is None else -size % at_once
         if extra:
             # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
             x, y = jax.tree.map(
@@ -293,7 +309,7 @@ def per_example(
             keep_batch_dim=False,
             l2_clip_norm=bound,
             pre_clipping_transform=first,
-            microbatch_size=microbatch,
+            microbatch_size=at_once,
         )
         with warnings.catch_warnings():
             # jax_privacy 2.0.0 calls what optax 0.2.8 deprecates.

@@ -209,3 +209,27 @@ def test_malformed_calls_are_refused():
         fn(params, x, y, jnp.zeros(3, bool))
     with pytest.raises(ValueError, match="microbatch is 0"):
         clipping.per_example(logistic, CLIP, microbatch=0)
+
+
+@pytest.mark.parametrize(("d", "passes"), [(5, 0), (9_000, 3), (50_000, 8)])
+def test_records_at_once_are_chosen_by_cost(d, passes):
+    """On a CPU large gradients are formed a few at a time by default; the sum stays the same."""
+    batch = 8
+    x = jnp.asarray(np.random.default_rng(d).normal(size=(batch, d)), jnp.float32)
+    padding = jnp.arange(batch) == 2
+    params, y = jnp.full(d, d**-0.5, jnp.float32), jnp.ones(batch)
+
+    def loss(p, x, y):
+        return jnp.tanh(p @ x) * y
+
+    sums = {}
+    for count in (None, batch, 1):
+        fn = clipping.per_example(loss, CLIP, microbatch=count)
+        sums[count] = flat(jax.jit(fn)(params, x, y, padding))
+        if count is None and jax.default_backend() == "cpu":
+            text = str(jax.make_jaxpr(fn)(params, x, y))
+            assert ("while" in text) == (passes > 0)
+            assert clipping._at_once(params, batch) == (-(-batch // passes) if passes else None)
+    for count in (batch, 1):
+        np.testing.assert_allclose(sums[None], sums[count], rtol=1e-4, atol=1e-6)
+    assert 0 < np.linalg.norm(sums[None]) <= batch * CLIP
