@@ -142,6 +142,11 @@ def choose(
         frame, y, spread = _over_victims(frame, x, y, series), "mean", True
     if not len(frame):
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
+    if frame[series].dtype.kind in "fiu" and series not in (x, y):
+        # A number alone would not say what it is.
+        name = series.replace("_", " ")
+        frame = frame.sort_values(series, kind="stable")
+        frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     logs = (_wide(frame[x]), _wide(frame[y]))
     return Choice(frame, x, y, told, series, " ".join(notes) or None, spread, *logs)
 

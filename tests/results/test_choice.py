@@ -105,6 +105,16 @@ def test_runs_without_privacy_stay_beside_any_budget() -> None:
     assert set(drawn.frame["algorithm"]) == {"non_private", "whisper"}
 
 
+def test_lines_told_apart_by_a_number_say_which() -> None:
+    rows = [
+        {"algorithm": "whisper", "clip_norm": c, "epsilon": e, "seed": 0, "loss": 1.0}
+        for e in (1.0, 2.0)
+        for c in (1.0, 0.3)
+    ]
+    drawn = choice.choose(pandas.DataFrame(rows), series="clip_norm")
+    assert list(dict.fromkeys(drawn.frame["clip_norm"])) == ["clip norm 0.3", "clip norm 1"]
+
+
 def test_several_files_and_pdf(tmp_path: Path) -> None:
     for name in ("whisper", "pairwise"):
         rows = [{"algorithm": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]

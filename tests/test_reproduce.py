@@ -1,0 +1,61 @@
+"""scripts/reproduce: its help, and that stored records are replaced only where that is asked."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENT = """
+import pathlib, sys
+assert sys.argv[1:] == ["--preset", "cpu"]
+folder = pathlib.Path("results/one/cpu")
+folder.mkdir(parents=True, exist_ok=True)
+for name in ("a.jsonl", "b.jsonl", "one.svg"):
+    folder.joinpath(name).write_text("new " + name)
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with one experiment, whose environment is this one."""
+    for folder in ("scripts", "experiments", "docs/records/one"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "reproduce", tmp_path / "scripts")
+    made = f"environment() {{ PYTHON={sys.executable}; }}\n"
+    (tmp_path / "scripts" / "_environment.sh").write_text(made)
+    (tmp_path / "experiments" / "one.py").write_text(EXPERIMENT)
+    (tmp_path / "docs" / "records" / "one" / "a.jsonl").write_text("precious")
+    return tmp_path
+
+
+def reproduce(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of a checkout."""
+    command = ["bash", str(folder / "scripts" / "reproduce"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_help_runs_nothing(checkout: Path) -> None:
+    for word in ("--help", "-h"):
+        done = reproduce(checkout, "one", word)
+        assert done.returncode == 0 and done.stdout.startswith("usage: scripts/reproduce")
+        assert "--overwrite" in done.stdout and "experiments: one\n" in done.stdout
+    for words, match in ((["--force"], "no option --force"), (["two"], "no experiments/two.py")):
+        done = reproduce(checkout, *words)
+        assert done.returncode == 2 and match in done.stderr
+    assert not (checkout / "results").exists()
+
+
+def test_stored_records_are_kept_unless_asked(checkout: Path) -> None:
+    stored = checkout / "docs" / "records" / "one"
+    done = reproduce(checkout)
+    assert done.returncode == 0, done.stderr
+    assert (stored / "a.jsonl").read_text() == "precious"
+    assert (stored / "b.jsonl").read_text() == "new b.jsonl"
+    assert (checkout / "docs" / "figures" / "one.svg").read_text() == "new one.svg"
+    assert "a.jsonl differs" in done.stdout and "1 stored files differ" in done.stdout
+    done = reproduce(checkout, "--overwrite", "one")
+    assert (stored / "a.jsonl").read_text() == "new a.jsonl" and "differ" not in done.stdout
+    assert sorted(path.name for path in stored.iterdir()) == ["a.jsonl", "b.jsonl"]
