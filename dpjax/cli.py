@@ -296,14 +296,13 @@ def _run(argv: Sequence[str] | None) -> int:
             prog="dpjax",
             description="Differentially private learning without a trusted server.",
         )
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 2
-    try:
         return _COMMANDS[type(command)](command)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"dpjax: error: {error}", file=sys.stderr)
         return 2
     except MemoryError:

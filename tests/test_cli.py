@@ -192,6 +192,20 @@ def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     Design.load(elsewhere / "dpjax-design.npz")
 
 
+def test_help_may_be_cut_short_and_completion_is_written(elsewhere: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    for words in ("--help", "account --help", "--tyro-print-completion bash"):
+        command = f"{sys.executable} -m dpjax.cli {words} | true"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
+        assert not done.stderr
+    # As the README says.
+    assert "dpjax --tyro-write-completion bash" in (ROOT / "README.md").read_text()
+    for shell in ("bash", "zsh", "fish"):
+        assert cli.main(["--tyro-write-completion", shell, str(elsewhere / shell)]) == 0
+        text = (elsewhere / shell).read_text()
+        assert all(option in text for option in ("attacker", "relation", "where"))
+
+
 def test_a_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "file").write_text("")
     refused([*DESIGN, "--out", "file/it.npz"], capsys, "out is 'file/it.npz', which cannot be")
