@@ -1,5 +1,6 @@
 """The package's metadata, its plain files and its scripts."""
 
+import dataclasses
 import importlib.metadata
 import os
 import re
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 import dpjax
+from dpjax.accounting import forecast, gdp
+from dpjax.engine import plan
+from dpjax.topology import graphs, mixing
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,3 +114,30 @@ def test_documents_name_files_that_exist() -> None:
     for document in documents:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
+    """Closed forms in every row; what the design over the horizon gains, between the two."""
+    text = (ROOT / "docs/choosing.md").read_text()
+    rows = re.findall(r"^\| (\d+) agents.*\| (agent|record) \| (.*) \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 6
+    for n, unit, cells in rows:
+        units = int(n) * (32 if unit == "record" else 1)
+        for epsilon, cell in zip((1.0, 4.0, 10.0), cells.split(" | "), strict=True):
+            numbers = cell.replace("none", "0").split(", ")
+            independent, horizon, best = (int(number.replace(",", "")) for number in numbers)
+            mu, ratio = float(gdp.mu(epsilon, 1e-5)), forecast.GOOD[unit]
+            limit = (ratio * units * mu / 2) ** 2
+            assert best == int(limit) and independent == int(limit / int(n))
+            assert independent <= horizon <= best
+
+
+def test_the_table_s_horizon_aware_numbers_are_a_plan_s() -> None:
+    config = plan.Config(
+        design="whisper_horizon", epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=1000,
+        clip_norm=1.0, batch_size=32, step_size=1.0,
+    )  # fmt: skip
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 0))
+    assert plan.make(config, matrix).forecast(1).affords() == 26
+    records = dataclasses.replace(config, relation="replace_record")
+    assert plan.make(records, matrix).forecast(1).affords() == 4332
