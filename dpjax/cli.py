@@ -385,7 +385,9 @@ def _design(command: Design) -> int:
     print("\n".join(design_command.trust(mine, independent)))
     print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
     print("\n".join(design_command.figures(mine, independent, _FIGURES)))
-    print(f"  {'certified gap: relative excess over the optimum, at most':<58}{_gap(chosen):>12}")
+    print(f"  {'certified gap: excess over the optimum, at most':<52}{_gap(chosen):>12}")
+    if each := design_command.by_agent(mine, nodes.labels(graph)):
+        print("\n" + "\n".join(each))
     ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
     if ratio > 100:
         print(
@@ -409,7 +411,7 @@ _FIGURES = {
     "per_agent_energy": "that per agent, tr(W R W') / n",
     "network_mean_variance": "variance of the network's mean, 1'R1 / n^2",
     "largest_variance": "largest variance of an agent's noise, max R_ii",
-    "largest_variance_ratio": "largest_variance_ratio: that over independent noise's",
+    "largest_variance_ratio": "largest_variance_ratio: that over independent's",
 }
 
 

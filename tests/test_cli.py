@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpjax import cli
-from dpjax.accounting import budget
+from dpjax.accounting import budget, gdp
 from dpjax.data import canonical
 from dpjax.engine import plan
 from dpjax.mechanism import spatial
@@ -89,6 +89,26 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
         assert float(shown) == pytest.approx(figures[key], rel=1e-5)
     (gap,) = re.findall(r"certified gap: .* (\S+)\n", text)
     assert float(gap) < 1e-7
+
+
+def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: Path) -> None:
+    (elsewhere / "net.txt").write_text('"New York" b\nb c\nc d\nd "New York"\nb d\n')
+    terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip", "0.2"]
+    chosen = ["--relation", "zero_out_record", "--design", "whisper"]
+    assert cli.main(["design", "--graph", "net.txt", *terms, *chosen]) == 0
+    text = capsys.readouterr().out
+    covariance = Design.load("dpjax-design.npz").covariance
+    # From the definition: mu_i = C sqrt(T [R^-1]_ii).
+    mu = 0.2 * np.sqrt(50 * np.diag(np.linalg.inv(covariance)))
+    for i, (name, links) in enumerate([("New York", 2), ("b", 3), ("c", 2), ("d", 3)]):
+        (line,) = re.findall(rf"^  {name} +(.*)$", text, re.MULTILINE)
+        neighbours, deviation, epsilon = map(float, line.split())
+        assert neighbours == links
+        assert deviation == pytest.approx(np.sqrt(covariance[i, i]), rel=1e-3)
+        exact = gdp.epsilon(mu[i], 1e-5)
+        assert exact * (1 - 1e-9) <= epsilon <= exact * 1.001
+    assert cli.main([*DESIGN, "--graph", "ring:25", "--design", "independent"]) == 0
+    assert "neighbours" not in capsys.readouterr().out
 
 
 def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None:

@@ -1,18 +1,19 @@
 """What ``dpjax design`` says beside the covariance: the forecast, and whom the seed betrays."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from dpjax.accounting import budget
 from dpjax.accounting.forecast import Forecast
-from dpjax.engine import export
+from dpjax.engine import account_tables, export
 from dpjax.engine import plan as plan_
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 
-__all__ = ["figures", "forecast", "plans", "trust"]
+__all__ = ["by_agent", "figures", "forecast", "plans", "trust"]
 
 
 def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
 
 
 def figures(
-    plan: plan_.Plan, independent: plan_.Plan, titles: Mapping[str, str], width: int = 58
+    plan: plan_.Plan, independent: plan_.Plan, titles: Mapping[str, str], width: int = 52
 ) -> list[str]:
     """The covariance's figures, with independent noise's under the same guarantee beside.
 
@@ -114,3 +115,37 @@ def figures(
         f"  {'':<{width}}{'this':>12}{'independent':>14}",
         *(f"  {titles[name]:<{width}}{mine[name]:>12.6g}{other[name]:>14.6g}" for name in mine),
     ]
+
+
+def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
+    """What every agent of a small network adds and is promised, a line for each.
+
+    Guarantee: epsilon is the loss of the agent's data (or of one record of its) to an outsider,
+    for the plan's relation, clip norm, rounds and accountant, from the covariance alone.
+
+    Args:
+        plan: The plan that is written.
+        names: The agents' labels.
+
+    Returns:
+        Lines; none for a large network.
+    """
+    if len(names) > account_tables.FEW or plan.design is None:
+        return []
+    config, covariance = plan.config, plan.design.covariance
+    spent = budget.loss(
+        covariance,
+        config.delta,
+        rounds=config.rounds,
+        clip_norm=config.clip_norm,
+        relation=config.relation,
+        accountant=config.accountant,
+        allow_unsound=config.allow_unsound,
+    )
+    linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
+    wide = max(5, *map(len, names))
+    lines = [f"  {'agent':<{wide}}{'neighbours':>12}{'noise, std':>12}{'epsilon':>10}"]
+    for i, name in enumerate(names):
+        deviation, epsilon = np.sqrt(covariance[i, i]), account_tables.up(spent.epsilon[i])
+        lines.append(f"  {name:<{wide}}{linked[i]:>12}{deviation:>12.4g}{epsilon:>10}")
+    return lines
