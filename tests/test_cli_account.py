@@ -355,6 +355,11 @@ def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> N
     assert spent <= 3 and spent == pytest.approx(3, rel=2e-3)
     # The test can fail: zero-out, or one round alone, would take less noise.
     assert gdp.epsilon(worst / float(sigma), 1e-5) < 1.5
+    # Every agent's line keeps the budget, and the worst one uses it up.
+    column = {"any": 1, "view": 4}[gradients]
+    table = [line.split() for line in text.partition("\nagent ")[2].splitlines()[1:6]]
+    assert [line[0] for line in table] == list("01234")
+    assert max(float(line[column + 1]) for line in table) == pytest.approx(3, rel=2e-3)
     assert "nothing is written" in text and not list(Path().iterdir())
     assert "relation: replace_record" in text
     assert re.search(r"independent noise \(dsgd\) against it: sigma = \S+, \S+ times this", text)
@@ -390,7 +395,8 @@ def test_the_printed_calls_run(capsys: Capture) -> None:
 
     scope = {"graph": graphs.path(5), "topology": topology, "engine": engine}
     scope["Participation"] = Participation
-    lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    calls = text.partition("the same in Python:")[2]
+    lines = [line.strip() for line in calls.splitlines() if line.startswith("  ")]
     for line in lines[:3]:
         exec(line, scope)
     (sigma,) = re.findall(r"^sigma = (\S+),", text, re.MULTILINE)

@@ -14,6 +14,7 @@ from dpjax import _terminal, _validate
 from dpjax.accounting.view import Gradients
 from dpjax.engine import account as account_
 from dpjax.engine import account_report as report
+from dpjax.engine import account_tables
 from dpjax.engine import multiplier as multiplier_
 from dpjax.topology import nodes
 
@@ -125,11 +126,17 @@ def multiplier(
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
+    each: list[str] = []
+    if len(names) <= account_tables.FEW:
+        with_it = {"sigma": found.sigma, "delta": command.delta}
+        spent = account_.rows_of_each(setting, "pndp", sets, **with_it)
+        each = account_tables.by_agent(spent, names, _terminal.width())
     lines = report.multiplier_lines(
         setting,
         found,
         sets,
         names,
+        each,
         **budget,
         clip=clip,
         gradients=gradients,

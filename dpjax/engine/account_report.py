@@ -103,6 +103,7 @@ def multiplier_lines(
     found: Needed,
     sets: Sequence[Sequence[int]],
     names: Sequence[str],
+    each: Sequence[str] = (),
     *,
     epsilon: float,
     delta: float,
@@ -117,6 +118,7 @@ def multiplier_lines(
         found: What is needed.
         sets: The attackers that were tried.
         names: The agents' labels.
+        each: The table of every agent's loss at this multiplier, of a small network.
         epsilon: Budget.
         delta: Delta.
         clip: Clip norm.
@@ -147,6 +149,7 @@ def multiplier_lines(
         share = "no noise is enough" if math.isinf(value) else f"sigma = {up(value)}"
         more = "" if math.isinf(value) else f", {value / found.sigma:.3g} times this"
         made.append(f"{title}: {share}{more}")
+    made += ["", *each] if each else []
     weights = "metropolis_hastings" if mixing == "metropolis" else "uniform_neighbors"
     when = setting.participation
     made += [
