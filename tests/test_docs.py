@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/accounting.md", "docs/choosing.md"]
+PAGES = [
+    *("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/accounting.md", "docs/choosing.md"),
+    *("docs/own_loop.md", "docs/architecture.md"),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
