@@ -91,6 +91,39 @@ def test_the_floors_are_the_closed_forms(network):
             )
 
 
+def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
+    """The exact loss of equal shifts, which is the least that mu can be, for random mechanisms."""
+    rng, n, rounds = np.random.default_rng(0), 5, 6
+    nearest, nearest_apart = np.inf, np.inf
+    for trial in range(400):
+        apart = trial % 2 == 0
+        factor = np.diag(rng.uniform(0.1, 3, n)) if apart else rng.normal(size=(n, n))
+        strategy = np.tril(rng.normal(size=(rounds, rounds))) + 3 * np.eye(rounds)
+        matrix = rng.uniform(size=(n, n)) + np.eye(n)
+        matrix /= matrix.sum(axis=1, keepdims=True)
+        epochs, separation = [(6, 1), (3, 2), (2, 3), (1, 6)][trial % 4]
+        starts = rounds - (epochs - 1) * separation
+        rows = np.array([[(t - s) in range(0, epochs * separation, separation)
+                          for t in range(rounds)] for s in range(starts)], float)  # fmt: skip
+        over_rounds = np.einsum("st,tu,su->s", rows, strategy.T @ strategy, rows).max()
+        over_agents = np.diag(np.linalg.inv(factor @ factor.T))
+        mu = 2 * 0.7 * np.sqrt(over_rounds * over_agents)
+        reach = forecast.weights(matrix, rounds)
+        np.testing.assert_allclose(reach.sum(axis=1), 1)
+        found = forecast.forecast(
+            9, factor=factor, reach=reach, step_sizes=rng.uniform(0.1, 1, rounds),
+            patterns=(epochs, separation), clip_norm=0.7, relation="replace_record", batch_size=3,
+            mu=mu.max(), delta=1e-5, strategy=strategy, budgets=mu,
+        )  # fmt: skip
+        assert found.ratio >= found.floor * (1 - 1e-9) and found.apart == apart
+        nearest = min(nearest, found.ratio / found.floor)
+        if apart:
+            assert 3 * found.apart_rate <= found.ratio * (1 + 1e-9)
+            nearest_apart = min(nearest_apart, found.ratio / (3 * found.apart_rate))
+    # Not far below either: bounds half again as large would have failed.
+    assert nearest < 1.5 and nearest_apart < 1.5
+
+
 def test_the_floor_is_reached_by_noise_that_cancels_on_the_complete_graph():
     matrix = mixing.metropolis_hastings(graphs.complete(10))
     found = plan.make(make_config(design="whisper", rounds=5), matrix).forecast(100)
@@ -239,4 +272,5 @@ def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys
         run(fair, task, seeds=[0], progress=True)
     assert "forecast: d = 6: noise 0." in capsys.readouterr().err
     with pytest.warns(forecasts.HopelessWarning, match="1 of 2 plans"):
-        run([hopeless, fair], task, seeds=[0])
+        line = forecasts.tell([hopeless, fair], 6)
+    assert line.startswith("forecast: d = 6: noise 0.") and "; up to " in line

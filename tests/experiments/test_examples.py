@@ -1,6 +1,7 @@
 """The examples of a design as a product: one's own covariance, one's own training loop."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpjax import cli
 from dpjax.engine import plan
 from dpjax.topology import graphs, mixing
 
@@ -56,6 +58,24 @@ def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
     text = done.stdout.decode()
     assert all(f"{name}: accuracy 0." in text for name in SIX)
     assert "NOT protected from each other" in text and "at most 20 rounds" in text
+
+
+def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
+    module, page = example("own_loop"), (ROOT / "docs" / "own_loop.md").read_text()
+    for text, labels in ((module.__doc__, list("012345")), (page, SIX[:4])):
+        (command,) = re.findall(r"^dpjax (design (?:.*\\\n)*.*)$", text, flags=re.MULTILINE)
+        assert cli.main(command.replace("\\\n", " ").split()) == 0
+        assert len(module.train("design.npz", rounds=2)) == len(labels)
+        out = capsys.readouterr().out
+        assert all(f"\n{label}: accuracy" in out for label in labels)
+        Path("design.npz").unlink()
+    with np.load(saved(tmp_path, "mafalda", "replace_record")) as file:
+        listed = set(re.findall(r"`(\w+)`", page.partition("## Six rules")[0]))
+        assert {name for name in file.files} - listed <= {
+            *("header", "digest", "covariance", "multipliers", "precision_bound")
+        }
 
 
 @pytest.mark.parametrize("design", ["independent", "whisper_horizon", "mafalda", "spacetime"])
