@@ -220,7 +220,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         for policy, made in (("old noise", old), ("solved again", solved)):
             second = run(
                 plan.make(base, rest, design=made), learn(stay), start=start, phase=1,
-                spent=first.guarantees, **options,
+                spent=first.guarantees, planned=True, **options,
                 **lab.run_options(folder / f"{name}-{policy.replace(' ', '-')}"),
             )  # fmt: skip
             spent = seconds if policy == "solved again" else 0.0

@@ -2,48 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax.accounting import budget, gdp
+from dpjax.accounting import budget, gdp, stopping, wording
+from dpjax.accounting.wording import ATTACKERS
 
 __all__ = ["ATTACKERS", "Attacker", "Guarantee"]
 
 Attacker = Literal["outsider", "aggregator", "nodes"]
-
-ATTACKERS: dict[str, str] = {
-    "outsider": (
-        "an outsider who sees every message on every link, the mixing matrix and the noise "
-        "design, but not the noise seed"
-    ),
-    "aggregator": (
-        "whoever receives the sum of the agents' messages of every round, but no single message "
-        "and not the noise seed"
-    ),
-    "nodes": (
-        "nodes of the network who see the messages they receive and know their own gradients and "
-        "noise, but not the other nodes' seeds"
-    ),
-}
-"""Attackers by name, each with what it sees and does not know."""
-
-_RELATION_TEXT = {
-    "replace_agent": "replacing all data of one agent",
-    "replace_record": "replacing one record of one agent",
-    "zero_out_record": "zeroing out one record of one agent",
-}
-_GRADIENTS_TEXT = {
-    "any": "",
-    "view": ", only for gradients that do not depend on what the attacker cannot see",
-}
-_ACCOUNTANT_TEXT = {
-    "gdp": "accounted exactly (Gaussian DP)",
-    "rdp": "accounted through Renyi DP",
-    "paper": "by the Whisper paper's rule",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +44,10 @@ class Guarantee:
         added_delta: The part of delta that finite-precision noise uses.
         gradients: "any", or "view" where it holds only for gradients that do not depend on what
             the attacker cannot see, see `dpjax.accounting.view.View.loss`.
+        curve: The marks at which the run may have stopped by what was released, with what makes
+            the numbers of all of them hold at once; None where the rounds were fixed beforehand.
+        private_stop: True where the round at which the run ended was chosen by whoever had read
+            metrics of private data: what that choice gives away is not covered.
     """
 
     epsilon: float
@@ -94,12 +67,15 @@ class Guarantee:
     added_epsilon: float = 0.0
     added_delta: float = 0.0
     gradients: Literal["any", "view"] = "any"
+    curve: stopping.Curve | None = None
+    private_stop: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
         _validate.integer("rounds", self.rounds, least=0)
         self._check_added()
-        for name in ("release", "white", "unsound"):
+        self._check_curve()
+        for name in ("release", "white", "unsound", "private_stop"):
             _validate.flag(name, getattr(self, name))
         exact = self.exact_epsilon  # Refuses a bad mu or delta.
         if not self.epsilon >= 0:
@@ -144,6 +120,20 @@ class Guarantee:
             raise ValueError(
                 f"added_delta is {self.added_delta} with delta {self.delta}, which includes it; "
                 "give a number from 0 to below delta"
+            )
+
+    def _check_curve(self) -> None:
+        if self.curve is None:
+            return
+        if self.relation is None or self.rounds not in (0, *self.curve.marks):
+            raise ValueError(
+                f"curve has marks {self.curve.marks} for {self.rounds} rounds; make it with "
+                "Guarantee.stopping_at"
+            )
+        if not self.curve.delta <= self.delta - self.added_delta:
+            raise ValueError(
+                f"curve.delta is {self.curve.delta} with delta {self.delta}, of which "
+                f"{self.added_delta} is used; make it with Guarantee.stopping_at"
             )
 
     def _check_release(self) -> None:
@@ -203,12 +193,13 @@ class Guarantee:
 
     @property
     def exact_epsilon(self) -> float:
-        """Exact epsilon at the same mu and delta, whatever the accountant states."""
+        """Exact epsilon at the same mu and delta (a curve's), whatever the accountant states."""
         return self._exact(self.mu)
 
     def _exact(self, mu: float) -> float:
         """Exact epsilon of a mu at this delta, what finite precision adds included."""
-        return float(gdp.epsilon(mu, self.delta - self.added_delta)) + self.added_epsilon
+        delta = self.delta - self.added_delta if self.curve is None else self.curve.delta
+        return float(gdp.epsilon(mu, delta)) + self.added_epsilon
 
     def with_finite_precision(self, epsilon: float, delta: float) -> "Guarantee":
         """The record of the same noise in finite precision: what it costs, on top.
@@ -261,25 +252,31 @@ class Guarantee:
         )
 
     def after(self, rounds: int) -> "Guarantee":
-        """What the first rounds of the run have spent.
+        """What the first rounds of the run spend, their number fixed before it began.
 
         For noise that is white over rounds mu_t = mu sqrt(t / T), or mu sqrt(ceil(t / b) / k) where
         a record takes part k times, b rounds apart, and epsilon is exact at the same delta; for
         correlated noise the whole run's loss stands from its first round on.
 
-        Guarantee: holds for the first ``rounds`` rounds, also when the decision to stop there was
-        taken from what was released. Not when it was taken from logged losses, which are not
-        private.
+        Guarantee: holds where ``rounds`` was fixed before the first one. Not where the decision to
+        stop there was taken from anything seen on the way, released or not: with 20 places to
+        stop the true delta is 7 times the one stated. Such a run states this guarantee itself, or
+        the one that `stopping_at` gave before it began.
 
         Args:
-            rounds: Rounds t done so far, 0 to T.
+            rounds: Rounds t, 0 to T.
 
         Returns:
-            The guarantee of what has been sent.
+            The guarantee of the first t rounds.
 
         Raises:
-            ValueError: For more rounds than are covered.
+            ValueError: For more rounds than are covered, or a guarantee with a curve.
         """
+        if self.curve is not None:
+            raise ValueError(
+                f"curve has marks {self.curve.marks}; use stopped(rounds), whose numbers hold for "
+                "a round chosen on the way, or the plan's own guarantee"
+            )
         rounds = _validate.integer("rounds", rounds, least=0)
         if rounds > self.rounds:
             raise ValueError(
@@ -288,21 +285,31 @@ class Guarantee:
             )
         if self.relation is None:
             return Guarantee.none(rounds)
-        share, participation = 1.0, self.participation
+        return self._part(rounds, self._share(rounds))
+
+    def _share(self, rounds: int) -> float:
+        """The share of mu^2 that the first rounds have spent at most, not rounded."""
+        if rounds == 0:
+            return 0.0
+        if not self.white:
+            return 1.0
+        if self.participation is None:
+            return rounds / self.rounds
+        epochs, separation = self.participation
+        return min(epochs, -(-rounds // separation)) / max(epochs, 1)
+
+    def _part(self, rounds: int, share: float) -> "Guarantee":
+        """The record of the first rounds, which have spent a share of mu^2."""
+        root = 0.0 if share == 0 else min(1.0, math.sqrt(share) * (1 + 1e-15))
+        participation = self.participation
         if participation is not None:
             epochs, separation = participation
             participation = min(epochs, -(-rounds // separation)), separation
-            share = math.sqrt(participation[0] / max(epochs, 1))
-        elif self.rounds:
-            share = math.sqrt(rounds / self.rounds)
-        share = share if self.white else 1.0
-        share = 0.0 if rounds == 0 else min(1.0, share * (1 + 1e-15))
-        mu = self.mu * share
+        mu = self.mu * root
         each = None
         epsilon = self._exact(mu)
         if self.per_agent_epsilon is not None:
-            # Each agent's mu is at most what its accountant allowed for its epsilon.
-            mus = [self._mu_of(value) * share for value in self.per_agent_epsilon]
+            mus = [value * root for value in self._agents_mus()]
             each = tuple(self._exact(min(m, mu)) for m in mus)
             epsilon = max(each)
             mu = min(mu, max(mus))
@@ -317,25 +324,135 @@ class Guarantee:
             participation=participation,
         )
 
-    def followed_by(self, later: "Guarantee") -> "Guarantee":
-        """What two runs in a row have spent on the same agents: mu^2 adds up.
+    def stopping_at(
+        self, marks: Sequence[int], *, shares: Sequence[float] | None = None
+    ) -> "Guarantee":
+        """What a run states that may stop at any of its marks by what was released.
 
-        Guarantee: adaptive composition of Gaussian DP; the later run may depend on what the
-        earlier one released. Both must have noise of their own.
+        Guarantee: if the marks were fixed before the run, then `stopped` of what this returns
+        holds at whichever mark the run stopped, by any rule that looks at messages alone: see
+        `dpjax.accounting.stopping` for what that means and why. In exchange the whole run costs
+        more than without stops: with mu 1, delta 1e-5 and 20 marks epsilon is 0.93 at the first
+        mark and 4.84 at the last, where this guarantee is 4.38.
+
+        Args:
+            marks: Rounds t at which the run may stop, rising; the last is T.
+            shares: [marks] what the rounds up to each mark have spent at most, as shares of mu^2,
+                over all participation patterns; by default t / T, or ceil(t / b) / k, where noise
+                is white over rounds, and 1 at every mark where it is not.
+
+        Returns:
+            The guarantee of the whole run, with the curve.
+
+        Raises:
+            ValueError: For marks that do not rise to T, or shares that do not rise to 1.
+        """
+        if self.relation is None:
+            return self
+        if self.curve is not None:
+            raise ValueError("curve is given already; use the plan's own guarantee")
+        if shares is None:
+            shares = [self._share(_validate.integer("marks", mark)) for mark in marks]
+        free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
+        if free.marks[-1] != self.rounds:
+            raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
+        mus = {min(mu, self.mu) for mu in self._agents_mus()}
+        added = self.added_delta
+        while added < self.delta:
+            inner = min(free.inner_delta(mu, self.delta - added) for mu in mus)
+            made = self._curved(dataclasses.replace(free, delta=inner), added)
+            # What finite precision adds to delta grows like e^epsilon, and epsilon with the curve.
+            growth = math.exp(min(max(0.0, made.epsilon - self.epsilon), 700.0))
+            if added >= self.added_delta * growth:
+                return made
+            added = 1.01 * self.added_delta * growth
+        raise ValueError(
+            f"added_delta is {self.added_delta} with delta {self.delta}, which leaves nothing for "
+            "a curve; state the plan's guarantee, or use a larger delta"
+        )
+
+    def _curved(self, curve: stopping.Curve, added_delta: float) -> "Guarantee":
+        """The record of the whole run at the curve's delta."""
+        bare = dataclasses.replace(
+            self,
+            epsilon=math.inf,
+            per_agent_epsilon=None,
+            accountant="gdp",
+            unsound=False,
+            added_delta=added_delta,
+            curve=curve,
+        )
+        each = None
+        if self.per_agent_epsilon is not None:
+            each = tuple(bare._exact(min(mu, self.mu)) for mu in self._agents_mus())
+        epsilon = bare.exact_epsilon if each is None else max(each)
+        return dataclasses.replace(bare, epsilon=epsilon, per_agent_epsilon=each)
+
+    def stopped(self, rounds: int) -> "Guarantee":
+        """What a run states that ended after some rounds because of what was released.
+
+        Guarantee: a curve's numbers hold at the mark where the run ended, see `stopping_at`.
+        Without one the whole run's guarantee stands, whenever it ended.
+
+        Args:
+            rounds: Rounds done; with a curve, one of its marks.
+
+        Returns:
+            The guarantee.
+
+        Raises:
+            ValueError: For rounds that are no mark of the curve, or beyond those covered.
+        """
+        rounds = _validate.integer("rounds", rounds)
+        if self.curve is None:
+            if rounds > self.rounds:
+                raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
+            return self
+        if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
+            raise ValueError(
+                f"rounds is {rounds} of {self.rounds}, the curve's marks are {self.curve.marks}; "
+                "ask the whole run's guarantee for one of them"
+            )
+        return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
+
+    def followed_by(self, later: "Guarantee", *, planned: bool) -> "Guarantee":
+        """What two runs in a row spend on the same agents: mu^2 adds up.
+
+        Guarantee: adaptive composition of Gaussian DP. The later run's data, models and gradients
+        may depend on what the earlier one released; that there is one, its length and its noise
+        must have been fixed before the earlier one began. A phase added because of what the first
+        one released makes delta up to 1.87 times the one stated (two equal phases). Both must have
+        noise of their own. An earlier run that was stopped on the way states all that it had
+        planned, and that is what composes.
 
         Args:
             later: The guarantee of the run that carried on.
+            planned: True: both phases were fixed before the first one began.
 
         Returns:
             The guarantee of both, with the exact epsilon at the same delta.
 
         Raises:
-            ValueError: If the two differ in relation, attacker, delta, release, gradients, or in
-                how far apart a record takes part; if what finite precision adds uses up delta.
+            ValueError: If ``planned`` is not True; for guarantees with a curve, whose numbers were
+                chosen on the way; if the two differ in relation, attacker, delta, release,
+                gradients, or in how far apart a record takes part; if what finite precision adds
+                uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
         """
+        if not _validate.flag("planned", planned):
+            raise ValueError(
+                "planned is False; a phase that was decided on after seeing the first one is not "
+                "covered by any sum of the two. Fix the largest later phase before the first one "
+                "begins, and state both with planned=True whether or not it is run"
+            )
+        for record in (self, later):
+            if record.curve is not None:
+                raise ValueError(
+                    f"curve has marks {record.curve.marks}; phases in a row are covered by their "
+                    "plans' own guarantees, compose those"
+                )
         if self.relation is None or later.relation is None:
             return Guarantee.none(self.rounds + later.rounds)
         for name in ("relation", "attacker", "delta", "release", "gradients"):
@@ -375,77 +492,33 @@ class Guarantee:
             white=False,
             unsound=False,
             participation=participation,
+            private_stop=self.private_stop or later.private_stop,
         )
+
+    def _agents_mus(self) -> list[float]:
+        """Upper bounds on each agent's mu; one number where all agents have the same."""
+        if self.per_agent_epsilon is None:
+            return [self.mu]
+        # Each agent's mu is at most what its accountant allowed for its epsilon.
+        return [self._mu_of(value) for value in self.per_agent_epsilon]
 
     def _mu_of(self, epsilon: float) -> float:
         """An upper bound on the mu for which this record's accountant states epsilon."""
         assert self.accountant is not None
         epsilon = max(0.0, epsilon - self.added_epsilon)
+        delta = self.delta if self.curve is None else self.curve.delta
         if epsilon == 0:
-            return float(gdp.mu(0.0, self.delta)) * (1 + 1e-9)
-        mu = budget.allowed_mu(epsilon, self.delta, accountant=self.accountant, allow_unsound=True)
+            return float(gdp.mu(0.0, delta)) * (1 + 1e-9)
+        mu = budget.allowed_mu(epsilon, delta, accountant=self.accountant, allow_unsound=True)
         return float(mu) * (1 + 1e-9)
 
     def statement(self) -> str:
         """Everything in one sentence, and what it does not cover in another."""
-        if self.relation is None:
-            return f"Not private: {self.rounds:,} rounds without a differential-privacy guarantee."
-        assert self.attacker is not None and self.accountant is not None
-        text = (
-            f"({self._epsilon_text()}, delta = {_up(self.delta)})-differentially private per "
-            f"{self.unit} ({_RELATION_TEXT[self.relation]}; relation {self.relation}, clip norm "
-            f"{self.clip_norm:g}) over {self.rounds:,} rounds{self._participation_text()}"
-            f"{'' if self.white else ' with noise correlated over rounds'} against "
-            f"{ATTACKERS[self.attacker]}{_GRADIENTS_TEXT[self.gradients]}; "
-            f"{_ACCOUNTANT_TEXT[self.accountant]}, mu = {_up(self.mu)}"
-        )
-        if self.accountant != "gdp":
-            text += f", exact epsilon = {_up(self.exact_epsilon)}"
-        if self.unsound:
-            text += " (the stated epsilon is FALSE, the exact one holds)"
-        if self.release:
-            text += (
-                f"; {_up(self.added_epsilon)} of epsilon and {_up(self.added_delta)} of delta are "
-                "for noise of finite precision"
-                if self.added_epsilon
-                else "; what noise of finite precision adds is not in it"
-            )
-            return text + ". Release: the noise key was drawn secretly and must stay secret."
-        return text + ". Simulation: whoever knows the seed can subtract the noise."
+        return wording.statement(self)
 
     def caption(self) -> str:
         """The guarantee in a few words, for a figure."""
-        if self.relation is None:
-            return f"not private, T = {self.rounds}"
-        exact = ""
-        if self.accountant != "gdp":
-            exact = f" [exact epsilon {_up(self.exact_epsilon)}]"
-        if self.unsound:
-            exact = f" [FALSE: exact epsilon {_up(self.exact_epsilon)}]"
-        return (
-            f"({self._epsilon_text()}, delta = {_up(self.delta)})-DP{exact} per {self.unit} "
-            f"({self.relation}), {self.attacker}"
-            f"{' (gradients: view)' if self.gradients == 'view' else ''}, "
-            f"T = {self.rounds}{self._pattern_text()}, "
-            f"{self.accountant} accountant, "
-            f"{'release' if self.release else 'simulation'}"
-        )
-
-    def _epsilon_text(self) -> str:
-        if self.per_agent_epsilon and min(self.per_agent_epsilon) < self.epsilon:
-            return f"epsilon = {_up(min(self.per_agent_epsilon))} to {_up(self.epsilon)} by agent"
-        return f"epsilon = {_up(self.epsilon)}"
-
-    def _participation_text(self) -> str:
-        if self.participation is None:
-            return ""
-        epochs, separation = self.participation
-        return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
-
-    def _pattern_text(self) -> str:
-        if self.participation is None:
-            return ""
-        return f", k = {self.participation[0]}, b = {self.participation[1]}"
+        return wording.caption(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""
@@ -453,6 +526,8 @@ class Guarantee:
         def plain(value: Any) -> Any:
             if isinstance(value, tuple):
                 return [plain(entry) for entry in value]
+            if isinstance(value, dict):
+                return {key: plain(entry) for key, entry in value.items()}
             return "inf" if value == math.inf else value
 
         return {key: plain(value) for key, value in dataclasses.asdict(self).items()}
@@ -482,16 +557,10 @@ class Guarantee:
             )
 
         def rich(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return stopping.Curve(**{key: rich(entry) for key, entry in value.items()})
             if isinstance(value, list | tuple):
                 return tuple(rich(entry) for entry in value)
             return math.inf if value == "inf" else value
 
         return cls(**{key: rich(value) for key, value in record.items()})
-
-
-def _up(value: float) -> str:
-    """Four digits, rounded up: a printed loss is never below the stated one."""
-    if not math.isfinite(value):
-        return str(value)
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
-    return f"{float(rounded):g}"

@@ -162,7 +162,7 @@ def check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> in
         if not isinstance(before, Guarantee):
             raise ValueError(f"spent[{place}] is {type(before).__name__}; give a Guarantee")
         try:
-            before.followed_by(plan.guarantee)
+            before.followed_by(plan.guarantee, planned=True)
         except ValueError as error:
             raise ValueError(
                 f"spent[{place}] does not compose with the plan's guarantee: {error}"

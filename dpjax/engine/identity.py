@@ -39,7 +39,7 @@ def of_run(
     plans: Sequence[Plan],
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    chunks: Sequence[int],
+    chunks: Sequence[int | str],
     models: Any,
     program: str,
     devices: int,
@@ -50,7 +50,8 @@ def of_run(
         plans: The plans.
         problems: One, or one a seed.
         seeds: The seeds.
-        chunks: What divides the rounds into compiled calls.
+        chunks: What divides the rounds into compiled calls, how many there are, and what a run
+            that is stopped states.
         models: Pytree of what training starts from.
         program: From `computation`.
         devices: Over how many devices the agents are spread.

@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -46,6 +46,9 @@ class Problem:
         weighted: ``weighted(params, x, y, weights) -> gradient``, a sum of per-example gradients
             with weights from their norms, where the model has one (see
             `dpjax.models.mlp.weighted_gradients`); used for the record unit only.
+        evaluation_data: "private" where the metrics come from data that must not leak, as held-out
+            records of the agents do; "public" where anybody may have them. A run whose callback
+            reads metrics of private data does not cover the round at which it ended.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -58,9 +61,11 @@ class Problem:
     name: str = "problem"
     batch_loss: Callable[[Any, Any, Any], Any] | None = None
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
+    evaluation_data: Literal["private", "public"] = "private"
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
+        _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         _validate.finite_array("x", self.x)
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
@@ -69,7 +74,6 @@ class Problem:
         # Copies that nobody can change after the check.
         for name in ("x", "y"):
             array = np.array(getattr(self, name))
-            _validate.check_range(name, array)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         indices, counts = (np.array(part, np.int32) for part in self.partition)
@@ -104,6 +108,7 @@ def supervised(
     partition: Partition,
     *,
     name: str = "supervised",
+    evaluation_data: Literal["private", "public"] = "private",
 ) -> Problem:
     """A flax model, a named loss, and arrays.
 
@@ -117,6 +122,7 @@ def supervised(
         test: x [M, ...] and y [M].
         partition: The training rows of each agent.
         name: For records.
+        evaluation_data: Whose ``test`` is: "private", what the agents hold, or "public".
 
     Returns:
         The problem.
@@ -127,7 +133,7 @@ def supervised(
     _validate.one_of("loss", loss, LOSSES)
     arrays = []
     for split, (x, y) in (("train", train), ("test", test)):
-        x = _validate.single(f"{split} x", x)
+        x = _validate.finite_array(f"{split} x", x).astype(np.float32)
         y = _labels(loss, split, y)
         if len(x) != len(y):
             raise ValueError(f"{split} x has {len(x)} rows, y {len(y)}; give one label a row")
@@ -136,18 +142,13 @@ def supervised(
         functions = _functions(model, loss, arrays[0][0].shape[1:])
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _functions.__wrapped__(model, loss, arrays[0][0].shape[1:])
-    (x, _), (x_test, _) = arrays
-    if x.shape[1:] != x_test.shape[1:]:
-        raise ValueError(
-            f"test x has records of shape {x_test.shape[1:]}, train x of {x.shape[1:]}; give both "
-            "the same columns, in the same order"
-        )
     _check_outputs(model, loss, arrays)
     (x, y), evaluation = arrays
     init, example_loss, metrics, batch_loss, weighted = functions
     return Problem(
-        init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss, weighted
-    )
+        init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss, weighted,
+        evaluation_data,
+    )  # fmt: skip
 
 
 def _check_partition(partition: Any) -> None:
@@ -183,13 +184,8 @@ def _labels(loss: str, split: str, y: Any) -> np.ndarray:
     if loss == "cross_entropy":
         if (y != np.round(y)).any() or y.min() < 0:
             raise ValueError(f"{split} y holds {y.min()}; cross_entropy takes classes 0 .. c-1")
-        if y.max() > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{split} y reaches {y.max():.10g}; cross_entropy takes classes 0 .. c-1: number "
-                "them from 0"
-            )
         return y.astype(np.int32)
-    return _validate.single(f"{split} y", y)
+    return y.astype(np.float32)
 
 
 def _check_outputs(model: nn.Module, loss: str, arrays: list[tuple[Any, Any]]) -> None:
@@ -281,6 +277,7 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
         Partition(rows[:, None], np.ones(agents, np.int32)),
         (x.astype(np.float32), np.float32(made.minimum)),
         f"quadratics from the {start}",
+        evaluation_data="public",
     )
 
 

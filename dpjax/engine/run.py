@@ -22,6 +22,7 @@ from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.engine.plan import Plan, statics
 from dpjax.engine.problem import Problem
+from dpjax.engine.stated import Stopping, check_stop_at, stated
 from dpjax.transforms.noise import NoiseState
 
 __all__ = ["Progress", "Result", "run"]
@@ -33,7 +34,8 @@ class Progress(NamedTuple):
     Attributes:
         round: Rounds done.
         metrics: name -> [S, V], the latest.
-        guarantees: What each of the V plans has spent so far.
+        guarantees: What each of the V plans states if the run ends here because of it, see
+            ``stopping`` of `run`.
         rounds_per_second: One seed's round of one plan counts one; this process only.
     """
 
@@ -52,7 +54,9 @@ class Result:
         seeds: The S seeds.
         rounds: [E] rounds at which metrics were taken.
         metrics: name -> [E, S, V].
-        guarantees: What each plan has spent, which is less than planned after an early stop.
+        guarantees: What each plan states: its own guarantee, also after an early stop, which
+            anything seen on the way may have decided; less only where the rounds were fixed
+            beforehand (``stop_at``) or a curve over marks was (``stopping="curve"``).
         params: Final agent-stacked parameters, leaves [S, V, n, ...].
         seconds: Time in the compiled loop, this process only, compilation included.
         rounds_per_second: One seed's round of one plan counts one; the first chunk, which
@@ -141,6 +145,9 @@ def run(
     start: Any = None,
     phase: int = 0,
     spent: Sequence[Guarantee] | None = None,
+    planned: bool = False,
+    stop_at: int | None = None,
+    stopping: Stopping = "plan",
 ) -> Result:
     """Run every plan with every seed, in one compiled call a chunk.
 
@@ -149,6 +156,12 @@ def run(
     be published together. A release (``config.release``) is one plan and one seed; its noise key
     comes from the operating system, lives in ``key_file`` and is deleted when the run ends.
     Metrics and the callback's values are computed on unprotected data and are not private.
+
+    A run that a callback stopped states its plan's whole guarantee: where it stopped may depend on
+    all that was released, and the first rounds' smaller loss is theirs only if their number was
+    fixed before. The result says so where the metrics that the callback read come from private
+    data (`Problem.evaluation_data`): then the stopping round itself is outside the guarantee, also
+    where a callback that answers True or False let the run end by itself.
 
     Args:
         plans: One plan, or several that share rounds, clip norm, batch size and unit.
@@ -163,13 +176,22 @@ def run(
         checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
         progress: Show a progress bar with rounds/s and the time left.
-        callback: Called with `Progress` at every chunk's end; True stops the run.
+        callback: Called with `Progress` at every chunk's end; True stops the run. One that only
+            watches returns None.
         start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
             the problem's; when a run carries on after an agent has left, say.
         phase: Number of this run among several in a row, above 0 where ``start`` is given: each
             phase has noise and batches of its own.
         spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
             needed with ``start``. The result states both together: mu^2 adds up.
+        planned: True where this phase, its length and its noise were fixed before the first one
+            began; needed with ``start``. A phase added because of what was released is not covered
+            by the two together.
+        stop_at: Rounds to do, fixed before the run, in place of all; states what so many rounds
+            spend. A checkpoint or key file of another number is refused.
+        stopping: What a run states that its callback stops: "plan", the plan's whole guarantee; or
+            "curve", numbers that hold at whichever chunk's end it stops, smaller at the first ones
+            and larger at the last (`dpjax.accounting.stopping`).
 
     Returns:
         Metrics, final models and what was spent. A run that is resumed continues to the same
@@ -189,13 +211,18 @@ def run(
     shared = statics(plans)
     task = problems[0]
     mesh = sharding.agent_mesh(task.agents, devices)
-    total = shared["rounds"]
+    total = check_stop_at(stop_at, shared["rounds"])
     if eval_every is None:
         eval_every = max(1, total // 20)
     every = min(_validate.integer("eval_every", eval_every), total)
     chunk_blocks = _validate.integer("chunk_blocks", chunk_blocks)
     phase = arguments.check_phase(plans, phase, start, spent)
     marks = np.append(np.arange(every, total, every), total)
+    ends = [*range(every * chunk_blocks, total, every * chunk_blocks), total]
+    states = stated(
+        plans, ends, stopping=stopping, callback=callback is not None, before=spent, planned=planned
+    )
+    private = any(one.evaluation_data == "private" for one in problems)
 
     settings = _settings(plans, problems, shared, mesh)
     arrays, data = placing.arrays(plans, mesh), placing.data(problems, mesh)
@@ -223,7 +250,7 @@ def run(
             plans,
             problems,
             seeds,
-            (every, chunk_blocks, phase),
+            (every, chunk_blocks, phase, total, stopping),
             (models, start),
             identity_.computation(traced, release=plans[0].config.release),
             1 if mesh is None else mesh.size,
@@ -235,9 +262,11 @@ def run(
     state = state._replace(params=sharding.place(params, mesh, 2))
     names = program.metric_names(settings, data, state)
     taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
-    done, ended = 0, False
+    done, ended, decided = 0, False, False
     if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
         done, (portable, taken), ended = restored
+        # What the callback answered before is not known, but whether there was one.
+        decided = ended and (callback is not None or done < total)
         state = _adopt(portable, state, mesh)
         if settings.strategy is not None and not ended:
             state = program.replay(settings, arrays, state, jnp.int32(done))
@@ -270,8 +299,10 @@ def run(
             ended = done == total
             if callback is not None:
                 latest = {name: value[inside][-1].copy() for name, value in taken.items()}
-                seen = Progress(done, latest, _spent(plans, done, spent), meter.rate)
-                ended = bool(callback(seen)) or ended
+                would = states.at(done, private_stop=private)
+                answer = callback(Progress(done, latest, would, meter.rate))
+                decided = decided or answer is not None
+                ended = bool(answer) or ended
             if store is not None and (ended or time.monotonic() - saved_at >= checkpoint_seconds):
                 store.save(done, _portable(state, taken), ended=ended)
                 saved_at = time.monotonic()
@@ -285,25 +316,12 @@ def run(
         seeds=seeds,
         rounds=marks[keep],
         metrics={name: value[keep] for name, value in taken.items()},
-        guarantees=_spent(plans, done, spent),
+        guarantees=states.at(done, private_stop=private and decided),
         params=jax.device_get(state.params),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=done == total,
     )
-
-
-def _spent(
-    plans: tuple[Plan, ...], done: int, before: Sequence[Guarantee] | None
-) -> tuple[Guarantee, ...]:
-    """What the plans have spent: exact after a part of the rounds, as planned after all."""
-    now = [
-        plan.guarantee if done == plan.config.rounds else plan.guarantee.after(done)
-        for plan in plans
-    ]
-    if before is None:
-        return tuple(now)
-    return tuple(first.followed_by(second) for first, second in zip(before, now, strict=True))
 
 
 class _Meter:

@@ -1,6 +1,7 @@
 """Strategies over rounds for plans: made once, checked, and as the run applies them."""
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,15 @@ from dpjax.mechanism.spatial import bounds
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds
 
-__all__ = ["DESIGNS", "Made", "check", "make", "sensitivity_squared", "spatial"]
+__all__ = [
+    "DESIGNS",
+    "Made",
+    "check",
+    "make",
+    "partial_energies",
+    "sensitivity_squared",
+    "spatial",
+]
 
 DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
 """Designs whose noise is correlated over rounds."""
@@ -151,9 +160,30 @@ def sensitivity_squared(strategy: Float[np.ndarray, "t t"], participation: Parti
     Returns:
         The larger of the two, at clip 1.
     """
+    return float(partial_energies(strategy, participation, [len(strategy)])[0])
+
+
+def partial_energies(
+    strategy: Float[np.ndarray, "t t"], participation: Participation, marks: Sequence[int]
+) -> Float[np.ndarray, " marks"]:
+    """Return the squared sensitivity of the first rounds' messages, up to each mark.
+
+    Up to mark t these show (C G)_s + Z_s for s <= t and nothing else, so what they spend is the
+    energy of C's first t rows, the largest over participation patterns.
+
+    Args:
+        strategy: [T, T] C.
+        participation: When a record appears.
+        marks: [M] numbers of rounds.
+
+    Returns:
+        [M] squared sensitivities, at clip 1, of the strategy as a run applies it.
+    """
     kinds = (np.float32, np.float64)
     applied = [rounds.applied(strategy, kind) for kind in kinds]
-    largest = max(temporal.sensitivity(one, participation) for one in applied)
     # What inverting the coefficients may have lost.
     margin = 4 * len(strategy) * rounds.WORST * np.finfo(np.float64).eps
-    return (largest * (1 + margin)) ** 2
+    largest = [
+        max(temporal.sensitivity(one[:mark], participation) for one in applied) for mark in marks
+    ]
+    return (np.asarray(largest) * (1 + margin)) ** 2

@@ -11,7 +11,7 @@ return strategies of sensitivity 1 for the participation that they are given, an
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _memory, _validate
+from dpjax import _validate
 from dpjax.mechanism import workload
 from dpjax.mechanism.banded import banded, toeplitz
 from dpjax.mechanism.epochs import (
@@ -50,10 +50,9 @@ def identity(rounds: int) -> Strategy:
         rounds: T.
 
     Raises:
-        ValueError: for rounds below 1, or more than memory holds.
+        ValueError: for rounds below 1.
     """
-    _memory.over_rounds(_validate.integer("rounds", rounds))
-    return np.eye(rounds)
+    return np.eye(_validate.integer("rounds", rounds))
 
 
 def anti_pgd(rounds: int) -> Strategy:
@@ -65,10 +64,9 @@ def anti_pgd(rounds: int) -> Strategy:
         rounds: T.
 
     Raises:
-        ValueError: for rounds below 1, or more than memory holds.
+        ValueError: for rounds below 1.
     """
-    _memory.over_rounds(_validate.integer("rounds", rounds))
-    return np.tri(rounds)
+    return np.tri(_validate.integer("rounds", rounds))
 
 
 def prefix_sum(participation: Participation) -> Strategy:

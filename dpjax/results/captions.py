@@ -42,7 +42,7 @@ def guarantees(given: Any) -> list[str]:
         elif record.get("relation") is None:
             open_rounds.add(int(record.get("rounds", 0)))
         else:
-            kind = (*(record.get(name) for name in _KIND), participation(record))
+            kind = (*(record.get(name) for name in _KIND), *_conditions(record))
             private.setdefault(kind, []).append(record)
     for kind, records in private.items():
         captions.append(_caption(kind, records))
@@ -85,9 +85,19 @@ def participation(record: Any) -> str | None:
     return f"k = {epochs}, b = {separation}"
 
 
+def _conditions(record: Mapping[str, Any]) -> tuple[str, str]:
+    """What a private guarantee is about besides its numbers: of gradients, and of rounds."""
+    view = " (gradients: view)" if record.get("gradients") == "view" else ""
+    pattern = participation(record)
+    rounds = "" if pattern == "all rounds" else f", {pattern}"
+    curve = record.get("curve")
+    rounds += f", may stop at {len(curve['marks'])} marks" if curve else ""
+    rounds += ", stopping round not covered" if record.get("private_stop") else ""
+    return view, rounds
+
+
 def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
-    delta, unit, relation, attacker, accountant, release, unsound, pattern = kind
-    pattern = "" if pattern == "all rounds" else f", {pattern}"
+    delta, unit, relation, attacker, accountant, release, unsound, view, pattern = kind
     epsilons = {_number(record["epsilon"]) for record in records}
     for record in records:
         epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
@@ -98,9 +108,8 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (
         f"(epsilon = {_several(epsilons, _up)}, delta = {_up(delta)})-DP per {unit} ({relation})"
-        f"{' ' + _FALSE if unsound else ''}, {attacker}, T = {_several(rounds, str)}{pattern}, "
-        f"{rule}, "
-        f"{'release' if release else 'simulation'}"
+        f"{' ' + _FALSE if unsound else ''}, {attacker}{view}, T = {_several(rounds, str)}"
+        f"{pattern}, {rule}, {'release' if release else 'simulation'}"
     )
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.accounting import budget, gdp
+from dpjax.accounting import budget, gdp, stopping
 from dpjax.accounting.guarantee import ATTACKERS, Guarantee
 
 
@@ -215,13 +215,13 @@ def test_malformed_records_are_refused(field, value):
 
 def test_runs_in_a_row_compose():
     first, second = make().after(2000), make().after(3000)
-    both = first.followed_by(second)
+    both = first.followed_by(second, planned=True)
     # Together they are the 5,000 rounds they came from.
     assert both.mu == pytest.approx(make().mu, rel=1e-12) and both.rounds == 5000
     assert both.epsilon == pytest.approx(make().epsilon, rel=1e-6)
     assert both.mu > max(first.mu, second.mu)
     with pytest.raises(ValueError, match="only equal ones compose"):
-        first.followed_by(make(delta=1e-6, epsilon=12.0))
+        first.followed_by(make(delta=1e-6, epsilon=12.0), planned=True)
 
 
 def cyclic(**change):
@@ -262,13 +262,13 @@ def test_participation_is_printed_stored_and_checked():
 
 
 def test_participations_compose():
-    both = cyclic().after(25).followed_by(cyclic())
+    both = cyclic().after(25).followed_by(cyclic(), planned=True)
     assert both.participation == (22, 19) and both.rounds == 405
     assert both.mu == pytest.approx(cyclic().mu * math.sqrt(22 / 20))
     with pytest.raises(ValueError, match="only equal separations"):
-        cyclic().followed_by(cyclic(participation=(19, 20)))
+        cyclic().followed_by(cyclic(participation=(19, 20)), planned=True)
     with pytest.raises(ValueError, match="only equal separations"):
-        cyclic().followed_by(cyclic(participation=None))
+        cyclic().followed_by(cyclic(participation=None), planned=True)
 
 
 def test_finite_precision_costs_epsilon_and_a_part_of_delta():
@@ -284,7 +284,7 @@ def test_finite_precision_costs_epsilon_and_a_part_of_delta():
     # Its part of the rounds, and two in a row, carry it on.
     for part in (1, 2500, 5000):
         assert record.after(part).epsilon >= exact.after(part).epsilon + 1e-3
-    both, plain = record.followed_by(record), exact.followed_by(exact)
+    both, plain = (one.followed_by(one, planned=True) for one in (record, exact))
     assert both.epsilon >= plain.epsilon + 2e-3 and both.added_delta == 2e-8
 
 
@@ -308,7 +308,7 @@ def test_finite_precision_cannot_be_left_out_or_use_up_delta():
             make().with_finite_precision(*cost)
     half = make(release=True).with_finite_precision(1e-3, 6e-6)
     with pytest.raises(ValueError, match="uses up delta"):
-        half.followed_by(half)
+        half.followed_by(half, planned=True)
 
 
 def test_a_release_states_the_loss_of_all_messages():
@@ -322,6 +322,112 @@ def test_a_release_states_the_loss_of_all_messages():
 
 def test_old_records_are_readable():
     old = make(release=True).to_dict()
-    for name in ("added_epsilon", "added_delta", "gradients"):
+    for name in ("added_epsilon", "added_delta", "gradients", "curve", "private_stop"):
         del old[name]
     assert Guarantee.from_dict(old) == make(release=True)
+
+
+MARKS = tuple(range(250, 5001, 250))
+
+
+def test_a_curve_holds_at_whichever_mark_the_run_stops():
+    stated = make(epsilon=5.0, mu=1.0)
+    curved = stated.stopping_at(MARKS)
+    stopped = [curved.stopped(mark) for mark in MARKS]
+    mus = np.array([one.mu for one in stopped])
+    epsilons = np.array([one.epsilon for one in stopped])
+    np.testing.assert_allclose(mus, np.sqrt(np.arange(1, 21) / 20), rtol=1e-12)
+    assert stopping.supremum(mus, epsilons) <= 1e-5
+    # The numbers for rounds fixed beforehand do not hold, by 7 times.
+    fixed = np.array([stated.after(mark).epsilon for mark in MARKS])
+    assert stopping.supremum(mus, fixed) == pytest.approx(7.1e-5, rel=0.01)
+    assert epsilons[0] == pytest.approx(0.93, abs=0.005)
+    assert epsilons[-1] == curved.epsilon == pytest.approx(4.84, abs=0.005)
+    assert stopped[0].rounds == 250 and stopped[0].delta == 1e-5
+    assert stopped[-1] == curved.stopped(5000) and make().stopped(250) == make()
+    for part in (curved, stopped[3]):
+        assert Guarantee.from_dict(json.loads(json.dumps(part.to_dict()))) == part
+        assert "20 rounds, fixed beforehand" in part.statement()
+        assert "may stop at 20 marks" in part.caption()
+    assert Guarantee.none(5).stopping_at([5]) == Guarantee.none(5)
+
+
+def test_curves_of_budgets_participations_and_correlated_rounds():
+    mus = gdp.mu((4.0, 10.0), 1e-5)
+    each = make(mu=float(mus.max()), per_agent_epsilon=(4.0, 10.0)).stopping_at(MARKS)
+    part = each.stopped(1000)
+    shares = np.sqrt(np.arange(1, 21) / 20)
+    for mu, whole in zip(mus, each.per_agent_epsilon, strict=True):
+        claims = gdp.epsilon(mu * shares, each.curve.delta)
+        assert whole == pytest.approx(claims[-1], rel=1e-6)
+        assert stopping.supremum(mu * shares, claims) <= 1e-5
+    assert part.per_agent_epsilon == pytest.approx(
+        gdp.epsilon(mus * math.sqrt(0.2), each.curve.delta), rel=1e-6
+    )
+    few = cyclic().stopping_at((1, 20, 380))
+    assert few.curve.shares == pytest.approx((1 / 20, 2 / 20, 1))
+    assert few.stopped(20).participation == (2, 19)
+    whole = make(white=False).stopping_at(MARKS)
+    assert whole.curve.delta == 1e-5 and whole.stopped(250).epsilon <= 10.0001
+    half = make(white=False).stopping_at((2500, 5000), shares=(0.5, 1.0))
+    assert half.stopped(2500).mu == pytest.approx(make().mu / math.sqrt(2))
+    assert half.epsilon > 10
+
+
+def test_a_curve_of_finite_precision_pays_for_its_larger_epsilon():
+    record = make(epsilon=5.0, mu=1.0, release=True).with_finite_precision(1e-3, 5e-8)
+    curved = record.stopping_at(MARKS)
+    grown = math.exp(curved.epsilon - record.epsilon)
+    assert curved.added_delta >= 5e-8 * grown
+    assert curved.curve.delta < make(mu=1.0).stopping_at(MARKS).curve.delta
+    assert curved.epsilon >= gdp.epsilon(1.0, curved.curve.delta) + 1e-3
+    with pytest.raises(ValueError, match="leaves nothing for a curve"):
+        make(epsilon=5.0, mu=1.0, release=True).with_finite_precision(1e-3, 9.9e-6).stopping_at(
+            MARKS
+        )
+
+
+def test_what_a_curve_refuses():
+    curved = make().stopping_at(MARKS)
+    with pytest.raises(ValueError, match=r"use stopped\(rounds\)"):
+        curved.after(250)
+    for rounds in (251, 0, 5001):
+        with pytest.raises(ValueError, match="rounds is"):
+            curved.stopped(rounds)
+    with pytest.raises(ValueError, match="covers 5000"):
+        make().stopped(5001)
+    with pytest.raises(ValueError, match="end them at the 5000"):
+        make(white=False).stopping_at((1, 2))
+    with pytest.raises(ValueError, match="rising to 1"):
+        make().stopping_at((1, 2))
+    with pytest.raises(ValueError, match="state at least that"):
+        dataclasses.replace(curved, epsilon=10.0)
+    with pytest.raises(ValueError, match="curve.delta is"):
+        dataclasses.replace(curved, delta=curved.curve.delta / 2, epsilon=99.0)
+    with pytest.raises(ValueError, match="compose those"):
+        curved.stopped(250).followed_by(make(), planned=True)
+
+
+def test_a_phase_decided_on_after_the_first_is_not_covered():
+    """Two equal phases, the second run only if the first looks bad: 1.87 times delta."""
+    one = make(mu=gdp.mu(5.0, 1e-5) / math.sqrt(2), epsilon=10.0)
+    both = one.followed_by(one, planned=True)
+    mus = np.array([one.mu, both.mu])
+    alone = gdp.epsilon(one.mu, 1e-5)
+    decided = stopping.supremum(mus, np.array([alone, both.epsilon]))
+    assert decided == pytest.approx(1.87e-5, rel=0.01)
+    # Planned, both are run whatever the first showed: the number of both holds.
+    assert stopping.supremum(mus[1:], np.array([both.epsilon])) <= 1.01e-5
+    with pytest.raises(ValueError, match="planned is False"):
+        one.followed_by(one, planned=False)
+    with pytest.raises(TypeError, match="planned"):
+        one.followed_by(one)
+
+
+def test_a_stop_by_private_metrics_is_said():
+    stated = make(private_stop=True)
+    assert "NOT covered: the round" in stated.statement()
+    assert "stopping round not covered" in stated.caption()
+    assert "not covered" not in make().caption() + make().statement()
+    assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
+    assert stated.followed_by(make(), planned=True).private_stop

@@ -215,7 +215,7 @@ def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
     with pytest.raises(ValueError, match="start has shapes"):
         run(
             made, small, seeds=[0], key_file=key, start={"a": np.zeros(2)}, phase=1,
-            spent=[made.guarantee],
+            spent=[made.guarantee], planned=True,
         )  # fmt: skip
     with pytest.raises(ValueError, match="name a file"):
         run(made, small, seeds=[0], key_file=tmp_path)
@@ -290,7 +290,7 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
         with pytest.raises(ValueError, match=text):
             run(
                 made, small, seeds=[0], key_file=tmp_path / "noise.key", start=zero, phase=1,
-                spent=spent, callback=sent.append,
+                spent=spent, planned=True, callback=sent.append,
             )  # fmt: skip
     assert not sent and not list(tmp_path.iterdir())
 
@@ -345,7 +345,7 @@ def test_a_start_that_is_no_model(network, small):
     made = plan.make(make_config(rounds=2), network)
     for start in (3, {"a": "b"}, [object()], np.zeros(3)):
         with pytest.raises(ValueError, match="start (is no pytree of arrays|has shapes)"):
-            run(made, small, seeds=[0], start=start, phase=1, spent=[made.guarantee])
+            run(made, small, seeds=[0], start=start, phase=1, spent=[made.guarantee], planned=True)
 
 
 class Cut(Exception):

@@ -71,6 +71,14 @@ def cyclic(epochs, separation, **changes):
     return private(**fields, **changes)
 
 
+def test_stops_and_views_are_told_and_told_apart():
+    curved = private(rounds=20).stopping_at((10, 20))
+    given = [curved, private(rounds=20), private(rounds=20, private_stop=True)]
+    given.append(private(rounds=20, attacker="nodes", gradients="view"))
+    assert captions.guarantees(given) == [one.caption() for one in given]
+    assert captions.guarantees([one.to_dict() for one in given]) == [one.caption() for one in given]
+
+
 def test_participations_are_told_and_told_apart():
     """A guarantee for 20 of 380 rounds must not read like one for all."""
     few, all_rounds = cyclic(20, 19), private(relation="zero_out_record", rounds=380)

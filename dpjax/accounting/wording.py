@@ -1,0 +1,131 @@
+"""A guarantee in words: one sentence for a report, a few words for a figure."""
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
+
+__all__ = ["ATTACKERS", "caption", "statement", "up"]
+
+ATTACKERS: dict[str, str] = {
+    "outsider": (
+        "an outsider who sees every message on every link, the mixing matrix and the noise "
+        "design, but not the noise seed"
+    ),
+    "aggregator": (
+        "whoever receives the sum of the agents' messages of every round, but no single message "
+        "and not the noise seed"
+    ),
+    "nodes": (
+        "nodes of the network who see the messages they receive and know their own gradients and "
+        "noise, but not the other nodes' seeds"
+    ),
+}
+"""Attackers by name, each with what it sees and does not know."""
+
+_RELATION_TEXT = {
+    "replace_agent": "replacing all data of one agent",
+    "replace_record": "replacing one record of one agent",
+    "zero_out_record": "zeroing out one record of one agent",
+}
+_GRADIENTS_TEXT = {
+    "any": "",
+    "view": ", only for gradients that do not depend on what the attacker cannot see",
+}
+_ACCOUNTANT_TEXT = {
+    "gdp": "accounted exactly (Gaussian DP)",
+    "rdp": "accounted through Renyi DP",
+    "paper": "by the Whisper paper's rule",
+}
+
+
+def statement(of: "Guarantee") -> str:
+    """Everything in one sentence, and what it does not cover in another."""
+    if of.relation is None:
+        return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
+    assert of.attacker is not None and of.accountant is not None
+    text = (
+        f"({_epsilon_text(of)}, delta = {up(of.delta)})-differentially private per "
+        f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, clip norm "
+        f"{of.clip_norm:g}) over {of.rounds:,} rounds{_participation_text(of)}"
+        f"{'' if of.white else ' with noise correlated over rounds'} against "
+        f"{ATTACKERS[of.attacker]}{_GRADIENTS_TEXT[of.gradients]}; "
+        f"{_ACCOUNTANT_TEXT[of.accountant]}, mu = {up(of.mu)}"
+    )
+    if of.accountant != "gdp":
+        text += f", exact epsilon = {up(of.exact_epsilon)}"
+    if of.unsound:
+        text += " (the stated epsilon is FALSE, the exact one holds)"
+    if of.release:
+        text += (
+            f"; {up(of.added_epsilon)} of epsilon and {up(of.added_delta)} of delta are "
+            "for noise of finite precision"
+            if of.added_epsilon
+            else "; what noise of finite precision adds is not in it"
+        )
+    if of.curve is not None:
+        text += (
+            f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
+            "ended, also where what was released decided it"
+        )
+    if of.private_stop:
+        text += (
+            ". NOT covered: the round at which it ended was left to whoever read metrics of "
+            "private data"
+        )
+    if of.release:
+        return text + ". Release: the noise key was drawn secretly and must stay secret."
+    return text + ". Simulation: whoever knows the seed can subtract the noise."
+
+
+def caption(of: "Guarantee") -> str:
+    """The guarantee in a few words, for a figure."""
+    if of.relation is None:
+        return f"not private, T = {of.rounds}"
+    exact = ""
+    if of.accountant != "gdp":
+        exact = f" [exact epsilon {up(of.exact_epsilon)}]"
+    if of.unsound:
+        exact = f" [FALSE: exact epsilon {up(of.exact_epsilon)}]"
+    return (
+        f"({_epsilon_text(of)}, delta = {up(of.delta)})-DP{exact} per {of.unit} "
+        f"({of.relation}), {of.attacker}"
+        f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
+        f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
+        f"{of.accountant} accountant, "
+        f"{'release' if of.release else 'simulation'}"
+    )
+
+
+def _epsilon_text(of: "Guarantee") -> str:
+    if of.per_agent_epsilon and min(of.per_agent_epsilon) < of.epsilon:
+        return f"epsilon = {up(min(of.per_agent_epsilon))} to {up(of.epsilon)} by agent"
+    return f"epsilon = {up(of.epsilon)}"
+
+
+def _participation_text(of: "Guarantee") -> str:
+    if of.participation is None:
+        return ""
+    epochs, separation = of.participation
+    return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
+
+
+def _pattern_text(of: "Guarantee") -> str:
+    if of.participation is None:
+        return ""
+    return f", k = {of.participation[0]}, b = {of.participation[1]}"
+
+
+def _stop_text(of: "Guarantee") -> str:
+    text = "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
+    return text + (", stopping round not covered" if of.private_stop else "")
+
+
+def up(value: float) -> str:
+    """Four digits, rounded up: a printed loss is never below the stated one."""
+    if not math.isfinite(value):
+        return str(value)
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
+    return f"{float(rounded):g}"

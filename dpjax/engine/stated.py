@@ -1,0 +1,135 @@
+"""What a run states about its privacy, at its end or wherever it was stopped."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import strategies
+from dpjax.engine.plan import Plan
+
+__all__ = ["STOPPING", "Stated", "Stopping", "check_stop_at", "stated"]
+
+Stopping = Literal["plan", "curve"]
+
+STOPPING = ("plan", "curve")
+"""What a run that may be stopped states; see `dpjax.engine.run.run`."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What each plan of a run states, fixed before its first round.
+
+    Guarantee: holds for runs stopped by what was released. Where the decision was left to whoever
+    had read metrics of private data, the record says that the stopping round is not covered.
+
+    Attributes:
+        whole: What each of the V plans states after all of the run's rounds.
+        before: What earlier phases have spent, one a plan; None in a first phase.
+    """
+
+    whole: tuple[Guarantee, ...]
+    before: tuple[Guarantee, ...] | None = None
+
+    def at(self, done: int, *, private_stop: bool = False) -> tuple[Guarantee, ...]:
+        """What each plan states if the run ends now.
+
+        Args:
+            done: Rounds done: all of them, or the end of a chunk.
+            private_stop: True where a callback that read metrics of private data decided it.
+        """
+        now = [
+            one if one.relation is None else dataclasses.replace(one, private_stop=private_stop)
+            for one in (whole.stopped(done) for whole in self.whole)
+        ]
+        if self.before is None:
+            return tuple(now)
+        return tuple(
+            first.followed_by(second, planned=True)
+            for first, second in zip(self.before, now, strict=True)
+        )
+
+
+def stated(
+    plans: Sequence[Plan],
+    ends: Sequence[int],
+    *,
+    stopping: Stopping,
+    callback: bool,
+    before: Sequence[Guarantee] | None,
+    planned: bool,
+) -> Stated:
+    """Fix what a run states, before it begins.
+
+    Args:
+        plans: The V plans.
+        ends: Rounds at which a callback may stop the run; the last is the number of its rounds,
+            fixed beforehand as well.
+        stopping: "plan" or "curve".
+        callback: Whether there is one.
+        before: What earlier phases have spent, one guarantee a plan; None in a first phase.
+        planned: Whether all phases were fixed before the first one.
+
+    Returns:
+        What it states.
+
+    Raises:
+        ValueError: For a curve without a callback or in phases, or phases that were not
+            planned.
+    """
+    _validate.one_of("stopping", stopping, STOPPING)
+    _validate.flag("planned", planned)
+    if stopping == "curve" and (not callback or before is not None):
+        raise ValueError(
+            f"stopping is 'curve' {'in a later phase' if before is not None else 'and no callback'}"
+            "; a curve costs epsilon for a callback that may stop a run of one phase, leave it out"
+        )
+    if planned != (before is not None):
+        raise ValueError(
+            f"planned is {planned} and spent is {'given' if before is not None else 'None'}; say "
+            "planned=True where this phase, its length and its noise were fixed before the first "
+            "one began, and only then. A phase added because of what was released is not covered"
+        )
+    rounds = ends[-1]
+    whole = []
+    for plan in plans:
+        one = plan.guarantee
+        if rounds != plan.config.rounds:
+            one = one.after(rounds)
+        if stopping == "curve" and one.relation is not None:
+            one = one.stopping_at(ends, shares=_shares(plan, ends))
+        whole.append(one)
+    return Stated(tuple(whole), None if before is None else tuple(before))
+
+
+def check_stop_at(stop_at: int | None, rounds: int) -> int:
+    """Return the number of rounds that a run of a plan's rounds does.
+
+    Args:
+        stop_at: A number of rounds fixed beforehand; None is all.
+        rounds: Rounds T of the plan.
+
+    Raises:
+        ValueError: For more rounds than are planned.
+    """
+    if stop_at is None:
+        return rounds
+    if _validate.integer("stop_at", stop_at) > rounds:
+        raise ValueError(f"stop_at is {stop_at}, the plan covers {rounds}; plan the longer run")
+    return stop_at
+
+
+def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
+    """What the rounds up to each end spend at most, for noise correlated over rounds."""
+    if plan.strategy is None:
+        return None
+    whole = plan.config.over_rounds(plan.strategy)
+    parts = strategies.partial_energies(plan.strategy, plan.config.pattern, ends)
+    # A run cut short by stop_at has after all stated its whole plan's loss.
+    shares = np.minimum(np.maximum.accumulate(parts) / whole * (1 + 1e-15), 1.0)
+    shares[-1] = 1.0
+    return [float(share) for share in shares]
