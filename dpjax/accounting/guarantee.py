@@ -125,15 +125,16 @@ class Guarantee:
     def _check_curve(self) -> None:
         if self.curve is None:
             return
-        if self.relation is None or self.rounds not in (0, *self.curve.marks):
+        if self.relation is None or self.rounds not in self.curve.marks:
             raise ValueError(
                 f"curve has marks {self.curve.marks} for {self.rounds} rounds; make it with "
                 "Guarantee.stopping_at"
             )
-        if not self.curve.delta <= self.delta - self.added_delta:
+        if not self.curve.holds(self.mu, self.rounds, self.delta - self.added_delta):
             raise ValueError(
                 f"curve.delta is {self.curve.delta} with delta {self.delta}, of which "
-                f"{self.added_delta} is used; make it with Guarantee.stopping_at"
+                f"{self.added_delta} is used, which is too much to hold at all its marks; make it "
+                "with Guarantee.stopping_at"
             )
 
     def _check_release(self) -> None:

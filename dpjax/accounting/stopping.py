@@ -85,9 +85,28 @@ class Curve:
             mu: Gaussian-DP mu of the whole run.
             delta: Delta that all marks share.
         """
-        # As `Guarantee` computes each mark's mu, rounded up alike.
-        roots = np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * (1 + 1e-15))
-        return inner_delta(mu * roots, delta)
+        return inner_delta(mu * self._roots(), delta)
+
+    def holds(self, mu: float, rounds: int, delta: float) -> bool:
+        """Whether this curve's delta is small enough.
+
+        Args:
+            mu: Gaussian-DP mu of the rounds up to a mark.
+            rounds: That mark.
+            delta: Delta that all marks share.
+        """
+        roots = self._roots()
+        whole = mu / roots[self.marks.index(rounds)]
+        if self.delta <= delta / len(roots) or whole == 0 or not math.isfinite(whole):
+            return self.delta <= delta
+        if len(set(roots)) == 1:
+            return self.delta <= delta
+        # The same number from whichever mark it is asked, so that it is computed once.
+        return _spent(float(f"{whole:.9e}"), self) <= delta * (1 + 1e-6)
+
+    def _roots(self) -> np.ndarray:
+        """As `Guarantee` computes each mark's mu, rounded up alike."""
+        return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * (1 + 1e-15))
 
 
 def supremum(
@@ -209,6 +228,13 @@ def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
         if inner < union:
             break
     return proven
+
+
+@functools.lru_cache(maxsize=256)
+def _spent(mu: float, curve: Curve) -> float:
+    """The delta that a curve really has."""
+    mus = mu * curve._roots()
+    return supremum(mus, np.asarray(gdp.epsilon(mus, curve.delta)))
 
 
 def _checked(mus: np.ndarray, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -106,7 +106,10 @@ class Result:
             shared = {
                 "algorithm": config.label,
                 "agents": plan.agents,
-                "epsilon": plan.guarantee.epsilon,
+                # A curve's last numbers are above the plan's.
+                "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon)
+                if self.guarantees[v].curve
+                else plan.guarantee.epsilon,
                 "delta": config.delta if private else 0.0,
                 "budget": config.accountant if private else "none",
                 "relation": config.relation,

@@ -404,6 +404,12 @@ def test_what_a_curve_refuses():
         dataclasses.replace(curved, epsilon=10.0)
     with pytest.raises(ValueError, match="curve.delta is"):
         dataclasses.replace(curved, delta=curved.curve.delta / 2, epsilon=99.0)
+    # A curve whose delta was made up.
+    naive = dataclasses.replace(curved.curve, delta=1e-5)
+    with pytest.raises(ValueError, match="too much to hold at all its marks"):
+        dataclasses.replace(curved, curve=naive)
+    with pytest.raises(ValueError, match="too much to hold at all its marks"):
+        dataclasses.replace(curved.stopped(250), curve=naive)
     with pytest.raises(ValueError, match="compose those"):
         curved.stopped(250).followed_by(make(), planned=True)
 
