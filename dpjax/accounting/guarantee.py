@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax.accounting import budget, gdp, stopping, wording
+from dpjax.accounting import budget, consistency, gdp, stopping, wording
 from dpjax.accounting.wording import ATTACKERS
 
 __all__ = ["ATTACKERS", "Attacker", "Guarantee"]
@@ -72,103 +72,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
-        _validate.integer("rounds", self.rounds, least=0)
-        self._check_added()
-        self._check_curve()
-        for name in ("release", "white", "unsound", "private_stop"):
-            _validate.flag(name, getattr(self, name))
-        exact = self.exact_epsilon  # Refuses a bad mu or delta.
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
-        if self.relation is None:
-            if not self.epsilon == self.mu == math.inf or self.release:
-                raise ValueError(
-                    f"relation is None with epsilon {self.epsilon}; name the neighbouring relation "
-                    f"({', '.join(budget.RELATIONS)}), or use Guarantee.none"
-                )
-            return
-        self._check_participation()
-        unit = budget.unit(self.relation)
-        if self.unit is not None and self.unit != unit:
-            raise ValueError(
-                f"unit is {self.unit!r}, relation {self.relation!r} protects {unit!r}; leave it out"
-            )
-        object.__setattr__(self, "unit", unit)
-        _validate.one_of("attacker", self.attacker, ATTACKERS)
-        _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
-        self._check_release()
-        _validate.positive("clip_norm", self.clip_norm)
-        if self.per_agent_epsilon is not None:
-            values = tuple(float(value) for value in self.per_agent_epsilon)
-            if not values or max(values) != self.epsilon or min(values) < 0:
-                raise ValueError(
-                    f"per_agent_epsilon is {values} with epsilon {self.epsilon}; epsilon is their "
-                    "maximum"
-                )
-            object.__setattr__(self, "per_agent_epsilon", values)
-        if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
-            raise ValueError(
-                f"epsilon is {self.epsilon} with mu {self.mu} and delta {self.delta}, whose exact "
-                f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
-                "where it is false)"
-            )
-
-    def _check_added(self) -> None:
-        if not 0 <= self.added_epsilon < math.inf:
-            raise ValueError(f"added_epsilon is {self.added_epsilon}; give a number >= 0")
-        if not (self.added_delta == 0 or 0 < self.added_delta < self.delta):
-            raise ValueError(
-                f"added_delta is {self.added_delta} with delta {self.delta}, which includes it; "
-                "give a number from 0 to below delta"
-            )
-
-    def _check_curve(self) -> None:
-        if self.curve is None:
-            return
-        if self.relation is None or self.rounds not in self.curve.marks:
-            raise ValueError(
-                f"curve has marks {self.curve.marks} for {self.rounds} rounds; make it with "
-                "Guarantee.stopping_at"
-            )
-        if not self.curve.holds(self.mu, self.rounds, self.delta - self.added_delta):
-            raise ValueError(
-                f"curve.delta is {self.curve.delta} with delta {self.delta}, of which "
-                f"{self.added_delta} is used, which is too much to hold at all its marks; make it "
-                "with Guarantee.stopping_at"
-            )
-
-    def _check_release(self) -> None:
-        """Refuse a release accounted for a view of which rounded messages are no function."""
-        _validate.one_of("gradients", self.gradients, ("any", "view"))
-        if not self.release:
-            return
-        if self.attacker == "aggregator" or self.gradients == "view":
-            raise ValueError(
-                f"attacker is {self.attacker!r} with gradients {self.gradients!r} in a release, "
-                "which rounds every message: sums of rounded messages can show what sums of exact "
-                "ones hide. State the loss of all messages: attacker 'outsider', or gradients "
-                "'any' for nodes"
-            )
-
-    def _check_participation(self) -> None:
-        if self.participation is None:
-            return
-        remedy = "give (epochs, separation) that fit the rounds, or None"
-        if not isinstance(self.participation, tuple) or len(self.participation) != 2:
-            raise ValueError(f"participation is {self.participation!r}; {remedy}")
-        epochs = _validate.integer("participation[0]", self.participation[0], least=0)
-        separation = _validate.integer("participation[1]", self.participation[1])
-        if epochs > self.rounds:
-            raise ValueError(
-                f"participation is {self.participation} in {self.rounds} rounds; {remedy}"
-            )
-        assert self.relation is not None
-        if budget.unit(self.relation) != "record":
-            raise ValueError(
-                f"participation is {self.participation} under relation {self.relation!r}; an agent "
-                "takes part in every round, leave it None"
-            )
-        object.__setattr__(self, "participation", (epochs, separation))
+        consistency.check(self)
 
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":

@@ -1,0 +1,122 @@
+"""What a guarantee's record refuses: fields that contradict each other, or state too little."""
+
+import math
+from typing import TYPE_CHECKING
+
+from dpjax import _validate
+from dpjax.accounting import budget
+from dpjax.accounting.wording import ATTACKERS
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
+
+__all__ = ["check"]
+
+
+def check(of: "Guarantee") -> None:
+    """Refuse a record that contradicts itself.
+
+    Args:
+        of: The record, while it is made; its unit and its tuples are put into one form.
+
+    Raises:
+        ValueError: Naming the field, its value and the remedy.
+    """
+    _validate.integer("rounds", of.rounds, least=0)
+    _added(of)
+    _curve(of)
+    for name in ("release", "white", "unsound", "private_stop"):
+        _validate.flag(name, getattr(of, name))
+    exact = of.exact_epsilon  # Refuses a bad mu or delta.
+    if not of.epsilon >= 0:
+        raise ValueError(f"epsilon is {of.epsilon}; give a number >= 0")
+    if of.relation is None:
+        if not of.epsilon == of.mu == math.inf or of.release:
+            raise ValueError(
+                f"relation is None with epsilon {of.epsilon}; name the neighbouring relation "
+                f"({', '.join(budget.RELATIONS)}), or use Guarantee.none"
+            )
+        return
+    _participation(of)
+    unit = budget.unit(of.relation)
+    if of.unit is not None and of.unit != unit:
+        raise ValueError(
+            f"unit is {of.unit!r}, relation {of.relation!r} protects {unit!r}; leave it out"
+        )
+    object.__setattr__(of, "unit", unit)
+    _validate.one_of("attacker", of.attacker, ATTACKERS)
+    _validate.one_of("accountant", of.accountant, budget.ACCOUNTANTS)
+    _release(of)
+    _validate.positive("clip_norm", of.clip_norm)
+    if of.per_agent_epsilon is not None:
+        values = tuple(float(value) for value in of.per_agent_epsilon)
+        if not values or max(values) != of.epsilon or min(values) < 0:
+            raise ValueError(
+                f"per_agent_epsilon is {values} with epsilon {of.epsilon}; epsilon is their maximum"
+            )
+        object.__setattr__(of, "per_agent_epsilon", values)
+    if of.unsound != (exact > of.epsilon) or (of.unsound and of.accountant != "paper"):
+        raise ValueError(
+            f"epsilon is {of.epsilon} with mu {of.mu} and delta {of.delta}, whose exact "
+            f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
+            "where it is false)"
+        )
+
+
+def _added(of: "Guarantee") -> None:
+    if not 0 <= of.added_epsilon < math.inf:
+        raise ValueError(f"added_epsilon is {of.added_epsilon}; give a number >= 0")
+    if not (of.added_delta == 0 or 0 < of.added_delta < of.delta):
+        raise ValueError(
+            f"added_delta is {of.added_delta} with delta {of.delta}, which includes it; "
+            "give a number from 0 to below delta"
+        )
+
+
+def _curve(of: "Guarantee") -> None:
+    if of.curve is None:
+        return
+    if of.relation is None or of.rounds not in of.curve.marks:
+        raise ValueError(
+            f"curve has marks {of.curve.marks} for {of.rounds} rounds; make it with "
+            "Guarantee.stopping_at"
+        )
+    if not of.curve.holds(of.mu, of.rounds, of.delta - of.added_delta):
+        raise ValueError(
+            f"curve.delta is {of.curve.delta} with delta {of.delta}, of which "
+            f"{of.added_delta} is used, which is too much to hold at all its marks; make it "
+            "with Guarantee.stopping_at"
+        )
+
+
+def _release(of: "Guarantee") -> None:
+    """Refuse a release accounted for a view of which rounded messages are no function."""
+    _validate.one_of("gradients", of.gradients, ("any", "view"))
+    if not of.release:
+        return
+    if of.attacker == "aggregator" or of.gradients == "view":
+        raise ValueError(
+            f"attacker is {of.attacker!r} with gradients {of.gradients!r} in a release, "
+            "which rounds every message: sums of rounded messages can show what sums of exact "
+            "ones hide. State the loss of all messages: attacker 'outsider', or gradients "
+            "'any' for nodes"
+        )
+
+
+def _participation(of: "Guarantee") -> None:
+    if of.participation is None:
+        return
+    remedy = "give (epochs, separation) that fit the rounds, or None"
+    if not isinstance(of.participation, tuple) or len(of.participation) != 2:
+        raise ValueError(f"participation is {of.participation!r}; {remedy}")
+    epochs = _validate.integer("participation[0]", of.participation[0], least=0)
+    separation = _validate.integer("participation[1]", of.participation[1])
+    if epochs > of.rounds:
+        raise ValueError(f"participation is {of.participation} in {of.rounds} rounds; {remedy}")
+    assert of.relation is not None
+    if budget.unit(of.relation) != "record":
+        raise ValueError(
+            f"participation is {of.participation} under relation {of.relation!r}; an agent "
+            "takes part in every round, leave it None"
+        )
+    object.__setattr__(of, "participation", (epochs, separation))
