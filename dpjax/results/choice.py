@@ -27,6 +27,8 @@ _ACROSS = (
 _UP = ("test_loss", "optimality_gap", "relative", "energy", "mean")
 _SERIES = ("algorithm", "gradients", "policy", "graph", "mixing", "experiment")
 _NEVER_HELD = ("seed", "guarantee", "victim", "victim_label", "upper_bound")
+_OF_LOSSES = ("attackers", "attacker_labels", "distance", "epsilon", "mu")
+"""What differs between victims and attackers, whose losses are drawn from least to largest."""
 _HELD_LAST = ("epsilon", "mu", "delta", "step_size")
 _OF_NOISE = ("budget", "budget_name", "participation", "delta", "sound")
 """Settings that runs without privacy do not have."""
@@ -48,6 +50,7 @@ class Choice(NamedTuple):
         ranges: Whether a line is a mean with least and largest, rather than repeated runs.
         logx: Whether x spans so much that its axis is better logarithmic.
         logy: The same of y.
+        ticks: Names of x = 0, 1, ..., where those are agents that have names.
     """
 
     frame: "pandas.DataFrame"
@@ -59,6 +62,7 @@ class Choice(NamedTuple):
     ranges: bool
     logx: bool
     logy: bool
+    ticks: tuple[str, ...] | None
 
 
 def where(frame: "pandas.DataFrame", conditions: Iterable[str]) -> "pandas.DataFrame":
@@ -122,7 +126,8 @@ def choose(
     frame = _plain_graphs(frame[some])
     if "phase" in frame.columns and (frame["phase"] == "final").any():
         frame = frame[frame["phase"] == "final"]
-    x = x or _default_x(frame, y)
+    losses = "victim" in frame.columns
+    x = x or (_place(frame) if losses else _default_x(frame, y))
     series = series or _default_series(frame, x)
     frame, dropped = _numbers(frame, x)
     if dropped:
@@ -138,7 +143,8 @@ def choose(
         notes.insert(0, f"At {', '.join(held)}.")
     spread = y == "mean" and {"min", "max"} <= set(columns)
     told = y
-    if "victim" in frame.columns and x != "victim":
+    ticks = _names(frame) if x == "victim" else None
+    if losses:
         frame, y, spread = _over_victims(frame, x, y, series), "mean", True
     if not len(frame):
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
@@ -148,7 +154,7 @@ def choose(
         frame = frame.sort_values(series, kind="stable")
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     logs = (_wide(frame[x]), _wide(frame[y]))
-    return Choice(frame, x, y, told, series, " ".join(notes) or None, spread, *logs)
+    return Choice(frame, x, y, told, series, " ".join(notes) or None, spread, *logs, ticks)
 
 
 def _same(cell: Any, value: str) -> bool:
@@ -174,6 +180,19 @@ def _default_x(frame: "pandas.DataFrame", y: str) -> str:
         if name in frame.columns and name != y:
             return name
     raise ValueError(f"x is None and the records have none of {', '.join(_ACROSS)}; name it")
+
+
+def _place(frame: "pandas.DataFrame") -> str:
+    """Where victims are: at a distance from the attacker, or each for itself."""
+    away = "distance" in frame.columns and frame["distance"].notna().any()
+    return "distance" if away else "victim"
+
+
+def _names(frame: "pandas.DataFrame") -> tuple[str, ...] | None:
+    if "victim_label" not in frame.columns:
+        return None
+    names = dict(zip(frame["victim"], map(str, frame["victim_label"]), strict=True))
+    return tuple(names.get(i, "") for i in range(int(max(names)) + 1))
 
 
 def _default_y(frame: "pandas.DataFrame", x: str | None) -> str:
@@ -219,10 +238,12 @@ def _slice(
     """Hold what would mix different settings in one mean at its most frequent value."""
     held = []
     own = {*_NEVER_HELD, *_HELD_LAST, x, y, series}
+    own |= set(_OF_LOSSES) if "victim" in frame.columns else set()
     words = [str(c) for c in frame.columns if frame[c].dtype.kind not in "fiu"]
     names = [c for c in dict.fromkeys([*SETTINGS, *words]) if c in frame.columns and c not in own]
     # What is tuned, or follows from a budget, only where repetitions would still be mixed.
-    names += [name for name in _HELD_LAST if name in frame.columns and name not in (x, y, series)]
+    if "victim" not in frame.columns:
+        names += [c for c in _HELD_LAST if c in frame.columns and c not in (x, y, series)]
     for name in names:
         keys = [series] if name == _KIND else [series, x]
         if name in _HELD_LAST:

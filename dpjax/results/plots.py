@@ -75,6 +75,7 @@ MARKERS: dict[str, str] = {
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
 _REFERENCES = ("non_private", "central")  # dashed: no design that an outsider's guarantee covers
+_NAMED = 24  # agents that a figure names
 _BANDS = ("standard error", "none")
 
 
@@ -216,6 +217,7 @@ def from_records(
             drawn.series,
             ylabel=drawn.told.replace("_", " "),
             logy=logs[1],
+            ticks=drawn.ticks if drawn.ticks and len(drawn.ticks) <= _NAMED else None,
             note=" ".join(filter(None, ["Bars from the least to the largest.", drawn.note])),
             path=out,
         )

@@ -82,6 +82,27 @@ def test_losses_of_victims_are_ranges(tmp_path: Path) -> None:
     assert plots.from_records(path).name == "r_mu_distance.svg"
 
 
+def test_accounts_are_drawn_over_all_attackers_and_with_names(tmp_path: Path) -> None:
+    told = {"algorithm": "dsgd", "relation": "replace_record", "upper_bound": False}
+    rows = [
+        {**told, "gradients": g, "attackers": str(a), "attacker_labels": "ab"[a], "victim": 1 - a,
+         "victim_label": "ab"[1 - a], "distance": 1, "mu": 1.0 + a, "epsilon": 3.0 + a}
+        for g in ("any", "view")
+        for a in range(2)
+    ]  # fmt: skip
+    drawn = choice.choose(pandas.DataFrame(rows))
+    assert (drawn.x, drawn.told, drawn.series, drawn.note) == ("distance", "mu", "gradients", None)
+    assert drawn.frame[["mean", "min", "max"]].to_numpy().tolist() == [[1.5, 1, 2]] * 2
+    # An eavesdropper of every message is nowhere: each agent for itself, by its name.
+    for row in rows:
+        row.update(attackers="", attacker_labels="", distance=None)
+    path = records.write(tmp_path / "ldp.jsonl", rows, {})
+    text = plots.from_records(path).read_text()
+    assert "<!-- a -->" in text and "<!-- b -->" in text
+    both = plots.from_records(path, where=["gradients=any"], x="victim", y="epsilon")
+    assert both.name == "ldp_epsilon_victim.svg"
+
+
 def test_axes_are_logarithmic_where_values_span_much(tmp_path: Path) -> None:
     rows = [{"algorithm": "a", "epsilon": e, "seed": 0, "loss": 10 / e} for e in (0.1, 1, 20.0)]
     drawn = choice.choose(pandas.DataFrame(rows))
