@@ -37,7 +37,7 @@ class Site:
         """Gradient, clip, noise, division, step: what goes to the neighbours in round t."""
         if self.t >= self.design["rounds"]:
             raise RuntimeError("the budget is spent: make a new design for more rounds")
-        rows = self.batches.choice(len(self.x), self.batch_size, replace=False)
+        rows = self.rows()
         margins = self.y[rows] * (self.x[rows] @ self.model)
         records = -(self.y[rows] / (1 + np.exp(margins)))[:, None] * self.x[rows]
         clip_norm, of_records = self.design["clip_norm"], self.design["unit"] == "record"
@@ -48,6 +48,13 @@ class Site:
         # The same number in every round, after the noise.
         update = noisy / self.batch_size if of_records else noisy
         return self.model - self.step_size * update
+
+    def rows(self):
+        """Records of round t: in the fixed order that a guarantee for (k, b) assumes, or any."""
+        if "participation" in self.design:
+            separation = self.design["participation"][1]
+            return np.arange(self.t % separation, len(self.x), separation)
+        return self.batches.choice(len(self.x), self.batch_size, replace=False)
 
     def noise(self):
         """V_t; with a strategy C over rounds, C V = E."""

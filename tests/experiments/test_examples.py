@@ -115,14 +115,24 @@ def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
         if relation == "replace_agent":
             site.x, other.x = np.tile(far, (40, 1)), np.tile(-far, (40, 1))
         else:
-            row = np.random.default_rng(site.index)
-            site.batches, other.batches = row, np.random.default_rng(site.index)
-            taken = np.random.default_rng(site.index).choice(40, 8, replace=False)[0]
-            site.x[taken], other.x[taken] = far, -far
+            site.x[3], other.x[3] = far, -far  # Record 3 is in round 0: 3 mod 3.
         moved = np.linalg.norm(site.message() - other.message()) / site.step_size * divisor
         largest = max(largest, moved)
     # 2 C, and C is 1.
     assert 1.9 < largest <= 2 + 1e-9
+
+
+def test_records_take_part_when_the_guarantee_says(tmp_path):
+    sites, held = sites_of(example("own_loop"), saved(tmp_path, "mafalda", "replace_record"))
+    epochs, separation = held["participation"]
+    taken = {}
+    for t in range(int(held["rounds"])):
+        sites[0].t = t
+        for record in sites[0].rows():
+            taken.setdefault(int(record), []).append(t)
+    assert sorted(taken) == list(range(40))
+    for rounds in taken.values():
+        assert len(rounds) == epochs and set(np.diff(rounds)) == {separation}
 
 
 def test_the_loop_stops_when_the_budget_is_spent(tmp_path):
