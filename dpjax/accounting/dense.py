@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from dpjax.accounting.observer import DROPPED, KEPT, Energies, Model
+from dpjax.accounting.observer import DROPPED, KEPT, LEAK, Energies, Model
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["LARGEST", "check_causal", "check_factors", "energies", "materialize"]
@@ -67,9 +67,13 @@ def check_factors(a: Float[np.ndarray, "a b"], b: Float[np.ndarray, "a c"]) -> N
     """
     if not a.any():
         return
+    # In units of a row's own noise, or of its gradients where it has none.
+    units = np.where(b.any(axis=1), np.abs(b).max(axis=1, initial=0.0), np.abs(a).max(axis=1))
+    units = np.where(units > 0, units, 1.0)[:, None]
+    a, b = a / units, b / units
     u, values, _ = np.linalg.svd(b, full_matrices=False)
-    u = u[:, values > DROPPED * max(values[0], 1e-300)] if values.size else u[:, :0]
-    left = float(np.abs(a - u @ (u.T @ a)).max() / np.abs(a).max())
+    u = u[:, values > DROPPED]
+    left = float((np.abs(a - u @ (u.T @ a)) / np.abs(a).max(axis=0, initial=1e-300)).max())
     if left > 1e-9:
         raise ValueError(
             f"rounds gives a view with no C such that A = B C (distance {left:.1e}): some "
@@ -129,25 +133,32 @@ def energies(
         participation.separation,
     )
     n = a.shape[1] // rounds
-    scale = np.linalg.norm(b, axis=1)
+    scale = np.abs(b).max(axis=1, initial=0.0)
     # Rows that carry no noise at all must carry no gradient either.
     noisy = scale > 0
-    leak = np.abs(a[~noisy]).max(0) if (~noisy).any() else np.zeros(a.shape[1])
-    a, b = a[noisy], b[noisy]
+    leak = (a[~noisy] != 0).any(axis=0).astype(np.float64)
+    a, b = a[noisy] / scale[noisy, None], b[noisy] / scale[noisy, None]
+    # Twice: squares of tiny entries vanish.
+    norms = np.linalg.norm(b, axis=1, keepdims=True)
+    a, b = a / norms, b / norms
     values = np.zeros((rounds, epochs, n))
-    ambiguous, condition = False, 1.0
+    ambiguous, hidden, condition = False, False, 1.0
     if len(b):
         u, singular, _ = np.linalg.svd(b, full_matrices=False)
-        share = singular / singular[0]
-        kept = share > DROPPED
-        ambiguous = bool((kept & (share < KEPT)).any())
-        condition = float(1 / share[kept].min())
+        kept = singular > DROPPED
+        ambiguous = bool((kept & (singular < KEPT)).any())
+        condition = float(singular[0] / singular[kept].min())
+        hidden = int(kept.sum()) < len(b)
         turned = u.T @ a
-        leak = np.maximum(leak, np.abs(a - u[:, kept] @ turned[kept]).max(0))
+        if hidden:
+            reached = np.maximum(np.abs(a).max(0), 1e-300)
+            left = np.abs(a - u[:, kept] @ turned[kept]).max(0) / reached
+            leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
         white = (turned[kept] / singular[kept, None]).reshape(-1, rounds, n)
         for lag in range(epochs):
             step = lag * separation
             values[step:, lag] = np.einsum(
                 "rtn,rtn->tn", white[:, step:], white[:, : rounds - step]
             )
-    return Energies(values, leak.reshape(rounds, n).max(0), ambiguous, condition)
+    leak = leak.reshape(rounds, n).max(0)
+    return Energies(values, leak, ambiguous, condition, hidden=hidden)

@@ -15,13 +15,18 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 
-__all__ = ["DROPPED", "KEPT", "Model", "each", "lagged", "sweep", "windows"]
+__all__ = ["DROPPED", "EXACT", "KEPT", "SHARP", "Model", "each", "lagged", "sweep", "windows"]
 
 KEPT = 1e-6
-"""Singular values above this share of the largest are certainly there."""
-DROPPED = 1e-13
-"""Those below this share are rounding; between the two it is open."""
+"""Singular values above this, of rows in units of their own noise, are certainly there."""
+DROPPED = 1e-9
+"""Those below this may be rounding alone; between the two it is open."""
+SHARP = 1e-11
+"""Rounding that a row may carry in units of its own noise; where it is more, it is the unit."""
+EXACT = 1e-9
+"""Relative rounding of the whitened innovations beyond which a loss is open."""
 _EPS = float(np.finfo(np.float64).eps)
+_TRACE = 1e-300
 
 
 class Model(NamedTuple):
@@ -79,9 +84,9 @@ class _Step(NamedTuple):
 
     Attributes:
         closed: [s, s] F - K H, how the state error goes on.
-        gain: [s, m] K U S^1/2, by whitened innovation.
-        whiten: [m, m] S^-1/2 U', rows of zeros where there is no noise.
-        bare: [m, m] U' where there is no noise, else rows of zeros.
+        gain: [s, m] K times the inverse of `whiten`, by whitened innovation.
+        whiten: [m, m] S^-1/2, rows of zeros where there is no noise.
+        bare: [m, m] combinations without noise, else rows of zeros.
     """
 
     closed: Array
@@ -90,18 +95,52 @@ class _Step(NamedTuple):
     bare: Array
 
 
-def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Step, Array, Array]]:
-    here = model.at(t)
+class _Doubt(NamedTuple):
+    """What a round leaves open.
+
+    Attributes:
+        ambiguous: True where a singular value or its rounding leaves the loss open.
+        condition: Largest ratio of kept singular values.
+        rank: Directions kept.
+        hidden: True where a combination of noisy rows counts as one without noise.
+    """
+
+    ambiguous: Array
+    condition: Array
+    rank: Array
+    hidden: Array
+
+
+def _norms(rows: Array) -> Array:
+    """Norms of rows that neither vanish nor overflow where the entries do not."""
+    largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
+    unit = jnp.where(largest > 0, largest, 1.0)
+    return unit * jnp.sqrt(jnp.sum((rows / unit[:, None]) ** 2, axis=1)) * (largest > 0)
+
+
+def _filter_step(
+    model: Model, carry: tuple[Array, Array], t: Array
+) -> tuple[tuple[Array, Array], tuple[_Step, _Doubt]]:
+    """One round: the error's factor and the rounding of its rows, to first order."""
+    (root, rounding), here = carry, model.at(t)
     seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
+    width = _norms(root)
+    norms = _norms(seen)
+    blur = jnp.abs(here.state_seen) @ (rounding + _EPS * width) + _EPS * norms
+    # A row without any noise is told from one whose noise is rounding.
+    silent = (norms == 0) & (blur == 0)
+    unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
+    scaled = seen / unit[:, None]
     short = seen.shape[0] - seen.shape[1]
     if short > 0:  # So that U below is square.
-        seen, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (seen, moved))
-    u, values, v = jnp.linalg.svd(seen, full_matrices=False)
-    share = values / jnp.where(values[0] > 0, values[0], 1.0)
-    kept = share > DROPPED
-    ambiguous = jnp.any(kept & (share < KEPT))
-    condition = 1.0 / jnp.min(jnp.where(kept, share, 1.0))
+        scaled, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (scaled, moved))
+    u, values, v = jnp.linalg.svd(scaled, full_matrices=False)
+    kept = values > DROPPED
+    least = jnp.min(jnp.where(kept, values, values[0]))
+    ambiguous = (jnp.any(kept) & (least < KEPT)) | (jnp.max(blur / unit) > EXACT * least)
+    rank = jnp.sum(kept)
+    hidden = rank + jnp.sum(silent) < len(values)
     v = jnp.where(kept[:, None], v, 0.0)
     # Projected twice: the rest is orthogonal to the innovations to rounding.
     gain = moved @ v.T
@@ -111,10 +150,14 @@ def _filter_step(model: Model, root: Array, t: Array) -> tuple[Array, tuple[_Ste
     # R' is not unique in sign, which nothing depends on.
     root = jnp.linalg.qr(rest.T, mode="r").T
     inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)
-    whiten = inverse[:, None] * u.T
+    whiten = inverse[:, None] * u.T / unit
     closed = here.transition - gain @ (whiten @ here.state_seen)
-    bare = jnp.where(kept[:, None], 0.0, u.T)
-    return root, (_Step(closed, gain, whiten, bare), ambiguous, condition)
+    bare = jnp.where(hidden, jnp.where(kept[:, None], 0.0, u.T) / unit, jnp.diag(1.0 * silent))
+    fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
+    rounding = jnp.abs(closed) @ rounding + _EPS * fresh
+    condition = jnp.where(rank > 0, values[0] / jnp.where(rank > 0, least, 1.0), 1.0)
+    doubt = _Doubt(ambiguous, condition, rank, hidden)
+    return (root, rounding), (_Step(closed, gain, whiten, bare), doubt)
 
 
 def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
@@ -129,34 +172,71 @@ def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
     return jnp.concatenate([direct, tail @ entering]), entering
 
 
+class _Silence(NamedTuple):
+    """What later rounds see without noise of the state error before a round.
+
+    Attributes:
+        tail: [s, s] its factor.
+        terms: [s] sum of the sizes of all terms that it is made of, cancelled or not.
+    """
+
+    tail: Array
+    terms: Array
+
+
+def _silence(
+    here: Model, step: _Step, silence: _Silence, entering: Array, hidden: Array
+) -> tuple[_Silence, Array]:
+    """One round backwards, and the response without noise over what its terms add up to."""
+    sizes = Model(*map(jnp.abs, here))
+    whiten, gain, bare = map(jnp.abs, (step.whiten, step.gain, step.bare))
+    reached = whiten @ sizes.gradient_seen
+    direct, terms = jnp.abs(step.bare @ here.gradient_seen), bare @ sizes.gradient_seen
+    # A hidden combination holds traces of rows that it has nothing to do with.
+    terms = jnp.where(hidden, jnp.maximum(terms, reached.max(0)), terms)
+    after = jnp.where(hidden, 0.0, jnp.abs(silence.tail @ entering).max(0))
+    later = silence.terms @ (sizes.gradient + gain @ reached)
+    responses, sums = jnp.vstack([direct, after]), jnp.vstack([terms, later])
+    share = responses / jnp.where(sums > 0, sums, 1.0)
+    leak = jnp.where(sums > 0, jnp.maximum(share, _TRACE), 0.0).max(0)
+    moved = sizes.transition + gain @ (whiten @ sizes.state_seen)
+    new = _Silence(
+        _tail_step(step.closed, silence.tail, step.bare @ here.state_seen),
+        (bare @ sizes.state_seen).sum(0) + silence.terms @ moved,
+    )
+    return new, leak
+
+
 @functools.partial(jax.jit, static_argnames=("rounds", "keep"))
 def sweep(model: Model, rounds: int, keep: bool) -> Any:
     """Forward filter, backward factors; own energies and leaks, and what lagged ones need."""
-    size = model.transition.shape[-1]
+    size, n = model.gradient.shape[1:]
     times = jnp.arange(rounds)
-    _, (steps, ambiguous, condition) = jax.lax.scan(
-        lambda root, t: _filter_step(model, root, t), jnp.zeros((size, size)), times
-    )
+    start = jnp.zeros((size, size)), jnp.zeros(size)
+    _, (steps, doubts) = jax.lax.scan(lambda carry, t: _filter_step(model, carry, t), start, times)
+    hidden = doubts.hidden.any()
 
     def backwards(carry: Any, item: Any) -> Any:
-        (tail, bare_tail), (step, t) = carry, item
+        (tail, silence), (step, t) = carry, item
         here = model.at(t)
         response, entering = _response(here, step, tail)
-        leak = jnp.concatenate([step.bare @ here.gradient_seen, bare_tail @ entering])
-        new = (
-            _tail_step(step.closed, tail, step.whiten @ here.state_seen),
-            _tail_step(step.closed, bare_tail, step.bare @ here.state_seen),
+        # Nothing is seen without noise, as a rule, and nothing follows from it.
+        silent = jnp.abs(step.bare) @ jnp.abs(jnp.hstack([here.state_seen, here.gradient_seen]))
+        silence, leak = jax.lax.cond(
+            (silent != 0).any() | (silence.terms != 0).any() | hidden,
+            lambda: _silence(here, step, silence, entering, hidden),
+            lambda: (silence, jnp.zeros(n)),
         )
+        new = _tail_step(step.closed, tail, step.whiten @ here.state_seen), silence
         kept = tail if keep else jnp.zeros((0, 0))
-        return new, (jnp.sum(response**2, 0), jnp.sum(leak**2, 0), kept)
+        return new, (jnp.sum(response**2, 0), leak, kept)
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
-    _, (own, leaks, tails) = jax.lax.scan(
-        backwards, (nothing, nothing), (steps, times), reverse=True
-    )
-    result = own, jnp.sqrt(leaks.max(0)), ambiguous.any(), condition.max()
-    return result, (steps, tails) if keep else None
+    last = nothing, _Silence(nothing, jnp.zeros(size))
+    _, (own, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
+    doubt = _Doubt(doubts.ambiguous.any(), doubts.condition.max(), doubts.rank, hidden)
+    return (own, leaks.max(0), doubt), (steps, tails) if keep else None
 
 
 @functools.partial(jax.jit, static_argnames=("epochs", "separation"))
@@ -214,16 +294,16 @@ def _behind(stack: Array, shift: int) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
 def each(models: Model, rounds: int, epochs: int, separation: int) -> Any:
-    """Values, leak, ambiguity and condition of stacked models [a, P, ...], vmapped."""
+    """Values, leaks and doubts of stacked models [a, P, ...], vmapped."""
 
     def one(model: Model) -> Any:
-        (own, leak, ambiguous, condition), rest = sweep(model, rounds, epochs > 1)
+        (own, leak, doubt), rest = sweep(model, rounds, epochs > 1)
         values = own[:, None]
         if epochs > 1:
             steps, tails = rest
             skipped = windows(steps.closed, separation - 1)
             others = lagged(model, steps, tails, skipped, epochs, separation)
             values = jnp.concatenate([values, others], axis=1)
-        return values, leak, ambiguous, condition
+        return values, leak, doubt
 
     return jax.vmap(one)(models)

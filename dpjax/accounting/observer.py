@@ -8,9 +8,11 @@ the whitened innovations; its Gaussian-DP loss is the norm of that move. The rec
 O(s^3) a round where the dense pseudo-inverse costs O((n T)^3) in all.
 
 A rank cutoff is a privacy parameter: a direction of the innovations that is dropped lowers the
-loss. The covariance is therefore never formed, only its factor [H P^1/2, D], and where the
-factor's singular values leave no clear gap the result says so (`Energies.ambiguous`); callers
-then state the loss of a strictly larger view.
+loss. The covariance is therefore never formed, only its factor [H P^1/2, D]; every row of it is
+brought to units of its own noise, or of that noise's rounding where this is more, so that no
+scale of a message, a state or an agent decides. Where the singular values leave no clear gap the
+result says so (`Energies.ambiguous`, `Energies.hidden`); callers then decide ranks exactly
+(`dpjax.accounting.exact`) or state the loss of a strictly larger view.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from dpjax.accounting import kalman
 from dpjax.accounting.kalman import DROPPED, KEPT, Model
@@ -44,14 +46,13 @@ __all__ = [
 ]
 
 LEAK = 1e-6
-"""A response of this size where no noise is: the loss is infinite."""
+"""A response of this share of its terms where no noise is: the loss is infinite."""
 SMALL = 400
 """Largest state for which one thread is faster."""
 LARGEST = 6 * 2**30
 """Bytes of working memory."""
 TOGETHER = {"cpu": 1}
 """Most models in one vmapped pass, by backend; 64 elsewhere. A CPU's batched QR gains nothing."""
-_EPS = float(np.finfo(np.float64).eps)
 
 
 class Energies(NamedTuple):
@@ -60,15 +61,22 @@ class Energies(NamedTuple):
     Attributes:
         values: [T, k, n] inner products of the responses to unit gradients of agent u in rounds
             t and t - j b (0 where there is none), by (t, j, u).
-        leak: [n] largest response of agent u where there is no noise.
-        ambiguous: True where a singular value is neither rounding nor certainly there.
-        condition: Largest ratio of kept singular values.
+        leak: [n] largest response of agent u where there is no noise, over what its terms add up
+            to: 0 where there are none, at least `LEAK` where it is certain, open in between.
+        ambiguous: True where a singular value is neither rounding nor certainly there, or rounding
+            is too large.
+        condition: Largest ratio of kept singular values, of rows in units of their own noise.
+        rank: [T] directions of every round that carry noise; None where nothing is hidden.
+        hidden: True where a combination of noisy rows was taken for one without noise, which
+            rounding alone cannot tell.
     """
 
     values: Float[np.ndarray, "t k n"]
     leak: Float[np.ndarray, " n"]
     ambiguous: bool
     condition: float
+    rank: Int[np.ndarray, " t"] | None = None
+    hidden: bool = False
 
 
 def energies(model: Model, participation: Participation) -> Energies:
@@ -93,7 +101,7 @@ def energies(model: Model, participation: Participation) -> Energies:
     n, batch = model.gradient.shape[-1], _batch(model, participation)
     with double_precision(), _threads(model):
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
-        (own, leak, ambiguous, condition), rest = kalman.sweep(parts, rounds, epochs > 1)
+        (own, leak, doubt), rest = kalman.sweep(parts, rounds, epochs > 1)
         values = np.asarray(own)[:, None]
         if epochs > 1:
             steps, tails = rest
@@ -112,7 +120,7 @@ def energies(model: Model, participation: Participation) -> Energies:
                     )
                 )
             values = np.concatenate([values, np.concatenate(columns, axis=2)[:, :, :n]], axis=1)
-        return Energies(values, np.asarray(leak), bool(ambiguous), float(condition))
+        return _found(values, leak, doubt)
 
 
 def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
@@ -153,12 +161,18 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
                 arrays = kalman.each(
                     stacked, participation.rounds, participation.epochs, participation.separation
                 )
-                values, leak, ambiguous, condition = map(np.asarray, arrays)
+                values, leak, doubt = jax.tree.map(np.asarray, arrays)
             for place, index in enumerate(chosen):
-                found[index] = Energies(
-                    values[place], leak[place], bool(ambiguous[place]), float(condition[place])
-                )
+                one = jax.tree.map(lambda leaf, at=place: leaf[at], doubt)
+                found[index] = _found(values[place], leak[place], one)
     return [found[index] for index in range(len(models))]
+
+
+def _found(values: Any, leak: Any, doubt: Any) -> Energies:
+    hidden = bool(doubt.hidden)
+    rank = np.asarray(doubt.rank) if hidden else None
+    ambiguous, condition = bool(doubt.ambiguous), float(doubt.condition)
+    return Energies(np.asarray(values), np.asarray(leak), ambiguous, condition, rank, hidden)
 
 
 @functools.cache
@@ -232,8 +246,7 @@ def clear(found: Energies) -> Bool[np.ndarray, " n"]:
         found: From `energies`.
 
     Returns:
-        [n] True where no singular value is open and no response without noise is of open size.
+        [n] True where no singular value is open and no response without noise may be rounding.
     """
-    margin = 1e3 * _EPS * found.condition
-    settled = (found.leak <= margin) | (found.leak >= LEAK)
-    return settled & (not found.ambiguous)
+    settled = (found.leak == 0) | (found.leak >= LEAK)
+    return settled & (not (found.ambiguous or found.hidden))

@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting import dense
 from dpjax.accounting.view import Gradients, View
 from dpjax.mechanism.participation import Participation
 
@@ -132,9 +131,8 @@ def mafalda(view: View, participation: Participation, *, gradients: Gradients = 
 
 def _equal_gradients(view: View, participation: Participation) -> Float[np.ndarray, " n"]:
     """Largest sum over a pattern of the entries with their signs, by the dense route."""
-    matrices = view.materialize(participation.rounds, check=False)
-    found = dense.energies(*matrices, participation)
-    if found.ambiguous:
+    found = view._dense(participation)
+    if found.ambiguous or found.hidden:
         return np.zeros(view.agents)
     twice = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
     partial = np.cumsum(found.values * twice, axis=1)

@@ -9,6 +9,7 @@ over rounds with few bands (or whose inverse has few) adds a few past noises to 
 """
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxtyping import Float
 
 from dpjax.accounting.observer import Model
 
-__all__ = ["Gossip", "Memory", "model_of", "remember"]
+__all__ = ["Gossip", "Memory", "model_of", "rational_model_of", "remember"]
 
 LARGEST_STATE = 1500
 """Numbers in the state beyond which a strategy takes the dense route."""
@@ -85,6 +86,31 @@ def remember(strategy: Float[np.ndarray, "t t"]) -> Memory:
     return Memory(1 / diagonal, weights, of_noise)
 
 
+def rational_model_of(
+    gossip: Gossip,
+    source: Float[np.ndarray, "n q"],
+    seen: Float[np.ndarray, "p m n"],
+    victims: Float[np.ndarray, " n"],
+    memory: Memory = NO_MEMORY,
+) -> Model:
+    """`model_of` in fractions: no product of the matrices given is rounded.
+
+    Args:
+        gossip: The algorithm.
+        source: As in `model_of`; so are all.
+        seen: Rows seen.
+        victims: Whose gradients are unknown.
+        memory: The strategy over rounds.
+
+    Returns:
+        The model, of objects.
+    """
+    whole = np.frompyfunc(Fraction, 1, 1)
+    exactly = Gossip(whole(gossip.mixing), gossip.steps, whole(gossip.contraction))
+    past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
+    return model_of(exactly, whole(source), whole(seen), whole(victims), past)
+
+
 def _width(matrix: Float[np.ndarray, "t t"]) -> int:
     row, column = np.nonzero(matrix)
     return int((row - column).max())
@@ -98,6 +124,9 @@ def model_of(
     memory: Memory = NO_MEMORY,
 ) -> Model:
     """State-space model of what an attacker does not know.
+
+    An attacker receives all that its own models are made of, in every gossip step: these are
+    known, and no part of the state.
 
     Args:
         gossip: The algorithm.
@@ -138,30 +167,33 @@ def _round(
     scale = memory.scale[t % len(memory.scale)]
     weights = memory.weights[t % len(memory.weights)]
     # u_t less the gradients, as a function of the state (x, past noises).
-    from_state = np.hstack([np.diag(gossip.contraction), np.kron(weights[None], np.eye(n))])
-    observe, power = [], np.eye(n)
+    kind = source.dtype
+    own = np.diag(gossip.contraction * victims)
+    from_state = np.hstack([own, np.kron(weights[None], np.eye(n, dtype=kind))])
+    observe, power = [], np.eye(n, dtype=kind)
     for _ in range(gossip.steps):
         observe.append(rows @ power)
-        power = mixing @ power
-    watch = np.concatenate(observe)
+        power = victims[:, None] * (mixing @ power)
+    watch = np.concatenate(observe) * victims
+    power = power * victims
     transition, noise = [power @ from_state], [power @ source * scale]
     if width:
-        past = np.zeros((n, n * (1 + width)))
+        past = np.zeros((n, n * (1 + width)), kind)
         if memory.of_noise:
             past[:, n:] = from_state[:, n:]
-        shift = np.eye(n * (width - 1), n * (1 + width), n)
+        shift = np.eye(n * (width - 1), n * (1 + width), n, dtype=kind)
         transition += [past, shift]
         noise += [
             source * (scale if memory.of_noise else 1.0),
-            np.zeros((n * (width - 1), source.shape[1])),
+            np.zeros((n * (width - 1), source.shape[1]), kind),
         ]
-    gradient = np.zeros((n * (1 + width), n))
-    gradient[:n] = power * victims
+    gradient = np.zeros((n * (1 + width), n), kind)
+    gradient[:n] = power
     return (
         np.concatenate(transition),
         gradient,
         np.concatenate(noise),
         watch @ from_state,
-        watch * victims,
+        watch,
         watch @ source * scale,
     )

@@ -132,9 +132,13 @@ class Algorithm:
         def model() -> Model:
             return recursions.model_of(self.gossip, source, seen, victims, memory)
 
-        def matrices(t: int) -> tuple[np.ndarray, np.ndarray]:
+        def rational() -> Model:
+            return recursions.rational_model_of(self.gossip, source, seen, victims, memory)
+
+        def matrices(t: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
-            plain = recursions.model_of(self.gossip, source, seen, np.ones(self.agents))
+            unknown = victims if reduced else np.ones(self.agents)
+            plain = recursions.model_of(self.gossip, source, seen, unknown)
             if strategy is None:
                 a, b = dense.materialize(plain, t)
                 return a * np.tile(victims, t), b
@@ -149,7 +153,16 @@ class Algorithm:
 
         complete = not nodes and np.array_equal(seen, np.eye(self.agents)[None])
         route = model if small else None
-        return View(self.agents, nodes, rounds, route, matrices, all_messages, complete)
+        return View(
+            self.agents,
+            nodes,
+            rounds,
+            route,
+            matrices,
+            all_messages,
+            complete,
+            _rational=rational,
+        )
 
 
 def _closed_form(

@@ -1,5 +1,6 @@
 """A view, what one attacker sees less what it knows, and its Gaussian-DP loss."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting import dense, observer
+from dpjax.accounting import dense, exact, observer
 from dpjax.accounting.observer import Model
 from dpjax.mechanism.participation import Participation, checked
 
@@ -59,9 +60,11 @@ class View:
     attackers: tuple[int, ...]
     rounds: int | None
     _model: Callable[[], Model] | None
-    _matrices: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    _matrices: Callable[[int, bool], tuple[np.ndarray, np.ndarray]]
     _all_messages: Callable[[Participation], Loss] | None
     _sees_all: bool = False
+    _as_given: bool = False
+    _rational: Callable[[], Model] | None = None
 
     def materialize(
         self, rounds: int, *, check: bool = True
@@ -81,7 +84,7 @@ class View:
             ValueError: If it is too large, or a check fails.
         """
         rounds = self._check_rounds(_validate.integer("rounds", rounds))
-        a, b = self._matrices(rounds)
+        a, b = self._matrices(rounds, False)
         if check:
             dense.check_causal(a, rounds)
             dense.check_causal(b, rounds)
@@ -125,9 +128,12 @@ class View:
         if self._model is not None:
             found, route = observer.energies(self._model(), participation), "recursion"
         else:
-            matrices = self._matrices(participation.rounds)
-            found, route = dense.energies(*matrices, participation), "dense"
+            found, route = self._dense(participation), "dense"
         return self._finished(found, route, participation, gradients)
+
+    def _dense(self, participation: Participation) -> observer.Energies:
+        """Energies by the dense route, without rows that repeat what the attacker knows."""
+        return dense.energies(*self._matrices(participation.rounds, True), participation)
 
     def guaranteed(
         self, participation: Participation, *, gradients: Gradients = "any"
@@ -171,15 +177,17 @@ class View:
         gradients: Gradients,
     ) -> Loss:
         """The loss of these energies; of a larger view where they leave it open."""
-        mu = np.where(
-            found.leak >= observer.LEAK,
-            np.inf,
-            np.sqrt(observer.pattern_sums(found.values, participation)),
-        )
+        if self._model is not None:
+            rational = self._rational or self._model
+            found = self._settled(self._model, rational, found, participation)
+        mu = _losses(found, participation)
         open_ = ~observer.clear(found)
         open_[list(self.attackers)] = False
         if open_.any():
-            mu = np.where(open_, self._larger(participation), mu)
+            larger = self._larger(participation)
+            mu = np.where(open_, larger, mu)
+            # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
+            open_ &= np.isfinite(larger) | (found.leak < observer.LEAK) | self._as_given
         return self._hide(Loss(mu, open_, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
@@ -189,12 +197,29 @@ class View:
             every = self._all_messages(participation).mu
         if self._model is None:
             return every
-        model = self._model()
-        wide = with_state(model, np.eye(model.transition.shape[-1]))
+        wide = _round_by_round(self._model())
         found = observer.energies(wide, participation)
-        mu = np.sqrt(observer.pattern_sums(found.values, participation))
-        mu = np.where(observer.clear(found) & (found.leak < observer.LEAK), mu, np.inf)
+        found = self._settled(lambda: wide, lambda: wide, found, participation)
+        mu = np.where(observer.clear(found), _losses(found, participation), np.inf)
         return np.fmin(mu, every)
+
+    def _settled(
+        self,
+        model: Callable[[], Model],
+        rational: Callable[[], Model],
+        found: observer.Energies,
+        participation: Participation,
+    ) -> observer.Energies:
+        """The energies with what exact arithmetic can decide of them in little time."""
+        victims = np.ones(self.agents, bool)
+        victims[list(self.attackers)] = False
+        if observer.clear(found)[victims].all():
+            return found
+        # Matrices that the package made are rounded themselves: only their ranks are asked for.
+        exactly = exact.energies(model(), participation) if self._as_given else None
+        if exactly is not None:
+            return exactly
+        return exact.confirmed(model(), found, rational) if found.hidden else found
 
     def _hide(self, loss: Loss) -> Loss:
         # Only an attacker's loss is no number; what overflows is infinite.
@@ -244,10 +269,31 @@ def losses(
     return [found[index] for index in range(len(views))]
 
 
+def _losses(found: observer.Energies, participation: Participation) -> Float[np.ndarray, " n"]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        mu = np.sqrt(observer.pattern_sums(found.values, participation))
+    return np.where((found.leak >= observer.LEAK) | np.isnan(mu), np.inf, mu)
+
+
+def _round_by_round(model: Model) -> Model:
+    """The model with the state seen before and after every round: no memory is left."""
+    n, q = model.gradient.shape[-1], model.noise.shape[-1]
+    period = math.lcm(*(len(part) for part in model))
+    rounds = [model.at(t) for t in range(period)]
+    gradient = np.stack([np.concatenate([here.gradient_seen, here.gradient]) for here in rounds])
+    noise = np.stack([np.concatenate([here.noise_seen, here.noise]) for here in rounds])
+    nothing = np.zeros((1, gradient.shape[1], 1))
+    return Model(
+        np.zeros((1, 1, 1)), np.zeros((1, 1, n)), np.zeros((1, 1, q)), nothing, gradient, noise
+    )
+
+
 def of_model(
     model: Model,
     attackers: tuple[int, ...],
     all_messages: Callable[[Participation], Loss] | None,
+    *,
+    as_given: bool = False,
 ) -> View:
     """A view that is a state-space model for any number of rounds.
 
@@ -255,16 +301,18 @@ def of_model(
         model: What the attacker does not know, and what it sees.
         attackers: Nodes whose entries of a loss are nan.
         all_messages: Loss of the smallest view that determines every model; None if not known.
+        as_given: The matrices are a user's, without rounding: what float64 leaves open is found
+            exactly where that is quick.
 
     Returns:
         The view.
     """
 
-    def matrices(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    def matrices(rounds: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
         return dense.materialize(model, rounds)
 
     n = model.gradient.shape[-1]
-    return View(n, attackers, None, lambda: model, matrices, all_messages)
+    return View(n, attackers, None, lambda: model, matrices, all_messages, _as_given=as_given)
 
 
 def with_state(model: Model, rows: Float[np.ndarray, "r s"]) -> Model:

@@ -281,14 +281,14 @@ def linear(
         if mixed.any():
             model = _also_seen(model, mixed)
     if models is None:
-        return of_model(model, (), None)
+        return of_model(model, (), None, as_given=True)
     rows = _validate.finite_array("models", models, ndim=2)
     size = model.transition.shape[-1]
     if rows.shape[1] != size:
         raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-    wide = of_model(with_state(model, rows), (), None)
+    wide = of_model(with_state(model, rows), (), None, as_given=True)
 
     def any_gradients(participation: Participation) -> Loss:
         return wide.loss(participation, gradients="view")
 
-    return of_model(model, (), any_gradients)
+    return of_model(model, (), any_gradients, as_given=True)

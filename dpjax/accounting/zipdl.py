@@ -57,14 +57,19 @@ class ZipDL:
         victims = np.ones(n)
         victims[list(nodes)] = 0.0
         rows = [at[link] for link in seen]
-        senders = np.eye(n)[[i for i, _ in seen]]
+        senders = np.eye(n)[[i for i, _ in seen]] * victims
+        # An attacker receives all that its own model is made of, and knows it. Messages are in
+        # units that make their noise whole numbers: then those of a sender sum to zero exactly.
+        counts = np.array([np.count_nonzero(noise[row]) for row in rows]).reshape(-1, 1)
+        whole = np.maximum(counts, 1)
+        unknown = victims[:, None]
         made = Model.of(
-            self.mixing,
-            self.mixing * victims,
-            gather @ noise,
-            senders,
-            senders * victims,
-            noise[rows],
+            self.mixing * unknown * victims,
+            self.mixing * unknown * victims,
+            gather @ noise * unknown,
+            senders * whole,
+            senders * whole,
+            np.round(noise[rows] * whole),
         )
 
         def infinite(participation: Participation) -> Loss:

@@ -1,0 +1,237 @@
+"""Rank decisions and losses of small views in exact arithmetic, where float64 leaves them open.
+
+Float64 matrices are dyadic rationals. Ranks are taken modulo two primes: a residue's rank is
+never above the true one and below it with a chance of about 1e-9 a prime. Losses are then found
+by Gram-Schmidt in as many decimal digits as the view costs, with rank decisions already made.
+"""
+
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from dpjax.accounting.observer import Energies, Model
+from dpjax.mechanism.participation import Participation
+
+__all__ = ["LARGEST_LOSS", "LARGEST_RANK", "confirmed", "energies", "ranks"]
+
+LARGEST_RANK = 2e8
+"""Multiplications that deciding a rank may take."""
+LARGEST_LOSS = 2e6
+"""Multiplications in many digits that a loss may take."""
+_PRIMES = (2147483647, 2147483629)
+_LARGE_PRIME = 2**127 - 1
+_TRACE = 1e-300
+_DIGITS = 100
+_MOST_DIGITS = 4000
+_MOST_BITS = 40_000
+
+
+def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " n"]]:
+    """Rank of what is seen, and who shows without noise.
+
+    Args:
+        model: Its entries, float64 or fractions, are taken as they are.
+        rounds: T.
+
+    Returns:
+        [T] rank of the noise of the first rounds, [n] True where a gradient of the agent shows in
+        a combination without noise.
+    """
+    found = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
+    # Each is right but for a chance in 1e9; where they differ the larger rank is.
+    kept, shows = max(found, key=lambda each: int(each[0].sum()))
+    count = np.cumsum(kept.reshape(rounds, -1).sum(axis=1))
+    return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
+
+
+def confirmed(model: Model, found: Energies, rational: Callable[[], Model]) -> Energies:
+    """Energies whose hidden combinations are confirmed to carry no noise, or left open.
+
+    Args:
+        model: The model that they are of.
+        found: From `dpjax.accounting.observer.energies`.
+        rational: Makes the model again in fractions, where its float64 entries are rounded
+            products; called only where it is small enough.
+
+    Returns:
+        The same with ``hidden`` and ``leak`` decided where ranks agree; else as given.
+    """
+    if found.rank is None or _work(model, len(found.rank)) > LARGEST_RANK:
+        return found
+    count, shows = ranks(rational(), len(found.rank))
+    if (count != found.rank.cumsum()).any():
+        return found
+    # A trace that rounding of the matrices may have left stays open.
+    leak = np.where(shows, np.maximum(found.leak, _TRACE), 0.0)
+    return found._replace(leak=leak, hidden=False)
+
+
+def energies(model: Model, participation: Participation) -> Energies | None:
+    """The energies of a model in exact arithmetic, rounded once at the end.
+
+    Args:
+        model: Its float64 entries are taken as they are.
+        participation: Which rounds go together.
+
+    Returns:
+        The energies, nothing left open; None where that would take too long.
+    """
+    rounds = participation.rounds
+    if _work(model, rounds) > LARGEST_LOSS:
+        return None
+    stacked = _stacked(model, rounds)
+    if stacked is None:
+        return None
+    a, b = stacked
+    independent, shows = _echelon(a, b, _LARGE_PRIME)
+    leak = np.where(shows.reshape(rounds, -1).any(axis=0), 1.0, 0.0)
+    digits = _DIGITS
+    while digits <= _MOST_DIGITS:
+        with decimal.localcontext(prec=digits, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
+            white, lost = _whitened(a[independent], b[independent])
+            if digits >= 40 + 2 * lost:
+                values = _products(white, participation)
+                return Energies(values, leak, ambiguous=False, condition=1.0)
+        digits = 60 + 2 * math.ceil(lost)
+    return None
+
+
+def _work(model: Model, rounds: int) -> float:
+    """Multiplications that eliminating the stacked rows takes."""
+    used = np.zeros(model.state_seen.shape[1])
+    for part in model[3:]:
+        used = np.maximum(used, (np.asarray(part) != 0).any(axis=2).mean(axis=0))
+    columns = rounds * (model.gradient.shape[-1] + model.noise.shape[-1])
+    return float(used.sum() * rounds) ** 2 * columns / 2
+
+
+def _stacked(model: Model, rounds: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """A and B as integers, every row times a power of two of its own."""
+    least = 0
+    for part in model:
+        mantissa, power = np.frexp(part[part != 0])
+        least = min(least, int(power.min(initial=0)) - 53)
+    if -least * (rounds + 1) > _MOST_BITS:
+        return None
+
+    def whole(part: np.ndarray) -> np.ndarray:
+        made = np.zeros(part.shape, object)
+        for place in zip(*np.nonzero(part), strict=True):
+            top, bottom = float(part[place]).as_integer_ratio()
+            made[place] = top * (2**-least // bottom)
+        return made
+
+    return _impulses([whole(np.asarray(part)) for part in model], rounds, 2**-least, None)
+
+
+def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, np.ndarray]:
+    """A and B modulo a prime."""
+
+    def residue(value: Any) -> int:
+        top, bottom = value.as_integer_ratio()
+        return int(top * pow(bottom, -1, prime) % prime)
+
+    def whole(part: np.ndarray) -> np.ndarray:
+        values = {value: residue(value) for value in set(part.ravel().tolist())}
+        made = [values[value] for value in part.ravel().tolist()]
+        return np.array(made, np.int64).reshape(part.shape)
+
+    return _impulses([whole(np.asarray(part)) for part in model], rounds, 1, prime)
+
+
+def _impulses(
+    parts: list[np.ndarray], rounds: int, unit: int, prime: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stack rounds of a model whose entries are integers in units of 1 / ``unit``."""
+    kind = parts[0].dtype
+    size, n, q = parts[0].shape[-1], parts[1].shape[-1], parts[2].shape[-1]
+    m = parts[3].shape[1]
+    state = np.zeros((size, rounds, n + q), kind)
+    rows, power = np.zeros((rounds, m, rounds, n + q), kind), 1
+    for t in range(rounds):
+        here = [part[t % len(part)] for part in parts]
+        rows[t] = _product(here[3], state, prime)
+        rows[t, :, t] += np.concatenate([here[4], here[5]], axis=1) * power
+        state = _product(here[0], state, prime)
+        state[:, t] += np.concatenate([here[1], here[2]], axis=1) * power
+        power *= unit
+        if prime is not None:
+            rows[t], state = rows[t] % prime, state % prime
+    rows = rows.reshape(rounds * m, rounds, n + q)
+    return rows[..., :n].reshape(rounds * m, -1), rows[..., n:].reshape(rounds * m, -1)
+
+
+def _product(left: np.ndarray, right: np.ndarray, prime: int | None) -> np.ndarray:
+    if prime is None:
+        return (
+            np.tensordot(left, right, 1)
+            if left.size
+            else np.zeros((len(left), *right.shape[1:]), object)
+        )
+    total = np.zeros((len(left), *right.shape[1:]), np.int64)
+    for k in range(left.shape[1]):
+        total = (total + left[:, k, None, None] * right[None, k]) % prime
+    return total
+
+
+def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of B that no earlier ones span, and columns of A that show without noise."""
+    width, both = b.shape[1], np.concatenate([b, a], axis=1) % prime
+    kept, shows = np.zeros(len(b), bool), np.zeros(a.shape[1], bool)
+    for i, row in enumerate(both):
+        places = np.flatnonzero(row[:width])
+        if not len(places):
+            shows |= row[width:] != 0
+            continue
+        kept[i] = True
+        below = both[i + 1 :]
+        hit = np.flatnonzero(below[:, places[0]])
+        if len(hit):
+            factor = below[hit, places[0]] * pow(int(row[places[0]]), -1, prime) % prime
+            below[hit] = (below[hit] - factor[:, None] * row) % prime
+    return kept, shows
+
+
+def _whitened(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
+    """Rows of A in the coordinates where those of B are orthonormal, and the digits lost."""
+    ortho, white = np.zeros((0, b.shape[1]), object), np.zeros((0, a.shape[1]), object)
+    lost = 0.0
+    number = np.frompyfunc(decimal.Decimal, 1, 1)
+    for row_a, row_b in zip(a, b, strict=True):
+        largest = decimal.Decimal(int(np.abs(row_b).max()))
+        x, y = number(row_b) / largest, number(row_a) / largest
+        before = (x @ x).sqrt()
+        for _ in range(2):
+            if len(ortho):
+                shares = ortho @ x
+                x, y = x - shares @ ortho, y - shares @ white
+        left = (x @ x).sqrt()
+        if not left:
+            return white, float(decimal.getcontext().prec)
+        lost += max(0.0, float((before / left).log10()))
+        ortho = np.concatenate([ortho, (x / left)[None]])
+        white = np.concatenate([white, (y / left)[None]])
+    return white, lost
+
+
+def _products(white: np.ndarray, participation: Participation) -> Float[np.ndarray, "t k n"]:
+    """Inner products of the columns of rounds that go together."""
+    rounds, epochs = participation.rounds, participation.epochs
+    columns = white.reshape(len(white), rounds, -1)
+    values = np.zeros((rounds, epochs, columns.shape[-1]))
+    for lag in range(epochs if len(white) else 0):
+        step = lag * participation.separation
+        products = (columns[:, step:] * columns[:, : rounds - step]).sum(axis=0)
+        values[step:, lag] = np.vectorize(_nearest, otypes=[float])(products)
+    return values
+
+
+def _nearest(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
