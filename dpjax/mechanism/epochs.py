@@ -12,6 +12,7 @@ and V_c <- V_c^1/2 P_c V_c^1/2 climbs it: for k = 1 the fixed point l <- l P_ii 
 `mechanism.factorization`. Every iterate gives a feasible P and a lower bound.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import scipy.linalg
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.mechanism import certificate
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.sensitivity import sensitivity
@@ -125,6 +127,7 @@ def minimize_trace_epochs(
     gram: Float[np.ndarray, "t t"],
     participation: Participation,
     *,
+    factor: Float[np.ndarray, "m t"] | None = None,
     tolerance: float = 1e-9,
     max_iterations: int = 200,
 ) -> TemporalSolution:
@@ -135,6 +138,8 @@ def minimize_trace_epochs(
             solved with 1e-8 of its mean diagonal added, and `converged` is that problem's; value
             and bound refer to H itself.
         participation: when a record appears; T = k b, or k = 1.
+        factor: [m, T] F with F'F = H where ``gram`` is that product as rounded; the bound then
+            refers to F'F.
         tolerance: relative gap at which to stop.
         max_iterations: most evaluations of the map.
 
@@ -155,7 +160,12 @@ def minimize_trace_epochs(
     if len(gram) != rounds:
         raise ValueError(f"gram has shape {gram.shape}; give [{rounds}, {rounds}], one row a round")
     if k == 1:
-        single = minimize_trace(gram, tolerance=tolerance, max_iterations=5 * max_iterations)
+        single = minimize_trace(
+            gram if factor is None else None,
+            factor=factor,
+            tolerance=tolerance,
+            max_iterations=5 * max_iterations,
+        )
         strategy = normalized(strategy_of(single.precision), participation)
         value = objective(strategy, gram, participation)
         bound, count = single.lower_bound, single.iterations
@@ -167,7 +177,9 @@ def minimize_trace_epochs(
         )
     # Rounds class by class: c, c + b, c + 2b, ...
     order = np.arange(rounds).reshape(k, b).T.ravel()
-    exact = factor_of(gram[np.ix_(order, order)])
+    sorted_gram = gram[np.ix_(order, order)]
+    exact = factor_of(sorted_gram)
+    known = None if factor is None else _validate.finite_array("factor", factor, ndim=2)[:, order]
     if not exact.any():
         raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
     squares = np.sum(exact**2, axis=1)
@@ -177,13 +189,13 @@ def minimize_trace_epochs(
     value, bound = np.inf, 0.0
     found: Float[np.ndarray, "t t"] | None = None
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
-        factor = exact
+        climbed = exact
         if ridge:
             added = np.sqrt(ridge * squares.mean()) * np.eye(rounds)
-            factor = np.asarray(np.linalg.qr(np.concatenate([exact, added]), mode="r"))
-        best, count = _climb(factor, k, tolerance, max_iterations, condition < _DELICATE, start)
+            climbed = np.asarray(np.linalg.qr(np.concatenate([exact, added]), mode="r"))
+        best, count = _climb(climbed, k, tolerance, max_iterations, condition < _DELICATE, start)
         start, iterations = best.logarithm, iterations + count
-        bound = max(bound, _lower_bound(exact, best.half))
+        bound = max(bound, _lower_bound(sorted_gram, known, best.half))
         if not np.isfinite(best.gap):
             continue
         restored = np.empty_like(best.precision)
@@ -329,12 +341,18 @@ def _constant_diagonal(blocks: Blocks) -> Blocks:
     return blocks * scale[:, :, None] * scale[:, None, :]
 
 
-def _lower_bound(factor: Float[np.ndarray, "t t"], half: Blocks) -> float:
-    """Return tr(S)^2 / sum(l) for V = Z Z', rounded down: the sum of F Z's singular values."""
-    rounds, (b, k, _) = len(factor), half.shape
-    weighted = np.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
-    weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
-    values = np.linalg.svd(weighted, compute_uv=False)
-    levels = np.sum(half**2, axis=2).max(axis=1)
-    total = max(0.0, float(values.sum()) - 8 * rounds * _EPS * float(values[0]))
-    return total * total / float(levels.sum()) * (1.0 - 4 * rounds * _EPS)
+def _lower_bound(
+    gram: Float[np.ndarray, "t t"], factor: Float[np.ndarray, "m t"] | None, half: Blocks
+) -> float:
+    """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
+    b, k, _ = half.shape
+    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (k + 2) * _EPS)
+    if factor is None:
+        total = certificate.root_trace(gram, scipy.linalg.block_diag(*half))
+    else:
+        parts = factor.reshape(len(factor), b, k).transpose(1, 0, 2)
+        weighted = np.matmul(parts, half).transpose(1, 0, 2).reshape(factor.shape)
+        terms = np.matmul(np.abs(parts), np.abs(half))
+        blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
+        total = certificate.nuclear_norm(weighted, blur=blur)
+    return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)

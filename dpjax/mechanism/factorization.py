@@ -6,7 +6,7 @@ the two is the certificate.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -69,6 +69,7 @@ def minimize_trace(
     """
     _validate.one_of("solver", solver, ("fixed_point", "sdp"))
     root = _root(gram, factor)
+    given = _Given(gram, factor)
     n = root.shape[1]
     tolerance = _tolerance(tolerance)
     limit_gap = tolerance or 1e-9
@@ -78,7 +79,7 @@ def minimize_trace(
     if limit is not None and limit <= 1:
         raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
     if solver == "sdp":
-        return _by_sdp(root, tolerance, limit)
+        return _by_sdp(root, given, tolerance, limit)
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
@@ -91,7 +92,7 @@ def minimize_trace(
                 float(state.best_gap),
                 int(state.iterations),
             )
-        return _finish(root, r, np.exp(x[:n]), gap <= limit_gap, spent + iterations)
+        return _finish(root, given, r, np.exp(x[:n]), gap <= limit_gap, spent + iterations)
 
     plain = attempt(0.0, start, 0)
     solution = plain
@@ -142,7 +143,8 @@ def minimize_traces(
     given = grams if factors is None else factors
     if given is None or np.ndim(given) != 3 or (grams is not None and factors is not None):
         raise ValueError("grams and factors: give one of them, as an array [B, n, n]")
-    roots = [_root(a, None) if factors is None else _root(None, a) for a in np.asarray(given)]
+    problems = [_Given(a, None) if factors is None else _Given(None, a) for a in np.asarray(given)]
+    roots = [_root(*problem) for problem in problems]
     n = roots[0].shape[1]
     tolerance = _tolerance(tolerance)
     limit_gap = tolerance or 1e-9
@@ -159,7 +161,14 @@ def minimize_traces(
             x = np.asarray(states.best_x)
             gaps, counts = np.asarray(states.best_gap), np.asarray(states.iterations)
         return [
-            _finish(root, r, np.exp(x[k]), bool(gaps[k] <= limit_gap), spent[k] + int(counts[k]))
+            _finish(
+                root,
+                problems[k],
+                r,
+                np.exp(x[k]),
+                bool(gaps[k] <= limit_gap),
+                spent[k] + int(counts[k]),
+            )
             for k, root in enumerate(roots)
         ]
 
@@ -174,6 +183,19 @@ def minimize_traces(
             for first, second in zip(plain, again, strict=True)
         ]
     return [solution for solution in solutions if solution is not None]
+
+
+class _Given(NamedTuple):
+    """M as it was given, which bounds refer to: what was computed from it is rounded."""
+
+    gram: Float[np.ndarray, "n n"] | None
+    factor: Float[np.ndarray, "m n"] | None
+
+    def lower_bound(self, multipliers: Float[np.ndarray, " n"]) -> tuple[float, np.ndarray]:
+        if self.factor is not None:
+            return certificate.lower_bound(np.asarray(self.factor, np.float64), multipliers)
+        gram = np.asarray(self.gram, np.float64)
+        return certificate.lower_bound(gram, multipliers, gram=gram)
 
 
 def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -256,6 +278,7 @@ def _pad(
 
 def _finish(
     root: Float[np.ndarray, "m n"],
+    given: _Given,
     r: float,
     multipliers: Float[np.ndarray, " n"],
     converged: bool,
@@ -265,7 +288,7 @@ def _finish(
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    bound, chosen = certificate.lower_bound(root, multipliers)
+    bound, chosen = given.lower_bound(multipliers)
     return Solution(
         precision=certified.precision,
         covariance=certified.covariance,
@@ -293,7 +316,9 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
     return plain if unfinished else regularized
 
 
-def _by_sdp(root: Float[np.ndarray, "m n"], tolerance: float, limit: float | None) -> Solution:
+def _by_sdp(
+    root: Float[np.ndarray, "m n"], given: _Given, tolerance: float, limit: float | None
+) -> Solution:
     if limit is not None:
         raise ValueError('max_variance needs solver="fixed_point"; leave it out')
     covariance, multipliers = sdp.solve(root.T @ root, max(tolerance, 1e-12))
@@ -303,7 +328,7 @@ def _by_sdp(root: Float[np.ndarray, "m n"], tolerance: float, limit: float | Non
     certified = certificate.certify(root, precision)
     if certified is None:
         raise ValueError('gram leaves Clarabel with a singular precision; use solver="fixed_point"')
-    bound, chosen = certificate.lower_bound(root, multipliers)
+    bound, chosen = given.lower_bound(multipliers)
     return Solution(
         precision=certified.precision,
         covariance=certified.covariance,

@@ -225,7 +225,8 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
         run[t, :, t, :] += np.eye(n)
         run[t] = np.tensordot(schedule[t % len(schedule)], run[t], axes=1)
     whole = run.reshape(rounds * n, rounds * n)
-    return temporal.solve(whole.T @ whole, Participation(n * rounds, k, n * b))
+    when = Participation(n * rounds, k, n * b)
+    return temporal.solve(whole.T @ whole, when, factor=whole)
 
 
 def _inverse(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:

@@ -110,17 +110,24 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
     return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
 
 
-def solve(gram: Float[np.ndarray, "t t"], participation: Participation) -> TemporalSolution:
+def solve(
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+    *,
+    factor: Float[np.ndarray, "m t"] | None = None,
+) -> TemporalSolution:
     """Return the strategy of least tr(H (C'C)^-1) at sensitivity 1, with its certificate.
 
     Args:
         gram: [T, T] H, from :func:`workload_gram` or any other workload.
         participation: when a record appears; T = k b, or k = 1.
+        factor: [m, T] F with F'F = H where ``gram`` is that product as rounded; the bound then
+            refers to F'F.
 
     Raises:
         ValueError: for another participation or a gram that is not positive semidefinite.
     """
-    return minimize_trace_epochs(gram, participation)
+    return minimize_trace_epochs(gram, participation, factor=factor)
 
 
 def workload_gram(

@@ -1,0 +1,118 @@
+"""Stated lower bounds against infima that are known, and against the dual in fifty digits."""
+
+import mpmath
+import numpy as np
+import pytest
+
+from dpjax.mechanism import certificate, factorization, spacetime, temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs, mixing
+
+
+def blocks(seed):
+    """A gram of rank-one blocks of any scale: its infimum is the sum of their largest squares."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 6, 4)
+    gram, infimum, first = np.zeros((sizes.sum(),) * 2), mpmath.mpf(0), 0
+    for size in sizes:
+        # Few digits: the products are exact.
+        vector = random.integers(-(2**20), 2**20, size) * 2.0 ** random.integers(-20, 20)
+        gram[first : first + size, first : first + size] = np.outer(vector, vector)
+        infimum += mpmath.mpf(float(np.abs(vector).max())) ** 2
+        first += size
+    return gram, infimum
+
+
+def dual(gram, multipliers):
+    """tr((L^1/2 M L^1/2)^1/2)^2 / sum(l) in fifty digits."""
+    with mpmath.workdps(50):
+        roots = mpmath.diag([mpmath.sqrt(mpmath.mpf(float(x))) for x in multipliers])
+        values = mpmath.eigsy(roots * mpmath.matrix(gram.tolist()) * roots, eigvals_only=True)
+        total = mpmath.fsum(mpmath.sqrt(abs(x)) for x in values)
+        return total**2 / mpmath.fsum(mpmath.mpf(float(x)) for x in multipliers)
+
+
+@pytest.mark.parametrize("n", [2, 10, 100])
+def test_of_one_average(n):
+    """11': the infimum is 1, and rounding alone made eigenvalues of 1e-16 whose roots add up."""
+    gram = np.ones((n, n))
+    found = factorization.minimize_trace(gram=gram)
+    assert 1 - 1e-9 <= found.lower_bound <= 1
+    assert found.value >= 1
+    # The broken twin: singular values of a factor that was computed.
+    factor = factorization.factor_of(gram) * np.sqrt(found.multipliers)
+    twin = np.linalg.svd(factor, compute_uv=False).sum() ** 2 / found.multipliers.sum()
+    assert n < 100 or twin > 1 + 1e-8
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_rank_one_blocks_of_any_scale(seed):
+    gram, infimum = blocks(seed)
+    found = factorization.minimize_trace(gram=gram)
+    assert found.lower_bound <= infimum
+    assert found.lower_bound >= infimum * (1 - mpmath.mpf("1e-6"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_any_multipliers(seed):
+    """Below the exact dual, and within 1e-9 of it where the matrix is well conditioned."""
+    random = np.random.default_rng(seed)
+    root = random.normal(size=(8, 8)) * 10.0 ** (seed - 3)
+    if seed > 3:
+        root[:, 5:] = root[:, :3]
+    gram = root.T @ root
+    drawn = random.uniform(0.1, 1, 8)
+    for bound, exact in (
+        (certificate.lower_bound(gram, drawn, gram=gram)[0], dual(gram, drawn)),
+        (certificate.lower_bound(root, drawn)[0], dual_of_factor(root, drawn)),
+    ):
+        assert bound <= exact
+        assert seed > 3 or bound >= exact * (1 - mpmath.mpf("1e-9"))
+
+
+def dual_of_factor(factor, multipliers):
+    with mpmath.workdps(50):
+        matrix = mpmath.matrix(factor.tolist())
+        square = matrix.T * matrix
+        roots = mpmath.diag([mpmath.sqrt(mpmath.mpf(float(x))) for x in multipliers])
+        values = mpmath.eigsy(roots * square * roots, eigvals_only=True)
+        total = mpmath.fsum(mpmath.sqrt(abs(x)) for x in values)
+        return total**2 / mpmath.fsum(mpmath.mpf(float(x)) for x in multipliers)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_unrestricted_over_agents_and_rounds(epochs):
+    """On a complete graph all agents are one: the infimum is that over rounds, by n."""
+    n, rounds = 6, 4
+    participation = Participation(rounds, epochs, rounds // epochs)
+    matrix = mixing.metropolis_hastings(graphs.complete(n))
+    whole = np.tri(rounds)
+    infimum = temporal.solve(whole.T @ whole, participation).value / n
+    bound = spacetime.unrestricted_bound(matrix, participation).lower_bound
+    assert bound <= infimum
+    assert bound >= infimum * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_over_rounds_that_are_all_alike(epochs):
+    """H = 11': only the sum over all rounds is wanted, which a record in k of them moves by k."""
+    rounds = 20
+    participation = Participation(rounds, epochs, rounds // epochs)
+    found = temporal.solve(np.ones((rounds, rounds)), participation)
+    assert (1 - 1e-6) * epochs**2 <= found.lower_bound <= epochs**2 <= found.value
+
+
+def test_products_of_halves_are_exact():
+    random = np.random.default_rng(0)
+    left, right = random.normal(size=(40, 30)), random.normal(size=(30, 50))
+    left *= 10.0 ** random.uniform(-9, 9, (40, 1))
+    high, low, off = certificate._product(left, right)
+    with mpmath.workdps(40):
+        exact = mpmath.matrix(left.tolist()) * mpmath.matrix(right.tolist())
+        wrong = [
+            exact[i, j] - mpmath.mpf(high[i, j]) - mpmath.mpf(low[i, j])
+            for i in range(40)
+            for j in range(50)
+        ]
+        assert mpmath.sqrt(mpmath.fsum(w**2 for w in wrong)) <= off
+    assert off < 1e-5 * 40 * np.finfo(float).eps * np.linalg.norm(left) * np.linalg.norm(right)
