@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ __all__ = ["Checkpoints", "unfinished"]
 
 _MARK = "dpjax.json"
 """The file that makes a folder one of checkpoints and says of which run."""
+_GONE = ".dpjax.gone."
+"""How the names of checkpoints begin that are being deleted."""
+_KEPT = 2
+"""How many checkpoints are kept, the newest."""
 
 
 class Checkpoints:
@@ -49,10 +54,9 @@ class Checkpoints:
                 files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())
             self._manager = ocp.CheckpointManager(
                 self.folder,
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=2, enable_async_checkpointing=False, create=True
-                ),
+                options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True),
             )
+            self._clear()
 
     def status(self) -> tuple[bool, bool]:
         """Whether the run has begun, and whether it has ended.
@@ -60,8 +64,8 @@ class Checkpoints:
         Raises:
             ValueError: If the newest checkpoint is damaged.
         """
-        step = self._manager.latest_step()
-        return (False, False) if step is None else (True, bool(self._meta(step)["ended"]))
+        steps = _steps(self.folder)
+        return (True, self._meta(steps[-1])["ended"]) if steps else (False, False)
 
     def save(self, rounds: int, tree: Any, *, ended: bool) -> None:
         """Store the state after ``rounds`` rounds; returns when it is on disk.
@@ -88,6 +92,10 @@ class Checkpoints:
                 force=True,
             )
             self._manager.wait_until_finished()
+            for step in _steps(self.folder)[:-_KEPT]:
+                # A name of its own first: a kill leaves no half of a checkpoint under a number.
+                (self.folder / str(step)).rename(self.folder / f"{_GONE}{step}")
+            self._clear()
 
     def restore(self, like: Any) -> tuple[int, Any, bool] | None:
         """Load the newest checkpoint.
@@ -102,9 +110,10 @@ class Checkpoints:
         Raises:
             ValueError: If it is damaged.
         """
-        step = self._manager.latest_step()
-        if step is None:
+        steps = _steps(self.folder)
+        if not steps:
             return None
+        step = steps[-1]
         leaves, structure = jax.tree.flatten(like)
         template = {
             str(i): np.empty(np.shape(leaf), np.asarray(leaf).dtype)
@@ -132,6 +141,10 @@ class Checkpoints:
             if not isinstance(meta["ended"], bool) or not isinstance(meta["digest"], str):
                 raise ValueError("its description is of another kind")
         return meta
+
+    def _clear(self) -> None:
+        for gone in self.folder.glob(f"{_GONE}*"):
+            shutil.rmtree(gone)
 
     def _digest(self, rounds: int, ended: bool, leaves: list[np.ndarray]) -> str:
         parts = {"run": self._fingerprint, "rounds": str(rounds), "ended": str(ended)}
@@ -186,6 +199,15 @@ def unfinished(folder: str | os.PathLike, identity: dict[str, str]) -> bool:
     return begun and not ended
 
 
+def _steps(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint, in order."""
+    return sorted(int(entry.name) for entry in folder.iterdir() if _is_step(entry))
+
+
+def _is_step(entry: Path) -> bool:
+    return entry.name.isascii() and entry.name.isdigit()
+
+
 def _check_folder(folder: Path, identity: dict[str, str]) -> None:
     """Refuse a folder that is not this run's, before anything in it is touched."""
     if folder.exists() and not folder.is_dir():
@@ -207,7 +229,7 @@ def _check_folder(folder: Path, identity: dict[str, str]) -> None:
             "give each run a folder of its own, or resume with what it was started with"
         )
     for entry in entries:
-        if entry.name.isdigit() and not all((entry / part).is_dir() for part in ("meta", "state")):
+        if _is_step(entry) and not all((entry / part).is_dir() for part in ("meta", "state")):
             raise ValueError(
                 f"checkpoint {entry} is damaged, or none; restore it from a copy, or move it away "
                 "to carry on from the one before it"

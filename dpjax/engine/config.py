@@ -91,7 +91,7 @@ class Config:
             object.__setattr__(self, "epsilon", tuple(given))
         _validate.flag("release", self.release)
         _validate.flag("allow_unsound", self.allow_unsound)
-        if self.design == "central":
+        if isinstance(self.design, str) and self.design == "central":
             raise ValueError(
                 "design is 'central', the trusted-server reference, whose covariance is singular: "
                 f"outsiders are not defended against; choose one of {', '.join(DESIGNS)}"
@@ -104,10 +104,10 @@ class Config:
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
         for name in ("rounds", "batch_size", "horizon", "microbatch"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _validate.integer(name, value))
-        if self.rounds >= 2**31 - 1:
-            raise ValueError(f"rounds is {self.rounds}; give a number below 2**31 - 1")
+            if value is not None or name in ("rounds", "batch_size"):
+                # Below what an int32 counter of rounds can hold.
+                value = _validate.integer(name, value, most=2**31 - 2)
+                object.__setattr__(self, name, value)
         for name, least, most in (("clip_norm", 1e-9, 1e9), ("step_size", 1e-37, 1e37)):
             value = _validate.positive(name, getattr(self, name))
             if not least <= value <= most:
@@ -116,12 +116,7 @@ class Config:
                     "can work with"
                 )
             object.__setattr__(self, name, value)
-        for name in ("max_variance", "subgroups"):
-            if getattr(self, name) is not None and not self.design.startswith("whisper"):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r} for design {self.design!r}; it goes with "
-                    "the whisper designs, leave it None"
-                )
+        self._check_whisper()
         self._check_sampler()
         if self.design == "non_private":
             if self.release:
@@ -152,24 +147,50 @@ class Config:
     def _check_name(self) -> None:
         """Refuse a covariance without a name, and a name that would pass for another design."""
         given: Any = self.name
+        shown = _validate.shown(given)
         if self.design != "covariance":
             if given is not None:
                 raise ValueError(
-                    f"name is {given!r} for design {self.design!r}, which has its own; leave it "
+                    f"name is {shown} for design {self.design!r}, which has its own; leave it "
                     "None, or give a covariance of yours under design='covariance'"
                 )
             return
         plain = isinstance(given, str) and given.isprintable() and given == given.strip()
         if not plain or not 1 <= len(given) <= 60 or given in (*DESIGNS, "covariance", "central"):
             raise ValueError(
-                f"name is {given!r} for design 'covariance'; give a name of up to 60 characters "
+                f"name is {shown} for design 'covariance'; give a name of up to 60 characters "
                 "that no other design has, for records and figures"
             )
+
+    def _check_whisper(self) -> None:
+        """Refuse what other designs do not have, and keep plain numbers."""
+        for name in ("max_variance", "subgroups"):
+            value = getattr(self, name)
+            if value is not None and not self.design.startswith("whisper"):
+                raise ValueError(
+                    f"{name} is {_validate.shown(value)} for design {self.design!r}; it goes with "
+                    "the whisper designs, leave it None"
+                )
+        if self.max_variance is not None:
+            ratio = _validate.number("max_variance", self.max_variance)
+            object.__setattr__(self, "max_variance", ratio)
+        groups: Any = self.subgroups
+        if groups is None:
+            return
+        listed = isinstance(groups, list | tuple) and len(groups)
+        if not listed or not all(isinstance(group, list | tuple) for group in groups):
+            raise ValueError(
+                f"subgroups is {_validate.shown(groups)}; give a sequence of sequences of agents, "
+                "or None"
+            )
+        plain = [[_validate.integer("subgroups", i, least=0) for i in group] for group in groups]
+        object.__setattr__(self, "subgroups", tuple(map(tuple, plain)))
 
     def _check_sampler(self) -> None:
         """Refuse a participation that is not sampled, and a cyclic sampler without one."""
         _validate.one_of("sampler", self.sampler, ("random", "cyclic"))
         given: Any = self.participation
+        shown = _validate.shown(given)
         if given is None:
             if self.sampler == "cyclic":
                 raise ValueError(
@@ -179,18 +200,20 @@ class Config:
             return
         if self.sampler != "cyclic":
             raise ValueError(
-                f"participation is {given!r} with the {self.sampler} sampler, which may draw a "
+                f"participation is {shown} with the {self.sampler} sampler, which may draw a "
                 "record in any round; use sampler='cyclic', or leave participation None"
             )
         if self.unit == "agent":
             raise ValueError(
-                f"participation is {given!r} under relation {self.relation!r}; an agent takes part "
+                f"participation is {shown} under relation {self.relation!r}; an agent takes part "
                 "in every round: leave it None, or protect records"
             )
         if not isinstance(given, tuple | list) or len(given) != 2:
-            raise ValueError(f"participation is {given!r}; give (epochs, separation)")
-        epochs = _validate.integer("participation[0]", given[0])
-        separation = _validate.integer("participation[1]", given[1])
+            raise ValueError(f"participation is {shown}; give (epochs, separation)")
+        epochs, separation = (
+            _validate.integer(f"participation[{place}]", number, most=2**31 - 2)
+            for place, number in enumerate(given)
+        )
         if epochs * separation != self.rounds:
             raise ValueError(
                 f"participation is ({epochs}, {separation}) in {self.rounds} rounds; give rounds = "

@@ -130,7 +130,7 @@ class Plan:
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""
-        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
+        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True, default=repr)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
         digest.update(np.ascontiguousarray(self.factor).data)

@@ -1,0 +1,102 @@
+"""A run in a process of its own that is shot at some moment; used by test_kills.
+
+usage: python -m tests.engine.shot_run FOLDER KIND WHEN
+
+FOLDER holds its checkpoints, key and result, and ``sent``: a line for each round that it sent, with
+the digest of all models after it. WHEN is "never", "after SECONDS" or "at EVENT", an event being
+one of the files, names and folders that Python opens, makes or moves. It says how long the run took
+and how many events there were.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dpjax.engine import plan, program
+from dpjax.engine.run import run
+from dpjax.topology import graphs, mixing
+from tests.engine.support import make_config, make_problem
+
+DESIGNS = {"simulation": "whisper", "release": "whisper", "release_over_rounds": "anti_pgd"}
+ROUNDS = 12
+EVENTS = ("open", "os.link", "os.mkdir", "os.remove", "os.rename")
+
+
+def shoot():
+    """Die as after `kill -9`."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Gun:
+    """Shoots after some seconds, or at some event."""
+
+    def __init__(self, when):
+        kind, _, number = when.partition(" ")
+        self.events, self.last = 0, int(number) if kind == "at" else -1
+        self.armed = True
+        sys.addaudithook(self.hear)
+        if kind == "after":
+            timer = threading.Timer(float(number), shoot)
+            timer.daemon = True
+            timer.start()
+
+    def hear(self, event, _):
+        """Count what happens to files."""
+        if self.armed and event in EVENTS:
+            self.events += 1
+            if self.events == self.last:
+                shoot()
+
+
+class Wire:
+    """The compiled call, which also writes down what it sent."""
+
+    def __init__(self, folder):
+        self.advance, self.folder = program.advance, folder
+        self.trace = program.advance.trace
+
+    def __call__(self, *args, **kwargs):
+        key, copy = self.folder / "noise.key", self.folder / "copied.key"
+        if key.exists() and not copy.exists():
+            shutil.copy2(key, self.folder / "copying")
+            os.replace(self.folder / "copying", copy)
+        state, metrics = self.advance(*args, **kwargs)
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(state.params):
+            digest.update(np.asarray(leaf).tobytes())
+        line = f"{int(state.round)} {digest.hexdigest()}\n"
+        handle = os.open(self.folder / "sent", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(handle, line.encode())
+        os.close(handle)
+        return state, metrics
+
+
+def main(folder, kind, when):
+    """Run or resume to the end, unless shot."""
+    folder = Path(folder)
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
+    release = kind != "simulation"
+    config = make_config(design=DESIGNS[kind], rounds=ROUNDS, release=release)
+    made, task = plan.make(config, matrix), make_problem(6)
+    program.advance = Wire(folder)
+    gun, began = Gun(when), time.monotonic()
+    result = run(
+        made, task, seeds=[0], eval_every=2, checkpoint=folder / "checkpoint",
+        checkpoint_seconds=0, key_file=folder / "noise.key" if release else None,
+    )  # fmt: skip
+    gun.armed = False
+    leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(result.params))}
+    np.savez(folder / "result.npz", **leaves, **result.metrics)
+    print(time.monotonic() - began, gun.events)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

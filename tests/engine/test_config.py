@@ -1,0 +1,76 @@
+"""Values of every wrong kind in every field of a config."""
+
+import dataclasses
+import decimal
+import fractions
+import itertools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.topology import graphs, mixing
+from tests.engine.support import make_config
+
+JUNK = [
+    *(float("nan"), float("inf"), -float("inf"), True, False, np.bool_(True), None, 0, -1),
+    *("4", "", b"4", "\ud800", 1 + 2j, np.complex128(3), np.complex64(3), np.array(3 + 1j)),
+    *(np.float64(3.5), np.float32(3), np.float16(3), np.int64(3), np.int8(3), np.uint64(2**63)),
+    *(10**400, -(10**400), 10**5000, -(10**5000), 2**31, 2**63, 1e-300, 1e300),
+    *([3], [], (), (3,), [[3]], {}, {3}, {"a": 3}, object(), range(3), abs, [10**5000]),
+    *(np.array(3.0), np.array([3.0]), np.array([[3.0]]), np.arange(4.0), jnp.float32(3)),
+    *(decimal.Decimal(3), decimal.Decimal("NaN"), fractions.Fraction(7, 2), np.datetime64(0, "s")),
+    *((np.int64(0), 1), ((0, 1), (2, 3)), [[0, 1], [np.int64(2), 3]], ((0, "1"),), ((0.0, 1),)),
+    *((2, 10), (np.int64(2), np.int64(10)), (2.0, 10), (True, 20), (2, 10, 1), (10**5000, 1)),
+]
+
+FIELDS = [field.name for field in dataclasses.fields(plan.Config)]
+
+
+def base(name):
+    """Settings under which a field is looked at."""
+    if name in ("participation", "microbatch", "sampler"):
+        return {"relation": "zero_out_record", "sampler": "cyclic", "participation": (2, 10)}
+    return {"design": "covariance", "name": "mine"} if name == "name" else {}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_value_is_plain_or_refused_by_name(name):
+    taken = 0
+    for value in JUNK:
+        try:
+            config = make_config(**(base(name) | {name: value}))
+        except ValueError as error:
+            text = str(error)
+            assert name in text, text
+            assert len(text) < 600 and "digits" not in text.split(";")[-1]
+            continue
+        taken += 1
+        kept = dataclasses.asdict(config)
+        again = json.loads(json.dumps(kept))
+        assert plan.Config(**again) == config and hash(config) == hash(plan.Config(**again))
+    assert taken <= 24
+
+
+def test_numbers_of_numpy_are_the_plain_ones():
+    """The same run, whatever the numbers came as."""
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    plain = dict(epsilon=3.0, delta=0.125, clip_norm=0.5, step_size=0.25, max_variance=4.0)
+    whole = dict(rounds=20, batch_size=4, subgroups=((0, 1), (2, 3)))
+    made = [
+        plan.make(make_config(**{n: kind(v) for n, v in plain.items()}, **more), matrix)
+        for kind, more in itertools.product(
+            (float, np.float32, fractions.Fraction),
+            (whole, whole | {"rounds": np.int16(20), "subgroups": [[np.int64(0), 1], [2, 3]]}),
+        )
+    ]
+    assert len({one.fingerprint() for one in made}) == 1
+
+
+def test_what_a_non_private_run_ignores_may_be_anything():
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    made = plan.make(make_config(design="non_private", epsilon=np.float32(8)), matrix)
+    assert made.fingerprint()

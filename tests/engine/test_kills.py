@@ -1,0 +1,170 @@
+"""Runs that are killed at random moments: the same bits, the same noise, nothing left over."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.engine import plan
+from dpjax.engine.run import run
+from tests.engine import shot_run
+from tests.engine.support import make_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch(folder, kind, when):
+    """One process; whether it was shot, and what it said."""
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.shot_run", str(folder), kind, when],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode in (0, -signal.SIGKILL), f"{kind} {when}: {done.stderr}"
+    return done.returncode != 0, done.stdout.split()
+
+
+def sent(folder):
+    """Round -> every digest that was sent as its messages."""
+    found = {}
+    lines = (folder / "sent").read_text().splitlines() if (folder / "sent").exists() else []
+    for line in lines:
+        round_, digest = line.split()
+        found.setdefault(int(round_), set()).add(digest)
+    return found
+
+
+def same(folder, other):
+    """The same result, and for every round the same messages, once and again."""
+    with np.load(folder / "result.npz") as first, np.load(other / "result.npz") as second:
+        assert set(first) == set(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+    assert sent(folder) == sent(other)
+    assert all(len(digests) == 1 for digests in sent(folder).values())
+
+
+class Range:
+    """Chains of killed and resumed runs, and those that nobody killed."""
+
+    def __init__(self, folder, seed):
+        self.folder, self.numbers = folder, random.Random(seed)
+        self.whole, self.kills, self.chains = {}, 0, 0
+
+    def reference(self, kind, key=None):
+        """A run that nobody killed, with a key of its own or a given one."""
+        folder = self.folder / f"whole{len(list(self.folder.iterdir()))}"
+        folder.mkdir()
+        if key is not None:
+            shutil.copy2(key, folder / "noise.key")
+        _, said = launch(folder, kind, "never")
+        return folder, float(said[0]), int(said[1])
+
+    def chain(self, kind, most):
+        """Kill and resume one run until it ends, and compare it with one that nobody killed."""
+        if kind not in self.whole:
+            self.whole[kind] = self.reference(kind)
+        whole, seconds, events = self.whole[kind]
+        folder = self.folder / f"chain{self.chains}"
+        self.chains += 1
+        folder.mkdir()
+        key = folder / "noise.key"
+        if shared := kind != "simulation" and self.chains % 2 == 0:
+            shutil.copy2(whole / "copied.key", key)
+        killed = True
+        while killed:
+            when = "never"
+            if self.kills < most:
+                when = f"at {self.numbers.randint(1, events)}"
+                if self.numbers.random() < 0.5:
+                    when = f"after {self.numbers.uniform(0, seconds):.3f}"
+            before = key.read_bytes() if key.exists() else None
+            killed, _ = launch(folder, kind, when)
+            self.kills += killed
+            if killed and kind != "simulation" and sent(folder):
+                ended = max(sent(folder)) == shot_run.ROUNDS
+                assert key.exists() or ended, "the key was lost before the run had ended"
+            if before is not None and key.exists():
+                assert key.read_bytes() == before
+        if kind != "simulation":
+            assert not [path for path in folder.iterdir() if "noise.key" in path.name]
+            if not shared:
+                whole, *_ = self.reference(kind, folder / "copied.key")
+        same(folder, whole)
+
+
+class Interrupted(BaseException):
+    """A run that is torn off; unlike a kill it passes through the code that cleans up."""
+
+
+class Hook:
+    """Interrupts at the next events of files, in this thread."""
+
+    def __init__(self):
+        self.left, self.seen = None, 0
+        sys.addaudithook(self.hear)
+
+    def hear(self, event, _):
+        if (
+            event not in shot_run.EVENTS
+            or threading.current_thread() is not threading.main_thread()
+        ):
+            return
+        self.seen += 1
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                self.left = None
+                raise Interrupted
+
+
+def test_a_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, network, small):
+    made = plan.make(make_config(release=True, rounds=12), network)
+    hook, numbers = Hook(), random.Random(5)
+    key, copy = tmp_path / "noise.key", tmp_path / "copy.key"
+    options = {"seeds": [0], "eval_every": 3, "checkpoint_seconds": 0}
+
+    def once(folder, path, left=None):
+        hook.left, hook.seen = left, 0
+        try:
+            return run(made, small, checkpoint=folder, key_file=path, **options)
+        finally:
+            hook.left = None
+
+    for name in ("imports", "counts"):
+        once(tmp_path / name, tmp_path / f"{name}.key")
+    events, torn = hook.seen, 0
+    while torn < 12:
+        try:
+            result = once(tmp_path / "c", key, numbers.randint(1, events // 2))
+            break
+        except Interrupted:
+            torn += 1
+            if key.exists() and not copy.exists():
+                shutil.copy2(key, copy)
+            assert not copy.exists() or key.read_bytes() == copy.read_bytes()
+    else:
+        result = once(tmp_path / "c", key)
+    assert torn >= 2
+    assert not [path for path in tmp_path.iterdir() if "noise.key" in path.name]
+    whole = once(tmp_path / "whole", copy)
+    for first, second in zip(
+        jax.tree.leaves((result.params, result.metrics)),
+        jax.tree.leaves((whole.params, whole.metrics)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.slow
+def test_fifty_kills(tmp_path):
+    shooting = Range(tmp_path, seed=2)
+    while shooting.kills < 50:
+        shooting.chain(list(shot_run.DESIGNS)[shooting.chains % 3], most=50)
