@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -423,3 +424,56 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
             jax.tree.leaves(straight.params), jax.tree.leaves(broken.params), strict=True
         )
     )
+
+
+# Threads of orbax that are at work when a read or a write fails say so when they are collected.
+UNRAISABLE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@UNRAISABLE
+def test_a_disk_that_fills_up_loses_nothing(tmp_path, network, small):
+    """The save fails with a line that says so; after making room the run ends as if it had not."""
+    made = plan.make(make_config(release=True, rounds=20), network)
+    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(progress):
+        if progress.round == 10:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+
+    try:
+        with pytest.raises(ValueError, match=f"checkpoint {folder} cannot be written .*Make room"):
+            run(made, small, key_file=key, checkpoint=folder, callback=fill, **options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    copy = shutil.copy2(key, tmp_path / "copy.key")
+    reached = []
+    resumed = run(
+        made, small, key_file=key, checkpoint=folder, **options,
+        callback=lambda progress: reached.append(progress.round),
+    )  # fmt: skip
+    assert reached == [10, 15, 20] and not key.exists()
+    whole = run(made, small, key_file=copy, **options)
+    for first, second in zip(
+        jax.tree.leaves(resumed.params), jax.tree.leaves(whole.params), strict=True
+    ):
+        np.testing.assert_array_equal(first, second)
+
+
+@UNRAISABLE
+def test_a_damaged_checkpoint_keeps_the_key_and_what_is_beside_it(tmp_path, network, small):
+    made = plan.make(make_config(release=True, rounds=20), network)
+    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0, "key_file": key}
+    with pytest.raises(Crash):
+        run(made, small, checkpoint=folder, callback=crash_at(15), **options)
+    newest = folder / "10" / "state" / "manifest.ocdbt"
+    newest.write_bytes(newest.read_bytes()[:50])
+    before = key.read_bytes()
+    with pytest.raises(ValueError, match=f"checkpoint {folder / '10'} is damaged .* move"):
+        run(made, small, checkpoint=folder, **options)
+    assert key.read_bytes() == before
+    # As it says: the one before it carries on, with the same noise.
+    (folder / "10").rename(tmp_path / "away")
+    assert run(made, small, checkpoint=folder, **options).ended
