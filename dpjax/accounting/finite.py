@@ -1,0 +1,274 @@
+"""What noise of finite precision costs: the grid of a release, and its epsilon and delta.
+
+The ideal mechanism M* adds real Gaussian noise x = B z to what is protected, B = C^-1 (x) F, and
+rounds to a grid of spacing h: post-processing, as private as the Gaussian mechanism. A release M
+has normals z~ of 64 bits, colours them in float64, and rounds the same sum. What is sent differs
+only where z~ and z fall into different cells. docs/floating-point.md derives this bound:
+
+    M(S) <= e^eta M*(S) + beta   and   M*(S) <= e^eta M(S) + beta,   beta without a factor e^epsilon
+
+so that (epsilon, delta') of M* gives M (epsilon + 2 eta, e^eta delta' + beta).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from dpjax import _validate
+
+__all__ = ["LIMIT", "REACH", "SAMPLER", "Cost", "Grid", "cost", "discreteness", "grid"]
+
+SAMPLER = 2.0**-48
+"""A normal z is computed within SAMPLER (1 + |z|) of the quantile of its bits' probability."""
+REACH = float(stats.norm.isf(2.0**-97))
+"""Standard deviations up to which normals follow a real one, 11.2."""
+LIMIT = 0.01
+"""Largest share of delta that finite precision may use."""
+
+_UNIT = 2.0**-53
+_FINER = float(stats.norm.isf(2.0**-32))
+_SLOPE = 12.0
+_COARSEST, _FINEST = 2.0**-3, 2.0**-12
+_SHARE = 0.01
+
+
+class Grid(NamedTuple):
+    """The grid that noisy sums are rounded to.
+
+    Attributes:
+        spacing: h, a power of two.
+        deviation: The least standard deviation of a coordinate of the noise given all other
+            agents' and rounds' noise.
+        variance: h^2 / 12, which rounding adds to every message; it does not cancel in sums.
+        share: What it adds, as a share, to the noise variance of the network's mean summed over
+            the run.
+    """
+
+    spacing: float
+    deviation: float
+    variance: float
+    share: float
+
+
+class Cost(NamedTuple):
+    """What finite precision adds to a guarantee.
+
+    Attributes:
+        epsilon: 2 eta.
+        delta: (e^eta - 1) delta + beta: the part of delta that it uses.
+        draws: Normals of the whole run.
+    """
+
+    epsilon: float
+    delta: float
+    draws: int
+
+
+class _Sums(NamedTuple):
+    """Absolute sums of B = C^-1 (x) F and of its inverse A, which propagate errors."""
+
+    columns_f: Float[np.ndarray, " n"]
+    columns_c: Float[np.ndarray, " t"]
+    columns_m: Float[np.ndarray, " t"]
+    rows: float
+    within: float
+    precision: float
+    deviation: float
+    terms: int
+
+
+def grid(
+    factor: Float[np.ndarray, "n n"], rounds: int, strategy: Float[np.ndarray, "t t"] | None = None
+) -> Grid:
+    """Choose the grid of a release from its noise.
+
+    The largest power of two that is at most an eighth of the least conditional deviation, adds at
+    most 1 % to the variance of the network's mean (unless that takes a grid below 2^-12
+    deviations), and over a cell of which no normal moves by more than 1/2.
+
+    Args:
+        factor: [n, n] F; noise over agents has covariance F F'.
+        rounds: T.
+        strategy: [T, T] C as applied; None is the identity.
+
+    Returns:
+        The grid.
+
+    Raises:
+        ValueError: For a singular factor.
+    """
+    factor, strategy = _checked(factor, rounds, strategy)
+    sums, n = _sums(factor, strategy, recursive=False), len(factor)
+    mean = float(np.square(factor.sum(axis=0)).sum()) / n**2
+    mean *= rounds if strategy is None else float(np.square(np.linalg.inv(strategy).sum(0)).sum())
+    spacing = 2.0 ** math.floor(math.log2(sums.deviation * _COARSEST))
+
+    def share(h: float) -> float:
+        return rounds * h**2 / 12 / n / mean if mean > 0 else math.inf
+
+    while share(spacing) > _SHARE and spacing / 2 >= sums.deviation * _FINEST:
+        spacing /= 2
+    while spacing * sums.within > 0.5 or spacing**2 * sums.precision > 1:
+        spacing /= 2
+    return Grid(spacing, sums.deviation, spacing**2 / 12, share(spacing))
+
+
+def discreteness(z: float) -> float:
+    """How far a normal from finitely many bits may lie from the real one it stands for.
+
+    The cell of a tail probability p has half the width 2^-65, below p = 2^-32 2^-129, and the
+    quantile's slope is 1 / phi(z).
+
+    Args:
+        z: Largest absolute value of the normal; infinite beyond `REACH`.
+    """
+    if z > REACH:
+        return math.inf
+    coarse = 2.0**-65 / stats.norm.pdf(min(z, _FINER))
+    finer = 2.0**-129 / stats.norm.pdf(z) if z > _FINER else 0.0
+    return float(max(coarse, finer)) * (1 + 2.0**-30)
+
+
+def cost(
+    factor: Float[np.ndarray, "n n"],
+    rounds: int,
+    strategy: Float[np.ndarray, "t t"] | None = None,
+    *,
+    spacing: float,
+    parameters: int,
+    mu: float,
+    delta: float,
+    clip_norm: float,
+    recursive: bool = False,
+) -> Cost:
+    """Bound what finite precision adds to a release, over all of its draws.
+
+    Guarantee: for every neighbouring pair of data sets, against an outsider who sees every
+    message: if the ideal mechanism is (e, delta - cost.delta)-DP, the release is
+    (e + cost.epsilon, delta)-DP, provided that threefry is pseudorandom, that normals are those of
+    `dpjax.transforms.hardened`, and that they are coloured and added in float64.
+
+    Args:
+        factor: [n, n] F.
+        rounds: T.
+        strategy: [T, T] C as applied in float64; None is the identity.
+        spacing: h.
+        parameters: d, numbers an agent sends a round.
+        mu: Gaussian-DP parameter of the ideal mechanism.
+        delta: Delta of the guarantee.
+        clip_norm: C, which bounds what the noise is added to.
+        recursive: True where the strategy is applied by its own recursion, which feeds rounding
+            errors back, and not by C^-1.
+
+    Returns:
+        The cost; infinite epsilon and delta where rounding errors are no small part of a cell.
+
+    Raises:
+        ValueError: For a singular factor or numbers out of range.
+    """
+    factor, strategy = _checked(factor, rounds, strategy)
+    parameters = _validate.integer("parameters", parameters)
+    delta = _validate.probability("delta", delta)
+    sums = _sums(factor, strategy, recursive=recursive)
+    draws = len(factor) * rounds * parameters
+    within = sums.within * spacing * 1.01
+    slope = (mu + _SLOPE) * spacing / sums.deviation + spacing**2 * sums.precision * 1.01
+    # Twice the error over the cell is what a cell's two ends gain or lose, by a density's slope.
+    ends = 2 / spacing * slope / -math.expm1(-slope) * 1.02
+
+    sampled = ends * np.outer(sums.columns_c, sums.columns_f).ravel()
+    # Rounding in sums over rounds, then over agents, for a unit of each normal.
+    sums_c, sums_f = (0 if strategy is None else rounds + 2), sums.terms + 3
+    coloured = 1.01 * _UNIT * (sums_c * sums.columns_m + sums_f * sums.columns_c)
+    coloured = ends * np.outer(coloured, sums.columns_f).ravel()
+    sampled = ends * np.outer(sums.columns_c, sums.columns_f).ravel()
+    added = ends * 2 * _UNIT * clip_norm
+    furthest = SAMPLER * (1 + REACH) + discreteness(REACH)
+    each = furthest + 1.01 * _UNIT * (sums_c + sums_f) * REACH
+    if within > 1 or ends * sums.rows * each + added > 0.005:
+        return Cost(math.inf, math.inf, draws)
+
+    log = -math.log(1e-6 * delta)
+    beta = _unlikely(draws, within, mu) + 4 * math.exp(-log)
+    most = sampled * furthest + coloured * REACH
+    eta = min(
+        _mean(sampled, coloured, within, shift) * (draws / len(sampled)) * math.expm1(rate) / rate
+        + float(most.max()) * ((mu / shift) ** 2 + log / rate)
+        for shift in (1 / 8, 1 / 4, 1 / 2, 1)
+        for rate in (0.03, 0.1, 0.3, 1.0)
+    )
+    eta += added * draws
+    # The same by rounds and coordinates: errors of both signs add up like a random walk.
+    steps, one = rounds * parameters, float(most.sum()) + len(most) * added
+    if strategy is not None:
+        one *= 2
+    walk = one * math.sqrt(steps) * (2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log))
+    if one < 0.1:
+        eta = min(eta, walk + 4 * steps * one**2 + beta)
+    return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
+
+
+def _mean(sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float) -> float:
+    """Sum of the mean effects of normals that are each moved by up to ``shift``."""
+    zeroth = math.exp(shift**2 / 2)
+    first = 2 * stats.norm.pdf(shift) + shift * (2 * stats.norm.cdf(shift) - 1)
+    first = float(first) * zeroth + within * zeroth
+    rate = within + shift
+    cells = sum(
+        2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate
+        for half, end in ((2.0**-65, _FINER), (2.0**-129, REACH))
+    )
+    return (
+        float(sampled.sum()) * (SAMPLER * (zeroth + first) + 1.01 * cells)
+        + float(coloured.sum()) * first
+    )
+
+
+def _unlikely(draws: int, within: float, mu: float) -> float:
+    """Probability of a normal beyond `REACH`, or of a density of more than the slope."""
+    tail = stats.norm.sf
+    reach = REACH - within
+    beyond = 2 * draws * (tail(reach) + tail(reach - 0.5)) + 8 * mu**2 * tail(reach - mu)
+    return float(beyond + 4 * draws * tail(_SLOPE)) * 1.01
+
+
+def _sums(factor: np.ndarray, strategy: np.ndarray | None, *, recursive: bool) -> _Sums:
+    inverse = np.linalg.inv(factor)
+    one = np.ones((1, 1))
+    c, c_inverse = (one, one) if strategy is None else (strategy, np.linalg.inv(strategy))
+    feedback = np.abs(c_inverse)
+    if recursive:
+        feedback = feedback @ np.abs(c) @ feedback
+    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
+    precision = float(np.abs(over_agents).sum(1).max() * np.abs(over_rounds).sum(1).max())
+    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
+    return _Sums(
+        columns_f=np.abs(factor).sum(0),
+        columns_c=np.abs(c_inverse).sum(0),
+        columns_m=feedback.sum(0),
+        rows=float(np.abs(factor).sum(1).max() * feedback.sum(1).max()),
+        within=float(np.abs(inverse).sum(1).max() * np.abs(c).sum(1).max()),
+        precision=precision,
+        deviation=1 / math.sqrt(largest),
+        terms=int(np.count_nonzero(factor, axis=1).max()),
+    )
+
+
+def _checked(
+    factor: np.ndarray, rounds: int, strategy: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    factor = _validate.square("factor", factor).astype(np.float64)
+    rounds = _validate.integer("rounds", rounds)
+    if np.linalg.matrix_rank(factor) < len(factor):
+        raise ValueError(
+            "factor is singular: some combination of the messages carries no noise; give a factor "
+            "of full rank"
+        )
+    if strategy is not None:
+        strategy = _validate.square("strategy", strategy)
+        if len(strategy) != rounds:
+            raise ValueError(f"strategy has shape {strategy.shape} for {rounds} rounds")
+    return factor, strategy
