@@ -66,7 +66,8 @@ class Settings(NamedTuple):
     ``separation`` is that of the cyclic sampler, None for the random one. ``noisy`` is False where
     no plan has noise, which then is not drawn. ``weighted`` takes the place of per-record
     gradients where the problem has it.
-    ``own_data`` is True where every seed has data of its own.
+    ``own_data`` is True where every seed has data of its own. ``grid`` is the spacing that a
+    release's noisy sums are rounded to, None for simulations.
     """
 
     loss: Callable[[Any, Any, Any], Any]
@@ -86,6 +87,7 @@ class Settings(NamedTuple):
     noisy: bool = True
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
     own_data: bool = False
+    grid: float | None = None
 
 
 class Arrays(NamedTuple):
@@ -162,7 +164,13 @@ def _noise(
     settings: Settings, arrays: Arrays, noise_key: PRNGKeyArray
 ) -> optax.GradientTransformation:
     strategy = None if settings.strategy is None else settings.strategy.matrix
-    return noise.correlated(arrays.factor, key=noise_key, rounds=settings.rounds, strategy=strategy)
+    return noise.correlated(
+        arrays.factor,
+        key=noise_key,
+        rounds=settings.rounds,
+        strategy=strategy,
+        grid=settings.grid,
+    )
 
 
 def _per_record(settings: Settings) -> Callable[..., Any]:

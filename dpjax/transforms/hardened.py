@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, PRNGKeyArray
+
+from dpjax.transforms.normals import words
 
 __all__ = ["normals", "quantile", "rounded", "signed_probabilities"]
 
@@ -68,18 +69,13 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
     Returns:
         [n, d] float64.
     """
-    first, second = (jax.random.key_data(jax.random.fold_in(key, part)) for part in (0, 1))
-
-    def words(data: Array) -> list[Array]:
-        counters = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1)]
-        return threefry2x32_p.bind(data[0], data[1], *counters)
+    first, second = (jax.random.fold_in(key, part) for part in (0, 1))
 
     def finer(_: Any, coarse: Array) -> Array:
-        high, low = words(first)
-        refined = signed_probabilities(high, low, *words(second))
+        refined = signed_probabilities(*words(first, shape), *words(second, shape))
         return jnp.where(jnp.abs(coarse) < _FINER, refined, coarse)
 
-    coarse = signed_probabilities(*words(first))
+    coarse = signed_probabilities(*words(first, shape))
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
     trips = jnp.any(jnp.abs(coarse) < _FINER).astype(jnp.int32)
     return quantile(jax.lax.fori_loop(0, trips, finer, coarse))

@@ -8,6 +8,8 @@ large one never holds more than a leaf's noise twice, and normals depend on (key
 alone: not on the factor, on what is vmapped, or on how arrays are sharded.
 """
 
+import contextlib
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,8 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.mechanism.x64 import double_precision
+from dpjax.transforms import hardened
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms.normals import normals
 
@@ -57,19 +61,24 @@ def correlated(
     key: PRNGKeyArray,
     rounds: int,
     strategy: Float[np.ndarray, "t t"] | None = None,
+    grid: float | None = None,
 ) -> optax.GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
     Z_t [n, d] is standard normal, fresh in every round t and coordinate. The product runs at full
-    precision in the leaf's dtype, in float32 for narrower ones, whose sum is rounded once.
+    precision in the leaf's dtype, in float32 for narrower ones, whose sum is rounded once. With a
+    grid, every normal has 64 bits, all is computed in float64, noise is added there, and the sum
+    is rounded to multiples of the grid before it is rounded to the leaf's dtype.
 
     Guarantee: in each of the first ``rounds`` updates the noise of a coordinate over agents is
     N(0, F F'), independent of all other coordinates, and without a strategy of all other rounds.
     No two agents or rounds share a normal. Later updates are refused, inside compiled code NaN, so
     that no round goes out with repeated or unaccounted noise. With a strategy the noise is that of
     `dpjax.transforms.rounds.applied`. What this protects, and for whom, depends on the clipping
-    before it and is stated by `dpjax.accounting`; floating-point Gaussians are not hardened, and
-    the key's 64 bits are no cryptographic seed.
+    before it and is stated by `dpjax.accounting`. Without a grid this is a simulation's noise,
+    whose last bits and largest values tell neighbours apart. With one, what finite precision costs
+    against an outsider who sees every message is bounded by `dpjax.accounting.finite.cost`, if
+    threefry with a secret key of 64 bits is pseudorandom; such a key is no long-lived secret.
 
     Args:
         factor: [n, n] F, the covariance over agents being F F'. May be traced (say, vmapped over
@@ -78,14 +87,16 @@ def correlated(
         rounds: Rounds T the noise is accounted for.
         strategy: [T, T] lower triangular C with a positive diagonal, applied by the route of
             `dpjax.transforms.rounds`, which says what is kept; None is the identity.
+        grid: Spacing of a release's grid, a power of two, `dpjax.accounting.finite.grid`; None for
+            a simulation.
 
     Returns:
         An optax transformation with state `NoiseState`.
 
     Raises:
         ValueError: For another generator's key or an integer, a factor that is not square or not
-            finite, a strategy of the wrong shape; in ``update``, for leaves without the n agents
-            as their leading axis or of another than floating dtype.
+            finite, a strategy of the wrong shape, a grid that is no power of two; in ``update``,
+            for leaves without the n agents as their leading axis or of another than floating dtype.
 
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Denisov et al. (2022) for the strategy.
@@ -97,12 +108,19 @@ def correlated(
     weights = _checked_factor(factor)
     n = weights.shape[-1]
     over_rounds = None if strategy is None else rounds_.route(strategy, rounds)
+    released = grid is not None
+    if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
+        raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
+
+    def precision() -> contextlib.AbstractContextManager:
+        return double_precision() if released else contextlib.nullcontext()
 
     def init(params: optax.Params) -> NoiseState:
-        groups = _groups(jax.tree_util.tree_leaves_with_path(params), n)
+        groups = _groups(jax.tree_util.tree_leaves_with_path(params), n, released)
         past: tuple[tuple[Array, ...], ...] = ()
         if over_rounds is not None:
-            past = tuple(over_rounds.start((n, sum(g.sizes)), g.dtype) for g in groups)
+            with precision():
+                past = tuple(over_rounds.start((n, sum(g.sizes)), g.dtype) for g in groups)
         return NoiseState(key, jnp.zeros((), jnp.int32), past)
 
     def update(
@@ -111,12 +129,18 @@ def correlated(
         del params
         paths = jax.tree_util.tree_leaves_with_path(updates)
         leaves = [leaf for _, leaf in paths]
-        groups = _groups(paths, n)
+        groups = _groups(paths, n, released)
         check_round(state.round, rounds)
+        with precision():
+            past = add(leaves, groups, state)
+        updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
+        return updates, NoiseState(state.key, state.round + 1, past)
+
+    def add(leaves: list[Any], groups: list[_Group], state: NoiseState) -> tuple[Any, ...]:
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         past = []
         for index, group in enumerate(groups):
-            draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype)
+            draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype, released)
             if over_rounds is None:
                 drawn = draw(state.round)
             else:
@@ -128,9 +152,9 @@ def correlated(
             for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
                 leaf = leaves[position]
                 noisy = leaf.astype(group.dtype) + part.reshape(leaf.shape)
+                noisy = noisy if grid is None else hardened.rounded(noisy, grid)
                 leaves[position] = noisy.astype(leaf.dtype)
-        updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
-        return updates, NoiseState(state.key, state.round + 1, tuple(past))
+        return tuple(past)
 
     return optax.GradientTransformation(init, update)
 
@@ -154,12 +178,12 @@ def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
     return float(matrix.sum() / len(matrix) ** 2)
 
 
-def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any) -> Any:
+def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
     """Normals of a group by round; key and round decide them, not what is vmapped around."""
 
     def draw(round: Any) -> Array:
         round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
-        return normals(round_key, shape, dtype)
+        return hardened.normals(round_key, shape) if released else normals(round_key, shape, dtype)
 
     return draw
 
@@ -218,7 +242,7 @@ def _checked_factor(factor: Any) -> Array | np.ndarray:
     return factor
 
 
-def _groups(paths: list[tuple[Any, Any]], n: int) -> list[_Group]:
+def _groups(paths: list[tuple[Any, Any]], n: int, released: bool) -> list[_Group]:
     """Pack the leaves into draws; the layout is part of what a seed means, so it stays fixed."""
     groups: list[_Group] = []
     open_groups: dict[Any, int] = {}
@@ -229,7 +253,8 @@ def _groups(paths: list[tuple[Any, Any]], n: int) -> list[_Group]:
                 f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
                 f"floating leaves with the n={n} agents of the factor as their leading axis"
             )
-        size, dtype = int(np.prod(shape[1:])), jnp.promote_types(dtype, jnp.float32)
+        size, wide = int(np.prod(shape[1:])), jnp.promote_types(dtype, jnp.float32)
+        dtype = np.dtype(np.float64) if released else wide
         index = open_groups.get(dtype)
         if index is not None and sum(groups[index].sizes) + size <= PACK:
             group = groups[index]
