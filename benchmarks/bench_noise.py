@@ -2,7 +2,9 @@
 
 Noise for n agents of d entries is added to zeros inside one jitted scan over all T rounds. Routes
 (`dpjax.transforms.rounds`): ``none``, fresh noise; ``recursion``, a C of a few bands; ``moving``,
-its inverse; ``blocked``, a full C (optimal for prefix sums).
+its inverse; ``blocked``, a full C (optimal for prefix sums). Each as a simulation draws it and, with
+``, release``, as a release does: 64 bits a normal, float64, rounded to a grid; ``times_simulation``
+is its time over the simulation's.
 
 Floors, each jitted on its own for one seed; several seeds may at best take as long each:
 
@@ -39,6 +41,8 @@ from dpjax.transforms import noise, normals, rounds
 
 HIGHEST = jax.lax.Precision.HIGHEST
 BANDS = 4
+RELEASE = ", release"
+GRID = 2.0**-8
 
 
 def strategies(length: int) -> dict[str, np.ndarray | None]:
@@ -58,13 +62,20 @@ def key_of(seed: Any) -> Any:
     return jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), seed)
 
 
-def whole(factor: Any, strategy: np.ndarray | None, length: int, d: int, seeds: int) -> Any:
+def whole(
+    factor: Any,
+    strategy: np.ndarray | None,
+    length: int,
+    d: int,
+    seeds: int,
+    grid: float | None = None,
+) -> Any:
     """All rounds of all seeds: a jitted function of the keys, giving the sum over rounds."""
     n = len(factor)
     zeros = jnp.zeros((n, d), jnp.float32)
 
     def make(key: Any) -> Any:
-        return noise.correlated(factor, key=key, rounds=length, strategy=strategy)
+        return noise.correlated(factor, key=key, rounds=length, strategy=strategy, grid=grid)
 
     def step(carry: Any, _: None) -> tuple[Any, None]:
         state, total = carry
@@ -151,14 +162,17 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
     assert blocked is not None
     calls = floors(factor, blocked, d)
     temporary = {}
-    for name, strategy in made.items():
-        compiled = whole(factor, strategy, length, d, seeds).lower(keys).compile()
+    runs = [(name, each, grid) for name, each in made.items() for grid in (None, GRID)]
+    for name, strategy, grid in runs:
+        name += RELEASE if grid else ""
+        compiled = whole(factor, strategy, length, d, seeds, grid).lower(keys).compile()
         temporary[name] = compiled.memory_analysis().temp_size_in_bytes
         calls[name] = (functools.partial(compiled, keys), length * seeds)
     took = least(calls, repeats)
     rows = []
-    for name, strategy in made.items():
-        blocks = name == "blocked"
+    for plain, strategy, grid in runs:
+        name = plain + (RELEASE if grid else "")
+        blocks = plain == "blocked"
         loose = took["normals"] + (took["colour"] if blocks else 0)
         tight = took["normals"] + took["agents"] + (took["trapezoid"] if blocks else 0)
         row = {"experiment": "bench_noise", "algorithm": name, "agents": n, "entries": d}
@@ -169,7 +183,9 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
             f"{part}_milliseconds": 1e3 * took[part]
             for part in ("normals", "jax_normals", "colour", "trapezoid", "agents")
         }
-        row["state_bytes"] = rounds.memory(strategy, jnp.zeros((n, d), jnp.float32))
+        row["times_simulation"] = took[name] / took[plain]
+        kept = rounds.memory(strategy, jnp.zeros((n, d), jnp.float32))
+        row["state_bytes"] = kept * (2 if grid else 1)
         rows.append(row | {"temporary_bytes": temporary[name]})
     return rows
 

@@ -19,20 +19,55 @@ from scipy import stats
 
 from dpjax import _validate
 
-__all__ = ["LIMIT", "REACH", "SAMPLER", "Cost", "Grid", "cost", "discreteness", "grid"]
+__all__ = ["LIMIT", "SAMPLER", "Cost", "Grid", "Sampler", "cost", "grid"]
 
-SAMPLER = 2.0**-48
-"""A normal z is computed within SAMPLER (1 + |z|) of the quantile of its bits' probability."""
-REACH = float(stats.norm.isf(2.0**-97))
-"""Standard deviations up to which normals follow a real one, 11.2."""
 LIMIT = 0.01
 """Largest share of delta that finite precision may use."""
 
 _UNIT = 2.0**-53
-_FINER = float(stats.norm.isf(2.0**-32))
 _SLOPE = 12.0
 _COARSEST, _FINEST = 2.0**-3, 2.0**-12
 _SHARE = 0.01
+
+
+class Sampler(NamedTuple):
+    """How normals follow from bits: quantiles of the middles of cells of tail probability.
+
+    Attributes:
+        half: Half the width of a cell of the tail probability p.
+        finer_half: The same for p below ``finer``.
+        finer: Probability below which more bits are drawn.
+        last: Least p of which a cell is a small part; beyond it, nothing is claimed.
+        error: A computed normal is within error (1 + |z|) of its cell's quantile.
+    """
+
+    half: float
+    finer_half: float
+    finer: float
+    last: float
+    error: float
+
+    @property
+    def reach(self) -> float:
+        """Standard deviations up to which normals follow a real one."""
+        return float(stats.norm.isf(self.last))
+
+    def discreteness(self, z: float) -> float:
+        """How far a normal of up to ``z`` may lie from the real one it stands for.
+
+        Half a cell, over the slope phi of the quantile at its outer end; infinite beyond `reach`.
+        """
+        if z > self.reach:
+            return math.inf
+        edge = float(stats.norm.isf(self.finer))
+        coarse = self.half / stats.norm.pdf(min(z, edge))
+        finer = self.finer_half / stats.norm.pdf(z) if z > edge else 0.0
+        # The outer end lies up to half a cell beyond z.
+        return float(max(coarse, finer)) * (1 + 2 * max(self.half / self.finer, 2.0**-30))
+
+
+SAMPLER = Sampler(2.0**-65, 2.0**-129, 2.0**-32, 2.0**-97, 2.0**-48)
+"""That of `dpjax.transforms.hardened`: 64 bits, 64 more below 2^-32, up to 11.3 deviations."""
 
 
 class Grid(NamedTuple):
@@ -116,22 +151,6 @@ def grid(
     return Grid(spacing, sums.deviation, spacing**2 / 12, share(spacing))
 
 
-def discreteness(z: float) -> float:
-    """How far a normal from finitely many bits may lie from the real one it stands for.
-
-    The cell of a tail probability p has half the width 2^-65, below p = 2^-32 2^-129, and the
-    quantile's slope is 1 / phi(z).
-
-    Args:
-        z: Largest absolute value of the normal; infinite beyond `REACH`.
-    """
-    if z > REACH:
-        return math.inf
-    coarse = 2.0**-65 / stats.norm.pdf(min(z, _FINER))
-    finer = 2.0**-129 / stats.norm.pdf(z) if z > _FINER else 0.0
-    return float(max(coarse, finer)) * (1 + 2.0**-30)
-
-
 def cost(
     factor: Float[np.ndarray, "n n"],
     rounds: int,
@@ -143,6 +162,7 @@ def cost(
     delta: float,
     clip_norm: float,
     recursive: bool = False,
+    sampler: Sampler = SAMPLER,
 ) -> Cost:
     """Bound what finite precision adds to a release, over all of its draws.
 
@@ -162,6 +182,7 @@ def cost(
         clip_norm: C, which bounds what the noise is added to.
         recursive: True where the strategy is applied by its own recursion, which feeds rounding
             errors back, and not by C^-1.
+        sampler: How normals follow from bits.
 
     Returns:
         The cost; infinite epsilon and delta where rounding errors are no small part of a cell.
@@ -184,53 +205,56 @@ def cost(
     sums_c, sums_f = (0 if strategy is None else rounds + 2), sums.terms + 3
     coloured = 1.01 * _UNIT * (sums_c * sums.columns_m + sums_f * sums.columns_c)
     coloured = ends * np.outer(coloured, sums.columns_f).ravel()
-    sampled = ends * np.outer(sums.columns_c, sums.columns_f).ravel()
     added = ends * 2 * _UNIT * clip_norm
-    furthest = SAMPLER * (1 + REACH) + discreteness(REACH)
-    each = furthest + 1.01 * _UNIT * (sums_c + sums_f) * REACH
+    reach = sampler.reach
+    furthest = sampler.error * (1 + reach) + sampler.discreteness(reach)
+    each = furthest + 1.01 * _UNIT * (sums_c + sums_f) * reach
     if within > 1 or ends * sums.rows * each + added > 0.005:
         return Cost(math.inf, math.inf, draws)
 
     log = -math.log(1e-6 * delta)
-    beta = _unlikely(draws, within, mu) + 4 * math.exp(-log)
-    most = sampled * furthest + coloured * REACH
+    beta = _unlikely(draws, within, mu, reach) + 4 * math.exp(-log)
+    most = sampled * furthest + coloured * reach
+    copies = draws // len(most)
     eta = min(
-        _mean(sampled, coloured, within, shift) * (draws / len(sampled)) * math.expm1(rate) / rate
+        copies * mean * math.expm1(rate) / rate
         + float(most.max()) * ((mu / shift) ** 2 + log / rate)
-        for shift in (1 / 8, 1 / 4, 1 / 2, 1)
+        for shift, mean in (
+            (shift, _mean(sampler, sampled, coloured, within, shift))
+            for shift in (1 / 8, 1 / 4, 1 / 2, 1)
+        )
         for rate in (0.03, 0.1, 0.3, 1.0)
     )
     eta += added * draws
-    # The same by rounds and coordinates: errors of both signs add up like a random walk.
+    # Fresh noise, by rounds and coordinates: errors of both signs add up like a random walk.
     steps, one = rounds * parameters, float(most.sum()) + len(most) * added
-    if strategy is not None:
-        one *= 2
     walk = one * math.sqrt(steps) * (2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log))
-    if one < 0.1:
+    if strategy is None and one < 0.1:
         eta = min(eta, walk + 4 * steps * one**2 + beta)
     return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
 
 
-def _mean(sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float) -> float:
+def _mean(
+    sampler: Sampler, sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float
+) -> float:
     """Sum of the mean effects of normals that are each moved by up to ``shift``."""
     zeroth = math.exp(shift**2 / 2)
     first = 2 * stats.norm.pdf(shift) + shift * (2 * stats.norm.cdf(shift) - 1)
-    first = float(first) * zeroth + within * zeroth
-    rate = within + shift
+    first = (float(first) + within) * zeroth
+    rate, edge = within + shift, float(stats.norm.isf(sampler.finer))
+    ends = ((sampler.half, edge), (sampler.finer_half, sampler.reach))
+    # The density cancels against the slope of the quantile: what is left grows with `rate` alone.
     cells = sum(
-        2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate
-        for half, end in ((2.0**-65, _FINER), (2.0**-129, REACH))
+        2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate for half, end in ends
     )
-    return (
-        float(sampled.sum()) * (SAMPLER * (zeroth + first) + 1.01 * cells)
-        + float(coloured.sum()) * first
-    )
+    of_sampler = sampler.error * (zeroth + first) + 1.01 * cells
+    return float(sampled.sum()) * of_sampler + float(coloured.sum()) * first
 
 
-def _unlikely(draws: int, within: float, mu: float) -> float:
-    """Probability of a normal beyond `REACH`, or of a density of more than the slope."""
+def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
+    """Probability of a normal beyond ``reach``, or of a density of more than the slope."""
     tail = stats.norm.sf
-    reach = REACH - within
+    reach = reach - within
     beyond = 2 * draws * (tail(reach) + tail(reach - 0.5)) + 8 * mu**2 * tail(reach - mu)
     return float(beyond + 4 * draws * tail(_SLOPE)) * 1.01
 

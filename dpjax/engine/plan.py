@@ -6,6 +6,7 @@ are refused before any training.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -16,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.accounting import budget
+from dpjax.accounting import budget, finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import export, forecasts, own, strategies
+from dpjax.engine import export, forecasts, own, releases, strategies
 from dpjax.engine import factor as factor_
 from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
@@ -72,6 +73,11 @@ class Plan:
         """One line: the design, the network's size, the guarantee, the model it affords."""
         affords = self.forecast(1).affords()
         told = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
+        if self.grid is not None:
+            told += (
+                f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "
+                f"{self.grid.share:.2g} of itself to the network's mean noise variance"
+            )
         return f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{told})"
 
     @property
@@ -86,11 +92,18 @@ class Plan:
 
     @property
     def applied_strategy(self) -> np.ndarray | None:
-        """[T, T] C with its coefficients rounded as a float32 run applies it; None without one.
+        """[T, T] C with its coefficients rounded as the run applies it; None without one.
 
-        Accounting of a run's messages (`dpjax.accounting.views`) is about this one.
+        In float32, in a release in float64. Accounting of a run's messages
+        (`dpjax.accounting.views`) is about this one.
         """
-        return None if self.strategy is None else rounds_.applied(self.strategy)
+        kind = np.float64 if self.config.release else np.float32
+        return None if self.strategy is None else rounds_.applied(self.strategy, kind)
+
+    @functools.cached_property
+    def grid(self) -> finite.Grid | None:
+        """The grid that a release rounds its noisy sums to, and what it adds; else None."""
+        return releases.grid(self)
 
     def forecast(self, parameters: int, *, counts: Any = None) -> Forecast:
         """Noise in the average model against the largest drift of clipped gradients.

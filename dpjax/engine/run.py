@@ -17,7 +17,7 @@ from tqdm import tqdm
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
-from dpjax.engine import arguments, forecasts, keys, placing, program, sharding
+from dpjax.engine import arguments, forecasts, keys, placing, program, releases, sharding
 from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.engine.plan import Plan, statics
@@ -236,6 +236,8 @@ def run(
     if settings.unit == "record":
         arguments.check_dtypes(models)
     one = jax.tree.map(lambda leaf: leaf[0], models)
+    # Only here is known how many numbers a release draws; nothing has been sent yet.
+    plans = tuple(releases.priced(plan, forecasts.entries(one)) for plan in plans)
     expected = forecasts.tell(plans, forecasts.entries(one), task.partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
@@ -378,6 +380,7 @@ def _settings(
         mesh=mesh,
         separation=shared["separation"],
         strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
+        grid=None if plans[0].grid is None else plans[0].grid.spacing,
         noisy=any(plan.config.design != "non_private" for plan in plans),
         weighted=task.weighted if by_norms else None,
         sequential=record and not by_norms and jax.default_backend() == "cpu",

@@ -244,8 +244,8 @@ def per_example(
     Guarantee: every term has an L2 norm of at most ``clip_norm``, exactly; so zeroing out one
     record of the batch moves the sum by at most ``clip_norm``, replacing it by at most twice that,
     and marking a record as padding zeroes it out. A gradient that is not finite adds zero. Adding
-    B terms rounds the sum by at most B^2 2^-24 ``clip_norm`` in float32: like the rounding of the
-    noise itself, that is not hardened.
+    B terms rounds the sum by at most B^2 2^-24 ``clip_norm`` in float32, which no guarantee here
+    includes.
 
     Args:
         loss_fn: ``loss_fn(params, x, y) -> scalar`` of one example, which must not depend on

@@ -161,7 +161,7 @@ def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
 
     Args:
         strategy: [T, T] C; None keeps nothing.
-        params: Agent-stacked pytree.
+        params: Agent-stacked pytree; a release keeps float64, twice the bytes of float32.
 
     Raises:
         ValueError: As `route`.

@@ -1,0 +1,175 @@
+"""What finite precision costs, against cells counted one by one and 60-digit arithmetic."""
+
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.accounting import finite, gdp
+
+COARSE = finite.Sampler(2.0**-19, 2.0**-19, 2.0**-8, 2.0**-8, 1e-15)
+"""18 bits, one of them the sign: every value can be counted."""
+
+
+def values(bits):
+    """Every normal of a sampler of so many bits."""
+    p = (np.arange(2 ** (bits - 1)) + 0.5) * 2.0**-bits
+    z = stats.norm.isf(p)
+    return np.concatenate([z, -z])
+
+
+def test_discreteness_bounds_every_kind_of_cell():
+    rng, made = np.random.default_rng(0), finite.SAMPLER
+    with mp.workdps(60):
+
+        def normal(p):
+            z = mp.mpf(float(stats.norm.isf(float(p))))
+            for _ in range(4):
+                z += (mp.erfc(z / mp.sqrt(2)) / 2 - p) / mp.npdf(z)
+            return z
+
+        nearest = []
+        for exponent in [*rng.uniform(-96.9, -1, 60), -32.001, -31.999]:
+            width = mp.mpf(2) ** (-64 if exponent > -32 else -128)
+            low = mp.floor(mp.mpf(2) ** mp.mpf(exponent) / width) * width
+            middle, z = normal(low + width / 2), normal(low + width)
+            for edge in (normal(low) if low else z, z):
+                bound = made.discreteness(float(edge))
+                nearest.append(float(abs(edge - middle) / mp.mpf(bound)))
+    assert max(nearest) <= 1
+    # Not loose: a bound of a tenth is caught.
+    assert max(nearest) > 0.1
+    assert made.discreteness(made.reach + 1e-9) == math.inf
+    assert made.discreteness(made.reach) < 2.1e-11
+
+
+def pointwise(z, factor, spacing, sampler):
+    """The docs' bound on |log| of a cell's ratio, all of its points within |z|."""
+    inverse = np.linalg.inv(factor)
+    precision = inverse.T @ inverse
+    error = np.abs(factor) @ np.array([sampler.discreteness(one) for one in z])
+    slope = spacing * (np.abs(inverse.T) @ z)
+    assert (np.diag(precision) > 0).all()
+    lost = 2 * error / spacing * slope / -np.expm1(-slope)
+    return float(-np.log1p(-lost).sum()) if (lost < 0.5).all() else math.inf
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.37])
+@pytest.mark.parametrize("spacing", [0.25, 0.5])
+def test_cells_of_one_coordinate_counted_exactly(spacing, shift):
+    sigma = 1.3
+    drawn = np.round((shift + sigma * values(18)) / spacing).astype(int)
+    cells, counts = np.unique(drawn, return_counts=True)
+    worst = 0.0
+    for cell, count in zip(cells, counts, strict=True):
+        ends = (np.array([cell - 0.5, cell + 0.5]) * spacing - shift) / sigma
+        if np.abs(ends).max() > COARSE.reach:
+            continue
+        ideal = stats.norm.cdf(ends[1]) - stats.norm.cdf(ends[0])
+        bound = pointwise(np.abs(ends).max(keepdims=True), sigma * np.eye(1), spacing, COARSE)
+        ratio = abs(math.log(count / 2**18 / ideal))
+        assert ratio <= bound
+        worst = max(worst, ratio / bound)
+    assert worst > 0.02  # The bound is within a factor of the truth, so a broken one is caught.
+
+
+def test_cells_of_two_correlated_coordinates_counted_exactly():
+    factor, spacing = np.array([[1.0, 0.0], [-0.6, 0.7]]), 0.5
+    sampler = finite.Sampler(2.0**-12, 2.0**-12, 2.0**-4, 2.0**-4, 1e-15)
+    z = values(11)
+    first = np.round(factor[0, 0] * z / spacing).astype(int)
+    second = np.round((factor[1, 0] * z[:, None] + factor[1, 1] * z) / spacing).astype(int)
+    pairs = np.stack([np.broadcast_to(first[:, None], second.shape), second]).reshape(2, -1)
+    cells, counts = np.unique(pairs, axis=1, return_counts=True)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    inverse, checked = np.linalg.inv(factor), 0
+    for cell, count in zip(cells.T, counts, strict=True):
+        points = (cell[:, None, None] + np.stack(np.meshgrid(nodes, nodes)) / 2) * spacing
+        corners = (cell[:, None] + np.array([[1, 1, -1, -1], [1, -1, 1, -1]]) / 2) * spacing
+        most = np.abs(inverse @ corners).max(axis=1)
+        bound = pointwise(most, factor, spacing, sampler) if most.max() < sampler.reach else np.inf
+        if math.isinf(bound):
+            continue
+        density = stats.norm.pdf(np.einsum("ij,jkl->ikl", inverse, points)).prod(axis=0)
+        area = spacing**2 / 4 * abs(np.linalg.det(inverse))
+        ideal = float(weights @ density @ weights) * area
+        assert abs(math.log(count / len(z) ** 2 / ideal)) <= bound
+        checked += 1
+    assert checked >= 9
+
+
+def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=None, **options):
+    factor = np.eye(4) if factor is None else factor
+    parameters = -(-draws // (len(factor) * rounds))
+    spacing = finite.grid(factor, rounds, strategy).spacing
+    return finite.cost(
+        factor, rounds, strategy,
+        **{"spacing": spacing, "mu": mu, "delta": delta, "clip_norm": 1.0, "parameters": parameters}
+        | options,
+    )  # fmt: skip
+
+
+def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
+    # One draw of one coordinate: its largest ratio, and what lies beyond its reach.
+    spacing, sampler = 0.25, finite.Sampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
+    cost = finite.cost(
+        np.eye(1), 1, spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0,
+        sampler=sampler,
+    )  # fmt: skip
+    z = values(22)
+    cells, counts = np.unique(np.round(z / spacing).astype(int), return_counts=True)
+    ideal = np.diff(stats.norm.cdf((np.append(cells, cells[-1] + 1) - 0.5) * spacing))
+    ratio = np.abs(np.log(counts / len(z) / ideal))
+    near = np.abs(cells * spacing) + spacing / 2 <= sampler.reach
+    assert 0 < ratio[near].max() <= cost.epsilon / 2 < 0.1
+    assert ideal[~near].sum() + counts[~near].sum() / len(z) <= cost.delta
+
+
+def test_the_cost_grows_with_draws_and_with_correlation():
+    few, many = priced(10**6), priced(10**10)
+    assert 0 < few.epsilon < many.epsilon < 0.02 and 0 < few.delta < many.delta
+    assert many.delta <= finite.LIMIT * 1e-5, "10^10 draws of independent noise are affordable"
+    assert many.draws == 10**10
+    # Noise that cancels: the same conditional deviations, a hundred times the marginal ones.
+    cancelling = np.linalg.cholesky(np.eye(4) + 1e4 * (np.eye(4) - 0.25))
+    assert priced(factor=cancelling).epsilon > 10 * few.epsilon
+    assert priced(10**12, factor=1e3 * cancelling, spacing=2.0**-10).delta > finite.LIMIT * 1e-5
+
+
+def test_a_strategy_that_feeds_errors_back_costs_more():
+    rounds = 40
+    strategy = np.eye(rounds) + np.diag(np.full(rounds - 1, 0.9), -1)
+    plain, fed = (
+        priced(rounds=rounds, strategy=strategy, recursive=recursive) for recursive in (False, True)
+    )
+    assert plain.epsilon < fed.epsilon < 100 * plain.epsilon
+
+
+def test_the_grid_is_a_share_of_conditional_deviations_and_of_the_mean():
+    # 100 agents whose noise almost cancels: each alone has a large one, given the others a small.
+    n = 100
+    covariance = 1e4 * (np.eye(n) - 1 / n) + np.eye(n)
+    grid = finite.grid(np.linalg.cholesky(covariance), 50)
+    conditional = 1 / math.sqrt(np.linalg.inv(covariance).diagonal().max())
+    assert grid.deviation == pytest.approx(conditional, rel=1e-9)
+    assert conditional < 10 and math.frexp(grid.spacing)[0] == 0.5
+    assert grid.spacing <= conditional / 8 and grid.variance == grid.spacing**2 / 12
+    # One agent's rounding has this share of the variance of the mean's noise, n agents' as well.
+    assert grid.share == pytest.approx(grid.variance / n / (covariance.sum() / n**2))
+    assert grid.share <= 0.01
+    # Over rounds: the last of a sum that cancels.
+    strategy = np.tril(np.ones((50, 50)))
+    over = finite.grid(np.eye(3), 50, strategy)
+    assert over.deviation == pytest.approx(1 / math.sqrt(50))
+    assert over.share == pytest.approx(50 * over.variance / 3 / (1 / 3))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="factor is singular"):
+        finite.grid(np.ones((3, 3)), 5)
+    with pytest.raises(ValueError, match="strategy has shape"):
+        finite.grid(np.eye(3), 5, np.eye(4))
+    assert math.isinf(priced(spacing=2.0**-60).delta)
+    assert gdp.epsilon(2.0, 1e-5 - priced().delta) < gdp.epsilon(2.0, 1e-5) * (1 + 1e-4)

@@ -1,0 +1,91 @@
+"""Releases: the cost of finite precision is stated or refused; who may be told what about nodes."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+from dpjax.accounting import finite, gdp, views
+from dpjax.algorithms.dsgd import dsgd
+from dpjax.engine import plan, releases
+from dpjax.engine.run import run
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import mixing
+from dpjax.transforms import noise
+from tests.engine.support import make_config
+
+
+def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):
+    made = plan.make(make_config(release=True, rounds=4), network)
+    assert made.guarantee.added_epsilon == 0 and "not in it" in made.guarantee.statement()
+    result = run(made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key")
+    (spent,) = result.guarantees
+    assert 0 < spent.added_epsilon < 1e-3 and 0 < spent.added_delta <= 0.01 * spent.delta
+    assert (
+        spent.epsilon
+        >= gdp.epsilon(spent.mu, spent.delta - spent.added_delta) + spent.added_epsilon
+    )
+    assert spent.epsilon > made.guarantee.epsilon
+    assert "for noise of finite precision" in spent.statement()
+    row = result.rows()[-1]
+    assert row["epsilon"] == spent.epsilon == row["guarantee"]["epsilon"]
+    # A callback's stop keeps the cost.
+    stopped = run(
+        made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key", callback=lambda _: True
+    )
+    assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
+
+
+def test_the_grid_is_told_with_the_plan(network):
+    made = plan.make(make_config(release=True), network)
+    grid = made.grid
+    precision = np.linalg.inv(made.covariance()).diagonal()
+    assert grid.deviation == pytest.approx(1 / np.sqrt(precision.max()))
+    assert grid.spacing <= grid.deviation / 8 and grid.share <= 0.01
+    assert f"grid of {grid.spacing:.3g}" in repr(made)
+    assert plan.make(make_config(), network).grid is None
+
+
+def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
+    made = plan.make(make_config(release=True, design="prefix_sum"), network)
+    assert releases.priced(made, 1000).guarantee.added_epsilon > 0
+    with pytest.raises(ValueError, match="more than 1%; run fewer rounds or a smaller model"):
+        releases.priced(made, 10**14)
+    # In a run before there is a key, let alone a message.
+    monkeypatch.setattr(finite, "LIMIT", 1e-12)
+    key = tmp_path / "key"
+    with pytest.raises(ValueError, match="noise of finite precision would take"):
+        run(made, small, seeds=[0], key_file=key, checkpoint=tmp_path / "folder")
+    assert not key.exists() and not (tmp_path / "folder").exists()
+    # A simulation has no such cost.
+    free = plan.make(make_config(), network)
+    assert releases.priced(free, 10**14) is free
+
+
+def test_a_node_reads_remainders_of_rounded_messages():
+    """The broken twin of rounding as post-processing: who sees a part of the messages only."""
+    h, step, d = 2.0**-4, 0.5, 1000
+    matrix = mixing.metropolis_hastings(nx.path_graph(3))  # 2/3 1/3 0; 1/3 1/3 1/3; 0 1/3 2/3
+    key = jax.random.key(5, impl="threefry2x32")
+    chain = optax.chain(
+        noise.correlated(np.eye(3, dtype=np.float32), key=key, rounds=2, grid=h), optax.scale(-step)
+    )
+    algorithm = dsgd(jnp.asarray(matrix, jnp.float32), chain, lambda params, _: 0 * params)
+    state, sent = algorithm.init(jnp.zeros((3, d))), []
+    for _ in range(2):
+        state, info = algorithm.step(key, state, jnp.zeros((3, 1)))
+        sent.append(np.asarray(info.messages, np.float64))
+    secret = np.round(sent[0][0] / -(step * h)).astype(int)
+    # Node 2 sees node 1's messages and knows its own: 3 m = k of node 0 + known + 3 k of node 1.
+    known = np.round((sent[0][1] + sent[0][2]) / -(step * h))
+    read = np.round(3 * sent[1][1] / -(step * h)) - known
+    assert (read.astype(int) % 3 == secret % 3).all(), "1,000 of 1,000"
+    # The view's loss is finite and small; that of every message covers what was read.
+    view = views.dsgd(matrix).pndp(2)
+    when = Participation(2, 2, 1)
+    narrow, whole = (view.gdp(when, gradients=which)[0] for which in ("view", "any"))
+    assert narrow < 0.8 * whole
+    outside = views.dsgd(matrix).ldp().gdp(when)[0]
+    assert whole == pytest.approx(outside)
