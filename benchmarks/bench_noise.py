@@ -2,9 +2,9 @@
 
 Noise for n agents of d entries is added to zeros inside one jitted scan over all T rounds. Routes
 (`dpjax.transforms.rounds`): ``none``, fresh noise; ``recursion``, a C of a few bands; ``moving``,
-its inverse; ``blocked``, a full C (optimal for prefix sums). Each as a simulation draws it and, with
-``, release``, as a release does: 64 bits a normal, float64, rounded to a grid; ``times_simulation``
-is its time over the simulation's.
+its inverse; ``blocked``, a full C (optimal for prefix sums). Each as a simulation draws it, and
+with ``, release`` as a release does: 64 bits a normal, float64, rounded to a grid;
+``times_simulation`` is its time over the simulation's.
 
 Floors, each jitted on its own for one seed; several seeds may at best take as long each:
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy import special
 
 from dpjax import _validate
 
@@ -28,6 +28,19 @@ _UNIT = 2.0**-53
 _SLOPE = 12.0
 _COARSEST, _FINEST = 2.0**-3, 2.0**-12
 _SHARE = 0.01
+
+
+def _density(z: float) -> float:
+    return math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _tail(z: float) -> float:
+    return float(special.ndtr(-z))
+
+
+def _quantile(p: float) -> float:
+    """The z of tail probability p."""
+    return -float(special.ndtri(p))
 
 
 class Sampler(NamedTuple):
@@ -50,7 +63,7 @@ class Sampler(NamedTuple):
     @property
     def reach(self) -> float:
         """Standard deviations up to which normals follow a real one."""
-        return float(stats.norm.isf(self.last))
+        return _quantile(self.last)
 
     def discreteness(self, z: float) -> float:
         """How far a normal of up to ``z`` may lie from the real one it stands for.
@@ -59,9 +72,9 @@ class Sampler(NamedTuple):
         """
         if z > self.reach:
             return math.inf
-        edge = float(stats.norm.isf(self.finer))
-        coarse = self.half / stats.norm.pdf(min(z, edge))
-        finer = self.finer_half / stats.norm.pdf(z) if z > edge else 0.0
+        edge = _quantile(self.finer)
+        coarse = self.half / _density(min(z, edge))
+        finer = self.finer_half / _density(z) if z > edge else 0.0
         # The outer end lies up to half a cell beyond z.
         return float(max(coarse, finer)) * (1 + 2 * max(self.half / self.finer, 2.0**-30))
 
@@ -239,9 +252,9 @@ def _mean(
 ) -> float:
     """Sum of the mean effects of normals that are each moved by up to ``shift``."""
     zeroth = math.exp(shift**2 / 2)
-    first = 2 * stats.norm.pdf(shift) + shift * (2 * stats.norm.cdf(shift) - 1)
+    first = 2 * _density(shift) + shift * (1 - 2 * _tail(shift))
     first = (float(first) + within) * zeroth
-    rate, edge = within + shift, float(stats.norm.isf(sampler.finer))
+    rate, edge = within + shift, _quantile(sampler.finer)
     ends = ((sampler.half, edge), (sampler.finer_half, sampler.reach))
     # The density cancels against the slope of the quantile: what is left grows with `rate` alone.
     cells = sum(
@@ -253,7 +266,7 @@ def _mean(
 
 def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
     """Probability of a normal beyond ``reach``, or of a density of more than the slope."""
-    tail = stats.norm.sf
+    tail = _tail
     reach = reach - within
     beyond = 2 * draws * (tail(reach) + tail(reach - 0.5)) + 8 * mu**2 * tail(reach - mu)
     return float(beyond + 4 * draws * tail(_SLOPE)) * 1.01

@@ -47,9 +47,7 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
     if chosen is None:
         return plan
     config, strategy = plan.config, plan.applied_strategy
-    recursive = strategy is not None and (
-        rounds_.route(plan.strategy, config.rounds).kind == "recursion"
-    )
+    route = None if plan.strategy is None else rounds_.route(plan.strategy, config.rounds)
     cost = finite.cost(
         plan.factor,
         config.rounds,
@@ -59,7 +57,7 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
         mu=plan.guarantee.mu,
         delta=config.delta,
         clip_norm=config.clip_norm,
-        recursive=recursive,
+        recursive=route is not None and route.kind == "recursion",
     )
     if not cost.delta <= finite.LIMIT * config.delta:
         raise ValueError(

@@ -193,18 +193,24 @@ class Fixed:
             loss=lambda params, x, y: params @ x, batch_loss=None
         )
         stacked = placing.arrays((self.plan,), None)
-        self.arrays = jax.tree.map(lambda leaf: leaf[0], stacked)
+        arrays = jax.tree.map(lambda leaf: leaf[0], stacked)
+
+        @jax.jit
+        def sent(models, batch, key):
+            made = program.algorithm(self.settings, arrays, key)
+            return made.step(key, made.init(models), batch)[1].messages
+
+        self.sent = sent
 
     def messages(self, models, gradient, key):
         """What every agent sends in the first round, [n, SIZE] float32."""
         batch = (jnp.broadcast_to(gradient, (6, 1, SIZE)), jnp.zeros((6, 1)), None)
+        return np.asarray(self.sent(models, batch, key))
 
-        @jax.jit
-        def sent(models, batch, key):
-            made = program.algorithm(self.settings, self.arrays, key)
-            return made.step(key, made.init(models), batch)[1].messages
 
-        return np.asarray(sent(models, batch, key))
+@jax.jit
+def _as_normal(uniform):
+    return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform)
 
 
 def reachable_simulation(models, message, gradient, sigma, width=40):
@@ -215,12 +221,19 @@ def reachable_simulation(models, message, gradient, sigma, width=40):
     step = step[..., None] + np.arange(-width, width + 1)
     step = np.clip(step, -(2**23), 2**23 - 1).astype(np.float32)
     uniform = (step + np.float32(0.5)) * np.float32(2.0**-23)
-    normal = np.asarray(jnp.float32(np.sqrt(2)) * jax.lax.erf_inv(jnp.asarray(uniform)))
+    normal = np.asarray(_as_normal(uniform))
     noisy = gradient[..., None] + np.float32(sigma) * normal
     # Both ways in which a processor may round the last product and sum.
     apart = models[..., None] + np.float32(-STEP) * noisy
-    fused = (models[..., None].astype(float) - float(np.float32(STEP)) * noisy).astype(np.float32)
+    fused = models[..., None].astype(float) - float(np.float32(STEP)) * noisy.astype(float)
+    fused = fused.astype(np.float32)
     return ((apart == message[..., None]) | (fused == message[..., None])).any(axis=-1)
+
+
+@jax.jit
+def _quantile(p):
+    with double_precision():
+        return hardened.quantile(p)
 
 
 def reachable_release(models, message, gradient, sigma, h):
@@ -231,11 +244,13 @@ def reachable_release(models, message, gradient, sigma, h):
         cell = np.round(wanted / h) + offset
         update = np.float32(cell * h)
         apart = models + np.float32(-STEP) * update
-        fused = (models.astype(float) - float(np.float32(STEP)) * update).astype(np.float32)
+        fused = models.astype(float) - float(np.float32(STEP)) * update.astype(float)
+        fused = fused.astype(np.float32)
         leads = (apart == message) | (fused == message)
         tail = stats.norm.sf(np.abs(cell * h - gradient) / float(sigma))
         word = np.floor(tail * 2.0**64)  # At least 2^20 here: the rounding of one matters little.
-        value = wide(hardened.quantile, np.clip((word + 0.5) * 2.0**-64, 2.0**-65, 0.5))
+        with double_precision():
+            value = np.asarray(_quantile(np.clip((word + 0.5) * 2.0**-64, 2.0**-65, 0.5)))
         value = np.sign(cell * h - gradient) * value * float(sigma)
         found |= leads & (np.round((gradient + value) / h) == cell)
     return found
