@@ -244,6 +244,8 @@ def cost(
     walk = one * math.sqrt(steps) * (2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log))
     if strategy is None and one < 0.1:
         eta = min(eta, walk + 4 * steps * one**2 + beta)
+    if eta > 1:
+        return Cost(math.inf, math.inf, draws)
     return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
 
 
