@@ -222,9 +222,6 @@ def run(
     phase = arguments.check_phase(plans, phase, start, spent)
     marks = np.append(np.arange(every, total, every), total)
     ends = [*range(every * chunk_blocks, total, every * chunk_blocks), total]
-    states = stated(
-        plans, ends, stopping=stopping, callback=callback is not None, before=spent, planned=planned
-    )
     private = any(one.evaluation_data == "private" for one in problems)
 
     settings = _settings(plans, problems, shared, mesh)
@@ -238,6 +235,9 @@ def run(
     one = jax.tree.map(lambda leaf: leaf[0], models)
     # Only here is known how many numbers a release draws; nothing has been sent yet.
     plans = tuple(releases.priced(plan, forecasts.entries(one)) for plan in plans)
+    states = stated(
+        plans, ends, stopping=stopping, callback=callback is not None, before=spent, planned=planned
+    )
     expected = forecasts.tell(plans, forecasts.entries(one), task.partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
