@@ -317,8 +317,12 @@ def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small
         return run(made, small, seeds=[0], callback=lambda seen: seen.round >= rounds, **options)
 
     for rounds in (4, 20):
-        stated = [dataclasses.replace(g, private_stop=False) for g in at(rounds).guarantees]
+        result = at(rounds)
+        stated = [dataclasses.replace(g, private_stop=False) for g in result.guarantees]
         assert stated == [one.stopped(rounds) for one in whole]
+        # A figure over epsilon must not place the run below what it states.
+        for row in result.rows():
+            assert row["epsilon"] >= row["guarantee"]["epsilon"]
     assert whole[0].stopped(4).epsilon < made[0].guarantee.epsilon < whole[0].epsilon
     (correlated,) = [plan.make(make_config(design="prefix_sum"), network)]
     stated = run(
