@@ -79,7 +79,7 @@ def stated(
 
     Raises:
         ValueError: For a curve without a callback or in phases, or phases that were not
-            planned.
+            planned or do not compose.
     """
     _validate.one_of("stopping", stopping, STOPPING)
     _validate.flag("planned", planned)
@@ -103,7 +103,10 @@ def stated(
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
         whole.append(one)
-    return Stated(tuple(whole), None if before is None else tuple(before))
+    made = Stated(tuple(whole), None if before is None else tuple(before))
+    # Phases that do not compose, or whose finite precision uses up delta, are refused here.
+    made.at(rounds)
+    return made
 
 
 def check_stop_at(stop_at: int | None, rounds: int) -> int:
