@@ -154,7 +154,8 @@ def _filter_step(
     closed = here.transition - gain @ (whiten @ here.state_seen)
     bare = jnp.where(hidden, jnp.where(kept[:, None], 0.0, u.T) / unit, jnp.diag(1.0 * silent))
     fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
-    rounding = jnp.abs(closed) @ rounding + _EPS * fresh
+    # Added as independent: sizes alone would grow without bound where the filter forgets.
+    rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh
     condition = jnp.where(rank > 0, values[0] / jnp.where(rank > 0, least, 1.0), 1.0)
     doubt = _Doubt(ambiguous, condition, rank, hidden)
     return (root, rounding), (_Step(closed, gain, whiten, bare), doubt)

@@ -7,7 +7,7 @@ import pytest
 
 from dpjax.accounting import dense, exact, kalman, observer, views
 from dpjax.mechanism.participation import Participation
-from dpjax.topology import mixing
+from dpjax.topology import graphs, mixing
 from tests.accounting import rationals
 
 ONCE = Participation(1, 1, 1)
@@ -154,3 +154,11 @@ def test_products_of_the_package_are_not_rounded_in_ranks():
     algorithm = views.muffliato(mixing.metropolis_hastings(nx.path_graph(4)), 3)
     loss = algorithm.pndp(0).loss(Participation(2, 1, 1), gradients="view")
     assert not loss.upper_bound.any()
+
+
+def test_long_runs_stay_clear():
+    """Rounding that a filter forgets does not add up: hundreds of rounds leave nothing open."""
+    matrix = mixing.uniform_neighbors(graphs.erdos_renyi(40, 0.3, 1))
+    loss = views.dsgd(matrix).pndp(0).loss(Participation(380, 20, 19), gradients="view")
+    assert not loss.upper_bound.any()
+    assert np.isfinite(loss.mu[1:]).all()
