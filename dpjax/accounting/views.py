@@ -223,6 +223,11 @@ def zip_dl(
     matrix = _validate.stochastic("mixing", mixing, ("row",))
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
+    if np.count_nonzero(matrix) == np.count_nonzero(np.diag(matrix)):
+        raise ValueError(
+            f"mixing is of {len(matrix)} agents without a link; Zip-DL's noise goes out on links: "
+            "give a connected network of at least 2 agents"
+        )
     return ZipDL(matrix, zero_sum == "with_own_copy")
 
 
