@@ -8,6 +8,7 @@ import numpy as np
 
 __all__ = [
     "SUM_TOLERANCE",
+    "check_range",
     "finite_array",
     "flag",
     "integer",
@@ -15,6 +16,7 @@ __all__ = [
     "one_of",
     "positive",
     "probability",
+    "single",
     "shown",
     "spread",
     "square",
@@ -113,6 +115,28 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise ValueError(f"{name} holds {array[where]} at {where}; remove or replace such entries")
     return array
+
+
+def single(name: str, value: Any) -> np.ndarray:
+    """Return ``value`` as a float32 array without NaN or infinity, else raise ValueError."""
+    array = finite_array(name, value)
+    check_range(name, array)
+    return array.astype(np.float32)
+
+
+def check_range(name: str, array: np.ndarray) -> None:
+    """Refuse numbers that become infinite, or other numbers, in the 32 bits of a run."""
+    kind = array.dtype.kind
+    most = float(np.finfo(np.float32).max) if kind == "f" else 2**31 - 1
+    if kind not in "fiu" or array.itemsize <= 2 or not array.size:
+        return
+    low, high = array.min(), array.max()
+    if high > most or low < -most - (kind == "i"):
+        raise ValueError(
+            f"{name} reaches {high if high > most else low}, beyond what "
+            f"{'float32' if kind == 'f' else 'int32'} can hold, {most:.10g}; scale it, or number "
+            "labels from 0"
+        )
 
 
 def square(name: str, value: Any) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from dpjax import _validate
+
 __all__ = ["read", "standardise"]
 
 _TEST_SHARE = 0.2
@@ -52,8 +54,21 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Returns:
         Both, float64; a feature that is constant in ``train`` is centred only.
+
+    Raises:
+        ValueError: For other columns in ``test``, NaN, infinity, or values whose squares overflow.
     """
-    train, test = np.asarray(train, np.float64), np.asarray(test, np.float64)
+    train = _validate.finite_array("train", train, ndim=2)
+    test = _validate.finite_array("test", test, ndim=2)
+    if train.shape[1] != test.shape[1]:
+        raise ValueError(
+            f"test has {test.shape[1]} columns, train {train.shape[1]}; give both the same"
+        )
+    for name, part in (("train", train), ("test", test)):
+        if (largest := np.abs(part).max()) > 1e150:
+            raise ValueError(
+                f"{name} reaches {largest:.3g}, whose square overflows; scale or drop that feature"
+            )
     mean, deviation = train.mean(0), train.std(0)
     deviation[deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))] = 1.0
     return (train - mean) / deviation, (test - mean) / deviation

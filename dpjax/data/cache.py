@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dpjax import _files
+
 __all__ = ["beside", "fetch", "folder", "locked"]
 
 _CHUNK = 1 << 16
@@ -40,23 +42,29 @@ def beside(path: Path) -> Iterator[Path]:
 
     Yields:
         A name of this process in the same folder, with the same ending.
+
+    Raises:
+        ValueError: Where the system refuses to write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _files.writing("path", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of ``path`` while the block runs: one process makes the file, others wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+    with _files.writing("path", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 - closed below
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -91,7 +99,8 @@ def fetch(
     path = Path(path)
     if path.exists():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _files.writing("path", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     show = sys.stderr.isatty() if progress is None else progress
     reasons = []
@@ -167,7 +176,8 @@ def _receive(url: str, part: Path, timeout: float, show: bool) -> bool:
         total = have + int(length) if length is not None else None
         with part.open("ab" if have else "wb") as file, _bar(part, have, total, show) as advance:
             while chunk := reply.read(_CHUNK):
-                file.write(chunk)
+                with _files.writing("path", part):
+                    file.write(chunk)
                 have += len(chunk)
                 advance(len(chunk))
     return total is None or have == total

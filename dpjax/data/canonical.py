@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from dpjax import _files
 from dpjax.data import cache, libsvm
 
 __all__ = ["Arrays", "check", "combined", "digest", "read", "write"]
@@ -25,7 +24,6 @@ __all__ = ["Arrays", "check", "combined", "digest", "read", "write"]
 Arrays = dict[str, np.ndarray]
 
 _PARTS = ("train", "test")
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def digest(x: np.ndarray, y: np.ndarray) -> str:
@@ -135,15 +133,9 @@ def read(
     """
     path = Path(path)
     try:
-        # Opened here, since np.load leaves its own handle open when the archive is damaged.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise
-    except _DAMAGED as error:
+        stored = _files.archive(path)
+    except ValueError as error:
         raise ValueError(f"{path} is unreadable ({error}); {remedy}") from None
-    except TypeError:
-        raise ValueError(f"{path} holds a bare array, not an archive; {remedy}") from None
     arrays = check(path, stored)
     found = None if again else _remembered(path)
     if found is None:
@@ -207,5 +199,5 @@ def _remembered(path: Path) -> list[str] | None:
 
 def _remember(path: Path, found: list[str]) -> None:
     # A cache that cannot be written to is checked again each time.
-    with contextlib.suppress(OSError), cache.beside(_note(path)) as temporary:
+    with contextlib.suppress(ValueError), cache.beside(_note(path)) as temporary:
         temporary.write_text(json.dumps({"stamp": _stamp(path), "sha256": found}))

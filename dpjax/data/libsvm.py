@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _validate
+
 __all__ = ["labels", "read"]
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -64,18 +66,29 @@ def read(
             f"{width * len(targets) * 4 / 2**30:.0f} GiB as a dense array; keep fewer"
         )
     x = np.zeros((len(targets), width), np.float32)
-    x[rows, np.asarray(columns, np.int64) - 1] = values
+    if values:
+        x[rows, np.asarray(columns, np.int64) - 1] = _validate.single(f"a value of {path}", values)
     return x, labels(np.asarray(targets))
 
 
 def labels(values: np.ndarray) -> np.ndarray:
-    """Return labels as int32 where all are whole numbers that fit, else as float32."""
+    """Return labels as int32 where all are whole numbers, else as float32.
+
+    Raises:
+        ValueError: For labels that neither type holds.
+    """
     values = np.asarray(values)
     whole = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
-    if whole and values.size and limits.min <= values.min() and values.max() <= limits.max:
-        return values.astype(np.int32)
-    return values.astype(np.float32)
+    if not values.size:
+        return values.astype(np.float32)
+    largest = max(values.max(), -values.min(), key=abs)
+    if whole and not limits.min <= values.min() <= values.max() <= limits.max:
+        raise ValueError(
+            f"labels reach {largest:.10g}, beyond the {limits.max} of int32; number classes from "
+            "0, or scale targets"
+        )
+    return values.astype(np.int32) if whole else _validate.single("a label", values)
 
 
 def _parse(

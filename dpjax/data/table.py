@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import _validate
 from dpjax.data import libsvm
 
 __all__ = ["LABELS", "read"]
@@ -67,8 +68,14 @@ def read(
         )
     if not pandas.api.types.is_numeric_dtype(target):
         _, numbered = np.unique(target.to_numpy().astype(str), return_inverse=True)
-        return rest.to_numpy(np.float32), numbered.astype(np.int32)
-    return rest.to_numpy(np.float32), libsvm.labels(target.to_numpy())
+        return _features(path, rest), numbered.astype(np.int32)
+    return _features(path, rest), libsvm.labels(target.to_numpy())
+
+
+def _features(path: Path, rest: Any) -> np.ndarray:
+    values = rest.to_numpy(np.float64)
+    _validate.check_range(f"a column of {path}", values[np.isfinite(values)])
+    return values.astype(np.float32)
 
 
 def _is_number(cell: Any) -> bool:

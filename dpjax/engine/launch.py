@@ -148,7 +148,7 @@ def main(
         default: Preset used when none is named.
 
     Returns:
-        Exit status: 0, or 2 after a ValueError, whose message is printed.
+        Exit status: 0, or 2 after an error of the user's or the system's, printed in one line.
     """
     import tyro
 
@@ -165,8 +165,11 @@ def main(
             # Published budgets are compared as they are, also where they leave nothing to learn.
             warnings.simplefilter("ignore", HopelessWarning)
             experiment(config, Lab(name, preset, options, command))
-    except ValueError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(f"{name}: error: out of memory; choose a smaller preset", file=sys.stderr)
         return 2
     return 0
 

@@ -74,6 +74,7 @@ class Problem:
         # Copies that nobody can change after the check.
         for name in ("x", "y"):
             array = np.array(getattr(self, name))
+            _validate.check_range(name, array)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         indices, counts = (np.array(part, np.int32) for part in self.partition)
@@ -133,7 +134,7 @@ def supervised(
     _validate.one_of("loss", loss, LOSSES)
     arrays = []
     for split, (x, y) in (("train", train), ("test", test)):
-        x = _validate.finite_array(f"{split} x", x).astype(np.float32)
+        x = _validate.single(f"{split} x", x)
         y = _labels(loss, split, y)
         if len(x) != len(y):
             raise ValueError(f"{split} x has {len(x)} rows, y {len(y)}; give one label a row")
@@ -142,6 +143,12 @@ def supervised(
         functions = _functions(model, loss, arrays[0][0].shape[1:])
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _functions.__wrapped__(model, loss, arrays[0][0].shape[1:])
+    (x, _), (x_test, _) = arrays
+    if x.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"test x has records of shape {x_test.shape[1:]}, train x of {x.shape[1:]}; give both "
+            "the same columns, in the same order"
+        )
     _check_outputs(model, loss, arrays)
     (x, y), evaluation = arrays
     init, example_loss, metrics, batch_loss, weighted = functions
@@ -184,8 +191,13 @@ def _labels(loss: str, split: str, y: Any) -> np.ndarray:
     if loss == "cross_entropy":
         if (y != np.round(y)).any() or y.min() < 0:
             raise ValueError(f"{split} y holds {y.min()}; cross_entropy takes classes 0 .. c-1")
+        if y.max() > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"{split} y reaches {y.max():.10g}; cross_entropy takes classes 0 .. c-1: number "
+                "them from 0"
+            )
         return y.astype(np.int32)
-    return y.astype(np.float32)
+    return _validate.single(f"{split} y", y)
 
 
 def _check_outputs(model: nn.Module, loss: str, arrays: list[tuple[Any, Any]]) -> None:

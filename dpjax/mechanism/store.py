@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dpjax import _files
 
 __all__ = ["read", "write"]
 
@@ -31,22 +32,26 @@ def write(
 
     Returns:
         The path written.
+
+    Raises:
+        ValueError: where the system refuses to write.
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".npz")
-    path.parent.mkdir(parents=True, exist_ok=True)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
     held = {name: _kept(array) for name, array in arrays.items()}
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            entries: dict[str, Any] = {"header": np.array(header), **held}
-            np.savez(file, digest=_digest(header, held), **entries)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with _files.writing("path", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("wb") as file:
+                entries: dict[str, Any] = {"header": np.array(header), **held}
+                np.savez(file, digest=_digest(header, held), **entries)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
     return path
 
 
@@ -59,16 +64,14 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
     """
     remedy = f"give a file that dpjax saved as a {kind}, or make it again"
     try:
-        # Opened here, since np.load leaves its own handle open when the archive is damaged.
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            held = {name: file[name] for name in file.files}
+        held = _files.archive(path)
         header = str(held.pop("header"))
         digest = str(held.pop("digest"))
         content = json.loads(header)
         found, version, fields = content["kind"], content["format"], content["fields"]
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path is {str(path)!r}, unreadable ({error}); {remedy}") from None
     if digest != _digest(header, held):
         raise ValueError(f"path is {str(path)!r}, whose content was changed; {remedy}")

@@ -11,7 +11,7 @@ return strategies of sensitivity 1 for the participation that they are given, an
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _memory, _validate
 from dpjax.mechanism import workload
 from dpjax.mechanism.banded import banded, toeplitz
 from dpjax.mechanism.epochs import (
@@ -50,9 +50,10 @@ def identity(rounds: int) -> Strategy:
         rounds: T.
 
     Raises:
-        ValueError: for rounds below 1.
+        ValueError: for rounds below 1, or more than memory holds.
     """
-    return np.eye(_validate.integer("rounds", rounds))
+    _memory.over_rounds(_validate.integer("rounds", rounds))
+    return np.eye(rounds)
 
 
 def anti_pgd(rounds: int) -> Strategy:
@@ -64,9 +65,10 @@ def anti_pgd(rounds: int) -> Strategy:
         rounds: T.
 
     Raises:
-        ValueError: for rounds below 1.
+        ValueError: for rounds below 1, or more than memory holds.
     """
-    return np.tri(_validate.integer("rounds", rounds))
+    _memory.over_rounds(_validate.integer("rounds", rounds))
+    return np.tri(rounds)
 
 
 def prefix_sum(participation: Participation) -> Strategy:

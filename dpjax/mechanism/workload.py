@@ -8,7 +8,7 @@ along diagonals of the T x T products of powers.
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _memory, _validate
 from dpjax.mechanism.factorization import factor_of
 from dpjax.topology import mixing as mixing_
 
@@ -46,13 +46,14 @@ def gram(
 
     Raises:
         ValueError: for a mixing matrix that is neither, a covariance that is not positive
-            semidefinite or of another size, or rounds below 1.
+            semidefinite or of another size, rounds below 1, or more than memory holds.
 
     Reference:
         "MAFALDA-SGD", eq. (11).
     """
     schedule = schedule_of(mixing)
     rounds = _validate.integer("rounds", rounds)
+    _memory.over_rounds(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
     if len(schedule) == 1:
         matrix = schedule[0]
@@ -75,9 +76,10 @@ def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
         [T, T] float64 (s and t counted from 0).
 
     Raises:
-        ValueError: for rounds below 1.
+        ValueError: for rounds below 1, or more than memory holds.
     """
-    index = np.arange(_validate.integer("rounds", rounds))
+    _memory.over_rounds(_validate.integer("rounds", rounds))
+    index = np.arange(rounds)
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
 
 

@@ -18,6 +18,7 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpjax import _files
 from dpjax.results import files
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def write(
         The path.
 
     Raises:
-        ValueError: If the file exists, or for a value that JSON cannot hold.
+        ValueError: If the file exists or cannot be written, or for a value that JSON cannot hold.
     """
     path = Path(path)
     taken = ValueError(
@@ -80,10 +81,11 @@ def write(
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
     head |= {"format": _FORMAT, "rows": len(lines), "guarantees": guarantees}
     content = "\n".join([_dump({"metadata": head}), *lines]) + "\n"
-    try:
-        files.create(path, content.encode())
-    except FileExistsError:
-        raise taken from None
+    with _files.writing("path", path):
+        try:
+            files.create(path, content.encode())
+        except FileExistsError:
+            raise taken from None
     return path
 
 
@@ -105,7 +107,7 @@ def read(
     import pandas
 
     rows: list[dict[str, Any]] = []
-    for path in _files(paths):
+    for path in _meant(paths):
         rows += _load(path)[1]
     return pandas.DataFrame(rows)
 
@@ -250,8 +252,9 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     head = _parse(path, 1, line).get("metadata")
     if not (
         isinstance(head, dict)
-        and isinstance(head.get("rows"), int)
+        and type(head.get("rows")) is int
         and isinstance(head.get("guarantees"), list)
+        and all(isinstance(each, dict) for each in head["guarantees"])
     ):
         raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
     if head.get("format") != _FORMAT:
@@ -287,7 +290,7 @@ def _load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return head, rows
 
 
-def _files(paths: Any) -> Iterator[Path]:
+def _meant(paths: Any) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
     single = isinstance(paths, str | os.PathLike)
     found = 0

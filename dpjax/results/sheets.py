@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.results import captions, files
 
 __all__ = ["INK", "Notes", "figure", "finish", "notes_of", "save", "style"]
@@ -163,29 +163,28 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
         older SVG of that name is removed.
 
     Raises:
-        ValueError: For another ending.
+        ValueError: For another ending, or where the system refuses to write.
     """
     path = Path(path)
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"path is {str(path)!r}; end it in .svg, .png or .pdf")
     if figure in _NOTES:
         finish(figure)
+    named = path
     with style():
-        if path.suffix == ".pdf":
-            files.replace(path, _render(figure, "pdf"))
-            return path
-        if path.suffix == ".svg":
-            content = _render(figure, "svg")
-            if len(content) <= _LARGEST:
-                files.replace(path, content)
-                return path
-            path.unlink(missing_ok=True)
-            path = path.with_suffix(".png")
-        for dots in (160, 120, 90):
-            content = _render(figure, "png", dots)
-            if len(content) <= _LARGEST:
-                break
-    files.replace(path, content)
+        if path.suffix != ".png":
+            content = _render(figure, path.suffix[1:])
+            if path.suffix == ".svg" and len(content) > _LARGEST:
+                path = path.with_suffix(".png")
+        if path.suffix == ".png":
+            for dots in (160, 120, 90):
+                content = _render(figure, "png", dots)
+                if len(content) <= _LARGEST:
+                    break
+    with _files.writing("path", path):
+        files.replace(path, content)
+        if named != path:
+            named.unlink(missing_ok=True)
     return path
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import networkx as nx
 
-from dpjax import _validate
+from dpjax import _memory, _validate
 from dpjax.topology.files import facebook_ego, from_edgelist
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _DRAWS = 100
+_EDGE, _NODE = 300, 700  # bytes that networkx takes
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
@@ -45,6 +46,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
     p = _validate.positive("p", p, remedy="give an edge probability in (0, 1]")
     if p > 1:
         raise ValueError(f"p is {p!r}; give an edge probability in (0, 1]")
+    _room("n", n, n, round(p * n * (n - 1) / 2))
     seed = _validate.integer("seed", seed, least=0)
     for trial in range(seed, seed + _DRAWS):
         graph = nx.gnp_random_graph(n, p, seed=trial)
@@ -58,36 +60,46 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
     )
 
 
+def _room(name: str, value: int, nodes: int, edges: int) -> int:
+    """The value, unless its graph and the mixing matrix of that exceed this machine's memory."""
+    _memory.check(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
+    _memory.check(name, value, "a mixing matrix [n, n] and its support", 3, nodes, nodes)
+    return value
+
+
 def ring(n: int) -> nx.Graph:
     """Return the cycle over ``n`` >= 3 agents."""
-    return nx.cycle_graph(_validate.integer("n", n, least=3))
+    return nx.cycle_graph(_room("n", _validate.integer("n", n, least=3), n, n))
 
 
 def complete(n: int) -> nx.Graph:
     """Return the graph in which all ``n`` agents are joined to each other."""
-    return nx.complete_graph(_validate.integer("n", n))
+    n = _validate.integer("n", n)
+    return nx.complete_graph(_room("n", n, n, n * (n - 1) // 2))
 
 
 def star(n: int) -> nx.Graph:
     """Return the star over ``n`` agents, agent 0 in the middle."""
-    return nx.star_graph(_validate.integer("n", n, least=2) - 1)
+    return nx.star_graph(_room("n", _validate.integer("n", n, least=2), n, n) - 1)
 
 
 def path(n: int) -> nx.Graph:
     """Return the path 0 - 1 - ... - n-1."""
-    return nx.path_graph(_validate.integer("n", n))
+    return nx.path_graph(_room("n", _validate.integer("n", n), n, n))
 
 
 def grid(rows: int, columns: int) -> nx.Graph:
     """Return the grid; the agent in row r and column c is number ``r * columns + c``."""
     rows = _validate.integer("rows", rows)
     columns = _validate.integer("columns", columns)
+    _room("rows and columns", rows * columns, rows * columns, 2 * rows * columns)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
 
 
 def exponential(n: int) -> nx.DiGraph:
     """Return the directed exponential graph: i sends to i + 1, i + 2, i + 4, ... modulo n."""
     n = _validate.integer("n", n, least=2)
+    _room("n", n, n, n * (n - 1).bit_length())
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))
     hops = [1 << k for k in range((n - 1).bit_length())]

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dpjax import _validate
+from dpjax import _memory, _validate
 
 __all__ = [
     "at",
@@ -222,6 +222,7 @@ def _adjacency(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     n = graph.number_of_nodes()
     if n == 0:
         raise ValueError("graph has no nodes; give at least one agent")
+    _memory.check("graph", f"of {n} agents", "a mixing matrix [n, n] and its support", 3, n, n)
     order = range(n) if set(graph) == set(range(n)) else list(graph)
     adjacency = (nx.to_numpy_array(graph, nodelist=list(order), weight=None) > 0).astype(float)
     np.fill_diagonal(adjacency, 0.0)

@@ -1,0 +1,87 @@
+"""Numbers that a run's 32 bits cannot hold are refused, with where they stand."""
+
+import numpy as np
+import pytest
+
+from dpjax.data import bundled, libsvm, load, partition
+from dpjax.engine import problem
+from dpjax.models.linear import Linear
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "x,label\n1e300,1\n2,0\n", r"a column of .*a.csv reaches 1e\+300, beyond"),
+        ("a.csv", "x,label\n1,3000000000\n2,0\n", "labels reach 3000000000, beyond the 2147483647"),
+        ("a.csv", "x,label\n1,1.5e300\n2,0.5\n", r"a label reaches 1.5e\+300"),
+        ("a.txt", "1 1:1e300\n-1 1:2\n", r"a value of .*a.txt reaches 1e\+300"),
+        ("a.txt", "4294967297 1:1\n-1 1:2\n", "labels reach 4294967297"),
+    ],
+)
+def test_of_a_file(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load.from_file(path)
+
+
+def supervised(loss="cross_entropy", **changes):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)), np.array([-1, 1] * 4)
+    parts = {"x": x, "y": y, "x_test": x, "y_test": y} | changes
+    return problem.supervised(
+        Linear(),
+        loss,
+        (parts["x"], parts["y"]),
+        (parts["x_test"], parts["y_test"]),
+        partition.iid(8, 2, seed=0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "message"),
+    [
+        (
+            "logistic",
+            {"x": np.full((8, 3), 1e300)},
+            r"train x reaches 1e\+300, beyond what float32",
+        ),
+        ("logistic", {"x_test": np.full((8, 3), -1e39)}, r"test x reaches -1e\+39"),
+        ("logistic", {"x_test": np.ones((8, 4))}, r"test x has records of shape \(4,\), train x"),
+        ("squared", {"y": np.full(8, 1e39)}, r"train y reaches 1e\+39"),
+        ("cross_entropy", {"y": np.full(8, 2.0**32 + 1)}, "train y reaches 4294967297; cross"),
+    ],
+)
+def test_of_a_problem(loss, changes, message):
+    supervised("logistic")
+    with pytest.raises(ValueError, match=message):
+        supervised(loss, **changes)
+
+
+def test_of_a_problem_of_ones_own():
+    task = supervised("logistic")
+    for name, array in (("x", np.full((8, 3), 1e39)), ("y", np.arange(8) + 2**31)):
+        with pytest.raises(ValueError, match=f"{name} reaches"):
+            problem.Problem(
+                task.init, task.loss, task.metrics, **({"x": task.x, "y": task.y} | {name: array}),
+                partition=task.partition, evaluation=None,
+            )  # fmt: skip
+
+
+def test_standardising_does_not_overflow():
+    x = np.array([[1.0], [2.0], [4.0]])
+    first, second = bundled.standardise(x * 1e140, x * 1e140)
+    assert np.isfinite(first).all() and abs(first.std() - 1) < 1e-12
+    for train, test, message in (
+        (x * 1e160, x, r"train reaches 4e\+160, whose square overflows"),
+        (x, x * 1e160, "test reaches"),
+        (x, np.ones((3, 2)), "test has 2 columns, train 1"),
+        (np.array([[1.0], [np.nan]]), x, "train holds nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bundled.standardise(train, test)
+
+
+def test_labels_keep_their_kind():
+    assert libsvm.labels(np.array([1.0, 2.0**31 - 1])).dtype == np.int32
+    assert libsvm.labels(np.array([0.5, 3e9])).dtype == np.float32

@@ -1,0 +1,47 @@
+"""What cannot fit is refused with its bytes, before anything is allocated."""
+
+import re
+
+import pytest
+
+from dpjax import _memory
+from dpjax.mechanism import temporal, workload
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs
+
+HUGE = 5_000_000
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: temporal.identity(HUGE),
+        lambda: temporal.anti_pgd(HUGE),
+        lambda: temporal.prefix_sum(Participation(HUGE, 1, HUGE)),
+        lambda: temporal.mafalda([[0.5, 0.5], [0.5, 0.5]], Participation(HUGE, 1, HUGE)),
+        lambda: workload.gram([[1.0]], HUGE),
+        lambda: graphs.complete(HUGE),
+        lambda: graphs.ring(HUGE),
+        lambda: graphs.path(HUGE),
+        lambda: graphs.star(HUGE),
+        lambda: graphs.grid(HUGE, HUGE),
+        lambda: graphs.exponential(HUGE),
+        lambda: graphs.erdos_renyi(HUGE, 0.5),
+    ],
+)
+def test_refused_at_once(make):
+    with pytest.raises(
+        ValueError, match=r"takes [\d.,]+ [TPE]iB; this machine has .*; ?|:"
+    ) as seen:
+        make()
+    assert re.search(r"(rounds|n|columns) is \d+, for which", str(seen.value))
+
+
+def test_what_fits_is_made_and_the_limit_is_this_machine(monkeypatch):
+    assert 2**28 < _memory.limit() < 2**50
+    _memory.check("n", 10, "a matrix", 10, 10)
+    monkeypatch.setattr(_memory, "limit", lambda: 799)
+    with pytest.raises(ValueError, match="n is 10, for which a matrix takes 800.0 bytes"):
+        _memory.check("n", 10, "a matrix", 10, 10)
+    with pytest.raises(ValueError, match="rounds is 20"):
+        temporal.anti_pgd(20)
