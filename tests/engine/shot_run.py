@@ -1,11 +1,12 @@
-"""A run in a process of its own that is shot at some moment; used by test_kills.
+"""Runs in processes of their own that are shot at some moment; used by test_kills.
 
-usage: python -m tests.engine.shot_run FOLDER KIND WHEN
+usage: python -m tests.engine.shot_run, with lines FOLDER<tab>KIND<tab>WHEN on the standard input
 
-FOLDER holds its checkpoints, key and result, and ``sent``: a line for each round that it sent, with
-the digest of all models after it. WHEN is "never", "after SECONDS" or "at EVENT", an event being
-one of the files, names and folders that Python opens, makes or moves. It says how long the run took
-and how many events there were.
+Each line is a process, forked before JAX has started; its exit status is printed. FOLDER holds its
+checkpoints, key and result, and ``sent``: a line for each call of the compiled rounds, with the
+digest of all models after it. WHEN is "never", "after SECONDS" or "at EVENT", an event being one of
+the files, names and folders that Python opens, makes or moves. FOLDER/said tells how long the run
+took and how many events there were.
 """
 
 import hashlib
@@ -15,10 +16,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint  # noqa: F401 - once, for all that are forked
 
 from dpjax.engine import plan, program
 from dpjax.engine.run import run
@@ -95,8 +98,25 @@ def main(folder, kind, when):
     gun.armed = False
     leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(result.params))}
     np.savez(folder / "result.npz", **leaves, **result.metrics)
-    print(time.monotonic() - began, gun.events)
+    (folder / "said").write_text(f"{time.monotonic() - began} {gun.events}")
+
+
+def serve():
+    """Fork a process for each line, and tell how it ended."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                main(*line.rstrip("\n").split("\t"))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, ended = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(ended), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve()
