@@ -262,7 +262,9 @@ def _mean(
     cells = sum(
         2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate for half, end in ends
     )
-    of_sampler = sampler.error * (zeroth + first) + 1.01 * cells
+    # Beyond the edge, within a cell of the wider ones before it.
+    wide = 2 * sampler.half / _density(edge) * zeroth * _tail(edge - rate)
+    of_sampler = sampler.error * (zeroth + first) + 1.01 * (cells + wide)
     return float(sampled.sum()) * of_sampler + float(coloured.sum()) * first
 
 

@@ -56,7 +56,8 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
         parameters=parameters,
         mu=plan.guarantee.mu,
         delta=config.delta,
-        clip_norm=config.clip_norm,
+        # The noise is added to one clipped gradient, or to the sum of a batch of them.
+        clip_norm=config.clip_norm * (config.batch_size if config.unit == "record" else 1),
         recursive=route is not None and route.kind == "recursion",
     )
     if not cost.delta <= finite.LIMIT * config.delta:

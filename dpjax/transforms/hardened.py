@@ -23,6 +23,10 @@ __all__ = ["normals", "quantile", "rounded", "signed_probabilities"]
 
 _FINER = 2.0**-32
 """Tail probability below which 64 more bits are drawn."""
+_EDGE = 6.23
+"""Less than the quantile of it."""
+_FAR_FROM = 1.3888e-11
+"""exp(-25), where the outermost rational function begins."""
 
 # Wichura (1988), algorithm AS 241, PPND16: numerators and denominators by ascending power for
 # |p - 1/2| <= .425, sqrt(-log p) <= 5, and beyond.
@@ -71,14 +75,17 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
     """
     first, second = (jax.random.fold_in(key, part) for part in (0, 1))
 
-    def finer(_: Any, coarse: Array) -> Array:
+    def finer(_: Any, values: Array) -> Array:
+        coarse = signed_probabilities(*words(first, shape))
         refined = signed_probabilities(*words(first, shape), *words(second, shape))
-        return jnp.where(jnp.abs(coarse) < _FINER, refined, coarse)
+        return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)
 
-    coarse = signed_probabilities(*words(first, shape))
+    # One pass over memory: the compiler would hash again for the test below otherwise.
+    values = quantile(signed_probabilities(*words(first, shape)), least=_FINER)
+    values = jax.lax.optimization_barrier(values)
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
-    trips = jnp.any(jnp.abs(coarse) < _FINER).astype(jnp.int32)
-    return quantile(jax.lax.fori_loop(0, trips, finer, coarse))
+    trips = jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32)
+    return jax.lax.fori_loop(0, trips, finer, values)
 
 
 def signed_probabilities(
@@ -109,11 +116,13 @@ def signed_probabilities(
     return jnp.where(high >> 31 == 1, -value, value)
 
 
-def quantile(signed: Float[Array, "..."]) -> Float[Array, "..."]:
+def quantile(signed: Float[Array, "..."], *, least: float = 2.0**-129) -> Float[Array, "..."]:
     """The normal of which |p| is the probability beyond, with the sign of p.
 
     Args:
-        signed: float64 in [-1/2, 1/2], |p| at least 2^-129.
+        signed: float64 in [-1/2, 1/2].
+        least: Smallest |p| that matters; from exp(-25) on the outermost of three rational functions
+            is left out, and what lies below gives some number above 6.23.
 
     Returns:
         float64, within 2^-49 (1 + |z|) of the exact one.
@@ -125,14 +134,16 @@ def quantile(signed: Float[Array, "..."]) -> Float[Array, "..."]:
     q = 0.5 - p
     root = jnp.sqrt(-jnp.log(p))
     centre, far = q <= 0.425, root > 5.0
-    at = jnp.where(centre, 0.180625 - q * q, root - jnp.where(far, 5.0, 1.6))
+    near_only = least > _FAR_FROM
+
+    def chosen(centre_: Any, tail: Any, beyond: Any) -> Array:
+        return jnp.where(centre, centre_, tail if near_only else jnp.where(far, beyond, tail))
+
+    at = chosen(0.180625 - q * q, root - 1.6, root - 5.0)
     above, below = jnp.zeros_like(p), jnp.zeros_like(p)
     for power in reversed(range(8)):
         of = [
-            jnp.where(
-                centre, _CENTRE[part][power], jnp.where(far, _FAR[part][power], _TAIL[part][power])
-            )
-            for part in (0, 1)
+            chosen(_CENTRE[part][power], _TAIL[part][power], _FAR[part][power]) for part in (0, 1)
         ]
         above, below = above * at + of[0], below * at + of[1]
     value = above / below * jnp.where(centre, q, 1.0)

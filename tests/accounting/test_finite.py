@@ -173,3 +173,18 @@ def test_refusals():
         finite.grid(np.eye(3), 5, np.eye(4))
     assert math.isinf(priced(spacing=2.0**-60).delta)
     assert gdp.epsilon(2.0, 1e-5 - priced().delta) < gdp.epsilon(2.0, 1e-5) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("within", [0.02, 0.5])
+@pytest.mark.parametrize("shift", [0.125, 1.0])
+def test_mean_effects_against_quadrature(within, shift):
+    one, none = np.ones(1), np.zeros(1)
+    sampler = finite.SAMPLER
+    z = np.linspace(0, sampler.reach - within, 40_001)
+    weight = 2 * stats.norm.pdf(z) * np.cosh(shift * z)
+    cells = np.array([sampler.discreteness(float(each)) for each in z + within])
+    exact = np.trapezoid(weight * cells, z)
+    only_cells = finite._mean(sampler._replace(error=0.0), one, none, within, shift)
+    assert exact <= only_cells <= 10 * exact
+    linear = np.trapezoid(weight * (z + within), z)
+    assert linear * (1 - 1e-6) <= finite._mean(sampler, none, one, within, shift) <= 1.01 * linear
