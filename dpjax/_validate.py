@@ -81,6 +81,8 @@ def integer(
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
+    if value >= 2**63:  # beyond the integers that arrays hold
+        raise ValueError(f"{name} is {shown(value)}; give a whole number below 2**63")
     return int(value)
 
 
