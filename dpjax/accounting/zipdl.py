@@ -1,5 +1,6 @@
 """Zip-DL: another noise on each outgoing message, summing to zero over a node's messages."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from dpjax.accounting import dense
 from dpjax.accounting.observer import Model
 from dpjax.accounting.trust import nodes_of
 from dpjax.accounting.view import Loss, View, of_model
@@ -57,18 +59,27 @@ class ZipDL:
         victims = np.ones(n)
         victims[list(nodes)] = 0.0
         rows = [at[link] for link in seen]
-        senders = np.eye(n)[[i for i, _ in seen]] * victims
-        # An attacker receives all that its own model is made of, and knows it. Messages are in
-        # units that make their noise whole numbers: then those of a sender sum to zero exactly.
+        senders = np.eye(n)[[i for i, _ in seen]]
+        sent = Model.of(
+            self.mixing,
+            self.mixing * victims,
+            gather @ noise,
+            senders,
+            senders * victims,
+            noise[rows],
+        )
+        # For the loss: an attacker receives all that its own model is made of, and knows it.
+        # Messages are in units that make their noise whole numbers, so that those of a sender
+        # sum to zero exactly.
         counts = np.array([np.count_nonzero(noise[row]) for row in rows]).reshape(-1, 1)
         whole = np.maximum(counts, 1)
         unknown = victims[:, None]
-        made = Model.of(
+        model = Model.of(
             self.mixing * unknown * victims,
             self.mixing * unknown * victims,
             gather @ noise * unknown,
-            senders * whole,
-            senders * whole,
+            senders * victims * whole,
+            senders * victims * whole,
             np.round(noise[rows] * whole),
         )
 
@@ -76,4 +87,7 @@ class ZipDL:
             # Seeing every message and own copy, the zero sum takes the noise away.
             return Loss(np.full(n, np.inf), np.zeros(n, bool), "closed form", "any")
 
-        return of_model(made, nodes, infinite)
+        def matrices(rounds: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
+            return dense.materialize(model if reduced else sent, rounds)
+
+        return dataclasses.replace(of_model(model, nodes, infinite), _matrices=matrices)
