@@ -373,12 +373,7 @@ def _design(command: Design) -> int:
     plans = design_command.plans(config, matrix, made)
     mine, independent = plans[command.design], plans["independent"]
     forecast = design_command.forecast(plans, command.design, command.parameters)
-    try:
-        saved = mine.save(out, nodes.labels(graph))
-    except OSError as error:
-        raise ValueError(
-            f"out is {str(out)!r}, which cannot be written ({error.strerror}); name another file"
-        ) from None
+    saved = mine.save(out, nodes.labels(graph))
     print(told)
     print(f"relation: {config.relation} ({_PROTECTS[config.relation]})")
     print(f"guarantee: {mine.guarantee.statement()}")

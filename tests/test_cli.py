@@ -228,7 +228,7 @@ def test_help_may_be_cut_short_and_completion_is_written(elsewhere: Path) -> Non
 
 def test_a_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "file").write_text("")
-    refused([*DESIGN, "--out", "file/it.npz"], capsys, "out is 'file/it.npz', which cannot be")
+    refused([*DESIGN, "--out", "file/it.npz"], capsys, "'file/it.npz', which cannot be written")
 
 
 def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
