@@ -80,7 +80,12 @@ class Problem:
         indices, counts = (np.array(part, np.int32) for part in self.partition)
         indices.flags.writeable = counts.flags.writeable = False
         object.__setattr__(self, "partition", Partition(indices, counts))
-        if indices.min() < 0 or indices.max() >= len(self.x):
+        if indices.min() < 0:
+            raise ValueError(
+                f"partition.indices hold {indices.min()}; give rows of x from 0, and fill an agent's "
+                "places beyond its count with its first record"
+            )
+        if indices.max() >= len(self.x):
             raise ValueError(
                 f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
                 "partition the same data"

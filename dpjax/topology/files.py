@@ -16,9 +16,9 @@ _FIELD = re.compile(r'"([^"]*)"|([^\s,"]+)')
 def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
     """Return the graph of a text file with one edge, two node names, a line.
 
-    Blank lines and what follows a ``#`` are ignored, and so is whatever follows the two names
-    (weights); spaces, tabs and commas separate, and a name that holds one of them stands in
-    double quotes. When the names are exactly the numbers 0..n-1 they are kept; otherwise nodes
+    Blank lines and what follows a ``#`` are ignored, and so are weights after the two names
+    (numbers, or data in braces). Spaces, tabs and commas separate, and a name that holds one of
+    them stands in double quotes; in a line with tabs names may hold spaces as they are. When the names are exactly the numbers 0..n-1 they are kept; otherwise nodes
     are numbered in the order in which the file first names them. The name is each node's
     ``label`` attribute; `dpjax.topology.nodes` finds a node by it. Repeated edges count once.
 
@@ -31,7 +31,7 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for a line with one name, a self-loop or names that commas and spaces
+        ValueError: for a line with one name or three, a self-loop or names that commas and spaces
             separate differently (with its number), a file without edges, or one that is not text.
     """
     path = Path(path)
@@ -60,22 +60,36 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
 def _edge(path: Path, number: int, line: str) -> tuple[str, str] | None:
     """The two names of a line, None of an empty one."""
     text = line.partition("#")[0].strip()
-    words = [quoted or plain for quoted, plain in _FIELD.findall(text)]
     if not text:
         return None
+    if "\t" in text and '"' not in text:
+        words = [part.strip() for part in text.split("\t") if part.strip()]
+    else:
+        words = [quoted or plain for quoted, plain in _FIELD.findall(text)]
 
     def bad(remedy: str) -> ValueError:
         return ValueError(f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}")
 
     # In `New York,Boston` nobody can tell whether York is a node.
-    parts = text.split(",")[:2]
+    parts = text.partition("{")[0].split(",")[:2]
     if len(parts) > 1 and '"' not in text and any(len(part.split()) > 1 for part in parts):
         raise bad("put names that hold spaces in double quotes, or separate by one of the two")
     if text.count('"') % 2 or not all(word and word.isprintable() for word in words[:2]):
         raise bad("give names of visible characters, and close every double quote")
+    # In `St Mary North` nobody can tell where the first name ends.
+    if len(words) > 2 and not words[2].startswith("{") and not all(map(_number, words[2:])):
+        raise bad("give two names a line, and then numbers only; quote names that hold spaces")
     if len(words) < 2 or words[0] == words[1]:
         raise bad("give the names of two different nodes")
     return words[0], words[1]
+
+
+def _number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:

@@ -16,6 +16,10 @@ def test_labels_follow_the_rows_of_the_matrix(tmp_path: Path) -> None:
     file = tmp_path / "net.txt"
     file.write_text('zoe "New York"\n"New York",mia\n')
     assert nodes.labels(graphs.from_edgelist(file)) == ("zoe", "New York", "mia")
+    file.write_text("St Mary\tNorth\t0.5\nNorth\tNew York\n")
+    assert nodes.labels(graphs.from_edgelist(file)) == ("St Mary", "North", "New York")
+    file.write_text("a b 3.5 1\nb c {'weight': 2, 'since': 'May'}\n")
+    assert nodes.labels(graphs.from_edgelist(file)) == ("a", "b", "c")
     assert nodes.labels(nx.Graph([("b", "a")])) == ("b", "a")
     assert nodes.labels(graphs.ring(3)) == ("0", "1", "2") and not nodes.named(("0", "1", "2"))
     assert nodes.labels(graphs.florentine())[3] == "Peruzzi" and nodes.named(ONE_BASED)
@@ -67,6 +71,8 @@ def test_a_word_finds_the_node_that_was_told_or_refuses(names: list[str]) -> Non
         ("New York,Boston", "double quotes"),
         ("Boston, New York", "double quotes"),
         ('"New York Boston', "close every double quote"),
+        ("New York Boston", "two names a line"),
+        ("St Mary North 2.5", "two names a line"),
         ('"" Boston', "visible"),
         ("a\x1b[31m b", "visible"),
     ],
