@@ -82,8 +82,8 @@ class Problem:
         object.__setattr__(self, "partition", Partition(indices, counts))
         if indices.min() < 0:
             raise ValueError(
-                f"partition.indices hold {indices.min()}; give rows of x from 0, and fill an agent's "
-                "places beyond its count with its first record"
+                f"partition.indices hold {indices.min()}; give rows of x from 0, and fill an "
+                "agent's places beyond its count with its first record"
             )
         if indices.max() >= len(self.x):
             raise ValueError(

@@ -18,9 +18,10 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
 
     Blank lines and what follows a ``#`` are ignored, and so are weights after the two names
     (numbers, or data in braces). Spaces, tabs and commas separate, and a name that holds one of
-    them stands in double quotes; in a line with tabs names may hold spaces as they are. When the names are exactly the numbers 0..n-1 they are kept; otherwise nodes
-    are numbered in the order in which the file first names them. The name is each node's
-    ``label`` attribute; `dpjax.topology.nodes` finds a node by it. Repeated edges count once.
+    them stands in double quotes; in a line with tabs names may hold spaces as they are. When the
+    names are exactly the numbers 0..n-1 they are kept; otherwise nodes are numbered in the order
+    in which the file first names them. The name is each node's ``label`` attribute;
+    `dpjax.topology.nodes` finds a node by it. Repeated edges count once.
 
     Args:
         path: the file.
