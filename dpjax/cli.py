@@ -343,7 +343,8 @@ def _design(command: Design) -> int:
         if getattr(command, name) not in ((), None):
             raise ValueError(
                 f"{name} is {getattr(command, name)!r} with trust 'ldp'; leave it out, or take "
-                "--trust pndp"
+                "--trust pndp, which writes no file. A file for records in a fixed order is saved "
+                "from Python: plan.make(config, W).save(path), as in docs/own_loop.md"
             )
     command = dataclasses.replace(command, design=command.design or "whisper_horizon")
     assert command.design is not None

@@ -174,7 +174,11 @@ class Forecast:
         if self.level == "learns":
             return "\n".join([*lines, f"  This network and budget afford {affords}."])
         return "\n".join(
-            [*lines, f"  To reach {self.good:g}, any one of:", *self._remedies(affords)]
+            [
+                *lines,
+                f"  To reach {self.good:g}, where it can learn, any one of:",
+                *self._remedies(affords),
+            ]
         )
 
     def _remedies(self, affords: str) -> list[str]:
@@ -186,8 +190,8 @@ class Forecast:
         if self.unit == "agent":
             needed = math.ceil(self.ratio / GOOD["record"])
             remedies.append(
-                f"records protected in place of agents, with batches of {needed:,}: noise is "
-                "divided by it"
+                f"records protected in place of agents, with batches of {needed:,}, which divide "
+                f"the noise: to {GOOD['record']:g}, as records need"
             )
         else:
             needed = math.ceil(self.batch_size * self.ratio / self.good)

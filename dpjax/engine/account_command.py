@@ -159,6 +159,8 @@ def refuse_of_ldp(command: Any) -> None:
         if value != kept:
             shown = repr(str(value)) if isinstance(value, Path | str) else value
             remedy = "name an --algorithm instead" if name == "design" else "leave it out"
+            if name == "out":
+                remedy += "; plan.make(config, W).save(path) saves a design, from Python"
             raise ValueError(f"{name} is {shown} with trust 'pndp'; {remedy}")
 
 

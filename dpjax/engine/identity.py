@@ -68,7 +68,7 @@ def of_run(
         "model and loss": program,
         "seeds": str(tuple(seeds)),
         "chunks": str(tuple(chunks)),
-        "devices": f"{device.device_kind} x {devices}, {_processor()}",
+        "devices": f"{device.device_kind} x {devices}, {_processor()}, {_threads()}",
         "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
         f"jaxlib {jaxlib.__version__}",
         "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
@@ -92,8 +92,8 @@ def digest(tree: Any) -> str:
     return made.hexdigest()
 
 
-def computation(traced: Any, *, release: bool) -> str:
-    """Return the SHA-256 of a traced program with every constant in it, in hexadecimal.
+def computation(traced: Sequence[Any], *, release: bool) -> str:
+    """Return the SHA-256 of traced programs with every constant in them, in hexadecimal.
 
     The text is that of the lowered program: constants are written out in full wherever they were
     captured, names of source files, lines and addresses are left out. A setting of JAX turns
@@ -104,18 +104,20 @@ def computation(traced: Any, *, release: bool) -> str:
     compute cannot be seen, and is refused.
 
     Args:
-        traced: What ``jax.jit(f).trace(...)`` returns.
+        traced: What ``jax.jit(f).trace(...)`` returns, for every length of a compiled call.
         release: Whether to refuse work outside the program; a simulation may do some.
 
     Raises:
         ValueError: For such work, naming the operation.
     """
-    text = traced.lower().as_text()
-    if release:
-        _refuse_outside(traced.jaxpr, text)
-    made = hashlib.sha256(text.encode())
-    for constant in _constants(traced.jaxpr):
-        made.update(digest(constant).encode())
+    made = hashlib.sha256()
+    for each in traced:
+        text = each.lower().as_text()
+        if release:
+            _refuse_outside(each.jaxpr, text)
+        made.update(text.encode())
+        for constant in _constants(each.jaxpr):
+            made.update(digest(constant).encode())
     return made.hexdigest()
 
 
@@ -156,6 +158,12 @@ def _jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
         yield inner, getattr(value, "consts", ())
         for equation in inner.eqns:
             yield from _jaxprs(equation.params)
+
+
+def _threads() -> str:
+    """How many threads sums are split over, which moves their last bits."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{count} threads, NPROC {os.environ.get('NPROC', '')}"
 
 
 def _processor() -> str:

@@ -106,10 +106,8 @@ class Result:
             shared = {
                 "algorithm": config.label,
                 "agents": plan.agents,
-                # A curve's last numbers are above the plan's.
-                "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon)
-                if self.guarantees[v].curve
-                else plan.guarantee.epsilon,
+                # Several phases together, and a curve's last numbers, are above the plan's.
+                "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon),
                 "delta": config.delta if private else 0.0,
                 "budget": config.accountant if private else "none",
                 "relation": config.relation,
@@ -184,7 +182,8 @@ def run(
         start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
             the problem's; when a run carries on after an agent has left, say.
         phase: Number of this run among several in a row, above 0 where ``start`` is given: each
-            phase has noise and batches of its own.
+            phase has noise and batches of its own. That no number is given twice with one seed
+            is the caller's to see to: such phases would repeat noise, in a simulation.
         spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
             needed with ``start``. The result states both together: mu^2 adds up.
         planned: True where this phase, its length and its noise were fixed before the first one
@@ -247,10 +246,12 @@ def run(
         state = jax.eval_shape(
             functools.partial(program.initial, settings), arrays, models, batch_keys
         )
-        traced = program.advance.trace(
-            settings, arrays, data, state, batch_keys, batch_keys,
-            **_lengths(total, every, chunk_blocks),
-        )  # fmt: skip
+        # Every chunk's length now, before a callback may change what the model closes over: the
+        # calls below find what was traced here.
+        traced = [
+            program.advance.trace(settings, arrays, data, state, batch_keys, batch_keys, **lengths)
+            for lengths in _variants(total, every, chunk_blocks)
+        ]
         identity = identity_.of_run(
             plans,
             problems,
@@ -386,6 +387,18 @@ def _settings(
         sequential=record and not by_norms and jax.default_backend() == "cpu",
         own_data=len(problems) > 1,
     )
+
+
+def _variants(total: int, every: int, chunk_blocks: int) -> list[dict[str, int]]:
+    """The lengths of a run's chunks, each once; resumed, a run has no others."""
+    found: list[dict[str, int]] = []
+    done = 0
+    while done < total:
+        lengths = _lengths(total - done, every, chunk_blocks)
+        done += lengths["blocks"] * every + lengths["tail"]
+        if lengths not in found:
+            found.append(lengths)
+    return found
 
 
 def _lengths(left: int, every: int, chunk_blocks: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
+from dpjax.engine import keys, plan
 from dpjax.engine.run import run
 from tests.engine import captured
 from tests.engine.support import make_config, make_problem
@@ -135,3 +135,28 @@ def test_records_clipped_one_by_one_count_too(tmp_path, network):
             captured.reach(weighted(captured.WEIGHTS), key, made)
         with pytest.raises(ValueError, match="belongs to another run"):
             captured.reach(weighted(captured.changed(captured.WEIGHTS)), key, made)
+
+
+def test_what_the_model_closes_over_is_read_before_the_first_round(tmp_path, network):
+    """A callback may change it; the last, shorter chunk is the hashed program all the same."""
+    small, scale = make_problem(6), np.ones(5, np.float32)
+
+    def trained(name, callback):
+        # A loss of its own: what was traced for another run is not found again.
+        task = dataclasses.replace(
+            small, batch_loss=lambda p, x, y: small.batch_loss(p, x * scale, y)
+        )
+        made = plan.make(make_config(release=True, rounds=5), network)
+        kept = {"checkpoint": tmp_path / name, "key_file": tmp_path / f"{name}.key"}
+        with pytest.MonkeyPatch.context() as fixed:
+            fixed.setattr(keys.secrets, "randbits", lambda bits: 7)
+            return run(made, task, seeds=[0], eval_every=2, callback=callback, **kept).params
+
+    def anneal(progress):
+        if progress.round == 4:
+            scale[:] = 0
+
+    as_it_was, changed = trained("a", None), trained("b", anneal)
+    assert (scale == 0).all()
+    for left, right in zip(jax.tree.leaves(as_it_was), jax.tree.leaves(changed), strict=True):
+        np.testing.assert_array_equal(left, right)
