@@ -23,6 +23,7 @@ __all__ = ["normals", "quantile", "rounded", "signed_probabilities"]
 
 _FINER = 2.0**-32
 """Tail probability below which 64 more bits are drawn."""
+_IMPL = "threefry2x32"
 _EDGE = 6.23
 """Less than the quantile of it."""
 _FAR_FROM = 1.3888e-11
@@ -76,13 +77,17 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
     first, second = (jax.random.fold_in(key, part) for part in (0, 1))
 
     def finer(_: Any, values: Array) -> Array:
-        coarse = signed_probabilities(*words(first, shape))
-        refined = signed_probabilities(*words(first, shape), *words(second, shape))
+        # What does not depend on the values would be moved out of the loop, and always be done.
+        data = [jax.random.key_data(key) for key in (first, second)]
+        values, *data = jax.lax.optimization_barrier((values, *data))
+        coarsely, finely = (words(jax.random.wrap_key_data(d, impl=_IMPL), shape) for d in data)
+        coarse = signed_probabilities(*coarsely)
+        refined = signed_probabilities(*coarsely, *finely)
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)
 
-    # One pass over memory: the compiler would hash again for the test below otherwise.
-    values = quantile(signed_probabilities(*words(first, shape)), least=_FINER)
-    values = jax.lax.optimization_barrier(values)
+    # Both pass through memory: the compiler would hash again wherever they are used otherwise.
+    coarse = jax.lax.optimization_barrier(signed_probabilities(*words(first, shape)))
+    values = jax.lax.optimization_barrier(quantile(coarse, least=_FINER))
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
     trips = jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32)
     return jax.lax.fori_loop(0, trips, finer, values)
