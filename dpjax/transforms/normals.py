@@ -6,8 +6,8 @@ words make one normal, of column j. So a number depends on (key, row, column, co
 how many rows there are, on what is vmapped, or on how arrays are sharded.
 
 The float32 normals take 2^24 values, symmetric about zero, none beyond 5.42: they are for
-simulations. `jax.random.normal` hashes once for each number; one hash for two takes a third to two
-thirds of its time on a CPU (``benchmarks/bench_noise.py``).
+simulations. `jax.random.normal` hashes once for each number; one hash for two took .3 to .9 of its
+time on two CPU cores, by shape and by what else ran (``benchmarks/bench_noise.py``).
 """
 
 from typing import Any
