@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from dpjax import _validate
 
-__all__ = ["Partition", "by_size", "dirichlet", "iid"]
+__all__ = ["Partition", "by_owner", "by_size", "dirichlet", "iid"]
 
 _DRAWS = 100
 
@@ -44,6 +44,32 @@ def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
             "use fewer agents, a smaller minimum or more data"
         )
     return n_records, n, minimum
+
+
+def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
+    """Give every record to the agent that holds it, in a network with named agents.
+
+    Args:
+        owners: The owner's name of every record, by row of the data.
+        labels: [n] names of the agents in the order of the mixing matrix, as of
+            `dpjax.topology.nodes.labels`.
+
+    Returns:
+        The partition; agents may hold different numbers of records.
+
+    Raises:
+        ValueError: For a name given twice, an owner that is no agent, or an agent without records.
+    """
+    names = [str(label) for label in labels]
+    held = np.array([str(owner) for owner in owners])
+    if len(set(names)) != len(names):
+        raise ValueError(f"labels is {names}; give every agent a name of its own")
+    if strange := sorted(set(held.tolist()) - set(names)):
+        raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
+    shards = [np.flatnonzero(held == name) for name in names]
+    if without := [name for name, shard in zip(names, shards, strict=True) if not len(shard)]:
+        raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")
+    return _pack(shards)
 
 
 def iid(n_records: int, n: int, seed: int) -> Partition:

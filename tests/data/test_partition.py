@@ -91,3 +91,17 @@ def test_a_bad_alpha_is_refused(alpha: float) -> None:
 def test_the_seed_decides() -> None:
     one, again, other = (partition.iid(50, 3, seed).indices for seed in (1, 1, 2))
     assert np.array_equal(one, again) and not np.array_equal(one, other)
+
+
+def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
+    owners = ["North", "St Mary", "North", "East", "North"]
+    shards = partition.by_owner(owners, ("St Mary", "North", "East"))
+    np.testing.assert_array_equal(shards.counts, [1, 3, 1])
+    np.testing.assert_array_equal(shards.indices, [[1, 1, 1], [0, 2, 4], [3, 3, 3]])
+    for given, labels, match in (
+        (owners, ("St Mary", "North"), "'East', which is no agent"),
+        (owners, ("St Mary", "North", "East", "West"), "'West', which owns no record"),
+        (owners, ("North", "North", "East"), "a name of its own"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            partition.by_owner(given, labels)
