@@ -247,9 +247,19 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
         for name in alike.columns
         if name in choice.SETTINGS and name != "guarantee" and alike[name].nunique(dropna=False) > 1
     ]
+    if varying:
+        remedy = (
+            f"choose one value of {', '.join(varying)} first (--where {varying[0]}="
+            f"{alike[varying[0]].iloc[0]}, say)"
+        )
+    else:
+        remedy = (
+            "no column tells them apart: draw one file at a time, or write the rows of every run "
+            "with a column of its own, result.rows(run='first')"
+        )
     raise ValueError(
-        f"frame has several rows for {', '.join(f'{k} = {first[k]}' for k in [*keys, 'seed'])}; "
-        f"choose one value of {', '.join(varying) or 'what tells them apart'} first"
+        f"records hold several rows for {', '.join(f'{k} = {first[k]}' for k in [*keys, 'seed'])}; "
+        f"{remedy}"
     )
 
 

@@ -341,3 +341,12 @@ def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
     made = plots.from_records(tmp_path / "r.jsonl", x="round").read_text()
     assert "participation = k = 20, b = 15" in made and "k = 60" not in made
     assert "non-private" in made or "non_private" in made
+
+
+def test_runs_that_nothing_tells_apart_are_refused_with_a_way_out():
+    rows = [{"algorithm": "independent", "seed": 0, "round": r, "test_loss": 1.0} for r in (1, 2)]
+    with pytest.raises(ValueError, match=r"no column tells them apart.*result\.rows\(run="):
+        plots.lines(pandas.DataFrame(rows + rows), "round", "test_loss")
+    graphs = [{**row, "graph": name} for row in rows for name in ("ring", "er")]
+    with pytest.raises(ValueError, match="choose one value of graph first .--where graph=ring"):
+        plots.lines(pandas.DataFrame(graphs), "round", "test_loss")
