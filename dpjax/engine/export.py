@@ -119,6 +119,8 @@ def instructions(plan: "Plan") -> str:
             "",
             "What it guarantees, if every site does what follows:",
             stated.statement(),
+            '("Simulation" is said of the plan this file comes from: in your loop the seed is the',
+            "secret below, and who does not hold it cannot subtract the noise.)",
             "",
             f"In each round t = 0, 1, ..., {stated.rounds - 1}, site i (its name is labels[i]):",
             *_steps(plan),
@@ -132,7 +134,9 @@ def instructions(plan: "Plan") -> str:
             "same numbers or not at all; fresh noise for a round already sent spends it twice.",
             "",
             "Not in the guarantee: losses and metrics that are computed from the data and shown,",
-            "tuning on the data, and the low bits of floating-point numbers.",
+            "tuning on the data, the low bits of floating-point numbers, and a generator that can be",
+            "guessed: NumPy's is not cryptographic; where messages really go out, draw the bits from",
+            "one that is (AES or ChaCha20 keyed by the secret, with t in the nonce).",
         ]
     )
 
@@ -144,7 +148,10 @@ _ALONE = (
 _SHARED = (
     "Sites with the same seed_group share one secret (128 random bits), draw the same Z_t from it",
     "and keep it from everybody else. Whoever holds it can subtract the noise of its group: sites",
-    "who share a seed are NOT protected from each other, only from outsiders.",
+    "who share a seed are NOT protected from each other, only from outsiders. All members must",
+    "draw the same numbers, or the noise does not cancel: the group's rows of Z_t, in the order of",
+    "labels, [members, d] at once, from one generator that is made anew in every round from",
+    "(secret, t), in NumPy numpy.random.default_rng([secret, t]).standard_normal((members, d)).",
 )
 
 
