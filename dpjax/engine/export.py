@@ -134,9 +134,9 @@ def instructions(plan: "Plan") -> str:
             "same numbers or not at all; fresh noise for a round already sent spends it twice.",
             "",
             "Not in the guarantee: losses and metrics that are computed from the data and shown,",
-            "tuning on the data, the low bits of floating-point numbers, and a generator that can be",
-            "guessed: NumPy's is not cryptographic; where messages really go out, draw the bits from",
-            "one that is (AES or ChaCha20 keyed by the secret, with t in the nonce).",
+            "tuning on the data, the low bits of floating-point numbers, and a generator that can",
+            "be guessed: NumPy's is not cryptographic; where messages really go out, draw the bits",
+            "from one that is (AES or ChaCha20 keyed by the secret, with t in the nonce).",
         ]
     )
 
