@@ -390,15 +390,10 @@ def _settings(
 
 
 def _variants(total: int, every: int, chunk_blocks: int) -> list[dict[str, int]]:
-    """The lengths of a run's chunks, each once; resumed, a run has no others."""
-    found: list[dict[str, int]] = []
-    done = 0
-    while done < total:
-        lengths = _lengths(total - done, every, chunk_blocks)
-        done += lengths["blocks"] * every + lengths["tail"]
-        if lengths not in found:
-            found.append(lengths)
-    return found
+    """The lengths of a run's chunks, whole and last, each once; resumed, a run has no others."""
+    chunk = every * chunk_blocks
+    lefts = {min(chunk, total), total % chunk} - {0}
+    return [_lengths(left, every, chunk_blocks) for left in sorted(lefts)]
 
 
 def _lengths(left: int, every: int, chunk_blocks: int) -> dict[str, int]:
