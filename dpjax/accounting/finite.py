@@ -18,6 +18,7 @@ from jaxtyping import Float
 from scipy import special
 
 from dpjax import _validate
+from dpjax.mechanism import strategy as strategy_
 
 __all__ = ["LIMIT", "SAMPLER", "Cost", "Grid", "Sampler", "cost", "grid"]
 
@@ -116,11 +117,15 @@ class Cost(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Absolute sums of B = C^-1 (x) F and of its inverse A, which propagate errors."""
+    """Absolute sums of B = C^-1 (x) F and of its inverse A, which propagate errors.
+
+    ``totals`` is signed: the squared column sums of C^-1, summed.
+    """
 
     columns_f: Float[np.ndarray, " n"]
     columns_c: Float[np.ndarray, " t"]
     columns_m: Float[np.ndarray, " t"]
+    totals: float
     rows: float
     within: float
     precision: float
@@ -151,7 +156,7 @@ def grid(
     factor, strategy = _checked(factor, rounds, strategy)
     sums, n = _sums(factor, strategy, recursive=False), len(factor)
     mean = float(np.square(factor.sum(axis=0)).sum()) / n**2
-    mean *= rounds if strategy is None else float(np.square(np.linalg.inv(strategy).sum(0)).sum())
+    mean *= rounds if strategy is None else sums.totals
     spacing = 2.0 ** math.floor(math.log2(sums.deviation * _COARSEST))
 
     def share(h: float) -> float:
@@ -279,7 +284,7 @@ def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
 def _sums(factor: np.ndarray, strategy: np.ndarray | None, *, recursive: bool) -> _Sums:
     inverse = np.linalg.inv(factor)
     one = np.ones((1, 1))
-    c, c_inverse = (one, one) if strategy is None else (strategy, np.linalg.inv(strategy))
+    c, c_inverse = (one, one) if strategy is None else (strategy, strategy_.inverse_of(strategy))
     feedback = np.abs(c_inverse)
     if recursive:
         feedback = feedback @ np.abs(c) @ feedback
@@ -290,6 +295,7 @@ def _sums(factor: np.ndarray, strategy: np.ndarray | None, *, recursive: bool) -
         columns_f=np.abs(factor).sum(0),
         columns_c=np.abs(c_inverse).sum(0),
         columns_m=feedback.sum(0),
+        totals=float(np.square(c_inverse.sum(0)).sum()),
         rows=float(np.abs(factor).sum(1).max() * feedback.sum(1).max()),
         within=float(np.abs(inverse).sum(1).max() * np.abs(c).sum(1).max()),
         precision=precision,
@@ -308,8 +314,4 @@ def _checked(
             "factor is singular: some combination of the messages carries no noise; give a factor "
             "of full rank"
         )
-    if strategy is not None:
-        strategy = _validate.square("strategy", strategy)
-        if len(strategy) != rounds:
-            raise ValueError(f"strategy has shape {strategy.shape} for {rounds} rounds")
-    return factor, strategy
+    return factor, None if strategy is None else strategy_.checked(strategy, rounds)

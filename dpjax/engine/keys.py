@@ -254,6 +254,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ValueError(
-            f"key_file {path} cannot be written ({error.strerror}); nothing has been sent. Make "
+            f"key_file {path} cannot be written ({error.strerror}); no round was sent. Make "
             "room, or name a file in a folder that can be written"
         ) from None
