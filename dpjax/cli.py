@@ -72,6 +72,7 @@ class Design:
         accountant: How noise follows from the budget: gdp (exact), rdp (looser), paper (the
             Whisper paper's rule, refused where it is false).
         allow_unsound: Use the paper's rule also where it is false; the guarantee then says so.
+            With --accountant paper only.
         seed: First seed of a random graph that names none.
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
@@ -87,7 +88,7 @@ class Design:
             advance or functions of what the attacker sees; not so in training).
         parameters: Entries of the model to be trained: forecasts whether this noise leaves it
             something to learn, and says what would help.
-        batch_size: Records in an agent's batch, for that forecast of a record relation.
+        batch_size: Records in an agent's batch, for that forecast; relations of records only.
     """
 
     graph: str
@@ -346,6 +347,7 @@ def _design(command: Design) -> int:
                 "--trust pndp, which writes no file. A file for records in a fixed order is saved "
                 "from Python: plan.make(config, W).save(path), as in docs/own_loop.md"
             )
+    design_command.refuse_unread(command)
     command = dataclasses.replace(command, design=command.design or "whisper_horizon")
     assert command.design is not None
     graph, matrix, told = _network(command)
@@ -441,9 +443,16 @@ def _table(made: "dict[str, Made]", matrix: "np.ndarray", horizon: int) -> str:
 
 
 def _seeded(spec: str, seed: int) -> str:
-    """A random graph's spec with its seed, any other unchanged."""
+    """A random graph's spec with its seed, any other unchanged; a seed for those is refused."""
     parts = spec.split(":")
-    return f"{spec}:{seed}" if parts[0] == "er" and len(parts) == 3 else spec
+    if parts[0] == "er" and len(parts) == 3:
+        return f"{spec}:{seed}"
+    if seed:
+        raise ValueError(
+            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
+            "out, or give er:AGENTS:PROBABILITY"
+        )
+    return spec
 
 
 def _free(out: Path | None, default: str) -> Path:

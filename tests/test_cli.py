@@ -274,6 +274,11 @@ def test_the_paper_s_rule_is_refused_where_it_is_false_unless_asked(capsys: Capt
         (["--clip", "0"], "clip_norm is 0"),
         (["--horizon", "0"], "horizon is 0"),
         (["--seed", "-1"], "seed is -1|er:8:0.5:-1"),
+        # What nothing would read.
+        (["--batch-size", "64"], "batch_size is 64 under relation 'replace_agent'.*leave it out"),
+        (["--allow-unsound"], "allow_unsound is True with accountant 'gdp'.*leave it out"),
+        (["--graph", "ring:8", "--seed", "3"], "seed is 3 for graph 'ring:8'.*leave it out"),
+        (["--graph", "er:8:0.5:1", "--seed", "3"], "seed is 3 for graph 'er:8:0.5:1'"),
         (["--graph", "nowhere.txt"], "neither a file nor a known name"),
         (["--graph", "er:40:0.01"], "all disconnected"),
         (["--graph", "exponential:8"], "exponential|directed|graph"),

@@ -13,7 +13,29 @@ from dpjax.engine import plan as plan_
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 
-__all__ = ["by_agent", "figures", "forecast", "plans", "trust"]
+__all__ = ["by_agent", "figures", "forecast", "plans", "refuse_unread", "trust"]
+
+
+def refuse_unread(command: Any) -> None:
+    """Refuse options that the others leave without a meaning.
+
+    Args:
+        command: The options, `dpjax.cli.Design`, under trust "ldp".
+
+    Raises:
+        ValueError: Naming the first one.
+    """
+    if command.batch_size is not None and command.relation == "replace_agent":
+        raise ValueError(
+            f"batch_size is {command.batch_size} under relation 'replace_agent', which protects "
+            "and clips an agent as a whole, so that batches change neither the noise nor its "
+            "forecast; leave it out, or protect records"
+        )
+    if command.allow_unsound and command.accountant != "paper":
+        raise ValueError(
+            f"allow_unsound is True with accountant {command.accountant!r}, which is never "
+            "unsound; leave it out, or take --accountant paper"
+        )
 
 
 def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) -> dict[str, Any]:
