@@ -3,6 +3,10 @@
 Forward, the error's factor P^1/2 by QR; backward, a triangle that holds what all later rounds see
 of the state error. Between them they give every round's whitened response to unit gradients, and
 its inner products with the responses b, 2 b, ... rounds before.
+
+Rounding is estimated, not bounded: to first order, and errors of different rounds and rows add up
+as if they were independent. That no loss comes out too small is tested against exact arithmetic
+on random views (tests/accounting/test_scales.py), and not proven.
 """
 
 import functools
@@ -121,7 +125,10 @@ def _norms(rows: Array) -> Array:
 def _filter_step(
     model: Model, carry: tuple[Array, Array], t: Array
 ) -> tuple[tuple[Array, Array], tuple[_Step, _Doubt]]:
-    """One round: the error's factor and the rounding of its rows, to first order."""
+    """One round: the error's factor, and an estimate of the rounding of its rows.
+
+    The estimate is of first order, and takes the errors that meet in a row for independent.
+    """
     (root, rounding), here = carry, model.at(t)
     seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)

@@ -14,6 +14,7 @@ __all__ = [
     "nuclear_norm",
     "precision_of",
     "root_trace",
+    "upper_trace",
 ]
 
 
@@ -75,13 +76,35 @@ def certify(
     if not margin < 1e-3:
         return None
     covariance = covariance / (1.0 - margin)
-    # The trace of the covariance as rounded, and the worst rounding of its own sums on top:
-    # where noise cancels, its terms are far larger than the trace.
+    value = upper_trace(covariance, factor=factor)
+    ratio = float(covariance.diagonal().max())
+    return Certificate(precision * (1.0 - margin), covariance, value, ratio)
+
+
+def upper_trace(
+    covariance: Float[np.ndarray, "n n"],
+    *,
+    factor: Float[np.ndarray, "m n"] | None = None,
+    gram: Float[np.ndarray, "n n"] | None = None,
+) -> float:
+    """Return tr(M R), rounded up, for the very entries that are given.
+
+    Where noise cancels, the terms of the trace are far larger than the trace itself: the worst
+    rounding of its sums is added.
+
+    Args:
+        covariance: [n, n] R, symmetric.
+        factor: [m, n] F with F'F = M. Give this or ``gram``.
+        gram: [n, n] M.
+    """
+    if gram is not None:
+        products = (gram * covariance).ravel()
+        off = _EPS * math.fsum(np.abs(products))
+        return math.nextafter(math.fsum(products) + off, math.inf)
+    assert factor is not None
     value = float(np.sum((factor @ covariance) * factor))
     terms = float(np.sum((np.abs(factor) @ np.abs(covariance)) * np.abs(factor)))
-    value += 2 * (n + 2) * _EPS * terms
-    ratio = float(covariance.diagonal().max())
-    return Certificate(precision * (1.0 - margin), covariance, float(value), ratio)
+    return value + 2 * (max(factor.shape) + 2) * _EPS * terms
 
 
 def lower_bound(

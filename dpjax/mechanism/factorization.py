@@ -39,7 +39,8 @@ def minimize_trace(
 ) -> Solution:
     """Minimise tr(M P^-1) over symmetric P > 0 with diag(P) <= 1.
 
-    The duality gap is the certificate: ``solution.gap`` bounds the excess over the infimum.
+    The duality gap is the certificate: ``solution.gap`` bounds the excess over the infimum, of M
+    as it is given: value and lower bound both hold with the rounding of what is computed from it.
     Where the infimum is not attained (M singular without a slack constraint, as for 11'/n or a
     ring of 12), the problem with M + r tr(M)/n I is solved instead, r = ``regularization``, and
     the gap to M's own infimum is about sqrt(r); ``solution.regularization`` says so.
@@ -197,6 +198,14 @@ class _Given(NamedTuple):
         gram = np.asarray(self.gram, np.float64)
         return certificate.lower_bound(gram, multipliers, gram=gram)
 
+    def value(self, certified: certificate.Certificate) -> float:
+        """tr(M P^-1), rounded up: also where a rounded factor of M was certified."""
+        given = {
+            name: None if each is None else np.asarray(each, np.float64)
+            for name, each in self._asdict().items()
+        }
+        return max(certified.value, certificate.upper_trace(certified.covariance, **given))
+
 
 def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     """Return F with F'F = ``gram``; ValueError unless it is symmetric positive semidefinite."""
@@ -293,7 +302,7 @@ def _finish(
         precision=certified.precision,
         covariance=certified.covariance,
         multipliers=chosen,
-        value=certified.value,
+        value=given.value(certified),
         lower_bound=bound,
         iterations=iterations,
         converged=bool(converged),
@@ -333,10 +342,10 @@ def _by_sdp(
         precision=certified.precision,
         covariance=certified.covariance,
         multipliers=chosen,
-        value=certified.value,
+        value=given.value(certified),
         lower_bound=bound,
         iterations=0,
-        converged=certified.value <= bound * (1.0 + 1e-6),
+        converged=given.value(certified) <= bound * (1.0 + 1e-6),
         regularization=0.0,
         variance_ratio=certified.variance_ratio,
     )

@@ -115,23 +115,26 @@ def choose(
         ValueError: For a column that is not there, or where nothing is left to draw.
     """
     columns = list(map(str, frame.columns))
+    frame = _comparable(frame)
     for name, value in (("x", x), ("y", y), ("series", series)):
         if value is not None:
             _validate.one_of(name, value, columns)
     y = y or _default_y(frame, x)
     notes = []
-    some = frame[y].notna()
-    if not some.all():
-        notes.append(f"{int((~some).sum())} rows without {y.replace('_', ' ')} are left out.")
-    frame = _plain_graphs(frame[some])
+    before = len(frame)
+    frame, _ = _numbers(frame, y)
+    frame = _plain_graphs(frame[frame[y].notna()])
+    if len(frame) < before:
+        notes.append(f"{before - len(frame)} rows without {y.replace('_', ' ')} are left out.")
     if "phase" in frame.columns and (frame["phase"] == "final").any():
         frame = frame[frame["phase"] == "final"]
     losses = "victim" in frame.columns
     x = x or (_place(frame) if losses else _default_x(frame, y))
     series = series or _default_series(frame, x)
-    frame, dropped = _numbers(frame, x)
-    if dropped:
-        notes.append(f"{x.replace('_', ' ').capitalize()} {dropped} is left out.")
+    for name in dict.fromkeys([x, "round"]):
+        frame, dropped = _numbers(frame, name)
+        if dropped:
+            notes.append(f"{name.replace('_', ' ').capitalize()} {dropped} is left out.")
     if x != "round" and "round" in frame.columns and frame["round"].notna().any():
         runs = frame.groupby("rounds", dropna=False) if "rounds" in frame.columns else frame
         last = runs["round"].transform("max") if runs is not frame else frame["round"].max()
@@ -155,6 +158,16 @@ def choose(
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     logs = (_wide(frame[x]), _wide(frame[y]))
     return Choice(frame, x, y, told, series, " ".join(notes) or None, spread, *logs, ticks)
+
+
+def _comparable(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Lists as their texts, which can be told apart."""
+    made = {
+        name: [str(cell) if isinstance(cell, list | dict) else cell for cell in frame[name]]
+        for name in frame.columns
+        if name != "guarantee" and any(isinstance(cell, list | dict) for cell in frame[name])
+    }
+    return frame.assign(**made)
 
 
 def _same(cell: Any, value: str) -> bool:

@@ -124,8 +124,8 @@ def lines(
         The path written when one is given, else the figure, for `save` or more panels.
 
     Raises:
-        ValueError: For a missing column, no rows, or rows that only a column not named tells
-            apart.
+        ValueError: For a missing column, cells that are lists or no numbers where there must be
+            some, no rows, or rows that only a column not named tells apart.
     """
     if band is not None:
         _validate.one_of("band", band, _BANDS)
@@ -134,13 +134,15 @@ def lines(
     keys = list(dict.fromkeys([series, x]))
     means = tables.summary(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
-    _refuse_mixtures(frame[np.isfinite(frame[x].to_numpy(np.float64))], keys)
+    _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys)
     with style():
         if ax is None:
             ax = figure()[1][0]
         notes = notes_of(ax.get_figure(root=True))
-        for number, name in enumerate(dict.fromkeys(frame[series])):
-            part = means[means[series] == name].sort_values(x)
+        # An empty cell is a series of its own.
+        several = means.groupby(series, sort=False, dropna=False)
+        for number, (name, part) in enumerate(several):
+            part = part.sort_values(x)
             look = _look(name, number)
             finite = np.isfinite(part[x].to_numpy(np.float64))
             if not finite.any():
@@ -237,6 +239,7 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
     """Refuse a mean over rows that are not repetitions of one setting."""
     if "seed" not in frame.columns:
         return
+    tables.comparable(frame, ["seed"])
     twice = frame.duplicated([*keys, "seed"], keep=False)
     if not twice.any():
         return
@@ -245,7 +248,7 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
     varying = [
         str(name)
         for name in alike.columns
-        if name in choice.SETTINGS and name != "guarantee" and alike[name].nunique(dropna=False) > 1
+        if name in choice.SETTINGS and name != "guarantee" and alike[name].map(str).nunique() > 1
     ]
     if varying:
         remedy = (

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dpjax import _validate
 from dpjax.results import captions
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Paired", "markdown", "paired", "summary", "text"]
+__all__ = ["Paired", "comparable", "markdown", "numbers", "paired", "summary", "text"]
 
 
 class Paired(NamedTuple):
@@ -46,13 +47,14 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         Columns ``by``, "mean", "standard error", "count".
 
     Raises:
-        ValueError: For a column that is not there, or a group whose guarantees are for different
-            participations.
+        ValueError: For a column that is not there or holds lists, a value that is no number, or a
+            group whose guarantees are for different participations.
     """
     import pandas
 
     names = [by] if isinstance(by, str) else list(by)
-    _columns(frame, [*names, value])
+    comparable(frame, names)
+    numbers(frame, value)
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_participations(group, dict(zip(names, key, strict=True)))
@@ -84,11 +86,12 @@ def paired(
         The mean difference worse - better, its standard error, the number of pairs, and t.
 
     Raises:
-        ValueError: For columns or entries that are not there, several rows for one seed, or a
-            seed that only one of the two has.
+        ValueError: For columns or entries that are not there, lists in place of plain values,
+            several rows for one seed, or a seed that only one of the two has.
     """
     names = [on] if isinstance(on, str) else list(on)
-    _columns(frame, [*names, value, column])
+    comparable(frame, [*names, column])
+    frame = frame.assign(**{value: numbers(frame, value)})
     sides = []
     for entry in (better, worse):
         side = frame[frame[column] == entry]
@@ -167,12 +170,47 @@ def markdown(
     return "\n".join([align(table[0]), align(rule), *map(align, table[1:])])
 
 
-def _columns(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
+def numbers(frame: "pandas.DataFrame", name: str) -> np.ndarray:
+    """A column of numbers, nan where a cell is empty.
+
+    Args:
+        frame: Tidy rows.
+        name: The column.
+
+    Raises:
+        ValueError: For a column that is not there, or a cell that is neither empty nor a number.
+    """
+    comparable(frame, [name])
+    for cell in frame[name]:
+        if cell is not None and not _is_number(cell):
+            raise ValueError(
+                f"column {name!r} holds {_validate.shown(cell)}, which is no number; name a column "
+                "of numbers, or choose the rows that have one"
+            )
+    return frame[name].to_numpy(np.float64)
+
+
+def comparable(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
+    """Refuse columns that tell no rows apart.
+
+    Args:
+        frame: Tidy rows.
+        names: The columns.
+
+    Raises:
+        ValueError: For a column that is not there, or that holds lists.
+    """
     for name in names:
         if name not in frame.columns:
             raise ValueError(
                 f"column {name!r} is not in the rows; they have {', '.join(map(str, frame))}"
             )
+        for cell in frame[name]:
+            if isinstance(cell, list | dict):
+                raise ValueError(
+                    f"column {name!r} holds {_validate.shown(cell)}, which tells no rows apart; "
+                    "give a text or a number in its place, or name another column"
+                )
 
 
 def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -> None:

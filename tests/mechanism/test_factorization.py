@@ -1,5 +1,6 @@
 """The solver: its optimum, its certificate, and what it refuses."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -176,6 +177,26 @@ def test_certificate_in_exact_arithmetic(spec: str) -> None:
         total = sum(mpmath.sqrt(abs(x)) for x in squares)
         best = total**2 / sum(duals[i, i] for i in range(6))
         assert solution.lower_bound <= best <= solution.value
+
+
+@pytest.mark.parametrize("form", ["gram", "factor"])
+def test_the_value_is_of_the_matrix_that_was_given(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever rounds in the factor that is solved with; here far more than ever does."""
+    tall = np.random.default_rng(3).normal(size=(9, 5)) * 10.0 ** -np.arange(9.0)[:, None]
+    matrix = tall if form == "factor" else tall.T @ tall
+    whole = factorization._root
+    monkeypatch.setattr(factorization, "_root", lambda *those: whole(*those) * (1 - 1e-9))
+    solution = minimize_trace(**{form: matrix})
+    exact = [[Fraction(float(entry)) for entry in row] for row in solution.covariance]
+    entries = [[Fraction(float(entry)) for entry in row] for row in matrix]
+    if form == "factor":
+        gram = [[sum(row[i] * row[j] for row in entries) for j in range(5)] for i in range(5)]
+    else:
+        gram = entries
+    trace = sum(gram[i][j] * exact[i][j] for i in range(5) for j in range(5))
+    assert trace <= Fraction(solution.value) <= trace * (1 + Fraction(1, 10**9))
 
 
 def test_the_margin_is_what_keeps_the_bound() -> None:

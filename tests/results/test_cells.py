@@ -1,0 +1,78 @@
+"""Records whose cells are empty or lists: drawn, or refused by the column's name."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpjax.results import plots, records, tables
+
+pytest.importorskip("pandas")
+
+COLUMNS = ("algorithm", "seed", "round", "epsilon", "test_loss", "other")
+CELLS = (None, [1, 2.5], [], {"a": [1]}, "word")
+
+
+def rows() -> list[dict[str, Any]]:
+    """Two algorithms, seeds, budgets and rounds."""
+    return [
+        {"algorithm": a, "seed": s, "round": r, "epsilon": e, "test_loss": e / (r + s + 1)}
+        for a, s, e, r in itertools.product(("whisper", "independent"), (0, 1), (1.0, 3.0), (1, 2))
+    ]
+
+
+def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
+    """Records of which one row, or every one, has a cell in a column."""
+    given = rows()
+    for row in given if every else given[3:4]:
+        row[column] = cell
+    return records.write(folder / "run.jsonl", given, {})
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_path: Path) -> None:
+    for number, cell in enumerate(CELLS):
+        path = stored(tmp_path / str(number), column, cell, every)
+        frame = records.read(path)
+        for draw in (
+            lambda path=path: plots.from_records(path),
+            lambda path=path: plots.from_records(path, x="round"),
+            lambda path=path: plots.from_records(path, series=column),
+            lambda path=path: plots.from_records(path, where=[f"{column}=1"]),
+            lambda frame=frame: plots.lines(frame, "epsilon", "test_loss"),
+            lambda frame=frame: tables.summary(frame, ["algorithm", "epsilon"], "test_loss"),
+            lambda frame=frame: tables.paired(frame, "whisper", "independent", "test_loss"),
+        ):
+            try:
+                draw()
+            except ValueError as refusal:
+                assert str(refusal)[:5] in ("colum", "where", "recor", "algor", "seed ", "x is ",
+                                            "y is "), refusal  # fmt: skip
+        # A table shows what there is.
+        shown = tables.text(frame)
+        assert cell != "word" or "word" in shown
+        assert cell != [1, 2.5] or "[1, 2.5]" in shown
+
+
+def test_refusals_name_column_and_cell(tmp_path: Path) -> None:
+    listed = records.read(stored(tmp_path / "a", "algorithm", [1, 2], False))
+    with pytest.raises(ValueError, match=r"column 'algorithm' holds \[1, 2\].*in its place"):
+        tables.summary(listed, "algorithm", "test_loss")
+    worded = records.read(stored(tmp_path / "b", "test_loss", "n/a", False))
+    for use in (tables.summary, lambda *those: plots.lines(those[0], "epsilon", those[2])):
+        with pytest.raises(ValueError, match="column 'test_loss' holds 'n/a', which is no number"):
+            use(worded, "algorithm", "test_loss")
+
+
+def test_what_is_left_out_is_said_and_lists_are_told_apart(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a", "test_loss", [1, 2], False)
+    made = plots.from_records(path, y="test_loss").read_text()
+    assert "1 rows without test loss are left out" in made
+    listed = [{**row, "algorithm": [row["algorithm"], 2]} for row in rows()]
+    path = records.write(tmp_path / "b" / "run.jsonl", listed, {})
+    assert plots.from_records(path, x="round", where=["epsilon=1"]).exists()
+    # An empty value makes the mean nan: what diverged is not passed over.
+    empty = records.read(stored(tmp_path / "c", "test_loss", None, False))
+    assert tables.summary(empty, "algorithm", "test_loss")["mean"].isna().tolist() == [True, False]
