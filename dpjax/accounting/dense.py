@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from dpjax.accounting.observer import DROPPED, KEPT, LEAK, Energies, Model
+from dpjax.accounting.observer import DROPPED, KEPT, LEAK, Energies, Model, rounding
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["LARGEST", "check_causal", "check_factors", "energies", "materialize"]
@@ -143,6 +143,7 @@ def energies(
     a, b = a / norms, b / norms
     values = np.zeros((rounds, epochs, n))
     ambiguous, hidden, condition = False, False, 1.0
+    blur = np.zeros((rounds, n))
     if len(b):
         u, singular, _ = np.linalg.svd(b, full_matrices=False)
         kept = singular > DROPPED
@@ -155,10 +156,14 @@ def energies(
             left = np.abs(a - u[:, kept] @ turned[kept]).max(0) / reached
             leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
         white = (turned[kept] / singular[kept, None]).reshape(-1, rounds, n)
+        terms = np.abs(u[:, kept].T) @ np.abs(a) / singular[kept, None]
+        rate = 8 * np.finfo(np.float64).eps * (1 + condition)
+        blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
         for lag in range(epochs):
             step = lag * separation
             values[step:, lag] = np.einsum(
                 "rtn,rtn->tn", white[:, step:], white[:, : rounds - step]
             )
     leak = leak.reshape(rounds, n).max(0)
-    return Energies(values, leak, ambiguous, condition, hidden=hidden)
+    room = rounding(values, blur, participation)
+    return Energies(values, leak, ambiguous, condition, hidden=hidden, rounding=room)

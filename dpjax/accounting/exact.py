@@ -226,7 +226,8 @@ def _products(white: np.ndarray, participation: Participation) -> Float[np.ndarr
     for lag in range(epochs if len(white) else 0):
         step = lag * participation.separation
         products = (columns[:, step:] * columns[:, : rounds - step]).sum(axis=0)
-        values[step:, lag] = np.vectorize(_nearest, otypes=[float])(products)
+        with np.errstate(over="ignore"):
+            values[step:, lag] = np.vectorize(_nearest, otypes=[float])(products)
     return values
 
 

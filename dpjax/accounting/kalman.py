@@ -31,6 +31,7 @@ EXACT = 1e-9
 """Relative rounding of the whitened innovations beyond which a loss is open."""
 _EPS = float(np.finfo(np.float64).eps)
 _TRACE = 1e-300
+_LEAST = 1e-150  # Its square is no zero.
 
 
 class Model(NamedTuple):
@@ -91,12 +92,14 @@ class _Step(NamedTuple):
         gain: [s, m] K times the inverse of `whiten`, by whitened innovation.
         whiten: [m, m] S^-1/2, rows of zeros where there is no noise.
         bare: [m, m] combinations without noise, else rows of zeros.
+        rate: Relative rounding of the whitened innovations.
     """
 
     closed: Array
     gain: Array
     whiten: Array
     bare: Array
+    rate: Array
 
 
 class _Doubt(NamedTuple):
@@ -165,7 +168,8 @@ def _filter_step(
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh
     condition = jnp.where(rank > 0, values[0] / jnp.where(rank > 0, least, 1.0), 1.0)
     doubt = _Doubt(ambiguous, condition, rank, hidden)
-    return (root, rounding), (_Step(closed, gain, whiten, bare), doubt)
+    rate = 8 * _EPS + jnp.where(rank > 0, jnp.max(blur / unit) / jnp.where(rank > 0, least, 1.0), 0)
+    return (root, rounding), (_Step(closed, gain, whiten, bare, rate), doubt)
 
 
 def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
@@ -178,6 +182,29 @@ def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
     direct = step.whiten @ here.gradient_seen
     entering = here.gradient - step.gain @ direct
     return jnp.concatenate([direct, tail @ entering]), entering
+
+
+def _blurred(
+    here: Model, step: _Step, tail: Array, error: Array, entering: Array
+) -> tuple[Array, Array]:
+    """Rounding [s] of the columns of the tail before a round, and [n] of the round's responses.
+
+    A response may be a difference of far larger terms: what counts is the size of these.
+    """
+    sizes = Model(*map(jnp.abs, here))
+    whiten, gain, later = map(jnp.abs, (step.whiten, step.gain, tail))
+    reached, seen = whiten @ sizes.gradient_seen, whiten @ sizes.state_seen
+    terms = _columns(reached) + _columns(later @ (sizes.gradient + gain @ reached))
+    response = step.rate * terms + error @ jnp.abs(entering)
+    moved = sizes.transition + gain @ seen
+    # Added as independent, as above.
+    carried = jnp.sqrt(error**2 @ step.closed**2)
+    made = step.rate * (_columns(seen) + _columns(later @ moved))
+    return carried + made, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
+
+
+def _columns(matrix: Array) -> Array:
+    return _norms(matrix.T)
 
 
 class _Silence(NamedTuple):
@@ -217,7 +244,9 @@ def _silence(
 
 @functools.partial(jax.jit, static_argnames=("rounds", "keep"))
 def sweep(model: Model, rounds: int, keep: bool) -> Any:
-    """Forward filter, backward factors; own energies and leaks, and what lagged ones need."""
+    """Forward filter, backward factors; own energies, the rounding of their roots and leaks, and
+    what lagged energies need.
+    """
     size, n = model.gradient.shape[1:]
     times = jnp.arange(rounds)
     start = jnp.zeros((size, size)), jnp.zeros(size)
@@ -225,7 +254,7 @@ def sweep(model: Model, rounds: int, keep: bool) -> Any:
     hidden = doubts.hidden.any()
 
     def backwards(carry: Any, item: Any) -> Any:
-        (tail, silence), (step, t) = carry, item
+        (tail, silence, error), (step, t) = carry, item
         here = model.at(t)
         response, entering = _response(here, step, tail)
         # Nothing is seen without noise, as a rule, and nothing follows from it.
@@ -235,16 +264,17 @@ def sweep(model: Model, rounds: int, keep: bool) -> Any:
             lambda: _silence(here, step, silence, entering, hidden),
             lambda: (silence, jnp.zeros(n)),
         )
-        new = _tail_step(step.closed, tail, step.whiten @ here.state_seen), silence
+        error, blur = _blurred(here, step, tail, error, entering)
+        new = _tail_step(step.closed, tail, step.whiten @ here.state_seen), silence, error
         kept = tail if keep else jnp.zeros((0, 0))
-        return new, (jnp.sum(response**2, 0), leak, kept)
+        return new, (jnp.sum(response**2, 0), blur, leak, kept)
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
-    last = nothing, _Silence(nothing, jnp.zeros(size))
-    _, (own, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
+    last = nothing, _Silence(nothing, jnp.zeros(size)), jnp.zeros(size)
+    _, (own, blurs, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
     doubt = _Doubt(doubts.ambiguous.any(), doubts.condition.max(), doubts.rank, hidden)
-    return (own, leaks.max(0), doubt), (steps, tails) if keep else None
+    return (own, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
 
 
 @functools.partial(jax.jit, static_argnames=("epochs", "separation"))
@@ -302,16 +332,16 @@ def _behind(stack: Array, shift: int) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
 def each(models: Model, rounds: int, epochs: int, separation: int) -> Any:
-    """Values, leaks and doubts of stacked models [a, P, ...], vmapped."""
+    """Values, rounding, leaks and doubts of stacked models [a, P, ...], vmapped."""
 
     def one(model: Model) -> Any:
-        (own, leak, doubt), rest = sweep(model, rounds, epochs > 1)
+        (own, blur, leak, doubt), rest = sweep(model, rounds, epochs > 1)
         values = own[:, None]
         if epochs > 1:
             steps, tails = rest
             skipped = windows(steps.closed, separation - 1)
             others = lagged(model, steps, tails, skipped, epochs, separation)
             values = jnp.concatenate([values, others], axis=1)
-        return values, leak, doubt
+        return values, blur, leak, doubt
 
     return jax.vmap(one)(models)

@@ -35,6 +35,7 @@ __all__ = [
     "KEPT",
     "LARGEST",
     "LEAK",
+    "SHOWN",
     "SMALL",
     "TOGETHER",
     "Energies",
@@ -43,10 +44,14 @@ __all__ = [
     "energies",
     "energies_of_each",
     "pattern_sums",
+    "rounding",
+    "squares",
 ]
 
 LEAK = 1e-6
 """A response of this share of its terms where no noise is: the loss is infinite."""
+SHOWN = 1e-9
+"""Relative rounding of a loss from which on it is told."""
 SMALL = 400
 """Largest state for which one thread is faster."""
 LARGEST = 6 * 2**30
@@ -69,6 +74,8 @@ class Energies(NamedTuple):
         rank: [T] directions of every round that carry noise; None where nothing is hidden.
         hidden: True where a combination of noisy rows was taken for one without noise, which
             rounding alone cannot tell.
+        rounding: [T, k, n] how far ``values`` are from those of exact arithmetic; None where they
+            are exact.
     """
 
     values: Float[np.ndarray, "t k n"]
@@ -77,6 +84,7 @@ class Energies(NamedTuple):
     condition: float
     rank: Int[np.ndarray, " t"] | None = None
     hidden: bool = False
+    rounding: Float[np.ndarray, "t k n"] | None = None
 
 
 def energies(model: Model, participation: Participation) -> Energies:
@@ -101,7 +109,7 @@ def energies(model: Model, participation: Participation) -> Energies:
     n, batch = model.gradient.shape[-1], _batch(model, participation)
     with double_precision(), _threads(model):
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
-        (own, leak, doubt), rest = kalman.sweep(parts, rounds, epochs > 1)
+        (own, blur, leak, doubt), rest = kalman.sweep(parts, rounds, epochs > 1)
         values = np.asarray(own)[:, None]
         if epochs > 1:
             steps, tails = rest
@@ -120,7 +128,7 @@ def energies(model: Model, participation: Participation) -> Energies:
                     )
                 )
             values = np.concatenate([values, np.concatenate(columns, axis=2)[:, :, :n]], axis=1)
-        return _found(values, leak, doubt)
+        return _found(values, blur, leak, doubt, participation)
 
 
 def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
@@ -161,18 +169,44 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
                 arrays = kalman.each(
                     stacked, participation.rounds, participation.epochs, participation.separation
                 )
-                values, leak, doubt = jax.tree.map(np.asarray, arrays)
+                values, blur, leak, doubt = jax.tree.map(np.asarray, arrays)
             for place, index in enumerate(chosen):
                 one = jax.tree.map(lambda leaf, at=place: leaf[at], doubt)
-                found[index] = _found(values[place], leak[place], one)
+                parts_ = values[place], blur[place], leak[place], one
+                found[index] = _found(*parts_, participation)
     return [found[index] for index in range(len(models))]
 
 
-def _found(values: Any, leak: Any, doubt: Any) -> Energies:
+def _found(values: Any, blur: Any, leak: Any, doubt: Any, participation: Participation) -> Energies:
     hidden = bool(doubt.hidden)
     rank = np.asarray(doubt.rank) if hidden else None
     ambiguous, condition = bool(doubt.ambiguous), float(doubt.condition)
-    return Energies(np.asarray(values), np.asarray(leak), ambiguous, condition, rank, hidden)
+    values, leak = np.asarray(values), np.asarray(leak)
+    room = rounding(values, np.asarray(blur), participation)
+    return Energies(values, leak, ambiguous, condition, rank, hidden, room)
+
+
+def rounding(
+    values: Float[np.ndarray, "t k n"],
+    blur: Float[np.ndarray, "t n"],
+    participation: Participation,
+) -> Float[np.ndarray, "t k n"]:
+    """Return how far inner products are from those of the exact responses.
+
+    Args:
+        values: [T, k, n] inner products.
+        blur: [T, n] rounding of each response, in its norm.
+        participation: The one they were made for.
+
+    Returns:
+        [T, k, n] by the inequality of Cauchy and Schwarz.
+    """
+    norms, room = np.sqrt(values[:, 0]), np.zeros_like(values)
+    for lag in range(participation.epochs):
+        step = lag * participation.separation
+        late, early = slice(step, None), slice(None, len(blur) - step)
+        room[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
+    return room
 
 
 @functools.cache
@@ -237,6 +271,27 @@ def pattern_sums(
     rounds = participation.patterns
     sums = partial[rounds, np.arange(participation.epochs)[None]].sum(axis=1)
     return np.asarray(sums.max(axis=0))
+
+
+def squares(
+    found: Energies, participation: Participation
+) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Squared sensitivities with all that rounding may have hidden.
+
+    Args:
+        found: From `energies`.
+        participation: The one they were made for.
+
+    Returns:
+        [n] `pattern_sums`, never below those of exact arithmetic, and [n] True where rounding is
+        more than `SHOWN` of a loss.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain = pattern_sums(found.values, participation)
+        if found.rounding is None:
+            return plain, np.zeros(len(plain), bool)
+        whole = pattern_sums(np.abs(found.values) + found.rounding, participation)
+        return whole, whole > plain * (1 + SHOWN) ** 2
 
 
 def clear(found: Energies) -> Bool[np.ndarray, " n"]:

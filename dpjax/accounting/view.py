@@ -17,7 +17,7 @@ __all__ = ["Gradients", "Loss", "View", "losses", "of_model", "with_state"]
 
 Gradients = Literal["view", "any"]
 
-# Losses that are not flagged agree with exact arithmetic to 1e-10; a guarantee adds this much.
+# Losses that are not flagged exceed those of exact arithmetic by no more; a guarantee adds it.
 _ROUNDING = 1e-9
 
 
@@ -27,8 +27,8 @@ class Loss(NamedTuple):
     Attributes:
         mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, infinite where
             gradients are seen without noise.
-        upper_bound: [n] True where rounding left the exact value open and ``mu`` is the loss of a
-            strictly larger view.
+        upper_bound: [n] True where rounding left the exact value open: ``mu`` is then the loss of
+            a strictly larger view, or one with room for the rounding.
         route: "recursion", "dense" or "closed form".
         gradients: "view" or "any", as asked for.
     """
@@ -180,7 +180,7 @@ class View:
         if self._model is not None:
             rational = self._rational or self._model
             found = self._settled(self._model, rational, found, participation)
-        mu = _losses(found, participation)
+        mu, blurred = _losses(found, participation)
         open_ = ~observer.clear(found)
         open_[list(self.attackers)] = False
         if open_.any():
@@ -188,7 +188,7 @@ class View:
             mu = np.where(open_, larger, mu)
             # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
             open_ &= np.isfinite(larger) | (found.leak < observer.LEAK) | self._as_given
-        return self._hide(Loss(mu, open_, route, gradients))
+        return self._hide(Loss(mu, open_ | blurred, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
         """Loss of a view that holds this one: the state as well, or all messages."""
@@ -200,7 +200,7 @@ class View:
         wide = _round_by_round(self._model())
         found = observer.energies(wide, participation)
         found = self._settled(lambda: wide, lambda: wide, found, participation)
-        mu = np.where(observer.clear(found), _losses(found, participation), np.inf)
+        mu = np.where(observer.clear(found), _losses(found, participation)[0], np.inf)
         return np.fmin(mu, every)
 
     def _settled(
@@ -213,7 +213,8 @@ class View:
         """The energies with what exact arithmetic can decide of them in little time."""
         victims = np.ones(self.agents, bool)
         victims[list(self.attackers)] = False
-        if observer.clear(found)[victims].all():
+        ranks = observer.clear(found)[victims].all()
+        if ranks and not _losses(found, participation)[1][victims].any():
             return found
         # Matrices that the package made are rounded themselves: only their ranks are asked for.
         exactly = exact.energies(model(), participation) if self._as_given else None
@@ -269,10 +270,14 @@ def losses(
     return [found[index] for index in range(len(views))]
 
 
-def _losses(found: observer.Energies, participation: Participation) -> Float[np.ndarray, " n"]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        mu = np.sqrt(observer.pattern_sums(found.values, participation))
-    return np.where((found.leak >= observer.LEAK) | np.isnan(mu), np.inf, mu)
+def _losses(
+    found: observer.Energies, participation: Participation
+) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """mu [n] of the energies, rounding included, and where that is more than can be seen."""
+    squares, blurred = observer.squares(found, participation)
+    mu = np.sqrt(squares)
+    infinite = (found.leak >= observer.LEAK) | np.isnan(mu)
+    return np.where(infinite, np.inf, mu), blurred & ~infinite
 
 
 def _round_by_round(model: Model) -> Model:

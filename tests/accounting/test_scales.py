@@ -77,6 +77,27 @@ def test_nearly_parallel_messages_of_gossip():
         assert (loss.mu[:2] <= 1 + 1e-6).all() or loss.upper_bound[:2].all()
 
 
+# What is sent one round later is 10 g times 0.1, less g: a tenth has no finite binary expansion.
+CANCELLED = (
+    np.zeros((2, 2)), np.array([[10.0], [1.0]]), np.zeros((2, 1)),
+    np.array([[0.1, -1.0]]), np.zeros((1, 1)), np.ones((1, 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_a_response_that_cancels_is_no_less_than_its_rounding(monkeypatch, exactly):
+    if not exactly:
+        monkeypatch.setattr(exact, "LARGEST_LOSS", 0)
+    when = Participation(2, 1, 1)
+    (true,) = (float(each) for each in rationals.losses(CANCELLED, when))
+    assert 0 < true < 1e-16
+    loss = views.linear(*CANCELLED).loss(when, gradients="view")
+    assert true * (1 - 1e-9) <= loss.mu[0] <= (true * (1 + 1e-9) if exactly else 1e-13)
+    assert loss.upper_bound[0] == (not exactly)
+    found = observer.energies(observer.Model.of(*CANCELLED), when)
+    assert observer.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
+
+
 def compare(count, seed, quick=True):
     """Return violations, and of the views well conditioned the share within 1e-8."""
     random = np.random.default_rng(seed)

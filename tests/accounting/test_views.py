@@ -172,7 +172,7 @@ def test_recursion_equals_the_pseudo_inverse(name, trust):
         ok = ~np.isnan(wanted) & ~loss.upper_bound
         if share > 1e-8:
             clear += not loss.upper_bound.any()
-            np.testing.assert_allclose(found[ok], wanted[ok], rtol=0, atol=1e-10)
+            np.testing.assert_allclose(found[ok], wanted[ok], rtol=1e-9, atol=1e-10)
         assert (found[~np.isnan(wanted)] >= wanted[~np.isnan(wanted)] - 1e-10).all()
     assert clear >= 4
 
@@ -214,7 +214,7 @@ def test_many_gossip_steps_never_understate(graph):
             loss = views.muffliato(matrix, k).pndp(node).loss(participation, gradients="view")
             rest = np.arange(len(matrix)) != node
             assert (loss.mu[rest] >= wanted[rest] - 1e-12).all()
-            higher = loss.mu > wanted + 1e-10
+            higher = loss.mu > wanted * (1 + 1e-9) + 1e-10
             assert loss.upper_bound[rest & higher].all()
             above += loss.upper_bound.any()
             stated = views.muffliato(matrix, k).pndp(node).guaranteed(participation)
@@ -469,7 +469,7 @@ def test_known_combinations_reveal_and_known_agents_are_public():
     np.testing.assert_allclose(mu([[1.0, 0.0, 0.0]])[1:], 1.0)
     np.testing.assert_allclose(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[2], 1.0)
     # Knowing more hides nothing: two sums of two tell both apart, and both show.
-    np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]), [np.inf, np.inf, 1.0])
+    np.testing.assert_allclose(mu([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]), [np.inf, np.inf, 1.0])
     np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[:2], [0.0, np.inf])
 
 
