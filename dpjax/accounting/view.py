@@ -273,7 +273,7 @@ def losses(
 def _losses(
     found: observer.Energies, participation: Participation
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-    """mu [n] of the energies, rounding included, and where that is more than can be seen."""
+    """Losses mu [n] of the energies, rounding included, and where that is more than can be seen."""
     squares, blurred = observer.squares(found, participation)
     mu = np.sqrt(squares)
     infinite = (found.leak >= observer.LEAK) | np.isnan(mu)
