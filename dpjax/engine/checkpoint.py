@@ -221,11 +221,9 @@ def _check_folder(folder: Path, identity: dict[str, str]) -> None:
             f"checkpoint {folder} holds {entries[0].name} and no {_MARK}, so it is not a folder of "
             "checkpoints (or of an earlier version); name an empty or a new one"
         )
-    stored = _marked(folder)
-    names = sorted(set(stored) | set(identity))
-    if differing := [name for name in names if stored.get(name) != identity.get(name)]:
+    if differing := identity_.differences(_marked(folder), identity):
         raise ValueError(
-            f"checkpoint {folder} belongs to another run: {', '.join(differing)} differ; "
+            f"checkpoint {folder} belongs to another run, which differs in {differing}; "
             "give each run a folder of its own, or resume with what it was started with"
         )
     for entry in entries:

@@ -6,12 +6,13 @@ one identity: plans, data, initial models, software, device, and the very progra
 run, as it is lowered for the compiler, with all its constants.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import dpjax
 from dpjax.engine.plan import Plan
 from dpjax.engine.problem import Problem
 
-__all__ = ["computation", "digest", "fingerprint", "of_run"]
+__all__ = ["computation", "differences", "digest", "fingerprint", "of_run"]
 
 _SETTINGS = (
     "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",
@@ -34,12 +35,17 @@ _SETTINGS = (
 _OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
 """Parts of names of operations whose work is not in the program."""
 
+_PROGRAM = "model and loss"
+_COMPUTED = ("plans", _PROGRAM)
+"""Digests of what other entries decide too: the plans' matrices and the compiled program."""
+_SHORT = 40
+
 
 def of_run(
     plans: Sequence[Plan],
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    chunks: Sequence[int | str],
+    options: Mapping[str, Any],
     models: Any,
     program: str,
     devices: int,
@@ -50,8 +56,8 @@ def of_run(
         plans: The plans.
         problems: One, or one a seed.
         seeds: The seeds.
-        chunks: What divides the rounds into compiled calls, how many there are, and what a run
-            that is stopped states.
+        options: Arguments of the run by name that decide its rounds, how they are divided into
+            compiled calls, and what a run that is stopped states.
         models: Pytree of what training starts from.
         program: From `computation`.
         devices: Over how many devices the agents are spread.
@@ -61,19 +67,55 @@ def of_run(
     """
     device = jax.devices()[0]
     return {
+        **_configs(plans),
+        **{name: str(value) for name, value in options.items()},
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "initial models": digest(models),
-        "model and loss": program,
+        _PROGRAM: program,
         "seeds": str(tuple(seeds)),
-        "chunks": str(tuple(chunks)),
         "devices": f"{device.device_kind} x {devices}, {_processor()}, {_threads()}",
         "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "
         f"jaxlib {jaxlib.__version__}",
         "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
         + f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
     }
+
+
+def _configs(plans: Sequence[Plan]) -> dict[str, str]:
+    """Every field of the plans' configs, so that one that changes can be named."""
+    told = {}
+    for field in dataclasses.fields(plans[0].config):
+        values = [getattr(plan.config, field.name) for plan in plans]
+        same = all(value == values[0] for value in values)
+        told[f"Config.{field.name}"] = str(values[0] if same else tuple(values))
+    return told
+
+
+def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
+    """Say in what two identities differ, or nothing where they do not.
+
+    Args:
+        stored: One from `of_run`, as it was stored.
+        current: The other, of the run that would go on.
+
+    Returns:
+        The names of what differs, with values where they are short. What is computed from the
+        rest is named only where nothing else explains it.
+    """
+    names = [
+        name for name in dict.fromkeys([*current, *stored]) if stored.get(name) != current.get(name)
+    ]
+    if not names:
+        return ""
+    named = [name for name in names if name not in _COMPUTED] or names
+    told = []
+    for name in named:
+        there, here = (str(each.get(name)) for each in (stored, current))
+        short = max(len(there), len(here)) <= _SHORT
+        told.append(f"{name} ({there} there, {here} here)" if short else name)
+    return ", ".join(told)
 
 
 def fingerprint(identity: dict[str, str]) -> str:

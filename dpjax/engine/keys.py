@@ -203,8 +203,8 @@ def _read(path: Path, fingerprint: str, *, private: bool = True) -> dict[str, An
         ) from None
     if fields["fingerprint"] != fingerprint:
         raise ValueError(
-            f"key_file {path} belongs to another run (plan, data, seed, model, software or device "
-            "differ); the same noise on other gradients would cancel. Name another file"
+            f"key_file {path} belongs to another run (plan, data, seed, model, eval_every or "
+            "another argument of the run, software or device differ); the same noise on other gradients would cancel. Name another file"
         )
     return fields
 

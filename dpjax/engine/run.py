@@ -256,7 +256,13 @@ def run(
             plans,
             problems,
             seeds,
-            (every, chunk_blocks, phase, total, stopping),
+            {
+                "eval_every": every,
+                "chunk_blocks": chunk_blocks,
+                "phase": phase,
+                "stop_at": total,
+                "stopping": stopping,
+            },  # fmt: skip
             (models, start),
             identity_.computation(traced, release=plans[0].config.release),
             1 if mesh is None else mesh.size,

@@ -303,8 +303,35 @@ def test_the_number_of_rounds_cannot_be_changed_on_the_way(tmp_path, network, sm
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
     run(made, small, stop_at=10, **options)
     for change in ({"stop_at": 15}, {}):
-        with pytest.raises(ValueError, match="chunks"):
+        with pytest.raises(ValueError, match="differs in stop_at .10 there, (15|20) here.;"):
             run(made, small, **options, **change)
+
+
+def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
+    """Not the compiled program, which follows from it, nor a digest of plans."""
+    made = plan.make(make_config(), network)
+    options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
+    run(made, small, stop_at=10, **options)
+    changed = {
+        "eval_every .5 there, 2 here.;": {"eval_every": 2},
+        "chunk_blocks .1 there, 2 here.;": {"chunk_blocks": 2},
+        "seeds ..0,. there, .1,. here.;": {"seeds": [1]},
+    }
+    for match, change in changed.items():
+        with pytest.raises(ValueError, match=f"another run, which differs in {match}"):
+            run(made, small, stop_at=10, **options | change)
+    for name, there, here in (("clip_norm", "0.5", "2.0"), ("step_size", "0.1", "0.7")):
+        other = plan.make(make_config(**{name: float(here)}), network)
+        told = f"another run, which differs in Config.{name} .{there} there, {here} here.;"
+        with pytest.raises(ValueError, match=told):
+            run(other, small, stop_at=10, **options)
+    # What no argument explains is still said.
+    sparse = plan.make(make_config(), mixing.metropolis_hastings(graphs.ring(len(network))))
+    with pytest.raises(ValueError, match="which differs in plans;"):
+        run(sparse, small, stop_at=10, **options)
+    loss = dataclasses.replace(small, batch_loss=None)
+    with pytest.raises(ValueError, match="which differs in model and loss;"):
+        run(made, loss, stop_at=10, **options)
 
 
 def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small):
