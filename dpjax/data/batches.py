@@ -1,5 +1,6 @@
 """Mini-batches of distinct records, drawn or dealt in turn, inside the compiled loop."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,12 +16,15 @@ __all__ = ["check", "check_cyclic", "cyclic", "draw"]
 _LARGEST = 46_340
 
 
-def check(counts: Int[np.ndarray, " n"], batch_size: int) -> None:
+def check(
+    counts: Int[np.ndarray, " n"], batch_size: int, agents: Sequence[str] | None = None
+) -> None:
     """Refuse a batch size that some agent cannot fill with distinct records.
 
     Args:
         counts: [n] records of each agent.
         batch_size: Records an agent draws each round.
+        agents: [n] what a message calls them; "agent 0", ... by default.
 
     Raises:
         ValueError: Naming the agent with the fewest records.
@@ -32,9 +36,13 @@ def check(counts: Int[np.ndarray, " n"], batch_size: int) -> None:
     least = int(counts.argmin())
     if counts[least] < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but agent {least} has {counts[least]} records; lower it "
-            "to that, or partition with minimum=batch_size"
+            f"batch_size is {batch_size}, but {_told(agents, least)} has {counts[least]} records; "
+            "lower it to that, or partition with minimum=batch_size"
         )
+
+
+def _told(agents: Sequence[str] | None, index: int) -> str:
+    return f"agent {index}" if agents is None else agents[index]
 
 
 def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Array, "n b"]:
@@ -70,13 +78,19 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     return jnp.where(position >= counts, position - counts, position)
 
 
-def check_cyclic(counts: Int[np.ndarray, " n"], batch_size: int, separation: int) -> None:
+def check_cyclic(
+    counts: Int[np.ndarray, " n"],
+    batch_size: int,
+    separation: int,
+    agents: Sequence[str] | None = None,
+) -> None:
     """Refuse a batch size that cannot hold some agent's largest batch of a cycle.
 
     Args:
         counts: [n] records of each agent.
         batch_size: Places in a batch, padding included.
         separation: Batches of a cycle, b.
+        agents: [n] what a message calls them; "agent 0", ... by default.
 
     Raises:
         ValueError: Naming the agent with the most records and the batch size it needs.
@@ -88,8 +102,8 @@ def check_cyclic(counts: Int[np.ndarray, " n"], batch_size: int, separation: int
     needed = -(-int(counts[most]) // separation)
     if needed > batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but agent {most} has {counts[most]} records in cycles of "
-            f"{separation} batches; give batch_size={needed}, or a larger separation"
+            f"batch_size is {batch_size}, but {_told(agents, most)} has {counts[most]} records in "
+            f"cycles of {separation} batches; give batch_size={needed}, or a larger separation"
         )
     if batch_size * separation >= 2**31:
         raise ValueError(

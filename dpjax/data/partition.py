@@ -19,19 +19,21 @@ class Partition(NamedTuple):
     Attributes:
         indices: [n, m] int32 rows; a row past its agent's count repeats its first record.
         counts: [n] int32 records of each agent.
+        names: [n] the agents' names, for messages; None where they have none.
     """
 
     indices: Int[np.ndarray, "n m"]
     counts: Int[np.ndarray, " n"]
+    names: tuple[str, ...] | None = None
 
 
-def _pack(shards: Sequence[np.ndarray]) -> Partition:
+def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:
     counts = np.array([len(shard) for shard in shards], np.int32)
     indices = np.empty((len(shards), counts.max()), np.int32)
     for row, shard in zip(indices, shards, strict=True):
         row[: len(shard)] = shard
         row[len(shard) :] = shard[0]
-    return Partition(indices, counts)
+    return Partition(indices, counts, None if names is None else tuple(names))
 
 
 def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
@@ -69,7 +71,7 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     shards = [np.flatnonzero(held == name) for name in names]
     if without := [name for name, shard in zip(names, shards, strict=True) if not len(shard)]:
         raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")
-    return _pack(shards)
+    return _pack(shards, names)
 
 
 def iid(n_records: int, n: int, seed: int) -> Partition:

@@ -204,7 +204,8 @@ def _read(path: Path, fingerprint: str, *, private: bool = True) -> dict[str, An
     if fields["fingerprint"] != fingerprint:
         raise ValueError(
             f"key_file {path} belongs to another run (plan, data, seed, model, eval_every or "
-            "another argument of the run, software or device differ); the same noise on other gradients would cancel. Name another file"
+            "another argument of the run, software or device differ); the same noise on other "
+            "gradients would cancel. Name another file"
         )
     return fields
 

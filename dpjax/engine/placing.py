@@ -10,6 +10,7 @@ from dpjax.data import batches
 from dpjax.engine import program, sharding
 from dpjax.engine.plan import Plan
 from dpjax.engine.problem import Problem
+from dpjax.topology import nodes
 
 __all__ = ["arrays", "check", "data"]
 
@@ -51,11 +52,12 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                 "partition the data over the network's agents"
             )
     for problem in problems:
-        counts = problem.partition.counts
+        counts, names = problem.partition.counts, problem.partition.names
+        called = None if names is None else [nodes.told(names, i) for i in range(len(names))]
         if config.participation is None:
-            batches.check(counts, config.batch_size)
+            batches.check(counts, config.batch_size, called)
         else:
-            batches.check_cyclic(counts, config.batch_size, config.participation[1])
+            batches.check_cyclic(counts, config.batch_size, config.participation[1], called)
 
 
 def _parts(problem: Problem) -> program.Data:

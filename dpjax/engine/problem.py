@@ -77,9 +77,11 @@ class Problem:
             _validate.check_range(name, array)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        indices, counts = (np.array(part, np.int32) for part in self.partition)
+        indices, counts = (np.array(part, np.int32) for part in self.partition[:2])
         indices.flags.writeable = counts.flags.writeable = False
-        object.__setattr__(self, "partition", Partition(indices, counts))
+        object.__setattr__(
+            self, "partition", self.partition._replace(indices=indices, counts=counts)
+        )
         if indices.min() < 0:
             raise ValueError(
                 f"partition.indices hold {indices.min()}; give rows of x from 0, and fill an "
@@ -168,7 +170,7 @@ def _check_partition(partition: Any) -> None:
     remedy = "make it with dpjax.data.partition"
     if not isinstance(partition, Partition):
         raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
-    indices, counts = (np.asarray(part) for part in partition)
+    indices, counts = (np.asarray(part) for part in partition[:2])
     if indices.dtype.kind not in "iu" or counts.dtype.kind not in "iu":
         raise ValueError(f"partition has dtypes {indices.dtype}, {counts.dtype}; {remedy}")
     if indices.ndim != 2 or counts.shape != indices.shape[:1] or not counts.size:
@@ -177,6 +179,10 @@ def _check_partition(partition: Any) -> None:
         raise ValueError(
             f"partition.counts go from {counts.min()} to {counts.max()} in rows of "
             f"{indices.shape[1]}; {remedy}"
+        )
+    if partition.names is not None and len(partition.names) != len(counts):
+        raise ValueError(
+            f"partition has {len(partition.names)} names for {len(counts)} agents; {remedy}"
         )
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)

@@ -1,15 +1,18 @@
 """Mixing matrices: how an agent averages what it receives. Row i holds agent i's weights."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import scipy.sparse.csgraph as csgraph
 from jaxtyping import Array, Float, Int
 
 from dpjax import _memory, _validate
+from dpjax.topology import nodes
 
 __all__ = [
     "at",
@@ -23,6 +26,9 @@ __all__ = [
 ]
 
 Stochastic = Literal["rows", "columns", "double"]
+
+_TOLD = 6
+"""How many agents a message names."""
 
 _SUMS: dict[str | None, tuple[str, ...]] = {
     None: (),
@@ -223,25 +229,29 @@ def _adjacency(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     if n == 0:
         raise ValueError("graph has no nodes; give at least one agent")
     _memory.check("graph", f"of {n} agents", "a mixing matrix [n, n] and its support", 3, n, n)
-    order = range(n) if set(graph) == set(range(n)) else list(graph)
-    adjacency = (nx.to_numpy_array(graph, nodelist=list(order), weight=None) > 0).astype(float)
-    np.fill_diagonal(adjacency, 0.0)
-    _require_connected(adjacency > 0, "graph")
-    return adjacency
+    adjacency = nx.to_numpy_array(graph, nodelist=nodes.order(graph), weight=None) > 0
+    np.fill_diagonal(adjacency, False)
+    _require_connected(adjacency, "graph", nodes.labels(graph))
+    return adjacency.astype(float)
 
 
-def _require_connected(support: np.ndarray, name: str) -> None:
-    for edges in (support, support.T):
-        reached = np.zeros(len(support), dtype=bool)
-        reached[0] = True
-        frontier = reached
-        while frontier.any():
-            frontier = edges[frontier].any(axis=0) & ~reached
-            reached = reached | frontier
-        if not reached.all():
-            lost = np.flatnonzero(~reached)
-            raise ValueError(
-                f"{name} is not connected: {len(lost)} of {len(support)} agents, the first "
-                f"{int(lost[0])}, exchange nothing with agent 0; add links, or design each "
-                f"component on its own"
-            )
+def _require_connected(support: np.ndarray, name: str, names: Sequence[str] | None = None) -> None:
+    """Refuse unless everyone reaches everyone, naming the smallest part that does not."""
+    parts, part_of = csgraph.connected_components(support, connection="strong")
+    if parts == 1:
+        return
+    sizes = np.bincount(part_of).astype(float)
+    # Of several as small, the one without agent 0.
+    sizes[part_of[0]] += 0.5
+    members = np.flatnonzero(part_of == sizes.argmin())
+    names = [str(i) for i in range(len(support))] if names is None else names
+    told = ", ".join(nodes.told(names, int(i)) for i in members[:_TOLD])
+    told += f" and {len(members) - _TOLD} more" if len(members) > _TOLD else ""
+    hint = ""
+    if nodes.named(names) and len(members) == 2:
+        hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"
+    raise ValueError(
+        f"{name} is not connected: {told} and the other {len(support) - len(members)} of "
+        f"{len(support)} agents cannot all reach each other{hint}; add links, or design each "
+        "component on its own"
+    )

@@ -5,11 +5,11 @@ one node and the index of another is refused, never guessed at.
 """
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import networkx as nx
 
-__all__ = ["find", "find_all", "labels", "named", "told"]
+__all__ = ["find", "find_all", "labels", "named", "order", "told"]
 
 _INDEX, _LABEL = "index:", "label:"
 
@@ -23,7 +23,17 @@ def labels(graph: nx.Graph) -> tuple[str, ...]:
     Returns:
         n names; those of a graph without names are "0", "1", ...
     """
-    return tuple(str(data.get("label", node)) for node, data in graph.nodes(data=True))
+    return tuple(str(graph.nodes[node].get("label", node)) for node in order(graph))
+
+
+def order(graph: nx.Graph) -> list[Any]:
+    """Return the nodes in the order of the rows of the mixing matrix.
+
+    Args:
+        graph: Nodes 0..n-1 come as numbers do, whenever they were added; others as they were added.
+    """
+    numbers = range(graph.number_of_nodes())
+    return list(numbers) if set(graph) == set(numbers) else list(graph)
 
 
 def named(names: Sequence[str]) -> bool:

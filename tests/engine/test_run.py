@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.data import batches
+from dpjax.data import batches, partition
 from dpjax.engine import keys, plan, program
 from dpjax.engine.run import run
 from dpjax.topology import graphs, mixing
@@ -176,6 +176,24 @@ def test_rows_keep_the_columns_they_are_given_or_refuse_them(plans, small):
 def test_bad_arguments(plans, small, kwargs, message):
     with pytest.raises(ValueError, match=message):
         run(plans, small, **kwargs)
+
+
+def test_an_agent_with_a_name_is_told_by_it(network, small):
+    names = [f"site {k}" for k in range(6)]
+    owners = np.repeat(names, [20, 3, 30, 30, 30, 31])
+    shards = partition.by_owner(owners, names)
+    task = dataclasses.replace(small, partition=shards)
+    assert task.partition.names == tuple(names)
+    with pytest.raises(ValueError, match=r"but agent site 1 \(index 1\) has 3 records; lower it"):
+        run(plan.make(make_config(), network), task, seeds=[0])
+    dealt = make_config(
+        relation="replace_record", clip_norm=1.0, participation=(2, 10), sampler="cyclic",
+        batch_size=3,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"but agent site 5 \(index 5\) has 31 .*batch_size=4"):
+        run(plan.make(dealt, network), task, seeds=[0])
+    with pytest.raises(ValueError, match="2 names for 6 agents"):
+        dataclasses.replace(task, partition=shards._replace(names=("a", "b")))
 
 
 def test_plans_that_do_not_fit(plans, small, network):

@@ -1,5 +1,7 @@
 """Mixing matrices: weights, checks, schedules, fingerprints."""
 
+from pathlib import Path
+
 import jax
 import networkx as nx
 import numpy as np
@@ -57,8 +59,22 @@ def test_directed_graph_has_no_metropolis_hastings() -> None:
 
 @pytest.mark.parametrize("make", [mixing.metropolis_hastings, mixing.uniform_neighbors])
 def test_disconnected_graphs_are_refused(make) -> None:
-    with pytest.raises(ValueError, match="graph is not connected: 2 of 4 agents, the first 2"):
+    with pytest.raises(ValueError, match="not connected: agent 2, agent 3 and the other 2 of 4"):
         make(nx.Graph([(0, 1), (2, 3)]))
+
+
+def test_a_header_line_read_as_an_edge_is_named(tmp_path: Path) -> None:
+    (tmp_path / "net.csv").write_text("source,target\nLyon,Paris\nParis,Nice\nNice,Lyon\n")
+    graph = graphs.from_edgelist(tmp_path / "net.csv")
+    for make in (mixing.metropolis_hastings, mixing.uniform_neighbors):
+        told = r"agent source \(index 0\), agent target \(index 1\) and the other 3 of 5 agents"
+        with pytest.raises(ValueError, match=f"{told}.*header line.*begin it with #"):
+            make(graph)
+    # Without names there is no header; of many agents the first are named.
+    apart = nx.disjoint_union(nx.path_graph(9), nx.path_graph(8))
+    with pytest.raises(ValueError, match="agent 14 and 2 more and the other 9 of 17") as refusal:
+        mixing.metropolis_hastings(apart)
+    assert "header" not in str(refusal.value)
 
 
 def test_one_way_streets_are_refused() -> None:

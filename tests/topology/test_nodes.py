@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.topology import graphs, nodes
+from dpjax.topology import graphs, mixing, nodes
 
 ONE_BASED = ("1", "2", "3", "4")
 
@@ -21,6 +21,13 @@ def test_labels_follow_the_rows_of_the_matrix(tmp_path: Path) -> None:
     file.write_text("a b 3.5 1\nb c {'weight': 2, 'since': 'May'}\n")
     assert nodes.labels(graphs.from_edgelist(file)) == ("a", "b", "c")
     assert nodes.labels(nx.Graph([("b", "a")])) == ("b", "a")
+    # Numbers are rows, in whatever order a user's edges first named them.
+    backwards = nx.Graph([(2, 1), (1, 0)])
+    backwards.nodes[2]["label"] = "end"
+    assert nodes.labels(backwards) == ("0", "1", "end")
+    assert (
+        mixing.uniform_neighbors(backwards)[0, 2] == 0 < mixing.uniform_neighbors(backwards)[0, 1]
+    )
     assert nodes.labels(graphs.ring(3)) == ("0", "1", "2") and not nodes.named(("0", "1", "2"))
     assert nodes.labels(graphs.florentine())[3] == "Peruzzi" and nodes.named(ONE_BASED)
 
