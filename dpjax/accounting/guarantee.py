@@ -421,9 +421,13 @@ class Guarantee:
         """Everything in one sentence, and what it does not cover in another."""
         return wording.statement(self)
 
-    def caption(self) -> str:
-        """The guarantee in a few words, for a figure."""
-        return wording.caption(self)
+    def caption(self, digits: int = 4) -> str:
+        """The guarantee in a few words, for a figure.
+
+        Args:
+            digits: Of its numbers, which are rounded up.
+        """
+        return wording.caption(self, digits)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""

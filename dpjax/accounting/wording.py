@@ -1,13 +1,13 @@
 """A guarantee in words: one sentence for a report, a few words for a figure."""
 
-import math
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING
+
+from dpjax._rounding import up
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
 
-__all__ = ["ATTACKERS", "caption", "statement", "up"]
+__all__ = ["ATTACKERS", "caption", "statement"]
 
 ATTACKERS: dict[str, str] = {
     "outsider": (
@@ -80,17 +80,22 @@ def statement(of: "Guarantee") -> str:
     return text + ". Simulation: whoever knows the seed can subtract the noise."
 
 
-def caption(of: "Guarantee") -> str:
-    """The guarantee in a few words, for a figure."""
+def caption(of: "Guarantee", digits: int = 4) -> str:
+    """The guarantee in a few words, for a figure.
+
+    Args:
+        of: The guarantee.
+        digits: Of its numbers, rounded up.
+    """
     if of.relation is None:
         return f"not private, T = {of.rounds}"
     exact = ""
     if of.accountant != "gdp":
-        exact = f" [exact epsilon {up(of.exact_epsilon)}]"
+        exact = f" [exact epsilon {up(of.exact_epsilon, digits)}]"
     if of.unsound:
-        exact = f" [FALSE: exact epsilon {up(of.exact_epsilon)}]"
+        exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
     return (
-        f"({_epsilon_text(of)}, delta = {up(of.delta)})-DP{exact} per {of.unit} "
+        f"({_epsilon_text(of, digits)}, delta = {up(of.delta, digits)})-DP{exact} per {of.unit} "
         f"({of.relation}), {of.attacker}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
@@ -99,10 +104,11 @@ def caption(of: "Guarantee") -> str:
     )
 
 
-def _epsilon_text(of: "Guarantee") -> str:
+def _epsilon_text(of: "Guarantee", digits: int = 6) -> str:
     if of.per_agent_epsilon and min(of.per_agent_epsilon) < of.epsilon:
-        return f"epsilon = {up(min(of.per_agent_epsilon))} to {up(of.epsilon)} by agent"
-    return f"epsilon = {up(of.epsilon)}"
+        least = up(min(of.per_agent_epsilon), digits)
+        return f"epsilon = {least} to {up(of.epsilon, digits)} by agent"
+    return f"epsilon = {up(of.epsilon, digits)}"
 
 
 def _participation_text(of: "Guarantee") -> str:
@@ -121,11 +127,3 @@ def _pattern_text(of: "Guarantee") -> str:
 def _stop_text(of: "Guarantee") -> str:
     text = "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
     return text + (", stopping round not covered" if of.private_stop else "")
-
-
-def up(value: float) -> str:
-    """Four digits, rounded up: a printed loss is never below the stated one."""
-    if not math.isfinite(value):
-        return str(value)
-    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value))))
-    return f"{float(rounded):g}"

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpjax._rounding import up
 from dpjax.engine.account import ASSUMPTIONS, NOISE, Setting, grouped
-from dpjax.engine.account_tables import FEW, TITLES, by_agent, by_distance, up
+from dpjax.engine.account_tables import FEW, TITLES, by_agent, by_distance
 from dpjax.engine.multiplier import Needed
 from dpjax.topology import nodes
 
@@ -136,8 +137,8 @@ def multiplier_lines(
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
         f"sigma = {up(found.sigma)}, standard deviation {up(found.sigma * clip)} at clip "
-        f"{clip:g}: every victim is ({epsilon:g}, {delta:g})-DP ({setting.relation}), "
-        f"mu = {found.mu:.6g}",
+        f"{clip:g}: every victim is ({up(epsilon)}, {up(delta)})-DP ({setting.relation}), "
+        f"mu = {up(found.mu)}",
         f"worst attacker: {worst}; worst victim: {nodes.told(names, found.victim)}{others}",
     ]
     if found.upper_bound:

@@ -1,13 +1,12 @@
 """Tables of losses: by distance from the attacker, and of every agent of a small network."""
 
-import math
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
+from dpjax._rounding import up
 from dpjax.engine.account import grouped
 
-__all__ = ["FEW", "TITLES", "by_agent", "by_distance", "up"]
+__all__ = ["FEW", "TITLES", "by_agent", "by_distance"]
 
 FEW = 24
 """Up to how many agents a table or figure has a line for each."""
@@ -41,11 +40,11 @@ def by_agent(
     values = ["mu"] if found[0]["epsilon"] is None else ["mu", "epsilon"]
     blocks = {}
     for name, kind in worst.items():
-        lines = ["".join(f"{each:>9}" for each in values) + "  to" * several]
+        lines = ["".join(f"{each:>12}" for each in values) + "  to" * several]
         for victim in victims:
             row = kind[victim]
             to = "  " + ", ".join(names[each] for each in row["attackers"])
-            lines.append("".join(f"{up(row[each]):>9}" for each in values) + to * several)
+            lines.append("".join(f"{up(row[each]):>12}" for each in values) + to * several)
         blocks[TITLES[name]] = lines
     return _beside(left, blocks, columns)
 
@@ -72,9 +71,12 @@ def by_distance(
     for name, title in TITLES.items():
         lines = [f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if spent else "")]
         for group in (group for group in groups if group["gradients"] == name):
-            line = f"{up(group['mean']):>10}{up(group['min']):>9}{up(group['max']):>9}"
+            line = "".join(
+                f"{up(group[each], 4):>{wide}}"
+                for each, wide in (("mean", 10), ("min", 9), ("max", 9))
+            )
             if spent:
-                line += f"{up(spent[name, group['distance']]):>9}"
+                line += f"{up(spent[name, group['distance']], 4):>9}"
             lines.append(line + f"  <= ({group['upper_bounds']})" * bool(group["upper_bounds"]))
         blocks[title] = lines
     return _beside(left, blocks, columns)
@@ -103,15 +105,3 @@ def _beside(
         head = f"{title:^{len(lines[0])}}"
         made = [f"{one}  {each:<{cell}}" for one, each in zip(made, [head, *lines], strict=True)]
     return [line.rstrip() for line in made]
-
-
-def up(value: float) -> str:
-    """Four digits, rounded up: a printed loss is never below the stated one.
-
-    Args:
-        value: A loss.
-    """
-    if not math.isfinite(value):
-        return str(value)
-    four = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{float(four.create_decimal(Decimal(repr(float(value))))):g}"

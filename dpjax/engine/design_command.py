@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax._rounding import up
 from dpjax.accounting import budget
 from dpjax.accounting.forecast import Forecast
 from dpjax.engine import account_tables, export
@@ -166,8 +167,8 @@ def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
     )
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     wide = max(5, *map(len, names))
-    lines = [f"  {'agent':<{wide}}{'neighbours':>12}{'noise, std':>12}{'epsilon':>10}"]
+    lines = [f"  {'agent':<{wide}}{'neighbours':>12}{'noise, std':>12}{'epsilon':>13}"]
     for i, name in enumerate(names):
-        deviation, epsilon = np.sqrt(covariance[i, i]), account_tables.up(spent.epsilon[i])
-        lines.append(f"  {name:<{wide}}{linked[i]:>12}{deviation:>12.4g}{epsilon:>10}")
+        deviation, epsilon = np.sqrt(covariance[i, i]), up(spent.epsilon[i])
+        lines.append(f"  {name:<{wide}}{linked[i]:>12}{deviation:>12.4g}{epsilon:>13}")
     return lines

@@ -78,7 +78,8 @@ class Plan:
                 f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "
                 f"{self.grid.share:.2g} of itself to the network's mean noise variance"
             )
-        return f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{told})"
+        stated = self.guarantee.caption(6)
+        return f"Plan({self.config.label}, {self.agents} agents, {stated}{told})"
 
     @property
     def agents(self) -> int:

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
+
+from dpjax._rounding import up
 
 __all__ = ["guarantees", "listed", "participation"]
 
@@ -127,8 +128,5 @@ def _several(values: Iterable[Any], show: Any) -> str:
 
 
 def _up(value: float) -> str:
-    """Four digits, rounded up: a printed loss is never below the stated one."""
-    if not math.isfinite(value):
-        return str(value)
-    four = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{float(four.create_decimal(Decimal(repr(float(value))))):g}"
+    """Four digits: a caption is short."""
+    return up(value, 4)

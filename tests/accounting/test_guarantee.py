@@ -6,7 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dpjax import _rounding
 from dpjax.accounting import budget, gdp, stopping
 from dpjax.accounting.guarantee import ATTACKERS, Guarantee
 
@@ -60,7 +63,7 @@ def test_the_papers_false_claim_is_stated_beside_the_truth():
     with pytest.raises(ValueError, match="exact epsilon is 41.7"):
         paper(40)
     false = paper(40, unsound=True)
-    assert "FALSE" in false.statement() and "41.77" in false.statement()
+    assert "FALSE" in false.statement() and "exact epsilon = 41.76" in false.statement()
     assert "FALSE" in false.caption() and "41.77" in false.caption()
     with pytest.raises(ValueError, match="unsound"):
         make(unsound=True)
@@ -136,7 +139,7 @@ def test_statement_says_everything():
         "5,000 rounds",
         ATTACKERS["outsider"],
         "exactly",
-        "mu = 2.001",
+        "mu = 2.00045",
         "Simulation: whoever knows the seed can subtract the noise.",
     ):
         assert part in text
@@ -151,8 +154,20 @@ def test_statement_says_everything():
 
 def test_printed_epsilon_is_rounded_up():
     mu = gdp.mu(3.14159, 1e-5)
-    assert "epsilon = 3.142" in make(epsilon=3.14159, mu=mu).caption()
+    assert "epsilon = 3.142," in make(epsilon=3.14159, mu=mu).caption()
+    assert "epsilon = 3.14159," in make(epsilon=3.14159, mu=mu).caption(6)
+    assert "epsilon = 3.1416," in make(epsilon=3.1415900001, mu=mu).statement()
+    # A budget of 3 that is kept up to rounding, or up to what finite precision costs.
     assert "epsilon = 3.001" in make(epsilon=3.0000001, mu=gdp.mu(3.0, 1e-5)).caption()
+    assert "epsilon = 3.00001" in make(epsilon=3.0000055, mu=gdp.mu(3.0, 1e-5)).statement()
+
+
+@given(st.floats(1e-300, 1e300), st.integers(1, 6))
+def test_what_is_printed_is_never_below(value, digits):
+    shown = _rounding.up(value, digits)
+    assert value <= float(shown) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+    assert len(shown.partition("e")[0].replace(".", "").strip("0")) <= digits
+    assert _rounding.up(1e-5) == "1e-05" and _rounding.up(math.inf) == "inf"
 
 
 def test_non_private():

@@ -1,0 +1,24 @@
+"""The one place where a number that is printed is rounded up."""
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+__all__ = ["up"]
+
+
+def up(value: float, digits: int = 6) -> str:
+    """Return a loss as text, rounded up: what is printed is never below what is stated.
+
+    Six digits show a budget of 4 that is kept as 4.00001 at most; tables and figures, whose
+    columns are narrow, have four.
+
+    Args:
+        value: A loss, or a noise that must not be less.
+        digits: Significant digits.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    # The shortest decimal that is this number: 1e-5 is told as such, not as the digit above it.
+    shortest = Decimal(repr(float(value)))
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(shortest)
+    return f"{float(rounded):.{digits}g}"
