@@ -1,7 +1,6 @@
 """Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
 
 import contextlib
-import functools
 import os
 import sys
 import time
@@ -242,16 +241,16 @@ def run(
         print(expected, file=sys.stderr)
     identity = {}
     if checkpoint is not None or key_file is not None:
-        # The keys of the noise are arguments of the program, so that any will do.
-        state = jax.eval_shape(
-            functools.partial(program.initial, settings), arrays, models, batch_keys
-        )
+        # The keys of the noise are arguments of the program, so that any will do. Arrays and not
+        # shapes: a release keeps past noise in float64, which shapes are traced without.
+        state = program.initial(settings, arrays, models, batch_keys)
         # Every chunk's length now, before a callback may change what the model closes over: the
         # calls below find what was traced here.
         traced = [
             program.advance.trace(settings, arrays, data, state, batch_keys, batch_keys, **lengths)
             for lengths in _variants(total, every, chunk_blocks)
         ]
+        del state
         identity = identity_.of_run(
             plans,
             problems,

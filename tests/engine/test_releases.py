@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.accounting import finite, gdp, views
 from dpjax.algorithms.dsgd import dsgd
-from dpjax.engine import plan, releases
+from dpjax.engine import plan, program, releases
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import mixing
@@ -36,6 +36,16 @@ def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):
         made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key", callback=lambda _: True
     )
     assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
+
+
+@pytest.mark.parametrize("design", ["anti_pgd", "prefix_sum", "mafalda", "spacetime"])
+def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, design):
+    """Past noise is float64 with either flag: the run finds the program that was traced."""
+    made = plan.make(make_config(release=True, design=design, rounds=36), network)
+    before = program.traces()
+    result = run(made, small, seeds=[0], eval_every=12, chunk_blocks=1, key_file=tmp_path / "key")
+    assert program.traces() - before == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
 def test_the_grid_is_told_with_the_plan(network):

@@ -145,7 +145,7 @@ def test_the_same_key_never_serves_another_run(tmp_path, network, small):
 def test_checkpoint_of_another_run_is_refused_naming_what_differs(tmp_path, network, small):
     made = plan.make(make_config(), network)
     run(made, small, seeds=[0], checkpoint=tmp_path / "c")
-    with pytest.raises(ValueError, match="seeds differ"):
+    with pytest.raises(ValueError, match="differs in seeds"):
         run(made, small, seeds=[1], checkpoint=tmp_path / "c")
     longer = plan.make(make_config(rounds=21), network)
     with pytest.raises(ValueError, match="plans"):
