@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from dpjax import _terminal
+from dpjax import _refusals, _terminal
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -290,13 +290,16 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
+    known = [name for name in ("design", "account", "plot", "data") if arguments[:1] == [name]]
+    prog, command = " ".join(["dpjax", *known]), None
     try:
-        command = tyro.cli(
-            _Command,
-            args=arguments or ["--help"],
-            prog="dpjax",
-            description="Differentially private learning without a trusted server.",
-        )
+        with _refusals.parsing(prog):
+            command = tyro.cli(
+                _Command,
+                args=arguments or ["--help"],
+                prog="dpjax",
+                description="Differentially private learning without a trusted server.",
+            )
         return _COMMANDS[type(command)](command)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
@@ -304,10 +307,11 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
     except (ValueError, OSError, ImportError) as error:
-        print(f"dpjax: error: {error}", file=sys.stderr)
+        told = str(error) if command is None else _refusals.by_option(command, str(error))
+        print(f"{prog}: error: {told}", file=sys.stderr)
         return 2
     except MemoryError:
-        print("dpjax: error: out of memory; give a smaller network", file=sys.stderr)
+        print(f"{prog}: error: out of memory; give a smaller network", file=sys.stderr)
         return 2
 
 

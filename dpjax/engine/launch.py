@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpjax import _terminal, _validate
+from dpjax import _refusals, _terminal, _validate
 from dpjax.engine.forecasts import HopelessWarning
 from dpjax.results import records
 
@@ -157,9 +157,10 @@ def main(
         preset, rest = _split_preset(arguments, presets, default)
         chosen = presets[preset]
         parser = _parser(type(chosen), chosen, experiment.__doc__, tuple(presets), preset)
-        config, options = tyro.cli(
-            parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
-        )
+        with _refusals.parsing(f"experiments/{name}.py"):
+            config, options = tyro.cli(
+                parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
+            )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
         with warnings.catch_warnings(), _terminal.wrapping():
             # Published budgets are compared as they are, also where they leave nothing to learn.

@@ -162,4 +162,7 @@ def parse(spec: str) -> nx.Graph:
         arguments = [convert(word) for convert, word in zip(types, words, strict=False)]
     except ValueError:
         raise ValueError(f"graph is {spec!r}; give numbers, as in er:20:0.5 or ring:12") from None
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise ValueError(f"graph is {spec!r}: {error}") from None
