@@ -358,7 +358,7 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
     assert cli.main(["plot", "a.jsonl", "--linear"]) == 0
     assert seen["log_y"] is seen["log_x"] is False
     refused(["plot", "a.jsonl", "--linear", "--log-x"], capsys, "linear is given with --log-x")
-    refused(["plot"], capsys, "source is missing")
+    refused(["plot"], capsys, "SOURCE is missing")
 
 
 def test_plot_of_no_file_is_one_line(capsys: Capture) -> None:
