@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 from dpjax import _validate
 from dpjax.accounting import budget
 
-__all__ = ["GOOD", "HOPELESS", "Forecast", "Level", "forecast", "weights"]
+__all__ = ["GOOD", "HOPELESS", "KEPT", "Forecast", "Level", "forecast", "weights"]
 
 GOOD = {"agent": 0.5, "record": 0.2}
 """Noise over the largest drift, by unit, up to which most of what can be learned is learned.
@@ -48,6 +48,20 @@ the same way than those of agents, so they come less close to the largest drift.
 """
 HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
+"""
+
+KEPT: dict[str, tuple[tuple[float, int, int], ...]] = {
+    "agent": (
+        *((0.5, 56, 95), (0.7, 42, 93), (1.0, 27, 88), (1.4, 16, 83), (2.0, 8, 71)),
+        *((3.0, 2, 54), (4.5, 0, 34)),
+    ),
+    "record": (
+        *((0.2, 58, 94), (0.35, 35, 79), (0.5, 23, 80), (0.7, 14, 52), (1.0, 7, 60)),
+        *((1.4, 3, 22), (2.0, 0, 33)),
+    ),
+}
+"""What was measured from `GOOD` to `HOPELESS`: (ratio, least, most) percent of what is learned
+without noise that models of 2 to 9,610 parameters kept; `docs/choosing.md` has the table.
 """
 
 Level = Literal["learns", "poor", "hopeless"]
@@ -111,6 +125,20 @@ class Forecast:
         """The ratio to reach, `GOOD` of the unit."""
         return GOOD[self.unit]
 
+    def kept(self) -> tuple[float, float, int, int] | None:
+        """What was measured around this ratio, where the level is "poor"; a guide, no bound.
+
+        Returns:
+            Two ratios, below and above, and the least and the most percent that models kept
+            between them of what they learn without noise; None at other levels.
+        """
+        if self.level != "poor":
+            return None
+        rows = KEPT[self.unit]
+        above = next(place for place, row in enumerate(rows) if row[0] >= self.ratio)
+        (low, *first), (high, *second) = rows[above - 1], rows[above]
+        return low, high, min(first[0], second[0]), max(first[1], second[1])
+
     def affords(self, ratio: float | None = None) -> float:
         """The largest model that keeps a ratio on this network under this budget.
 
@@ -155,9 +183,11 @@ class Forecast:
         """One line: the ratio and what it means."""
         if self.rate == 0:
             return "no noise"
+        spread = self.kept()
+        more = "" if spread is None else f" ({spread[2]} to {spread[3]} % in trials)"
         return (
             f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift, "
-            f"{_TOLD[self.level]}"
+            f"{_TOLD[self.level]}{more}"
         )
 
     def statement(self) -> str:
@@ -173,6 +203,14 @@ class Forecast:
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
             return "\n".join([*lines, f"  This network and budget afford {affords}."])
+        if (spread := self.kept()) is not None:
+            low, high, least, most = spread
+            lines += [
+                f"  Poorly is all from {self.good:g}, where most is kept of what is learned without "
+                f"noise, to {HOPELESS[self.unit]:g},",
+                f"  where next to nothing is; in trials between {low:g} and {high:g} models kept "
+                f"{least} to {most} % of it.",
+            ]
         return "\n".join(
             [
                 *lines,
