@@ -206,8 +206,8 @@ class Forecast:
         if (spread := self.kept()) is not None:
             low, high, least, most = spread
             lines += [
-                f"  Poorly is all from {self.good:g}, where most is kept of what is learned without "
-                f"noise, to {HOPELESS[self.unit]:g},",
+                f"  Poorly is all from {self.good:g}, where most is kept of what is learned "
+                f"without noise, to {HOPELESS[self.unit]:g},",
                 f"  where next to nothing is; in trials between {low:g} and {high:g} models kept "
                 f"{least} to {most} % of it.",
             ]
