@@ -182,7 +182,8 @@ def run(
             the problem's; when a run carries on after an agent has left, say.
         phase: Number of this run among several in a row, above 0 where ``start`` is given: each
             phase has noise and batches of its own. That no number is given twice with one seed
-            is the caller's to see to: such phases would repeat noise, in a simulation.
+            is the caller's to see to: such phases would repeat noise, in a simulation. A release
+            draws a key of its own for every run, whatever its phase.
         spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
             needed with ``start``. The result states both together: mu^2 adds up.
         planned: True where this phase, its length and its noise were fixed before the first one

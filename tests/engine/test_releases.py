@@ -38,6 +38,28 @@ def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):
     assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
 
 
+def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, network, small):
+    """A release's key is drawn anew for every run, whatever its phase is called."""
+    noise = {}
+    for release in (False, True):
+        config = make_config(
+            release=release, rounds=2, design="independent", epsilon=0.5, clip_norm=1e-6,
+            step_size=1.0,
+        )  # fmt: skip
+        made = plan.make(config, network)
+        key = [{"key_file": tmp_path / f"key{k}"} if release else {} for k in range(3)]
+        first = run(made, small, seeds=[0], **key[0])
+        zero, spent, drawn = jax.tree.map(np.zeros_like, first.params), first.guarantees, []
+        for place in (1, 2):
+            again = run(
+                made, small, seeds=[0], start=zero, phase=1, spent=spent, planned=True, **key[place]
+            )
+            spent = again.guarantees
+            drawn.append(jax.tree.leaves(again.params)[1].ravel())
+        noise[release] = np.abs(drawn[0] - drawn[1]) > 1e-3 * np.abs(drawn[0])
+    assert not noise[False].any() and noise[True].mean() > 0.9
+
+
 @pytest.mark.parametrize("design", ["anti_pgd", "prefix_sum", "mafalda", "spacetime"])
 def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, design):
     """Past noise is float64 with either flag: the run finds the program that was traced."""
