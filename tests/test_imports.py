@@ -19,13 +19,14 @@ ARROWS = {
     "models": set(),
     "data": set(),
     "results": set(),
+    "plans": {"topology", "models", "data", "mechanism", "accounting", "transforms", "algorithms"},
     "secagg": set(),
     "mechanism": {"topology"},
     "accounting": {"mechanism"},
     "transforms": {"mechanism"},
     "algorithms": {"topology", "transforms"},
     "engine": {
-        *("topology", "models", "data", "results", "secagg"),
+        *("plans", "topology", "models", "data", "results", "secagg"),
         *("mechanism", "accounting", "transforms", "algorithms"),
     },
 }

@@ -1,0 +1,1 @@
+"""Config and its parts, made into plans: here alone algorithms and accounting meet."""

@@ -1,0 +1,183 @@
+"""What a method's messages depend on, shown from the program that computes them.
+
+A jaxpr is followed from its inputs: an output depends on every input of every equation on the way,
+whatever the values. That is more than the truth (x - x depends on x) and never less.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend import core
+
+from dpjax.protocols import Emission, Method, Query, Round, Seen
+
+__all__ = ["check", "reached"]
+
+
+class _Shown(NamedTuple):
+    """What leaves an agent, in the order in which it is judged."""
+
+    public: Any
+    message: Any
+    released: Any
+
+
+def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
+    """Return which outputs of a jaxpr depend on marked inputs.
+
+    Args:
+        jaxpr: A jaxpr; constants are not marked.
+        marked: One an input.
+
+    Returns:
+        One an output.
+    """
+    known: dict[Any, bool] = dict(zip(jaxpr.invars, marked, strict=True))
+
+    def of(atom: Any) -> bool:
+        return not isinstance(atom, core.Literal) and known.get(atom, False)
+
+    for equation in jaxpr.eqns:
+        inputs = [of(atom) for atom in equation.invars]
+        outputs = _outputs(equation, inputs) if any(inputs) else [False] * len(equation.outvars)
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [of(atom) for atom in jaxpr.outvars]
+
+
+def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
+    """Which outputs of one equation depend on its marked inputs."""
+    name, parameters = equation.primitive.name, equation.params
+    if name == "scan":
+        fixed, carried = parameters["num_consts"], parameters["num_carry"]
+        body = parameters["jaxpr"].jaxpr
+        return _repeated(body, marked[:fixed], marked[fixed:][:carried], marked[fixed + carried :])
+    if name == "while":
+        tests, fixed = parameters["cond_nconsts"], parameters["body_nconsts"]
+        start = marked[tests + fixed :]
+        ended = _repeated(parameters["body_jaxpr"].jaxpr, marked[tests:][:fixed], start, [])
+        stops = reached(parameters["cond_jaxpr"].jaxpr, [*marked[:tests], *ended])
+        return [each or stops[0] for each in ended]
+    if name == "cond":
+        chosen, operands = marked[0], marked[1:]
+        each = [reached(branch.jaxpr, operands) for branch in parameters["branches"]]
+        return [chosen or any(outputs) for outputs in zip(*each, strict=True)]
+    inner = [one for one in map(_open, parameters.values()) if one is not None]
+    if len(inner) == 1:
+        (one,) = inner
+        if len(one.invars) == len(marked) and len(one.outvars) == len(equation.outvars):
+            return reached(one, marked)
+    return [True] * len(equation.outvars)
+
+
+def _repeated(
+    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool]
+) -> list[bool]:
+    """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
+    while True:
+        outputs = reached(body, [*fixed, *carried, *others])
+        new = [a or b for a, b in zip(carried, outputs, strict=False)]
+        if new == carried:
+            return outputs[:0] + new + outputs[len(carried) :]
+        carried = new
+
+
+def _open(value: Any) -> core.Jaxpr | None:
+    if isinstance(value, core.ClosedJaxpr):
+        return value.jaxpr
+    return value if isinstance(value, core.Jaxpr) else None
+
+
+def check(
+    method: Method,
+    arrays: Any,
+    *,
+    query: Query,
+    optimizer: optax.GradientTransformation,
+    divisor: float,
+    models: Any,
+    batch: Any,
+) -> None:
+    """Refuse a method that sends, or calls released, what noise has not been added to.
+
+    Data are followed over any number of rounds: a model that absorbed a gradient as it is may be
+    kept, and then may be sent as a private payload alone. The noisy payload counts as safe, and a
+    message as safe to send on: how much noise there is, is for accounting.
+
+    Args:
+        method: What agents compute, keep and send.
+        arrays: One plan's arrays.
+        query: How gradients are read.
+        optimizer: What turns noisy means into updates.
+        divisor: What sums are divided by.
+        models: Agent-stacked models, or their shapes.
+        batch: A batch, or its shapes.
+
+    Raises:
+        ValueError: Naming the first leaf of a message, of what is public or of what is released
+            that depends on data past the noise, or a leaf of models or memory that is a key.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    round = jax.ShapeDtypeStruct((), jnp.int32)
+
+    def here(key: Any, round: Any, batch: Any) -> Round:
+        return Round(arrays, batch, query, optimizer, divisor, key, round)
+
+    memory = jax.eval_shape(lambda m: method.start(here(None, 0, None), m), models)
+    noisy = jax.eval_shape(method.payload, models)
+    _check_keys({"models": models, "memory": memory})
+
+    def one(kept: Any, batch: Any, key: Any, round: Any, noisy: Any) -> Any:
+        seen, now = Seen(*kept), here(key, round, batch)
+        emission = method.emit(now, seen)
+        hidden = Emission((), emission.public, emission.carry)
+        message, carry = method.send(now, seen, hidden, noisy)
+        received = method.exchange(arrays, round, message)
+        new = method.absorb(now, seen, carry, received.value)
+        shown = _Shown(emission.public, received.sent, method.released(Seen(*new)))
+        return tuple(new), shown
+
+    def private(kept: Any, batch: Any, key: Any, round: Any) -> Any:
+        return method.emit(here(key, round, batch), Seen(*kept)).private
+
+    inputs = ((models, memory), batch, key, round, noisy)
+    _check_payload(jax.eval_shape(private, *inputs[:4]), noisy)
+    closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
+    sizes = [len(jax.tree.leaves(part)) for part in inputs]
+    kept = [False] * sizes[0]
+    names = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[1])
+    ]
+    while True:
+        others = [True] * sizes[1] + [False] * sum(sizes[2:])
+        outputs = reached(closed.jaxpr, [*kept, *others])
+        new = [a or b for a, b in zip(kept, outputs[: len(kept)], strict=True)]
+        for name, shows in zip(names, outputs[len(kept) :], strict=True):
+            if shows:
+                raise ValueError(
+                    f"method shows {name}, which depends on data otherwise than through the noisy "
+                    "payload; put it into Emission.private, or keep it with the agent"
+                )
+        if new == kept:
+            return
+        kept = new
+
+
+def _check_keys(slots: dict[str, Any]) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"state has a key in {jax.tree_util.keystr(path)}, which checkpoints hold and "
+                "every plan has of its own; keys belong to the privatizer's state alone"
+            )
+
+
+def _check_payload(given: Any, stated: Any) -> None:
+    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (given, stated)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"payload says {shapes[1]}, emit gives {shapes[0]}; make Method.payload of the shapes "
+            "that are emitted"
+        )

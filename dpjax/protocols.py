@@ -1,0 +1,287 @@
+"""The parts of a run as types: what fits these joins the engine, which knows no method.
+
+A round, for every method:
+
+    emit        a method reads its models and a batch, and says what of it is private
+    privatise   the engine adds the plan's noise to that, and to nothing else
+    send        the method makes a message of it
+    exchange    the message crosses the network: gossip, links, or a sum
+    absorb      the method takes what it received into its models and memory
+
+Only the engine privatises and exchanges, so a method never sees a noise key, and what it sends can
+be shown to depend on data through the noisy payload alone (`dpjax.plans.dependence`). All n agents
+are the leading axis of every leaf unless a part says otherwise.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+__all__ = [
+    "Algorithm",
+    "Answer",
+    "Draw",
+    "Emission",
+    "Exchange",
+    "Info",
+    "Loss",
+    "Method",
+    "Noise",
+    "Optimizer",
+    "Query",
+    "Received",
+    "Round",
+    "Sampler",
+    "Seen",
+    "State",
+]
+
+
+class State(NamedTuple):
+    """What the next round needs, by slot: what is done with a leaf follows from where it is.
+
+    Attributes:
+        models: What is measured, agent-stacked, or the server's alone with a leading axis of 1.
+        memory: The rest that a method keeps: optimizer, tracking variables, server state.
+        secret: The privatizer's state: noise keys and past noise. Shared by all plans of a seed,
+            never in a checkpoint, drawn again on resume; no method ever reads it.
+        round: Rounds done.
+    """
+
+    models: Any
+    memory: Any
+    secret: Any
+    round: Int[Array, ""]
+
+
+class Seen(NamedTuple):
+    """What a method may read of a state: all but the secret.
+
+    Attributes:
+        models: As in `State`.
+        memory: As in `State`.
+    """
+
+    models: Any
+    memory: Any
+
+
+class Info(NamedTuple):
+    """Diagnostics of one round; what is not used costs nothing under jit.
+
+    Attributes:
+        metrics: Scalars of the round by name. Not private.
+        messages: What goes over the links, which is what an attacker sees; with an axis of gossip
+            steps before where there are several.
+    """
+
+    metrics: Mapping[str, Float[Array, ""]]
+    messages: Any
+
+
+class Algorithm(NamedTuple):
+    """A pair of pure functions, which engine and tests call alike.
+
+    Attributes:
+        init: ``init(models) -> State``.
+        step: ``step(key, state, batch) -> (State, Info)``, one round.
+    """
+
+    init: Callable[[Any], State]
+    step: Callable[[PRNGKeyArray, State, Any], tuple[State, Info]]
+
+
+class Answer(NamedTuple):
+    """What a query says of a batch.
+
+    Attributes:
+        total: Agent-stacked sum of what was clipped.
+        metrics: Scalars to report by name, not private.
+    """
+
+    total: Any
+    metrics: Mapping[str, Float[Array, ""]] = {}
+
+
+class Query(Protocol):
+    """A sum of clipped gradients: the only way in which a method reads data."""
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        """Answer for every agent.
+
+        Args:
+            models: Agent-stacked parameters.
+            batch: What the sampler drew, leaves [n, batch, ...].
+            encode: Applied to one gradient (a record's or an agent's) before the clip, which then
+                bounds the norm of what it returns; None is the gradient itself.
+        """
+        ...
+
+
+class Round(NamedTuple):
+    """What a method works with in a round.
+
+    Attributes:
+        arrays: What differs between plans, the method's own by name.
+        batch: What the sampler drew, with which places are padding.
+        query: How gradients of it are read.
+        optimizer: What turns noisy means into updates; its state is in the method's memory.
+        divisor: What the sampler divides sums by: 1 where one gradient an agent is clipped.
+        key: A key of this round without any secret, for public randomness.
+        round: Rounds done before this one.
+    """
+
+    arrays: Any
+    batch: Any
+    query: Query
+    optimizer: optax.GradientTransformation
+    divisor: float
+    key: PRNGKeyArray
+    round: Int[Array, ""]
+
+
+class Emission(NamedTuple):
+    """What a method emits.
+
+    Attributes:
+        private: Agent-stacked payload that noise is added to.
+        public: What is sent as it is; it must not depend on any batch.
+        carry: What the agents keep for themselves until the round ends.
+        metrics: Scalars to report by name, not private.
+    """
+
+    private: Any
+    public: Any = ()
+    carry: Any = ()
+    metrics: Mapping[str, Float[Array, ""]] = {}
+
+
+class Received(NamedTuple):
+    """What an exchange delivers.
+
+    Attributes:
+        value: What reaches the agents, agent-stacked, or the server.
+        sent: What went over the links: what an attacker sees.
+    """
+
+    value: Any
+    sent: Any
+
+
+class Exchange(Protocol):
+    """How a message crosses the network."""
+
+    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+        """Deliver a message.
+
+        Args:
+            arrays: What differs between plans: a mixing matrix or a schedule, say.
+            round: Rounds done before this one.
+            message: What a method sends.
+        """
+        ...
+
+
+class Method(Protocol):
+    """What agents compute, keep and send. A frozen dataclass that checks itself."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """How its messages cross the network."""
+        ...
+
+    def start(self, here: Round, models: Any) -> Any:
+        """The memory before the first round; ``here`` without batch, query and key."""
+        ...
+
+    def payload(self, models: Any) -> Any:
+        """A tree of the shapes and dtypes of `Emission.private`."""
+        ...
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """Say what is private."""
+        ...
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents."""
+        ...
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Return ``(models, memory)`` after the round."""
+        ...
+
+    def released(self, seen: Seen) -> Any:
+        """What may be published: a function of messages alone."""
+        ...
+
+
+class Noise(Protocol):
+    """A noise design: how much of it a budget asks for, and how it is drawn."""
+
+    def privatizer(
+        self, arrays: Any, key: PRNGKeyArray, rounds: int
+    ) -> optax.GradientTransformation:
+        """Add the noise to a payload; its state is the only place with a key."""
+        ...
+
+
+class Draw(NamedTuple):
+    """A batch of every agent.
+
+    Attributes:
+        rows: [n, b] positions among the agent's own records.
+        padding: [n, b] True where a place holds no record; None where none is padding.
+    """
+
+    rows: Int[Array, "n b"]
+    padding: Bool[Array, "n b"] | None
+
+
+class Sampler(Protocol):
+    """Which records take part in a round."""
+
+    @property
+    def divisor(self) -> float:
+        """What a sum of clipped records is divided by; public, the same in every round."""
+        ...
+
+    def check(self, counts: Int[np.ndarray, " n"]) -> None:
+        """Refuse numbers of records that it cannot draw from."""
+        ...
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """Draw a round's records."""
+        ...
+
+
+class Optimizer(Protocol):
+    """What is done with noisy means: post-processing, and the only place of step sizes."""
+
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """What may differ between plans of one run."""
+        ...
+
+    def chain(self, arrays: Any) -> optax.GradientTransformation:
+        """The transformation, whose updates are added to the models."""
+        ...
+
+
+class Loss(Protocol):
+    """What a run costs one agent, before it is stated at a delta."""
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon at delta, rounded up."""
+        ...
+
+    def after(self, rounds: int) -> "Loss":
+        """What the first rounds cost, their number fixed beforehand."""
+        ...
+
+    def then(self, later: "Loss") -> "Loss":
+        """What this and a later run cost together, both planned."""
+        ...
