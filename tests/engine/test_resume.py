@@ -148,7 +148,7 @@ def test_checkpoint_of_another_run_is_refused_naming_what_differs(tmp_path, netw
     with pytest.raises(ValueError, match="differs in seeds"):
         run(made, small, seeds=[1], checkpoint=tmp_path / "c")
     longer = plan.make(make_config(rounds=21), network)
-    with pytest.raises(ValueError, match="plans"):
+    with pytest.raises(ValueError, match=r"differs in Config.rounds .20 there, 21 here."):
         run(longer, small, seeds=[0], checkpoint=tmp_path / "c")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file; name a folder"):
