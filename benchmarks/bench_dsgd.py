@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.data import load, partition
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
 from dpjax.results import records, tables
 from dpjax.topology import graphs, mixing
 

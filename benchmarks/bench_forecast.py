@@ -15,9 +15,9 @@ import flax.linen as nn
 import numpy as np
 
 from dpjax.data import load, partition, split
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
 from dpjax.topology import graphs, mixing
 
 RATIOS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.5, 7.0)
@@ -121,7 +121,7 @@ def main():
 if __name__ == "__main__":
     import warnings
 
-    from dpjax.engine.forecasts import HopelessWarning
+    from dpjax.plans.forecasts import HopelessWarning
 
     warnings.simplefilter("ignore", HopelessWarning)
     main()

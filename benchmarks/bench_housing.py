@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.data import bundled, load, partition
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
+from dpjax.plans import plan, problem
 from dpjax.results import records, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import normals as draw

@@ -1,12 +1,17 @@
-"""Reading archives and writing files: whatever fails is a ValueError that says where and why."""
+"""Archives read with a reason where they cannot be; files written whole or not at all."""
 
 import contextlib
+import errno
 import os
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
-__all__ = ["archive", "writing"]
+__all__ = ["archive", "create", "replace", "writing"]
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -57,3 +62,71 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
             f"{name} is {os.fspath(path)!r}, which cannot be written ({error.strerror or error}); "
             "make room, or name a place that can be written"
         ) from None
+
+
+def create(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a new file; its folder is made.
+
+    Args:
+        path: Where to; must be free, also at the last moment.
+        content: All of it.
+        mode: The file's mode, before the process's mask, from its first byte on.
+
+    Raises:
+        FileExistsError: If the name is taken; that file is left as it is.
+    """
+    with _beside(path, content, mode) as beside:
+        try:
+            os.link(beside, path)  # fails where the name is taken, unlike a rename
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links: take the name first, then fill it.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+            os.replace(beside, path)
+
+
+def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a file in place of the one before it; its folder is made.
+
+    Args:
+        path: Where to.
+        content: All of it.
+        mode: The file's mode, before the process's mask, from its first byte on.
+    """
+    with _beside(path, content, mode) as beside:
+        os.replace(beside, path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """A written file in the same folder, gone when the block ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(
+            errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)
+        ) from None
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield beside
+        _sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

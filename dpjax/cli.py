@@ -333,16 +333,17 @@ def _network(command: Design | Account) -> "tuple[nx.Graph, np.ndarray, str]":
 
 
 def _design(command: Design) -> int:
-    from dpjax.engine import design_command, plan
+    from dpjax.commands import design as design_command
     from dpjax.mechanism import design, spatial
+    from dpjax.plans import plan
     from dpjax.topology import nodes
 
     if command.trust == "pndp":
-        from dpjax.engine import account_command
+        from dpjax.commands import account
 
-        account_command.refuse_of_ldp(command)
+        account.refuse_of_ldp(command)
         graph, matrix, told = _network(command)
-        print("\n".join([told, *account_command.multiplier(command, graph, matrix, _PROTECTS)]))
+        print("\n".join([told, *account.multiplier(command, graph, matrix, _PROTECTS)]))
         return 0
     for name in _OF_PNDP:
         if getattr(command, name) not in ((), None):
@@ -481,11 +482,11 @@ _OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gr
 
 
 def _account(command: Account) -> int:
-    from dpjax.engine import account_command
+    from dpjax.commands import account
 
     graph, matrix, told = _network(command)
     out = _free(command.out, "dpjax-account.jsonl")
-    lines = account_command.account(command, graph, matrix, out, _PROTECTS)
+    lines = account.account(command, graph, matrix, out, _PROTECTS)
     print("\n".join([told, *lines]))
     return 0
 

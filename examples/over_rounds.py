@@ -2,9 +2,9 @@
 
 from dpjax.accounting import views
 from dpjax.data import load, partition, split
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
 from dpjax.topology import graphs, mixing
 
 

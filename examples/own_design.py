@@ -3,9 +3,9 @@
 import numpy as np
 
 from dpjax.data import load, partition, split
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
 from dpjax.topology import graphs, mixing
 
 

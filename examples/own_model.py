@@ -5,8 +5,8 @@ import networkx as nx
 import numpy as np
 
 from dpjax.data import partition
-from dpjax.engine import plan, problem
 from dpjax.engine.run import run
+from dpjax.plans import plan, problem
 from dpjax.topology import mixing
 
 

@@ -8,8 +8,9 @@ import flax.linen as nn
 import numpy as np
 
 from dpjax.data import partition
-from dpjax.engine import plan, problem, tune
+from dpjax.engine import tune
 from dpjax.engine.run import run
+from dpjax.plans import plan, problem
 from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 

@@ -18,10 +18,10 @@ import numpy as np
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import bundled, load, partition, split
-from dpjax.engine import launch, plan, problem
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
-from dpjax.results import plots, tables
+from dpjax.plans import plan, problem
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dpjax.accounting import published, views
-from dpjax.engine import account, launch
+from dpjax.commands import victims
 from dpjax.mechanism.participation import Participation
-from dpjax.results import plots, tables
+from dpjax.results import launch, plots, tables
 from dpjax.results.ranges import ranges
 from dpjax.topology import graphs, mixing
 
@@ -94,11 +94,11 @@ def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]
     unit = config.alpha / 2 / config.sigma**2
     exact = views.losses(seen, when, gradients="view")
     wide = views.losses(seen, when, gradients="any")
-    found = {"any": squares(wide), "view": squares(account.least(exact, wide))}
+    found = {"any": squares(wide), "view": squares(victims.least(exact, wide))}
     for numerator in BOUNDS:
         bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)
         found[numerator] = bound.T[list(chosen)]
-    away = np.stack([account.distances(matrix, [attacker]) for attacker in chosen])
+    away = np.stack([victims.distances(matrix, [attacker]) for attacker in chosen])
     rows = []
     for scope, part in (("attacker 0", slice(0, 1)), ("all attackers", slice(None))):
         hops = away[part]

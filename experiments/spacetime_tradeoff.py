@@ -15,12 +15,13 @@ import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
-from dpjax.results import plots, tables
+from dpjax.plans import plan, problem
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

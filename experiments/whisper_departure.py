@@ -19,12 +19,13 @@ import numpy as np
 
 from dpjax.accounting import gdp
 from dpjax.data import load, partition
-from dpjax.engine import keys, launch, plan, problem
+from dpjax.engine import keys
 from dpjax.engine.run import Result, run
 from dpjax.mechanism import departure, spatial
 from dpjax.mechanism import design as design_
 from dpjax.models.linear import Linear
-from dpjax.results import plots, tables
+from dpjax.plans import plan, problem
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
 

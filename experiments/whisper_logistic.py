@@ -15,10 +15,11 @@ import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.results import plots, tables
+from dpjax.plans import plan, problem
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

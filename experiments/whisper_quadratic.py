@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpjax.engine import launch, plan, problem, tune
+from dpjax.engine import tune
 from dpjax.engine.run import run
-from dpjax.results import plots, tables
+from dpjax.plans import plan, problem
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

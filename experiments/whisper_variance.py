@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from dpjax.accounting import budget
-from dpjax.engine import launch
 from dpjax.mechanism import design, spatial
-from dpjax.results import plots, tables
+from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

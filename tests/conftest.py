@@ -1,4 +1,4 @@
-"""The suite's platform (eight fake CPU devices), its data and its hypothesis profile."""
+"""The suite's platform (eight fake CPU devices), data, hypothesis profile and small problem."""
 
 import fcntl
 import os
@@ -64,6 +64,22 @@ def real_data(data_folder: Path) -> Callable[[str], Path]:
         return target
 
     return get
+
+
+@pytest.fixture(scope="session")
+def network():
+    """The mixing matrix of a small graph."""
+    from dpjax.topology import graphs, mixing
+
+    return mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
+
+
+@pytest.fixture(scope="session")
+def small(network):
+    """A problem over that graph's agents."""
+    from tests.support import make_problem
+
+    return make_problem(len(network))
 
 
 def _export(script: Path, name: str, target: Path) -> None:

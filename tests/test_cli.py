@@ -14,9 +14,9 @@ import pytest
 from dpjax import cli
 from dpjax.accounting import budget, gdp
 from dpjax.data import canonical
-from dpjax.engine import plan
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 
 ROOT = Path(__file__).resolve().parents[1]

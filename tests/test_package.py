@@ -14,7 +14,7 @@ import pytest
 
 import dpjax
 from dpjax.accounting import forecast, gdp
-from dpjax.engine import plan
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,1 +1,1 @@
-"""From a config to a run: plan, scan, checkpoint, resume, sharding, command lines."""
+"""From a plan to a run: scan, checkpoint, resume, keys, sharding."""

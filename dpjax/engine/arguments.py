@@ -13,8 +13,8 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import placing
-from dpjax.engine.plan import Plan
-from dpjax.engine.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
 
 __all__ = ["check", "check_dtypes", "check_options", "check_phase", "check_storage", "starting"]
 
@@ -38,7 +38,7 @@ def check(
     plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
     for plan in plans:
         if not isinstance(plan, Plan):
-            raise ValueError(f"plans is {type(plan).__name__}; give plans from engine.plan.make")
+            raise ValueError(f"plans is {type(plan).__name__}; give plans from plans.plan.make")
     if not plans:
         raise ValueError("plans is empty; give at least one plan")
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax import _files
 from dpjax.engine import identity as identity_
-from dpjax.results import files
 
 __all__ = ["Checkpoints", "unfinished"]
 
@@ -51,7 +51,7 @@ class Checkpoints:
             _check_folder(self.folder, identity)
             if not (self.folder / _MARK).exists():
                 mark = {"format": 1, "identity": identity}
-                files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())
+                _files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True),

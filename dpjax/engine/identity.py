@@ -21,8 +21,8 @@ import jaxlib
 import numpy as np
 
 import dpjax
-from dpjax.engine.plan import Plan
-from dpjax.engine.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
 
 __all__ = ["computation", "differences", "digest", "fingerprint", "of_run"]
 

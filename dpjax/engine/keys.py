@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from dpjax import _validate
-from dpjax.results import files
+from dpjax import _files, _validate
 
 __all__ = [
     "PURPOSES",
@@ -87,7 +86,7 @@ def create_key_file(
     words = [secrets.randbits(32), secrets.randbits(32)]
     try:
         with _writing(path):
-            files.create(path, _content(fingerprint, words, checkpoint), mode=0o600)
+            _files.create(path, _content(fingerprint, words, checkpoint), mode=0o600)
     except FileExistsError:
         raise ValueError(
             f"key_file {path} exists; resume the run that made it, or name another file"
@@ -142,7 +141,7 @@ def note_checkpoint(
     words = _read(path, fingerprint)["key"]
     with _writing(path):
         # A link stays one: what it points to is replaced.
-        files.replace(path.resolve(), _content(fingerprint, words, checkpoint), mode=0o600)
+        _files.replace(path.resolve(), _content(fingerprint, words, checkpoint), mode=0o600)
 
 
 def delete_key_file(path: str | os.PathLike, fingerprint: str) -> bool:

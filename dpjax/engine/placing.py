@@ -8,8 +8,8 @@ import numpy as np
 
 from dpjax.data import batches
 from dpjax.engine import program, sharding
-from dpjax.engine.plan import Plan
-from dpjax.engine.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
 from dpjax.topology import nodes
 
 __all__ = ["arrays", "check", "data"]
@@ -33,7 +33,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     first = problems[0]
     for problem in problems:
         if not isinstance(problem, Problem):
-            raise ValueError(f"problem is {type(problem).__name__}; give an engine.problem.Problem")
+            raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
         for name in ("init", "loss", "metrics", "batch_loss"):
             if getattr(problem, name) is not getattr(first, name):
                 raise ValueError(

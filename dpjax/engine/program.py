@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax.algorithms.base import Algorithm, State
 from dpjax.algorithms.dsgd import dsgd
 from dpjax.data import batches
-from dpjax.engine.records import clipped_sum
 from dpjax.engine.sharding import AXIS
 from dpjax.transforms import clipping, noise
+from dpjax.transforms.sums import clipped_sum
 
 __all__ = [
     "Arrays",

@@ -16,12 +16,13 @@ from tqdm import tqdm
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.base import State
-from dpjax.engine import arguments, forecasts, keys, placing, program, releases, sharding
+from dpjax.engine import arguments, keys, placing, program, sharding
 from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
-from dpjax.engine.plan import Plan, statics
-from dpjax.engine.problem import Problem
-from dpjax.engine.stated import Stopping, check_stop_at, stated
+from dpjax.plans import forecasts, releases
+from dpjax.plans.plan import Plan, statics
+from dpjax.plans.problem import Problem
+from dpjax.plans.stated import Stopping, check_stop_at, stated
 from dpjax.transforms.noise import NoiseState
 
 __all__ = ["Progress", "Result", "run"]
@@ -205,7 +206,7 @@ def run(
 
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
-            (`dpjax.engine.forecasts`).
+            (`dpjax.plans.forecasts`).
     """
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.engine import plan as plan_
 from dpjax.engine.run import Result
-from dpjax.mechanism import design as design_
+from dpjax.plans import plan as plan_
 
 __all__ = ["best_steps", "grid"]
 
@@ -31,7 +30,7 @@ def grid(
         raise ValueError("steps is empty; give at least one step size")
     plans = []
     for config in configs.values():
-        design: design_.Design | None = None
+        design: Any = None
         for step in steps:
             config = replace(config, step_size=_validate.positive("steps", step))
             plans.append(plan_.make(config, mixing, design=design))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpjax import _files
-from dpjax.results import files
 
 if TYPE_CHECKING:
     import pandas
@@ -83,7 +82,7 @@ def write(
     content = "\n".join([_dump({"metadata": head}), *lines]) + "\n"
     with _files.writing("path", path):
         try:
-            files.create(path, content.encode())
+            _files.create(path, content.encode())
         except FileExistsError:
             raise taken from None
     return path

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.results import captions, files
+from dpjax.results import captions
 
 __all__ = ["INK", "Notes", "figure", "finish", "notes_of", "save", "style"]
 
@@ -182,7 +182,7 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
                 if len(content) <= _LARGEST:
                     break
     with _files.writing("path", path):
-        files.replace(path, content)
+        _files.replace(path, content)
         if named != path:
             named.unlink(missing_ok=True)
     return path

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import dense, observer, views
-from dpjax.engine import strategies
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import strategies
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import rounds
 from tests.accounting import oracle

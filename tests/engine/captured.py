@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import keys, plan
+from dpjax.engine import keys
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 
 def plain(weights):

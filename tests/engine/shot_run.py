@@ -23,10 +23,11 @@ import jax
 import numpy as np
 import orbax.checkpoint  # noqa: F401 - once, for all that are forked
 
-from dpjax.engine import plan, program
+from dpjax.engine import program
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 DESIGNS = {"simulation": "whisper", "release": "whisper", "release_over_rounds": "anti_pgd"}
 ROUNDS = 12

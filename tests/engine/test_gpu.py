@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
 from dpjax.engine.run import run
 from dpjax.mechanism import factorization, spatial
+from dpjax.plans import plan
 from dpjax.topology import gossip, graphs, mixing
 from dpjax.transforms import noise
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 pytestmark = pytest.mark.gpu
 

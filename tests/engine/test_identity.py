@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.engine import keys, plan
+from dpjax.engine import keys
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from tests.engine import captured
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 

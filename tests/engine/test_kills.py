@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from tests.engine import shot_run
-from tests.engine.support import make_config
+from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.engine import keys, plan, program
+from dpjax.engine import keys, program
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from dpjax.transforms import rounds
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from dpjax.data import batches, partition
-from dpjax.engine import keys, plan, program
+from dpjax.engine import keys, program
 from dpjax.engine.run import run
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax import cli
-from dpjax.engine import plan
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 
 ROOT = Path(__file__).resolve().parents[2]

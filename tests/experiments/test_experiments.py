@@ -102,7 +102,7 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
     assert "at most 6, 6 apart, with noise correlated over rounds" in out and "nan  1." in out
 
 
-@pytest.mark.filterwarnings("ignore::dpjax.engine.forecasts.HopelessWarning")
+@pytest.mark.filterwarnings("ignore::dpjax.plans.forecasts.HopelessWarning")
 def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     module = script("examples", "sweep")
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)

@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
+from dpjax.plans import plan
 from dpjax.topology import mixing
 
 DESIGNS = [name for name in plan.DESIGNS if name not in ("non_private", "covariance")]

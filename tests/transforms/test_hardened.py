@@ -10,14 +10,15 @@ import pytest
 from scipy import stats
 
 from dpjax.accounting import finite
-from dpjax.engine import placing, plan, program
+from dpjax.engine import placing, program
 from dpjax.engine.run import _settings
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
+from dpjax.plans import plan
 from dpjax.transforms import hardened, noise, rounds
 from dpjax.transforms.normals import words
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 KEY = jax.random.key(7, impl="threefry2x32")
 

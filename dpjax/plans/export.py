@@ -27,7 +27,7 @@ from jaxtyping import Int
 from dpjax.transforms import rounds as rounds_
 
 if TYPE_CHECKING:
-    from dpjax.engine.plan import Plan
+    from dpjax.plans.plan import Plan
 
 __all__ = ["instructions", "save", "seed_groups"]
 

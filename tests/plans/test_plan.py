@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpjax.engine import plan, strategies
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import plan, strategies
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config
+from tests.support import make_config
 
 
 def oracle_delta(mu, epsilon):

@@ -13,11 +13,11 @@ import pytest
 
 from dpjax.accounting import forecast, gdp
 from dpjax.data.partition import Partition
-from dpjax.engine import forecasts, plan
-from dpjax.engine.problem import Problem
 from dpjax.engine.run import run
+from dpjax.plans import forecasts, plan
+from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config, make_problem
+from tests.support import make_config, make_problem
 
 PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]
 UNITS = [

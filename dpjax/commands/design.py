@@ -9,10 +9,11 @@ import numpy as np
 from dpjax._rounding import up
 from dpjax.accounting import budget
 from dpjax.accounting.forecast import Forecast
-from dpjax.engine import account_tables, export
-from dpjax.engine import plan as plan_
+from dpjax.commands import loss_tables
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
+from dpjax.plans import export
+from dpjax.plans import plan as plan_
 
 __all__ = ["by_agent", "figures", "forecast", "plans", "refuse_unread", "trust"]
 
@@ -153,7 +154,7 @@ def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
     Returns:
         Lines; none for a large network.
     """
-    if len(names) > account_tables.FEW or plan.design is None:
+    if len(names) > loss_tables.FEW or plan.design is None:
         return []
     config, covariance = plan.config, plan.design.covariance
     spent = budget.loss(

@@ -15,9 +15,9 @@ from dpjax import _validate
 from dpjax.accounting import budget, gdp, views
 from dpjax.accounting.view import Gradients
 from dpjax.accounting.zipdl import ZipDL
-from dpjax.engine import strategies
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import strategies
 
 __all__ = [
     "ALGORITHMS",

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from dpjax.engine import plan
-from dpjax.engine.stated import stated
-from tests.engine.support import make_config
+from dpjax.plans import plan
+from dpjax.plans.stated import stated
+from tests.support import make_config
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,8 @@ from jaxtyping import Float
 
 from dpjax import _terminal, _validate
 from dpjax.accounting.view import Gradients
-from dpjax.engine import account as account_
-from dpjax.engine import account_report as report
-from dpjax.engine import account_tables
-from dpjax.engine import multiplier as multiplier_
+from dpjax.commands import loss_tables, report, victims
+from dpjax.commands import multiplier as multiplier_
 from dpjax.topology import nodes
 
 __all__ = ["account", "multiplier", "refuse_of_ldp"]
@@ -53,10 +51,10 @@ def account(
     Raises:
         ValueError: For options that do not go together.
     """
-    setting = account_.Setting(
+    setting = victims.Setting(
         command.algorithm,
         mixing,
-        account_.participation(command.rounds, command.epochs, command.separation),
+        victims.participation(command.rounds, command.epochs, command.separation),
         command.relation,
         command.gossip_steps,
         command.shared,
@@ -69,7 +67,7 @@ def account(
     protected = command.protected
     if protected is not None:
         protected = nodes.find_all(names, protected, "protected")
-    found = account_.rows_of_each(
+    found = victims.rows_of_each(
         setting,
         command.trust,
         sets,
@@ -114,10 +112,10 @@ def multiplier(
         ValueError: For options that do not go together, or a loss that no noise makes finite.
     """
     clip = _validate.positive("clip", command.clip)
-    setting = account_.Setting(
+    setting = victims.Setting(
         command.algorithm or "dsgd",
         mixing,
-        account_.participation(command.rounds, command.epochs, command.separation),
+        victims.participation(command.rounds, command.epochs, command.separation),
         command.relation,
         1 if command.gossip_steps is None else command.gossip_steps,
     )
@@ -127,10 +125,10 @@ def multiplier(
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
     each: list[str] = []
-    if len(names) <= account_tables.FEW:
+    if len(names) <= loss_tables.FEW:
         with_it = {"sigma": found.sigma, "delta": command.delta}
-        spent = account_.rows_of_each(setting, "pndp", sets, **with_it)
-        each = account_tables.by_agent(spent, names, _terminal.width())
+        spent = victims.rows_of_each(setting, "pndp", sets, **with_it)
+        each = loss_tables.by_agent(spent, names, _terminal.width())
     lines = report.multiplier_lines(
         setting,
         found,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
-from dpjax.engine import plan
 from dpjax.engine.run import run
 from dpjax.engine.tune import best_steps
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from tests.engine.support import make_config
+from dpjax.plans import plan
+from tests.support import make_config
 
 
 def own_config(**changes):

@@ -9,7 +9,7 @@ from dpjax.accounting import finite
 from dpjax.transforms import rounds as rounds_
 
 if TYPE_CHECKING:
-    from dpjax.engine.plan import Plan
+    from dpjax.plans.plan import Plan
 
 __all__ = ["grid", "priced"]
 

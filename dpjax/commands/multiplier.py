@@ -8,7 +8,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.view import Gradients
-from dpjax.engine import account
+from dpjax.commands import victims
 
 __all__ = ["Needed", "needed"]
 
@@ -38,7 +38,7 @@ class Needed(NamedTuple):
 
 
 def needed(
-    setting: account.Setting,
+    setting: victims.Setting,
     attackers: Sequence[Sequence[int]],
     *,
     epsilon: float,
@@ -49,7 +49,7 @@ def needed(
 
     mu falls as 1 / sigma, so sigma is the worst loss at noise 1 over the mu of the budget.
 
-    Guarantee: with noise of this multiplier, as `account.NOISE` says, every agent outside a set of
+    Guarantee: with noise of this multiplier, as `victims.NOISE` says, every agent outside a set of
     attackers is (epsilon, delta)-DP against that set, for the setting's relation and
     participation; with ``gradients="view"`` only under its assumption.
 
@@ -69,8 +69,8 @@ def needed(
     epsilon, delta = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
     mu, shift = float(gdp.mu(epsilon, delta)), setting.unit_shift
     algorithm = setting.make()
-    seen = [account.view(algorithm, "pndp", each) for each in attackers]
-    found = account.stated(seen, setting.participation, gradients)
+    seen = [victims.view(algorithm, "pndp", each) for each in attackers]
+    found = victims.stated(seen, setting.participation, gradients)
     losses = np.nan_to_num(np.array([each.mu for each in found]), nan=-1.0, posinf=np.inf)
     where, victim = np.unravel_index(np.argmax(losses), losses.shape)
     worst = float(losses[where, victim])
@@ -88,7 +88,7 @@ def needed(
             sigma *= 1 + 1e-10
         return sigma
 
-    (outside,) = account.stated([algorithm.ldp()], setting.participation, "any")
+    (outside,) = victims.stated([algorithm.ldp()], setting.participation, "any")
     return Needed(
         multiplier(worst),
         mu,
@@ -97,5 +97,5 @@ def needed(
         int((losses >= worst * (1 - 1e-6)).sum()),
         bool(found[where].upper_bound[victim]),
         multiplier(float(outside.mu.max())),
-        multiplier(float(np.sqrt(setting.participation.epochs)) * (1 + account.ROUNDING)),
+        multiplier(float(np.sqrt(setting.participation.epochs)) * (1 + victims.ROUNDING)),
     )

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import problem
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
+from dpjax.plans import problem
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.tile([0, 1, 2], 4)

@@ -9,12 +9,13 @@ import pytest
 
 from dpjax.accounting import finite, gdp, views
 from dpjax.algorithms.dsgd import dsgd
-from dpjax.engine import plan, program, releases
+from dpjax.engine import program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import plan, releases
 from dpjax.topology import mixing
 from dpjax.transforms import noise
-from tests.engine.support import make_config
+from tests.support import make_config
 
 
 def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):

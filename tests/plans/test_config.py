@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.engine import plan
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config
+from tests.support import make_config
 
 JUNK = [
     *(float("nan"), float("inf"), -float("inf"), True, False, np.bool_(True), None, 0, -1),

@@ -9,8 +9,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import strategies
-from dpjax.engine.plan import Plan
+from dpjax.plans import strategies
+from dpjax.plans.plan import Plan
 
 __all__ = ["STOPPING", "Stated", "Stopping", "check_stop_at", "stated"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpjax import _refusals, _terminal, _validate
-from dpjax.engine.forecasts import HopelessWarning
+from dpjax.plans.forecasts import HopelessWarning
 from dpjax.results import records
 
 if TYPE_CHECKING:

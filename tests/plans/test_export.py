@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
-from dpjax.engine import export, plan
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from tests.engine.support import make_config
+from dpjax.plans import export, plan
+from tests.support import make_config
 
 NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
 PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]

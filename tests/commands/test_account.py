@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.accounting import gdp
-from dpjax.engine import account, account_report, multiplier
+from dpjax.commands import multiplier, report, victims
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.results import records
@@ -202,16 +202,16 @@ def test_upper_bounds_are_named(capsys: Capture) -> None:
         for u in (1, 2)
     ]  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.path(3))
-    setting = account.Setting("dsgd", matrix, Participation(2, 2, 1), "zero_out_record")
+    setting = victims.Setting("dsgd", matrix, Participation(2, 2, 1), "zero_out_record")
     text = "\n".join(
-        account_report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
+        report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
                              gradients="view")
     )  # fmt: skip
     assert re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= : 1 are upper bounds" in text
     # A neighbour's plain bound, 3.3 on the Florentine graph, gives way to all messages' sqrt 10.
     florentine = mixing.uniform_neighbors(graphs.florentine())
-    setting = account.Setting("dsgd", florentine, Participation(10, 10, 1), "zero_out_record")
-    found = account.rows(setting, "pndp", attackers=[0], sigma=1.0)
+    setting = victims.Setting("dsgd", florentine, Participation(10, 10, 1), "zero_out_record")
+    found = victims.rows(setting, "pndp", attackers=[0], sigma=1.0)
     (near,) = [r for r in found if r["gradients"] == "view" and r["distance"] == 1]
     assert near["upper_bound"] and near["mu"] == pytest.approx(np.sqrt(10), rel=1e-8)
 
@@ -293,12 +293,12 @@ def test_families_keep_their_names(capsys: Capture) -> None:
 
 def test_distances_follow_the_messages() -> None:
     matrix = mixing.uniform_neighbors(graphs.florentine())
-    assert np.bincount(account.distances(matrix, [0])).tolist() == [1, 1, 5, 5, 3]
+    assert np.bincount(victims.distances(matrix, [0])).tolist() == [1, 1, 5, 5, 3]
     # Directed: 1 sends to 0, 2 to 1, and nobody hears 3 but 2.
     chain = np.array([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 1.0]])
-    assert account.distances(chain, [0]).tolist() == [0, 1, 2, 3]
-    assert account.distances(chain, [3]).tolist() == [-1, -1, -1, 0]
-    assert account.distances(chain, [0, 2]).tolist() == [0, 1, 0, 1]
+    assert victims.distances(chain, [0]).tolist() == [0, 1, 2, 3]
+    assert victims.distances(chain, [3]).tolist() == [-1, -1, -1, 0]
+    assert victims.distances(chain, [0, 2]).tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> N
 def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     # A long tail: with one round, only neighbours learn anything; with colluders, theirs.
     matrix = mixing.uniform_neighbors(graphs.path(5))
-    setting = account.Setting("dsgd", matrix, Participation(4, 1, 1), "zero_out_record")
+    setting = victims.Setting("dsgd", matrix, Participation(4, 1, 1), "zero_out_record")
     each = np.array([losses(matrix, 4, (a,), [[0], [1], [2], [3]]) for a in range(5)])
     sets = [(a,) for a in range(5)]
     found = multiplier.needed(setting, sets, epsilon=2.0, delta=1e-6, gradients="view")
@@ -391,9 +391,9 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
 def test_the_printed_calls_run(capsys: Capture) -> None:
     assert cli.main([*DESIGN, "--trust", "pndp", "--attacker", "1"]) == 0
     text = capsys.readouterr().out
-    from dpjax import engine, topology  # noqa: F401 - named by the printed calls
+    from dpjax import commands, topology  # noqa: F401 - named by the printed calls
 
-    scope = {"graph": graphs.path(5), "topology": topology, "engine": engine}
+    scope = {"graph": graphs.path(5), "topology": topology, "commands": commands}
     scope["Participation"] = Participation
     calls = text.partition("the same in Python:")[2]
     lines = [line.strip() for line in calls.splitlines() if line.startswith("  ")]
@@ -425,5 +425,5 @@ def test_help_defines_sigma(capsys: Capture) -> None:
     assert cli.main(["account", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "sensitivity 1" in text and "mu = 1 / sigma" in text and "noise multiplier" in text
-    for name in account.ALGORITHMS:
+    for name in victims.ALGORITHMS:
         assert name in text

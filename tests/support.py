@@ -1,10 +1,10 @@
-"""A small problem and its plans, shared by the engine's tests."""
+"""A small problem and its plans, shared by the rooms' tests."""
 
 import numpy as np
 
 from dpjax.data import partition
-from dpjax.engine import plan, problem
 from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
 
 
 def make_problem(agents, records=24, features=5, seed=0):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpjax._rounding import up
-from dpjax.engine.account import grouped
+from dpjax.commands.victims import grouped
 
 __all__ = ["FEW", "TITLES", "by_agent", "by_distance"]
 
@@ -19,7 +19,7 @@ def by_agent(
     """The largest loss of every agent, a line for each, or nothing for a large network.
 
     Args:
-        found: From `account.rows` or `account.rows_of_each`.
+        found: From `victims.rows` or `victims.rows_of_each`.
         names: The agents' labels.
         columns: Where lines must end; None is nowhere.
     """
@@ -55,7 +55,7 @@ def by_distance(
     """Both losses, a line for each distance.
 
     Args:
-        found: From `account.rows` or `account.rows_of_each`.
+        found: From `victims.rows` or `victims.rows_of_each`.
         delta: Delta, or None for no epsilon.
         columns: Where lines must end; None is nowhere.
     """

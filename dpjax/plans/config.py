@@ -7,8 +7,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget
-from dpjax.engine import strategies
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import strategies
 
 __all__ = ["DESIGNS", "Config"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dpjax._rounding import up
-from dpjax.engine.account import ASSUMPTIONS, NOISE, Setting, grouped
-from dpjax.engine.account_tables import FEW, TITLES, by_agent, by_distance
-from dpjax.engine.multiplier import Needed
+from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
+from dpjax.commands.multiplier import Needed
+from dpjax.commands.victims import ASSUMPTIONS, NOISE, Setting, grouped
 from dpjax.topology import nodes
 
 __all__ = ["attackers", "check_place", "lines", "multiplier_lines", "write"]
@@ -53,14 +53,14 @@ def lines(
     gradients: str,
     columns: int | None = None,
 ) -> list[str]:
-    """The report of `account.rows_of_each`, by distance, and by agent in a small network.
+    """The report of `victims.rows_of_each`, by distance, and by agent in a small network.
 
     Args:
         setting: The algorithm.
         trust: The trust model.
-        found: From `account.rows_of_each`.
+        found: From `victims.rows_of_each`.
         sets: The attackers, each set on its own.
-        protected: See `account.view`.
+        protected: See `victims.view`.
         names: The agents' labels.
         sigma: Noise multiplier.
         delta: Delta, or None.
@@ -158,11 +158,11 @@ def multiplier_lines(
         "nothing is written; the same in Python:",
         f"  W = topology.mixing.{weights}(graph)",
         f"  when = Participation({when.rounds}, {when.epochs}, {when.separation})",
-        f'  setting = engine.account.Setting("{setting.algorithm}", W, when, '
+        f'  setting = commands.victims.Setting("{setting.algorithm}", W, when, '
         f'"{setting.relation}"{_options(setting)})',
-        f"  engine.multiplier.needed(setting, {_short(sets)}, epsilon={epsilon:g}, "
+        f"  commands.multiplier.needed(setting, {_short(sets)}, epsilon={epsilon:g}, "
         f'delta={delta:g}, gradients="{gradients}").sigma',
-        '  engine.account.rows(setting, "pndp", attackers=..., sigma=...)  # every victim',
+        '  commands.victims.rows(setting, "pndp", attackers=..., sigma=...)  # every victim',
     ]
     if setting.algorithm not in ("decor", "zip_dl"):
         made.append(
@@ -183,7 +183,7 @@ def write(
 
     Args:
         out: The record file; must not exist.
-        found: From `account.rows_of_each`.
+        found: From `victims.rows_of_each`.
         about: The command's options.
         names: The agents' labels.
         command: The command line.

@@ -13,7 +13,7 @@ from dpjax.accounting import forecast as forecast_
 from dpjax.accounting.forecast import Forecast
 
 if TYPE_CHECKING:
-    from dpjax.engine.plan import Plan
+    from dpjax.plans.plan import Plan
 
 __all__ = ["HopelessWarning", "entries", "of_plan", "tell"]
 

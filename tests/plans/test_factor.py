@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dpjax.engine import factor, plan
 from dpjax.mechanism import design
+from dpjax.plans import factor, plan
 from dpjax.topology import graphs, mixing
-from tests.engine.support import make_config
+from tests.support import make_config
 
 NETWORKS = {
     "two": mixing.metropolis_hastings(graphs.complete(2)),

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpjax.engine import launch
+from dpjax.results import launch
 
 
 @dataclasses.dataclass(frozen=True)

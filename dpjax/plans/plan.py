@@ -20,10 +20,10 @@ import numpy as np
 from dpjax.accounting import budget, finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import export, forecasts, own, releases, strategies
-from dpjax.engine import factor as factor_
-from dpjax.engine.config import DESIGNS, Config
 from dpjax.mechanism import design as design_
+from dpjax.plans import export, forecasts, own, releases, strategies
+from dpjax.plans import factor as factor_
+from dpjax.plans.config import DESIGNS, Config
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
@@ -127,7 +127,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str], labels: Sequence[object] | None = None) -> Path:
         """Write design, terms and instructions to an .npz file for a loop of one's own.
 
-        See `dpjax.engine.export`, which states what it guarantees.
+        See `dpjax.plans.export`, which states what it guarantees.
 
         Args:
             path: Where to; ``.npz`` is appended when there is no suffix.

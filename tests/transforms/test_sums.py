@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.engine import records
 from dpjax.models import losses
 from dpjax.models.mlp import MLP, weighted_gradients
-from dpjax.transforms import clipping
+from dpjax.transforms import clipping, sums
 
 NETWORK = MLP(hidden=(16,), outputs=None, activation="relu")
 WEIGHTED = functools.partial(weighted_gradients, NETWORK, losses.squared)
@@ -36,7 +35,7 @@ def length(tree):
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 1e6])
 def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0
-    got = records.clipped_sum(WEIGHTED, clip_norm, method=method)(*batch, padding)
+    got = sums.clipped_sum(WEIGHTED, clip_norm, method=method)(*batch, padding)
     want = clipping.per_example(one, clip_norm, method=method)(*batch, padding)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * min(clip_norm, 5))
@@ -50,7 +49,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
         def weighted(params, x, y, weights):
             return WEIGHTED(params, x, y, lambda norms: weights(norms * understated))
 
-        fn = jax.jit(records.clipped_sum(weighted, clip_norm))
+        fn = jax.jit(sums.clipped_sum(weighted, clip_norm))
         each = [fn(params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         return max(map(length, each)) / clip_norm
 
@@ -61,7 +60,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
 
 def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
     params, x, y = batch
-    fn = records.clipped_sum(WEIGHTED, 1.0)
+    fn = sums.clipped_sum(WEIGHTED, 1.0)
     whole = fn(params, x[:8], y[:8])
     padding = jnp.arange(12) >= 8
     for replaced in (y, y.at[8:].set(1e30), y.at[8:].set(jnp.inf)):
@@ -77,7 +76,7 @@ def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
 
 def test_zeroing_a_record_moves_the_sum_by_the_clip_norm_at_most(batch):
     params, x, y = batch
-    fn = jax.jit(records.clipped_sum(WEIGHTED, 0.25))
+    fn = jax.jit(sums.clipped_sum(WEIGHTED, 0.25))
     whole = fn(params, x, y, jnp.zeros(12, bool))
     for record in range(12):
         less = fn(params, x, y, jnp.arange(12) == record)

@@ -1,0 +1,1 @@
+"""What `dpjax design` and `dpjax account` do: losses, multipliers and their reports."""
