@@ -9,37 +9,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from dpjax import _refusals, _terminal
 
-if TYPE_CHECKING:
-    import networkx as nx
-    import numpy as np
-
-    from dpjax.mechanism.design import Design as Made
-
 __all__ = ["Account", "Check", "Data", "Design", "Fetch", "List", "Plot", "Where", "main"]
 
-_DEFAULT_OUT = "dpjax-design.npz"
 _Algorithm = Literal[
     "dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"
 ]  # fmt: skip
 _Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
-_PROTECTS = {
-    "replace_agent": "all data of one agent",
-    "replace_record": "one record of one agent, against another",
-    "zero_out_record": "one record of one agent, against its absence",
-}
-_COMPARED = (
-    ("independent", "LDP (independent)"),
-    ("pairwise", "DECOR (pairwise)"),
-    ("whisper", "Whisper, one step"),
-    ("whisper_horizon", "Whisper, horizon"),
-    ("central", "CDP (reference only)"),
-)
 
 
 @dataclass(frozen=True)
@@ -315,271 +296,33 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
 
 
-def _network(command: Design | Account) -> "tuple[nx.Graph, np.ndarray, str]":
-    """The graph, its mixing matrix, and a line about both."""
-    from dpjax.topology import graphs, mixing
-
-    graph = graphs.parse(_seeded(command.graph, command.seed))
-    matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
-        command.mixing
-    ](graph)
-    seed = graph.graph.get("seed")
-    told = (
-        f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges"
-        + (f", seed {seed}" if seed is not None else "")
-        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
-    )
-    return graph, matrix, told
-
-
 def _design(command: Design) -> int:
-    from dpjax.commands import design as design_command
-    from dpjax.mechanism import design, spatial
-    from dpjax.plans import plan
-    from dpjax.topology import nodes
+    from dpjax.commands import account, design
 
-    if command.trust == "pndp":
-        from dpjax.commands import account
-
-        account.refuse_of_ldp(command)
-        graph, matrix, told = _network(command)
-        print("\n".join([told, *account.multiplier(command, graph, matrix, _PROTECTS)]))
-        return 0
-    for name in _OF_PNDP:
-        if getattr(command, name) not in ((), None):
-            raise ValueError(
-                f"{name} is {getattr(command, name)!r} with trust 'ldp'; leave it out, or take "
-                "--trust pndp, which writes no file. A file for records in a fixed order is saved "
-                "from Python: plan.make(config, W).save(path), as in docs/own_loop.md"
-            )
-    design_command.refuse_unread(command)
-    command = dataclasses.replace(command, design=command.design or "whisper_horizon")
-    assert command.design is not None
-    graph, matrix, told = _network(command)
-    n, horizon = len(matrix), command.horizon or command.rounds
-    config = plan.Config(
-        design=command.design,
-        epsilon=command.epsilon,
-        delta=command.delta,
-        relation=command.relation,
-        rounds=command.rounds,
-        clip_norm=command.clip,
-        accountant=command.accountant,
-        allow_unsound=command.allow_unsound,
-        horizon=command.horizon,
-        # Neither decides the noise; a run's own plan sets them.
-        batch_size=1 if command.batch_size is None else command.batch_size,
-        step_size=1.0,
-    )
-    bound = float(config.precision_bound())
-    made = {
-        kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
-        for kind, _ in _COMPARED
-    }
-    chosen = made[command.design]
-    out = _free(command.out, _DEFAULT_OUT)
-    plans = design_command.plans(config, matrix, made)
-    mine, independent = plans[command.design], plans["independent"]
-    forecast = design_command.forecast(plans, command.design, command.parameters)
-    saved = mine.save(out, nodes.labels(graph))
-    print(told)
-    print(f"relation: {config.relation} ({_PROTECTS[config.relation]})")
-    print(f"guarantee: {mine.guarantee.statement()}")
-    print("\n".join(design_command.trust(mine, independent)))
-    print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
-    print("\n".join(design_command.figures(mine, independent, _FIGURES)))
-    print(f"  {'certified gap: excess over the optimum, at most':<52}{_gap(chosen):>12}")
-    if each := design_command.by_agent(mine, nodes.labels(graph)):
-        print("\n" + "\n".join(each))
-    ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
-    if ratio > 100:
-        print(
-            f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
-            "\n  it cancels (agents with the same neighbours do); messages must carry that range."
-            "\n  Bound it: plan.Config(..., max_variance=20), or design.make(..., max_variance=20)"
-        )
-    if config.unit == "agent" and config.delta >= 1 / n:
-        print(f"  NOTE: delta {config.delta:g} is not below 1 / {n} agents; that promises little")
-    if not chosen.converged:
-        print("  the solver stopped at a limit: the bound holds, the energy is not the least")
-    print(f"\n{_table(made, matrix, horizon)}")
-    print("\n" + "\n".join(forecast))
-    print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
-    return 0
-
-
-_FIGURES = {
-    "lambda_min": "lambda_min, smallest eigenvalue of R",
-    "energy": "energy of one step, tr(W R W')",
-    "per_agent_energy": "that per agent, tr(W R W') / n",
-    "network_mean_variance": "variance of the network's mean, 1'R1 / n^2",
-    "largest_variance": "largest variance of an agent's noise, max R_ii",
-    "largest_variance_ratio": "largest_variance_ratio: that over independent's",
-}
-
-
-def _gap(chosen: "Made") -> str:
-    return "none known" if chosen.gap is None else f"{max(chosen.gap, 0.0):.1e}"
-
-
-def _table(made: "dict[str, Made]", matrix: "np.ndarray", horizon: int) -> str:
-    """The designs' noise energies under one bound, beside independent noise's."""
-    from dpjax.mechanism import spatial
-
-    energies = {
-        kind: [spatial.energy(each.covariance, matrix, count) for count in (None, horizon)]
-        for kind, each in made.items()
-    }
-    lines = [
-        "noise energy at this guarantee",
-        f"  {'':<22}{'one step':>12}{'of LDP':>9}{f'{horizon:,} rounds':>16}{'of LDP':>9}",
-    ]
-    for kind, title in _COMPARED:
-        one, all_ = energies[kind]
-        first, last = energies["independent"]
-        lines.append(
-            f"  {title:<22}{one:>12.5g}{one / first:>9.3f}{all_:>16.5g}{all_ / last:>9.3f}"
-        )
-    lines.append(
-        "  CDP is what a trusted server would need: it gives outsiders no such guarantee, and runs"
-        "\n  refuse it"
-    )
-    return "\n".join(lines)
-
-
-def _seeded(spec: str, seed: int) -> str:
-    """A random graph's spec with its seed, any other unchanged; a seed for those is refused."""
-    parts = spec.split(":")
-    if parts[0] == "er" and len(parts) == 3:
-        return f"{spec}:{seed}"
-    if seed:
-        raise ValueError(
-            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
-            "out, or give er:AGENTS:PROBABILITY"
-        )
-    return spec
-
-
-def _free(out: Path | None, default: str) -> Path:
-    """The path to write to; an existing file is never replaced."""
-    if out is not None:
-        if not out.name or out.is_dir():
-            raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
-        out = out if out.suffix else out.with_suffix(Path(default).suffix)
-        if out.exists():
-            raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
-        if not out.parent.exists():
-            raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
-        return out
-    path, number = Path(default), 1
-    while path.exists():
-        number += 1
-        path = Path(default).with_stem(f"{Path(default).stem}-{number}")
-    return path
-
-
-_OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gradients")
+    return account.insiders(command) if command.trust == "pndp" else design.run(command)
 
 
 def _account(command: Account) -> int:
     from dpjax.commands import account
 
-    graph, matrix, told = _network(command)
-    out = _free(command.out, "dpjax-account.jsonl")
-    lines = account.account(command, graph, matrix, out, _PROTECTS)
-    print("\n".join([told, *lines]))
-    return 0
+    return account.run(command)
 
 
 def _plot(command: Plot) -> int:
-    from dpjax.results import plots
+    from dpjax.commands import plot
 
-    if not command.source:
-        raise ValueError("source is missing; name a record file, or a folder of them")
-    if command.linear and (command.log_x or command.log_y):
-        raise ValueError("linear is given with log_x or log_y; take one")
-    made = plots.from_records(
-        command.source,
-        x=command.x,
-        y=command.y,
-        series=command.series,
-        where=command.where,
-        log_x=command.log_x or (False if command.linear else None),
-        log_y=command.log_y or (False if command.linear else None),
-        out=command.out,
-    )
-    print(f"written: {made}")
-    return 0
+    return plot.run(command)
 
 
 def _data(command: Data) -> int:
-    from dpjax.data import cache
+    from dpjax.commands import data
 
     action = command.action
     if isinstance(action, Fetch):
-        return _fetch(action.name)
+        return data.fetch(action.name)
     if isinstance(action, Check):
-        return _check()
-    if isinstance(action, Where):
-        print(cache.folder())
-        return 0
-    return _list()
-
-
-def _list() -> int:
-    from dpjax.data import cache, catalog, networks
-
-    root = cache.folder()
-    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    print(f"cache: {root}" + ("" if root.is_dir() else " (does not exist yet)"))
-    for name in [*catalog.SETS, *own]:
-        known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
-        path = root / f"{name}.npz"
-        if known.bundled:
-            state = "with scikit-learn"
-        elif path.exists():
-            state = f"here, {path.stat().st_size / 1e6:.1f} MB"
-        else:
-            state = "can be fetched" if known.urls else "to be put there"
-        print(f"  {name:<15}{state:<18}{known.source}")
-    ego = "here" if (root / f"{networks.NAME}.edgelist").exists() else "can be fetched"
-    print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
-    return 0
-
-
-def _fetch(name: str) -> int:
-    from dpjax.data import cache, load, networks
-
-    if name == networks.NAME:
-        print(networks.fetch())
-        return 0
-    data = load.load(name)
-    where = cache.folder() / f"{name}.npz"
-    tests = 0 if data.x_test is None else len(data.x_test)
-    print(f"{name}: {len(data.x_train)} train and {tests} test records, sha256 {data.sha256}")
-    print(where if where.exists() else "with scikit-learn: no file is needed")
-    return 0
-
-
-def _check() -> int:
-    from dpjax.data import cache, canonical, catalog
-
-    bad = 0
-    paths = sorted(cache.folder().glob("*.npz"))
-    for path in paths:
-        known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
-        try:
-            _, sha256 = canonical.read(
-                path, known.sha256, "delete it and put or fetch a whole one", again=True
-            )
-        except ValueError as error:
-            bad += 1
-            print(f"{path.stem}: BAD: {error}")
-        else:
-            how = "as published" if any(known.sha256) else "whole; no published hash is known"
-            print(f"{path.stem}: {how}, sha256 {sha256}")
-    print(f"{len(paths)} files, {bad} bad")
-    return 1 if bad else 0
+        return data.check()
+    return data.where() if isinstance(action, Where) else data.everything()
 
 
 _COMMANDS: dict[type, Any] = {Design: _design, Account: _account, Plot: _plot, Data: _data}

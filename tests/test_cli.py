@@ -13,6 +13,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.accounting import budget, gdp
+from dpjax.commands import design_report
 from dpjax.data import canonical
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
@@ -84,7 +85,7 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
     spent = budget.loss(saved.covariance, 1e-5, **terms)  # type: ignore[arg-type]
     assert saved.kind == "whisper_horizon" and spent.epsilon.max() <= 10
     figures = spatial.figures(saved.covariance, matrix)
-    for key, name in cli._FIGURES.items():
+    for key, name in design_report.FIGURES.items():
         (shown,) = re.findall(rf"{re.escape(name)} +(\S+)", text)
         assert float(shown) == pytest.approx(figures[key], rel=1e-5)
     (gap,) = re.findall(r"certified gap: .* (\S+)\n", text)
@@ -115,7 +116,7 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
     rows = {}
-    for _, title in cli._COMPARED:
+    for _, title in design_report.COMPARED:
         (numbers,) = re.findall(rf"{re.escape(title)} +(.*)", text)
         rows[title.partition(" (")[0]] = [float(number) for number in numbers.split()]
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
@@ -141,7 +142,7 @@ def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
     bound = Design.load("dpjax-design.npz").precision_bound
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     alone = spatial.figures(spatial.independent(matrix, bound), matrix)
-    for key, name in cli._FIGURES.items():
+    for key, name in design_report.FIGURES.items():
         (beside,) = re.findall(rf"{re.escape(name)} +\S+ +(\S+)", text)
         assert float(beside) == pytest.approx(alone[key], rel=1e-5)
     assert cli.main([*DESIGN, "--design", "independent"]) == 0
@@ -157,7 +158,7 @@ def test_the_design_forecasts_a_model(capsys: Capture) -> None:
         clip_norm=0.1, batch_size=1, step_size=1.0,
     )  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
-    for kind, _ in cli._COMPARED[:-1]:
+    for kind, _ in design_report.COMPARED[:-1]:
         made = plan.make(dataclasses.replace(config, design=kind), matrix).forecast(5000)
         (line,) = re.findall(rf"  {kind} +(\S+)   ([\d,]+) parameters", text)
         assert float(line[0]) == pytest.approx(made.ratio, rel=6e-3)

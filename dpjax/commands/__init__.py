@@ -1,1 +1,1 @@
-"""What `dpjax design` and `dpjax account` do: losses, multipliers and their reports."""
+"""What `dpjax design`, `dpjax account`, `dpjax plot` and `dpjax data` do."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ from jaxtyping import Float
 
 from dpjax import _terminal, _validate
 from dpjax.accounting.view import Gradients
-from dpjax.commands import loss_tables, report, victims
+from dpjax.commands import account_report, inputs, loss_tables, victims
 from dpjax.commands import multiplier as multiplier_
 from dpjax.topology import nodes
 
-__all__ = ["account", "multiplier", "refuse_of_ldp"]
+__all__ = ["insiders", "run"]
 
 _OF_LDP: dict[str, Any] = {
     "design": None,
@@ -29,12 +28,47 @@ _OF_LDP: dict[str, Any] = {
 }
 
 
-def account(
+def run(command: Any) -> int:
+    """Account for an algorithm on a network: print the losses, write records and figure.
+
+    Args:
+        command: The options, `dpjax.cli.Account`.
+
+    Returns:
+        Exit status.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    graph, matrix, told = inputs.network(command)
+    out = inputs.free(command.out, "dpjax-account.jsonl")
+    print("\n".join([told, *_account(command, graph, matrix, out)]))
+    return 0
+
+
+def insiders(command: Any) -> int:
+    """Print the noise multiplier that a budget needs against insiders; nothing is written.
+
+    Args:
+        command: The options, `dpjax.cli.Design`, under trust "pndp".
+
+    Returns:
+        Exit status.
+
+    Raises:
+        ValueError: For options that do not go together, or a loss that no noise makes finite.
+    """
+    _refuse_of_ldp(command)
+    graph, matrix, told = inputs.network(command)
+    print("\n".join([told, *_multiplier(command, graph, matrix)]))
+    return 0
+
+
+def _account(
     command: Any,
     graph: nx.Graph,
     mixing: Float[np.ndarray, "n n"],
     out: Path,
-    hides: Mapping[str, str],
 ) -> list[str]:
     """Account, write records and figure, and return the report.
 
@@ -43,7 +77,6 @@ def account(
         graph: The network.
         mixing: [n, n] W.
         out: Record file to write.
-        hides: What each relation hides, in words.
 
     Returns:
         Lines to print.
@@ -60,10 +93,10 @@ def account(
         command.shared,
         command.zero_sum,
     )
-    report.check_place(out)
+    account_report.check_place(out)
     names = nodes.labels(graph)
     everyone = ("all",) if command.trust == "pndp" else ()
-    sets = report.attackers(command.attacker or everyone, names)
+    sets = account_report.attackers(command.attacker or everyone, names)
     protected = command.protected
     if protected is not None:
         protected = nodes.find_all(names, protected, "protected")
@@ -75,7 +108,7 @@ def account(
         sigma=command.sigma,
         delta=command.delta,
     )
-    lines = report.lines(
+    lines = account_report.lines(
         setting,
         command.trust,
         found,
@@ -90,20 +123,17 @@ def account(
     when = setting.participation
     about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}
     del about["out"]
-    written = report.write(out, found, about, names, _typed("account", command))
-    return [_relation(command, hides), *lines, "", *(f"written: {p}" for p in written)]
+    written = account_report.write(out, found, about, names, _typed("account", command))
+    return [_relation(command), *lines, "", *(f"written: {p}" for p in written)]
 
 
-def multiplier(
-    command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"], hides: Mapping[str, str]
-) -> list[str]:
+def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"]) -> list[str]:
     """Find the noise multiplier of a budget against insiders, and return the report.
 
     Args:
         command: The options, `dpjax.cli.Design`.
         graph: The network.
         mixing: [n, n] W.
-        hides: What each relation hides, in words.
 
     Returns:
         Lines to print.
@@ -120,7 +150,7 @@ def multiplier(
         1 if command.gossip_steps is None else command.gossip_steps,
     )
     names = nodes.labels(graph)
-    sets = report.attackers(command.attacker or ("all",), names)
+    sets = account_report.attackers(command.attacker or ("all",), names)
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
@@ -129,7 +159,7 @@ def multiplier(
         with_it = {"sigma": found.sigma, "delta": command.delta}
         spent = victims.rows_of_each(setting, "pndp", sets, **with_it)
         each = loss_tables.by_agent(spent, names, _terminal.width())
-    lines = report.multiplier_lines(
+    lines = account_report.multiplier_lines(
         setting,
         found,
         sets,
@@ -140,10 +170,10 @@ def multiplier(
         gradients=gradients,
         mixing=command.mixing,
     )
-    return [_relation(command, hides), *lines]
+    return [_relation(command), *lines]
 
 
-def refuse_of_ldp(command: Any) -> None:
+def _refuse_of_ldp(command: Any) -> None:
     """Refuse options of `dpjax design` that only an eavesdropper's design has.
 
     Args:
@@ -162,8 +192,8 @@ def refuse_of_ldp(command: Any) -> None:
             raise ValueError(f"{name} is {shown} with trust 'pndp'; {remedy}")
 
 
-def _relation(command: Any, hides: Mapping[str, str]) -> str:
-    return f"relation: {command.relation} ({hides[command.relation]})"
+def _relation(command: Any) -> str:
+    return f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})"
 
 
 def _typed(name: str, command: Any) -> str:

@@ -1,32 +1,111 @@
-"""What ``dpjax design`` says beside the covariance: the forecast, and whom the seed betrays."""
+"""The body of `dpjax design`: a plan for a network and a budget, printed and written."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dpjax._rounding import up
-from dpjax.accounting import budget
-from dpjax.accounting.forecast import Forecast
-from dpjax.commands import loss_tables
-from dpjax.mechanism import spatial
-from dpjax.mechanism.design import Design
-from dpjax.plans import export
-from dpjax.plans import plan as plan_
+from dpjax.commands import design_report, inputs
+from dpjax.mechanism import design, spatial
+from dpjax.plans import plan
+from dpjax.topology import nodes
 
-__all__ = ["by_agent", "figures", "forecast", "plans", "refuse_unread", "trust"]
+__all__ = ["run"]
+
+_OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gradients")
 
 
-def refuse_unread(command: Any) -> None:
-    """Refuse options that the others leave without a meaning.
+def run(command: Any) -> int:
+    """Design noise against an eavesdropper, print what it is and does, and write the plan.
 
     Args:
         command: The options, `dpjax.cli.Design`, under trust "ldp".
 
+    Returns:
+        Exit status.
+
     Raises:
-        ValueError: Naming the first one.
+        ValueError: For options that do not go together.
     """
+    _refuse_unread(command)
+    command = dataclasses.replace(command, design=command.design or "whisper_horizon")
+    graph, matrix, told = inputs.network(command)
+    horizon = command.horizon or command.rounds
+    config = _config(command)
+    bound = float(config.precision_bound())
+    made = {
+        kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
+        for kind, _ in design_report.COMPARED
+    }
+    chosen = made[command.design]
+    out = inputs.free(command.out, "dpjax-design.npz")
+    plans = design_report.plans(config, matrix, made)
+    mine, independent = plans[command.design], plans["independent"]
+    forecast = design_report.forecast(plans, command.design, command.parameters)
+    saved = mine.save(out, nodes.labels(graph))
+    print(told)
+    print(f"relation: {config.relation} ({inputs.HIDDEN[config.relation]})")
+    print(f"guarantee: {mine.guarantee.statement()}")
+    print("\n".join(design_report.trust(mine, independent)))
+    print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
+    print("\n".join(design_report.figures(mine, independent)))
+    print(
+        f"  {'certified gap: excess over the optimum, at most':<52}{design_report.gap(chosen):>12}"
+    )
+    if each := design_report.by_agent(mine, nodes.labels(graph)):
+        print("\n" + "\n".join(each))
+    _note(config, chosen, matrix)
+    print(f"\n{design_report.energies(made, matrix, horizon)}")
+    print("\n" + "\n".join(forecast))
+    print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
+    return 0
+
+
+def _config(command: Any) -> plan.Config:
+    """The config whose plan is written."""
+    return plan.Config(
+        design=command.design,
+        epsilon=command.epsilon,
+        delta=command.delta,
+        relation=command.relation,
+        rounds=command.rounds,
+        clip_norm=command.clip,
+        accountant=command.accountant,
+        allow_unsound=command.allow_unsound,
+        horizon=command.horizon,
+        # Neither decides the noise; a run's own plan sets them.
+        batch_size=1 if command.batch_size is None else command.batch_size,
+        step_size=1.0,
+    )
+
+
+def _note(config: plan.Config, chosen: design.Design, matrix: np.ndarray) -> None:
+    """Print what a reader of the figures should know."""
+    ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
+    if ratio > 100:
+        print(
+            f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
+            "\n  it cancels (agents with the same neighbours do); messages must carry that range."
+            "\n  Bound it: plan.Config(..., max_variance=20), or design.make(..., max_variance=20)"
+        )
+    if config.unit == "agent" and config.delta >= 1 / len(matrix):
+        print(
+            f"  NOTE: delta {config.delta:g} is not below 1 / {len(matrix)} agents; that promises "
+            "little"
+        )
+    if not chosen.converged:
+        print("  the solver stopped at a limit: the bound holds, the energy is not the least")
+
+
+def _refuse_unread(command: Any) -> None:
+    """Refuse options that the others leave without a meaning, naming the first one."""
+    for name in _OF_PNDP:
+        if getattr(command, name) not in ((), None):
+            raise ValueError(
+                f"{name} is {getattr(command, name)!r} with trust 'ldp'; leave it out, or take "
+                "--trust pndp, which writes no file. A file for records in a fixed order is saved "
+                "from Python: plan.make(config, W).save(path), as in docs/own_loop.md"
+            )
     if command.batch_size is not None and command.relation == "replace_agent":
         raise ValueError(
             f"batch_size is {command.batch_size} under relation 'replace_agent', which protects "
@@ -38,138 +117,3 @@ def refuse_unread(command: Any) -> None:
             f"allow_unsound is True with accountant {command.accountant!r}, which is never "
             "unsound; leave it out, or take --accountant paper"
         )
-
-
-def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) -> dict[str, Any]:
-    """Plans of one budget for every design that outsiders' accounting takes.
-
-    Args:
-        config: The chosen design's config.
-        mixing: [n, n] mixing matrix.
-        made: Designs by kind.
-
-    Returns:
-        Plans by kind.
-    """
-    return {
-        kind: plan_.make(dataclasses.replace(config, design=kind), mixing, design=each)
-        for kind, each in made.items()
-        if kind in plan_.DESIGNS
-    }
-
-
-def forecast(made: Mapping[str, plan_.Plan], chosen: str, parameters: int | None) -> list[str]:
-    """The chosen design's forecast, and a line for each of the others.
-
-    Args:
-        made: Plans of one budget, by kind.
-        chosen: The kind that is written.
-        parameters: d; None tells the largest models alone.
-    """
-    found = {
-        kind: each.forecast(1 if parameters is None else parameters) for kind, each in made.items()
-    }
-    mine = found[chosen]
-    size = "" if mine.unit == "agent" else f", batches of {mine.batch_size:,}"
-    if parameters is None:
-        head = [
-            f"largest model for which noise in the average model stays within {mine.good:g} of the",
-            f"largest drift of clipped gradients{size}; --parameters d forecasts yours",
-        ]
-        return [*head, *(_line(kind, each, False) for kind, each in found.items())]
-    return [
-        mine.statement(),
-        f"  {'under the same guarantee' + size:<40}{'noise / drift':>14}   affords",
-        *(_line(kind, each, True) for kind, each in found.items()),
-    ]
-
-
-def _line(title: str, each: Forecast, ratio: bool) -> str:
-    told = f"{each.ratio:>14.3g}" if ratio else ""
-    return f"  {title:<40}{told}   {each.affords():,.0f} parameters"
-
-
-def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
-    """Who is not protected from whom; and what not having to trust would cost.
-
-    Args:
-        plan: The plan that is written.
-        independent: The plan of the same budget in which every site draws its own noise.
-
-    Returns:
-        Lines; whether sites who share a seed are protected from each other is always said.
-    """
-    groups = export.seed_groups(plan)
-    if len(set(groups)) == plan.agents:
-        return [
-            "trust: every site draws its noise from a secret of its own; to the others it is as to",
-            "  outsiders",
-        ]
-    assert plan.design is not None and independent.design is not None
-    variances = [
-        spatial.figures(each.design.covariance, each.mixing)["network_mean_variance"]
-        for each in (plan, independent)
-        if each.design is not None
-    ]
-    return [
-        "trust: sites who share the seed of this noise can subtract it: they are NOT protected",
-        "  from each other, only from outsiders. If they do not trust each other: --design",
-        f"  independent, whose noise has {variances[1] / variances[0]:.3g} times the variance in "
-        "the network's mean; its figures stand beside",
-    ]
-
-
-def figures(
-    plan: plan_.Plan, independent: plan_.Plan, titles: Mapping[str, str], width: int = 52
-) -> list[str]:
-    """The covariance's figures, with independent noise's under the same guarantee beside.
-
-    Args:
-        plan: The plan that is written.
-        independent: Independent noise of the same budget.
-        titles: What the figures are called.
-        width: Columns of the titles.
-    """
-    assert plan.design is not None and independent.design is not None
-    mine = spatial.figures(plan.design.covariance, plan.mixing)
-    other = spatial.figures(independent.design.covariance, independent.mixing)
-    if plan.config.design == "independent":
-        return [f"  {titles[name]:<{width}}{value:>12.6g}" for name, value in mine.items()]
-    return [
-        f"  {'':<{width}}{'this':>12}{'independent':>14}",
-        *(f"  {titles[name]:<{width}}{mine[name]:>12.6g}{other[name]:>14.6g}" for name in mine),
-    ]
-
-
-def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
-    """What every agent of a small network adds and is promised, a line for each.
-
-    Guarantee: epsilon is the loss of the agent's data (or of one record of its) to an outsider,
-    for the plan's relation, clip norm, rounds and accountant, from the covariance alone.
-
-    Args:
-        plan: The plan that is written.
-        names: The agents' labels.
-
-    Returns:
-        Lines; none for a large network.
-    """
-    if len(names) > loss_tables.FEW or plan.design is None:
-        return []
-    config, covariance = plan.config, plan.design.covariance
-    spent = budget.loss(
-        covariance,
-        config.delta,
-        rounds=config.rounds,
-        clip_norm=config.clip_norm,
-        relation=config.relation,
-        accountant=config.accountant,
-        allow_unsound=config.allow_unsound,
-    )
-    linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
-    wide = max(5, *map(len, names))
-    lines = [f"  {'agent':<{wide}}{'neighbours':>12}{'noise, std':>12}{'epsilon':>13}"]
-    for i, name in enumerate(names):
-        deviation, epsilon = np.sqrt(covariance[i, i]), up(spent.epsilon[i])
-        lines.append(f"  {name:<{wide}}{linked[i]:>12}{deviation:>12.4g}{epsilon:>13}")
-    return lines

@@ -70,7 +70,7 @@ def needed(
     mu, shift = float(gdp.mu(epsilon, delta)), setting.unit_shift
     algorithm = setting.make()
     seen = [victims.view(algorithm, "pndp", each) for each in attackers]
-    found = victims.stated(seen, setting.participation, gradients)
+    found = victims.stated_losses(seen, setting.participation, gradients)
     losses = np.nan_to_num(np.array([each.mu for each in found]), nan=-1.0, posinf=np.inf)
     where, victim = np.unravel_index(np.argmax(losses), losses.shape)
     worst = float(losses[where, victim])
@@ -88,7 +88,7 @@ def needed(
             sigma *= 1 + 1e-10
         return sigma
 
-    (outside,) = victims.stated([algorithm.ldp()], setting.participation, "any")
+    (outside,) = victims.stated_losses([algorithm.ldp()], setting.participation, "any")
     return Needed(
         multiplier(worst),
         mu,

@@ -26,14 +26,14 @@ __all__ = [
     "ROUNDING",
     "TRUST",
     "Setting",
-    "Stated",
+    "StatedLoss",
     "distances",
     "grouped",
     "least",
     "participation",
     "rows",
     "rows_of_each",
-    "stated",
+    "stated_losses",
     "view",
 ]
 
@@ -152,7 +152,7 @@ def participation(rounds: int, epochs: int | None, separation: int | None) -> Pa
     return Participation(rounds, epochs, separation)
 
 
-class Stated(NamedTuple):
+class StatedLoss(NamedTuple):
     """What may be stated of one attacker, at clip 1, noise 1 and zero-out.
 
     Attributes:
@@ -206,9 +206,9 @@ def view(
     return algorithm.secldp(list(attackers) or None, protected=protected)
 
 
-def stated(
+def stated_losses(
     seen: Sequence[views.View], participation: Participation, gradients: Gradients
-) -> list[Stated]:
+) -> list[StatedLoss]:
     """What may be stated: the loss, or that of all messages where it is less, rounded up.
 
     Args:
@@ -224,11 +224,11 @@ def stated(
     """
     wide = views.losses(seen, participation, gradients="any")
     if gradients == "any":
-        return [Stated(each.mu * (1 + ROUNDING), each.upper_bound) for each in wide]
+        return [StatedLoss(each.mu * (1 + ROUNDING), each.upper_bound) for each in wide]
     return least(views.losses(seen, participation, gradients=gradients), wide)
 
 
-def least(found: Sequence[views.Loss], wide: Sequence[views.Loss]) -> list[Stated]:
+def least(found: Sequence[views.Loss], wide: Sequence[views.Loss]) -> list[StatedLoss]:
     """Losses of views, or of larger views where these are less, rounded up.
 
     The plain bound sums absolute values, and can exceed the loss of a larger view.
@@ -241,7 +241,7 @@ def least(found: Sequence[views.Loss], wide: Sequence[views.Loss]) -> list[State
     for one, all_ in zip(found, wide, strict=True):
         less = all_.mu < one.mu * (1 - ROUNDING)
         mu = np.where(less, all_.mu, one.mu) * (1 + ROUNDING)
-        made.append(Stated(mu, one.upper_bound | less))
+        made.append(StatedLoss(mu, one.upper_bound | less))
     return made
 
 
@@ -333,7 +333,7 @@ def rows_of_each(
     seen = [view(algorithm, trust, attackers, protected) for attackers in sets]
     made = []
     for gradients in ("any", "view"):
-        found = stated(seen, setting.participation, gradients)
+        found = stated_losses(seen, setting.participation, gradients)
         for each, loss in zip(seen, found, strict=True):
             who = tuple(map(int, each.attackers))
             away = distances(setting.mixing, who) if who else None

@@ -53,7 +53,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
             )
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
-        called = None if names is None else [nodes.told(names, i) for i in range(len(names))]
+        called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
         if config.participation is None:
             batches.check(counts, config.batch_size, called)
         else:

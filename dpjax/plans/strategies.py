@@ -18,7 +18,7 @@ from dpjax.transforms import rounds
 
 __all__ = [
     "DESIGNS",
-    "Made",
+    "JointStrategy",
     "check",
     "make",
     "partial_energies",
@@ -30,7 +30,7 @@ DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
 """Designs whose noise is correlated over rounds."""
 
 
-class Made(NamedTuple):
+class JointStrategy(NamedTuple):
     """A strategy, and what goes with it over agents.
 
     Attributes:
@@ -62,7 +62,7 @@ def make(
     participation: Participation,
     *,
     given: Float[np.ndarray, "t t"] | None = None,
-) -> Made:
+) -> JointStrategy:
     """Return the strategy of a design; the last few are kept, since they serve every budget.
 
     Args:
@@ -84,22 +84,22 @@ def make(
         return _made(name, at, participation)
     check(given, participation.rounds)
     covariance = _made(name, at, participation).covariance if name == "spacetime" else None
-    return Made(np.asarray(given, np.float64), covariance)
+    return JointStrategy(np.asarray(given, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)
-def _made(name: str, mixing: _Mixing | None, participation: Participation) -> Made:
+def _made(name: str, mixing: _Mixing | None, participation: Participation) -> JointStrategy:
     if name == "anti_pgd":
-        return Made(temporal.anti_pgd(participation.rounds))
+        return JointStrategy(temporal.anti_pgd(participation.rounds))
     if name == "prefix_sum":
-        return Made(temporal.prefix_sum(participation))
+        return JointStrategy(temporal.prefix_sum(participation))
     assert mixing is not None
     if name == "mafalda":
-        return Made(temporal.mafalda(mixing.matrix, participation))
+        return JointStrategy(temporal.mafalda(mixing.matrix, participation))
     from dpjax.mechanism import spacetime
 
     joint = spacetime.design(mixing.matrix, participation)
-    return Made(np.asarray(joint.strategy), np.asarray(joint.covariance))
+    return JointStrategy(np.asarray(joint.strategy), np.asarray(joint.covariance))
 
 
 def spatial(

@@ -245,7 +245,7 @@ def _require_connected(support: np.ndarray, name: str, names: Sequence[str] | No
     sizes[part_of[0]] += 0.5
     members = np.flatnonzero(part_of == sizes.argmin())
     names = [str(i) for i in range(len(support))] if names is None else names
-    told = ", ".join(nodes.told(names, int(i)) for i in members[:_TOLD])
+    told = ", ".join(nodes.title(names, int(i)) for i in members[:_TOLD])
     told += f" and {len(members) - _TOLD} more" if len(members) > _TOLD else ""
     hint = ""
     if nodes.named(names) and len(members) == 2:

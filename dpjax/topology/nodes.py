@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import networkx as nx
 
-__all__ = ["find", "find_all", "labels", "named", "order", "told"]
+__all__ = ["find", "find_all", "labels", "named", "order", "title"]
 
 _INDEX, _LABEL = "index:", "label:"
 
@@ -41,8 +41,8 @@ def named(names: Sequence[str]) -> bool:
     return any(name != str(index) for index, name in enumerate(names))
 
 
-def told(names: Sequence[str], index: int) -> str:
-    """Return what a text calls a node: by its name, and its index where the two differ.
+def title(names: Sequence[str], index: int) -> str:
+    """Return a node's title in a text: its name, and its index where the two differ.
 
     Args:
         names: From `labels`.
@@ -76,13 +76,13 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
     counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))
     if counted and not called and name == word.removeprefix(_INDEX):
         if any(each.isdecimal() for each in names):
-            remedy = f"{_INDEX}{word} is {told(names, *counted)}"
+            remedy = f"{_INDEX}{word} is {title(names, *counted)}"
             _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
     found = sorted(called | counted)
     if not found:
         _refuse(names, f"{argument} is {word!r}, which is no node")
     if len(found) > 1:
-        twins = " or ".join(told(names, index) for index in found[:2])
+        twins = " or ".join(title(names, index) for index in found[:2])
         ways = f"{_LABEL}{word} or {_INDEX}{word}"
         if len(called) > 1 or word.startswith(_INDEX):
             ways = " or ".join(f"{_INDEX}{index}" for index in found[:2])
@@ -105,7 +105,7 @@ def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple
     for word in words:
         index = find(names, word, argument)
         if index in found:
-            raise ValueError(f"{argument} names {told(names, index)} twice; name it once")
+            raise ValueError(f"{argument} names {title(names, index)} twice; name it once")
         found.append(index)
     return tuple(found)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.accounting import gdp
-from dpjax.commands import multiplier, report, victims
+from dpjax.commands import account_report, multiplier, victims
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.results import records
@@ -204,7 +204,7 @@ def test_upper_bounds_are_named(capsys: Capture) -> None:
     matrix = mixing.metropolis_hastings(graphs.path(3))
     setting = victims.Setting("dsgd", matrix, Participation(2, 2, 1), "zero_out_record")
     text = "\n".join(
-        report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
+        account_report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
                              gradients="view")
     )  # fmt: skip
     assert re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= : 1 are upper bounds" in text

@@ -139,7 +139,7 @@ def multiplier_lines(
         f"sigma = {up(found.sigma)}, standard deviation {up(found.sigma * clip)} at clip "
         f"{clip:g}: every victim is ({up(epsilon)}, {up(delta)})-DP ({setting.relation}), "
         f"mu = {up(found.mu)}",
-        f"worst attacker: {worst}; worst victim: {nodes.told(names, found.victim)}{others}",
+        f"worst attacker: {worst}; worst victim: {nodes.title(names, found.victim)}{others}",
     ]
     if found.upper_bound:
         made.append("that loss is an upper bound: of an attacker who sees more")
@@ -275,18 +275,18 @@ def _who(
     who = who or "an eavesdropper of every message"
     who = "any single agent" if len(sets) > 1 else who
     others = "all agents" if not attackers else "all other agents"
-    kept = others if protected is None else ", ".join(nodes.told(names, i) for i in protected)
+    kept = others if protected is None else ", ".join(nodes.title(names, i) for i in protected)
     return _SEES[trust].format(who=who, kept=kept)
 
 
 def _together(agents: Sequence[int], names: Sequence[str]) -> str:
-    return " and ".join(nodes.told(names, agent) for agent in agents)
+    return " and ".join(nodes.title(names, agent) for agent in agents)
 
 
 def _whom(worst: Mapping[str, Any], sets: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     """The worst victim, and of several attackers the worst."""
     against = f" against {_together(worst['attackers'], names)}" if len(sets) > 1 else ""
-    return nodes.told(names, worst["victim"]) + against
+    return nodes.title(names, worst["victim"]) + against
 
 
 def _options(setting: Setting) -> str:

@@ -1,0 +1,68 @@
+"""The bodies of `dpjax data`: list, fetch, path and check; each returns an exit status."""
+
+from dpjax.data import cache, canonical, catalog, load, networks
+
+__all__ = ["check", "everything", "fetch", "where"]
+
+
+def everything() -> int:
+    """List the data sets, which are in the cache, and where the others come from."""
+    root = cache.folder()
+    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
+    print(f"cache: {root}" + ("" if root.is_dir() else " (does not exist yet)"))
+    for name in [*catalog.SETS, *own]:
+        known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
+        path = root / f"{name}.npz"
+        if known.bundled:
+            state = "with scikit-learn"
+        elif path.exists():
+            state = f"here, {path.stat().st_size / 1e6:.1f} MB"
+        else:
+            state = "can be fetched" if known.urls else "to be put there"
+        print(f"  {name:<15}{state:<18}{known.source}")
+    ego = "here" if (root / f"{networks.NAME}.edgelist").exists() else "can be fetched"
+    print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
+    return 0
+
+
+def fetch(name: str) -> int:
+    """Bring a data set into the cache, or verify the one that is there.
+
+    Args:
+        name: The data set.
+    """
+    if name == networks.NAME:
+        print(networks.fetch())
+        return 0
+    data = load.load(name)
+    where = cache.folder() / f"{name}.npz"
+    tests = 0 if data.x_test is None else len(data.x_test)
+    print(f"{name}: {len(data.x_train)} train and {tests} test records, sha256 {data.sha256}")
+    print(where if where.exists() else "with scikit-learn: no file is needed")
+    return 0
+
+
+def where() -> int:
+    """Print the folder of the cache."""
+    print(cache.folder())
+    return 0
+
+
+def check() -> int:
+    """Read every data set in the cache; the status is 1 where one is bad."""
+    bad = 0
+    paths = sorted(cache.folder().glob("*.npz"))
+    for path in paths:
+        known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
+        try:
+            _, sha256 = canonical.read(
+                path, known.sha256, "delete it and put or fetch a whole one", again=True
+            )
+        except ValueError as error:
+            bad += 1
+            print(f"{path.stem}: BAD: {error}")
+        else:
+            how = "as published" if any(known.sha256) else "whole; no published hash is known"
+            print(f"{path.stem}: {how}, sha256 {sha256}")
+    print(f"{len(paths)} files, {bad} bad")
+    return 1 if bad else 0

@@ -1,0 +1,79 @@
+"""What commands share: the network that is named, the file to write, what relations hide."""
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from jaxtyping import Float
+
+from dpjax.topology import graphs, mixing
+
+__all__ = ["HIDDEN", "free", "network"]
+
+HIDDEN = {
+    "replace_agent": "all data of one agent",
+    "replace_record": "one record of one agent, against another",
+    "zero_out_record": "one record of one agent, against its absence",
+}
+
+
+def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
+    """Return the graph, its mixing matrix, and a line about both.
+
+    Args:
+        command: The options, `dpjax.cli.Design` or `dpjax.cli.Account`.
+
+    Raises:
+        ValueError: For a graph that cannot be read, or a seed that nothing reads.
+    """
+    graph = graphs.parse(_seeded(command.graph, command.seed))
+    matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
+        command.mixing
+    ](graph)
+    seed = graph.graph.get("seed")
+    told = (
+        f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges"
+        + (f", seed {seed}" if seed is not None else "")
+        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
+    )
+    return graph, matrix, told
+
+
+def free(out: Path | None, default: str) -> Path:
+    """Return the path to write to; an existing file is never replaced.
+
+    Args:
+        out: What was asked for; None is the default, numbered if that is taken.
+        default: A file's name, whose ending is the one of a path without.
+
+    Raises:
+        ValueError: For a folder, an existing file, or a folder that does not exist.
+    """
+    if out is not None:
+        if not out.name or out.is_dir():
+            raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
+        out = out if out.suffix else out.with_suffix(Path(default).suffix)
+        if out.exists():
+            raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
+        if not out.parent.exists():
+            raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
+        return out
+    path, number = Path(default), 1
+    while path.exists():
+        number += 1
+        path = Path(default).with_stem(f"{Path(default).stem}-{number}")
+    return path
+
+
+def _seeded(spec: str, seed: int) -> str:
+    """A random graph's spec with its seed, any other unchanged; a seed for those is refused."""
+    parts = spec.split(":")
+    if parts[0] == "er" and len(parts) == 3:
+        return f"{spec}:{seed}"
+    if seed:
+        raise ValueError(
+            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
+            "out, or give er:AGENTS:PROBABILITY"
+        )
+    return spec
