@@ -83,7 +83,7 @@ def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
     more = ["--graphs", "facebook_ego", "--mixing", "uniform"]
     folder = run(module, tmp_path / "a", *more, "--peertube", str(tmp_path / "own.txt"))
     text = capsys.readouterr().out
-    assert "facebook_ego: passed over: graph is 'facebook_ego': facebook_ego.edgelist is in none" in text
+    assert "facebook_ego: passed over: graph is 'facebook_ego': facebook_ego.edgelist" in text
     assert set(records.read(folder)["graph"]) == {"peertube"}
     arguments = ["--preset", "tiny", "--output", str(tmp_path / "b")]
     assert module.main([*arguments, "--peertube", str(tmp_path / "none.txt")]) == 2
