@@ -26,7 +26,7 @@ import numpy as np
 from dpjax.data import load, partition
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import records, tables
 from dpjax.topology import graphs, mixing
 
@@ -38,7 +38,8 @@ def torch_rounds_per_second(
     import torch
 
     config = made.config
-    n, batch = made.agents, config.batch_size
+    n, batch = made.agents, config.sampler.batch_size
+    clip_norm, step_size = config.protect.clip_norm, config.optimizer.first
     x, y = torch.tensor(np.asarray(task.x)), torch.tensor(np.asarray(task.y))
     indices = torch.tensor(np.asarray(task.partition.indices), dtype=torch.long)
     counts = np.asarray(task.partition.counts)
@@ -63,13 +64,13 @@ def torch_rounds_per_second(
             gradients = per_sample(models[i], x[rows], y[rows])
             if unit == "record":
                 norms = gradients.norm(dim=1, keepdim=True)
-                gradients = gradients * torch.clamp(config.clip_norm / norms, max=1)
+                gradients = gradients * torch.clamp(clip_norm / norms, max=1)
                 released = (gradients.sum(0) + noise[i]) / batch
             else:
                 gradient = gradients.mean(0)
-                gradient = gradient * torch.clamp(config.clip_norm / gradient.norm(), max=1)
+                gradient = gradient * torch.clamp(clip_norm / gradient.norm(), max=1)
                 released = gradient + noise[i]
-            sent[i] = models[i] - config.step_size * released
+            sent[i] = models[i] - step_size * released
         models = matrix @ sent
 
     for _ in range(3):
@@ -84,8 +85,8 @@ def floor_rounds_per_second(
     made: plan.Plan, task: problem.Problem, rounds: int, repeats: int, lanes: int
 ) -> float:
     """Rounds per second of bare gradients and gossip, ``lanes`` models side by side."""
-    config, n = made.config, made.agents
-    rows = np.asarray(task.partition.indices)[:, : config.batch_size]
+    n, step_size = made.agents, made.config.optimizer.first
+    rows = np.asarray(task.partition.indices)[:, : made.config.sampler.batch_size]
     x, y = jnp.asarray(np.asarray(task.x)[rows]), jnp.asarray(np.asarray(task.y)[rows])
     matrix = jnp.asarray(made.mixing, jnp.float32)
 
@@ -97,7 +98,7 @@ def floor_rounds_per_second(
         def body(models: Any, _: None) -> Any:
             one = jax.vmap(jax.grad(loss))
             gradients = jax.vmap(one, in_axes=(0, None, None))(models, x, y)
-            return jnp.matmul(matrix, models - config.step_size * gradients), None
+            return jnp.matmul(matrix, models - step_size * gradients), None
 
         return jax.lax.scan(body, models, None, length=rounds)[0]
 
@@ -151,14 +152,16 @@ def main(argv: list[str] | None = None) -> int:
         plans = [
             plan.make(
                 plan.Config(
-                    design="whisper", epsilon=10.0, delta=1e-5, relation=relation,
-                    rounds=options.rounds, clip_norm=0.1, batch_size=128, step_size=0.01 * (1 + k),
+                    noise=noise.Whisper(), budget=protect.Budget(10.0, 1e-5),
+                    protect=protect.Protect(relation, clip_norm=0.1),
+                    sampler=samplers.Random(128), optimizer=optimizers.Sgd(0.01 * (1 + k)),
+                    rounds=options.rounds,
                 ),
                 matrix,
             )
             for k in range(options.steps)
         ]  # fmt: skip
-        unit = plans[0].config.unit
+        unit = plans[0].config.protect.unit
         lanes = options.steps * options.seeds
 
         def add(name: str, lanes: int, rate: float, unit: str = unit) -> None:

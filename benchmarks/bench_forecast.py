@@ -17,12 +17,12 @@ import numpy as np
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.topology import graphs, mixing
 
 RATIOS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.5, 7.0)
 DRIFTS = (1, 2, 4, 8, 16, 32, 64)  # C T eta, how far the average model can go
-CYCLIC = {"participation": (5, 20), "sampler": "cyclic"}
+CYCLIC = (5, 20)
 
 
 class Net(nn.Module):
@@ -37,25 +37,25 @@ class Net(nn.Module):
 
 
 CASES = [
-    # width, agents, relation, design, rounds, clip norm, further config
-    (0, 12, "replace_agent", "whisper_horizon", 100, 1.0, {}),
-    (0, 12, "replace_agent", "independent", 100, 1.0, {}),
-    (0, 40, "replace_agent", "whisper_horizon", 100, 1.0, {}),
-    (0, 12, "replace_agent", "whisper_horizon", 400, 1.0, {}),
-    (0, 12, "replace_agent", "whisper_horizon", 100, 0.1, {}),
-    (32, 12, "replace_agent", "whisper_horizon", 100, 1.0, {}),
-    (32, 12, "replace_agent", "independent", 100, 1.0, {}),
-    (128, 12, "replace_agent", "whisper_horizon", 100, 1.0, {}),
-    (0, 12, "replace_record", "whisper_horizon", 100, 1.0, {}),
+    # width, agents, relation, design, rounds, clip norm, (epochs, separation) of a fixed order
+    (0, 12, "replace_agent", "whisper_horizon", 100, 1.0, None),
+    (0, 12, "replace_agent", "independent", 100, 1.0, None),
+    (0, 40, "replace_agent", "whisper_horizon", 100, 1.0, None),
+    (0, 12, "replace_agent", "whisper_horizon", 400, 1.0, None),
+    (0, 12, "replace_agent", "whisper_horizon", 100, 0.1, None),
+    (32, 12, "replace_agent", "whisper_horizon", 100, 1.0, None),
+    (32, 12, "replace_agent", "independent", 100, 1.0, None),
+    (128, 12, "replace_agent", "whisper_horizon", 100, 1.0, None),
+    (0, 12, "replace_record", "whisper_horizon", 100, 1.0, None),
     (0, 12, "replace_record", "mafalda", 100, 1.0, CYCLIC),
-    (32, 12, "replace_record", "independent", 100, 1.0, {}),
-    (128, 12, "replace_record", "whisper_horizon", 100, 1.0, {}),
+    (32, 12, "replace_record", "independent", 100, 1.0, None),
+    (128, 12, "replace_record", "whisper_horizon", 100, 1.0, None),
 ]
 
 
 FEW = [
-    # parameters, agents, relation, design, rounds, clip norm, further config
-    (size, 12, relation, "whisper_horizon", 100, clip_norm, {})
+    # parameters, agents, relation, design, rounds, clip norm, (epochs, separation)
+    (size, 12, relation, "whisper_horizon", 100, clip_norm, None)
     for relation in ("replace_agent", "replace_record")
     for clip_norm in (0.1, 1.0)
     for size in (2, 5, 10)
@@ -82,25 +82,32 @@ def made(size, agents):
     return problem.supervised(Linear(use_bias=False), "logistic", train, test, shards), 0.5, size
 
 
-def kept(task, chance, size, agents, relation, design, rounds, clip_norm, further, seeds=3):
+def kept(task, chance, size, agents, relation, design, rounds, clip_norm, order, seeds=3):
     """What is left at each of `RATIOS`."""
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(agents, 0.4, seed=0))
     shards = task.partition
-    batch = -(-int(shards.counts.max()) // 20) if further else 8
-    common = dict(delta=1e-5, relation=relation, rounds=rounds, clip_norm=clip_norm,
-                  batch_size=batch, **further)  # fmt: skip
+    sampler = samplers.Random(8)
+    if order is not None:
+        sampler = samplers.Cyclic(*order, batch_size=-(-int(shards.counts.max()) // order[1]))
+
+    def planned(name, epsilon, step):
+        """The plan of a design at a step size."""
+        config = plan.Config(
+            noise=noise.Independent(), budget=protect.Budget(epsilon, 1e-5),
+            protect=protect.Protect(relation, clip_norm), sampler=sampler,
+            optimizer=optimizers.Sgd(step), rounds=rounds,
+        )  # fmt: skip
+        return plan.make(config.using(noise.named(name)), matrix)
 
     def best(name, epsilon):
         """The best accuracy over step sizes."""
         steps = [drift / (clip_norm * rounds) for drift in DRIFTS]
-        configs = [plan.Config(name, epsilon, step_size=step, **common) for step in steps]
-        result = run([plan.make(each, matrix) for each in configs], task, seeds=range(seeds),
-                     eval_every=rounds)  # fmt: skip
+        plans = [planned(name, epsilon, step) for step in steps]
+        result = run(plans, task, seeds=range(seeds), eval_every=rounds)
         return float(result.metrics["test_accuracy"][-1].mean(axis=0).max())
 
     whole = best("non_private", 1.0) - chance
-    found = plan.make(plan.Config(design, 4.0, step_size=1.0, **common), matrix)
-    expected = found.forecast(size, counts=shards.counts)
+    expected = planned(design, 4.0, 1.0).forecast(size, counts=shards.counts)
     return [(best(design, expected.epsilon(ratio)) - chance) / whole for ratio in RATIOS]
 
 

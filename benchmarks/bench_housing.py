@@ -28,7 +28,7 @@ import numpy as np
 from dpjax.data import bundled, load, partition
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import records, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import normals as draw
@@ -55,11 +55,12 @@ def task(graph: str) -> tuple[problem.Problem, np.ndarray]:
 def make_plan(design: str, matrix: np.ndarray, counts: np.ndarray) -> plan.Plan:
     """The plan of a design at mu about 1."""
     config = plan.Config(
-        design=design, epsilon=5.0, delta=1e-6, relation="zero_out_record", rounds=ROUNDS,
-        clip_norm=1.0, batch_size=-(-int(counts.max()) // SEPARATION), step_size=0.1,
-        participation=(EPOCHS, SEPARATION), sampler="cyclic",
+        noise=noise.Independent(), budget=protect.Budget(epsilon=5.0, delta=1e-6),
+        protect=protect.Protect("zero_out_record", clip_norm=1.0),
+        sampler=samplers.Cyclic(EPOCHS, SEPARATION, -(-int(counts.max()) // SEPARATION)),
+        optimizer=optimizers.Sgd(0.1), rounds=ROUNDS,
     )  # fmt: skip
-    return plan.make(config, matrix)
+    return plan.make(config.using(noise.named(design)), matrix)
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     for design in DESIGNS:
         one = make_plan(design, matrix, made.partition.counts)
         for lanes in options.seeds:
-            floor = floors(made, matrix, one.config.batch_size, options.repeats)
+            floor = floors(made, matrix, one.config.sampler.batch_size, options.repeats)
             below = sum(floor[part] for part in parts[design])
             took = training([one], made, lanes, options.repeats)
             rows.append(

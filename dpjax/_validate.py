@@ -17,6 +17,7 @@ __all__ = [
     "positive",
     "probability",
     "single",
+    "single_precision",
     "shown",
     "spread",
     "square",
@@ -50,6 +51,17 @@ def positive(name: str, value: Any, *, remedy: str = "give a finite number above
     result = number(name, value, remedy=remedy)
     if result <= 0:
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
+    return result
+
+
+def single_precision(name: str, value: Any, least: float, most: float) -> float:
+    """Return ``value`` as a float from ``least`` to ``most``, which float32 can work with."""
+    result = positive(name, value)
+    if not least <= result <= most:
+        raise ValueError(
+            f"{name} is {result!r}; give a number from {least:g} to {most:g}, which float32 "
+            "can work with"
+        )
     return result
 
 

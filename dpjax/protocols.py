@@ -14,7 +14,7 @@ are the leading axis of every leaf unless a part says otherwise.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import optax
@@ -31,6 +31,7 @@ __all__ = [
     "Method",
     "Noise",
     "Optimizer",
+    "Privatizer",
     "Query",
     "Received",
     "Round",
@@ -107,7 +108,12 @@ class Answer(NamedTuple):
 
 
 class Query(Protocol):
-    """A sum of clipped gradients: the only way in which a method reads data."""
+    """A sum of clipped gradients: the only way in which a method reads data. Hashable."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what it reports."""
+        ...
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -187,6 +193,7 @@ class Exchange(Protocol):
         ...
 
 
+@runtime_checkable
 class Method(Protocol):
     """What agents compute, keep and send. A frozen dataclass that checks itself."""
 
@@ -220,13 +227,28 @@ class Method(Protocol):
         ...
 
 
-class Noise(Protocol):
-    """A noise design: how much of it a budget asks for, and how it is drawn."""
+class Privatizer(Protocol):
+    """How noise is drawn; hashable, one compilation for each value."""
 
-    def privatizer(
-        self, arrays: Any, key: PRNGKeyArray, rounds: int
-    ) -> optax.GradientTransformation:
-        """Add the noise to a payload; its state is the only place with a key."""
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """Add the noise to a payload; its state is the only place with a key.
+
+        Scalars of whole numbers in that state count rounds; what is neither these nor a key is
+        past noise, which is drawn again on resume.
+        """
+        ...
+
+
+class Noise(Protocol):
+    """A noise design: how much of it a budget asks for, on which network."""
+
+    @property
+    def label(self) -> str:
+        """What records and figures call it."""
+        ...
+
+    def calibrate(self, target: Any, **given: Any) -> Any:
+        """Make noise that keeps a budget; see `dpjax.plans.noise`."""
         ...
 
 
@@ -242,6 +264,7 @@ class Draw(NamedTuple):
     padding: Bool[Array, "n b"] | None
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Which records take part in a round."""
 
@@ -255,15 +278,29 @@ class Sampler(Protocol):
         ...
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """Draw a round's records."""
+        """Draw a round's records, with the round's own key."""
         ...
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """What is done with noisy means: post-processing, and the only place of step sizes."""
 
+    @property
+    def first(self) -> float:
+        """Step size of the first round, for records."""
+        ...
+
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one run."""
+        ...
+
+    def shared(self) -> "Optimizer":
+        """The part without what `arrays` holds, hashable: what plans of one run share."""
+        ...
+
+    def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
+        """Step sizes over the first one, [T], for designs and forecasts that look ahead."""
         ...
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:

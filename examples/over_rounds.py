@@ -4,7 +4,7 @@ from dpjax.accounting import views
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.topology import graphs, mixing
 
 
@@ -14,15 +14,18 @@ def main(epochs=20, batches=8):
     train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
     shards = partition.iid(len(train[1]), 10, seed=0)
     task = problem.supervised(Linear(), "logistic", train, test, shards)
-    config = dict(epsilon=3.0, delta=1e-5, relation="replace_record", rounds=epochs * batches,
-                  clip_norm=1.0, batch_size=-(-int(shards.counts.max()) // batches), step_size=0.1,
-                  participation=(epochs, batches), sampler="cyclic")  # fmt: skip
+    places = -(-int(shards.counts.max()) // batches)  # A record comes back once an epoch.
+    config = plan.Config(
+        noise=noise.Mafalda(), budget=protect.Budget(epsilon=3.0, delta=1e-5),
+        protect=protect.Protect("replace_record", clip_norm=1.0), rounds=epochs * batches,
+        sampler=samplers.Cyclic(epochs, batches, places), optimizer=optimizers.Sgd(step_size=0.1),
+    )  # fmt: skip
     results = {}
-    for design in ("non_private", "independent", "mafalda", "spacetime"):
-        made = plan.make(plan.Config(design=design, **config), weights)
-        results[design] = result = run(made, task, seeds=range(5))
-        print(f"{design:12} test loss {result.metrics['test_loss'][-1].mean():.3f}")
-        if design == "mafalda":
+    for design in (None, noise.Independent(), noise.Mafalda(), noise.SpaceTime()):
+        made = plan.make(config.using(design), weights)
+        results[made.config.label] = result = run(made, task, seeds=range(5))
+        print(f"{made.config.label:12} test loss {result.metrics['test_loss'][-1].mean():.3f}")
+        if design == config.noise:
             print(made.guarantee.statement())
             # Each agent draws its own noise, so agents may attack: what node 0 learns of others.
             view = views.dsgd(weights, made.applied_strategy).pndp(0)

@@ -5,7 +5,7 @@ import numpy as np
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.topology import graphs, mixing
 
 
@@ -22,13 +22,13 @@ def main(rounds=200):
     task = problem.supervised(
         Linear(), "logistic", train, test, partition.iid(len(train[1]), 12, 0)
     )
-    config = dict(epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=rounds,
-                  clip_norm=1.0, batch_size=16, step_size=0.02)  # fmt: skip
-    plans = [plan.make(plan.Config(design=name, **config), weights)
-             for name in ("non_private", "independent", "whisper_horizon")]  # fmt: skip
     # Any symmetric positive definite matrix, at any scale: the plan scales it to the budget.
-    mine = plan.Config(design="covariance", name="half-half", **config)
-    plans.append(plan.make(mine, weights, covariance=half_half(12)))
+    mine = noise.Covariance(half_half(12), name="half-half")
+    config = plan.Config(noise=mine, budget=protect.Budget(10.0, delta=1e-5), rounds=rounds,
+                         protect=protect.Protect("replace_agent", clip_norm=1.0),
+                         sampler=samplers.Random(16), optimizer=optimizers.Sgd(0.02))  # fmt: skip
+    designs = None, noise.Independent(), noise.Whisper("run"), mine
+    plans = [plan.make(config.using(design), weights) for design in designs]
     print(plans[-1].guarantee.statement())
     result = run(plans, task, seeds=range(5))
     for each, loss in zip(plans, result.metrics["test_loss"][-1].mean(0), strict=True):

@@ -1,6 +1,5 @@
 """A sweep over clip norm and epsilon, tuned, resumable, drawn: python examples/sweep.py [FOLDER]"""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 from dpjax.data import partition
 from dpjax.engine import tune
 from dpjax.engine.run import run
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 
@@ -37,16 +36,18 @@ def main(folder="results/sweep", clips=(0.1, 0.3, 1.0), epsilons=(1.0, 3.0, 10.0
             path = folder / f"clip_{clip:g}_epsilon_{epsilon:g}.jsonl"
             if path.exists():  # The sweep was stopped, and has this point.
                 continue
-            base = plan.Config(design=DESIGNS[0], epsilon=epsilon, delta=1e-5, rounds=rounds,
-                               relation="replace_record", clip_norm=clip, batch_size=32,
-                               step_size=1.0)  # fmt: skip
-            configs = {name: dataclasses.replace(base, design=name) for name in DESIGNS}
+            base = plan.Config(
+                noise=noise.Independent(), budget=protect.Budget(epsilon, delta=1e-5),
+                protect=protect.Protect("replace_record", clip_norm=clip), rounds=rounds,
+                sampler=samplers.Random(32), optimizer=optimizers.Sgd(steps[0]),
+            )  # fmt: skip
+            configs = {name: base.using(noise.named(name)) for name in DESIGNS}
             # Steps are chosen on other seeds and records than those that are reported; the
             # guarantee is one run's, and does not cover the choice.
             tuned = tune.best_steps(run(tune.grid(configs, steps, weights), tuning,
                                         seeds=[100, 101], eval_every=rounds,
                                         checkpoint=folder / "tuning" / path.stem))  # fmt: skip
-            plans = [plan.make(dataclasses.replace(configs[name], step_size=tuned[name]), weights)
+            plans = [tune.grid({name: configs[name]}, [tuned[name]], weights)[0]
                      for name in DESIGNS]  # fmt: skip
             result = run(plans, final, seeds=range(seeds), eval_every=rounds, progress=True,
                          checkpoint=folder / "final" / path.stem)  # fmt: skip

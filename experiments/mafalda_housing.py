@@ -20,7 +20,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import bundled, load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
@@ -126,22 +126,20 @@ def learn(config: Config, agents: int, seed: int) -> problem.Problem:
 
 def plans(config: Config, design: str, matrix: Any, counts: np.ndarray) -> list[plan.Plan]:
     """A plan for every mu; one where there is no noise."""
+    places = -(-int(counts.max()) // config.separation)
     base = plan.Config(
-        design=design,
-        epsilon=1.0,
-        delta=config.delta,
-        relation=config.relation,
+        protect=protect.Protect(config.relation, clip_norm=config.clip_norm),
+        sampler=samplers.Cyclic(config.epochs, config.separation, places),
+        optimizer=optimizers.Sgd(config.step_size),
         rounds=config.rounds,
-        clip_norm=config.clip_norm,
-        batch_size=-(-int(counts.max()) // config.separation),
-        step_size=config.step_size,
-        participation=(config.epochs, config.separation),
-        sampler="cyclic",
     )
     if design == "non_private":
         return [plan.make(base, matrix)]
-    levels = [float(gdp.epsilon(mu, config.delta)) for mu in config.mu]
-    return [plan.make(dataclasses.replace(base, epsilon=level), matrix) for level in levels]
+    levels = [protect.Budget(gdp.epsilon(mu, config.delta), config.delta) for mu in config.mu]
+    part = noise.named(design)
+    return [
+        plan.make(dataclasses.replace(base, noise=part, budget=level), matrix) for level in levels
+    ]
 
 
 def train(

@@ -20,7 +20,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
@@ -97,7 +97,7 @@ class Config:
         shared = set(self.seeds) & set(self.tuning_seeds)
         if shared:
             raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
-        unknown = set(self.designs) - set(plan.DESIGNS) | set(self.designs) - set(LABELS)
+        unknown = set(self.designs) - set(noise.LABELS) | set(self.designs) - set(LABELS)
         if unknown or not self.designs:
             raise ValueError(f"designs is {self.designs!r}; choose from {', '.join(LABELS)}")
         if not (self.graphs and self.rounds and self.epochs and self.seeds and self.steps):
@@ -177,18 +177,15 @@ def train(
 
     def configured(design: str, learning: problem.Problem) -> plan.Config:
         largest = int(learning.partition.counts.max())
-        return plan.Config(
-            design=design,
-            epsilon=config.epsilon,
-            delta=config.delta,
-            relation=config.relation,
+        base = plan.Config(
+            noise=noise.Independent(),
+            budget=protect.Budget(config.epsilon, config.delta),
+            protect=protect.Protect(config.relation, clip_norm=config.clip_norm),
+            sampler=samplers.Cyclic(epochs=k, separation=b, batch_size=-(-largest // b)),
+            optimizer=optimizers.Sgd(config.steps[0]),
             rounds=k * b,
-            clip_norm=config.clip_norm,
-            batch_size=-(-largest // b),
-            step_size=config.steps[0],
-            participation=(k, b),
-            sampler="cyclic",
         )
+        return base.using(noise.named(design))
 
     fit, validation = split.split(x_train, y_train, config.validation, seed=0)
     tuned, reported = learn(fit, validation), learn((x_train, y_train), test)

@@ -24,10 +24,10 @@ from dpjax.engine.run import Result, run
 from dpjax.mechanism import departure, spatial
 from dpjax.mechanism import design as design_
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import noise
+from dpjax.transforms import noise as noise_
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
@@ -125,7 +125,7 @@ def lossy_rounds(
 def sample(config: Config, covariance: np.ndarray, applied: Any) -> tuple[float, float]:
     """Mean energy of W_A V over sampled rounds, with its standard error."""
     n = len(covariance)
-    chain = noise.correlated(
+    chain = noise_.correlated(
         spatial.sampling_factor(covariance).astype(np.float32),
         key=keys.derive(0, "noise"),
         rounds=config.samples,
@@ -187,18 +187,22 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
     gone = leavers(matrix, config.departed)
     stay = np.setdiff1d(everyone, gone)
     rest = departure.survivors(matrix, gone)
+    base = plan.Config(
+        noise=noise.Independent(),
+        budget=protect.Budget(epsilon, config.delta),
+        protect=protect.Protect("replace_agent", clip_norm=config.clip_norm),
+        sampler=samplers.Random(config.batch_size),
+        optimizer=optimizers.Sgd(config.step_size),
+        rounds=half,
+    )
     rows: list[dict[str, Any]] = []
     for name in config.designs:
-        base = plan.Config(
-            design=name, epsilon=epsilon, delta=config.delta, relation="replace_agent",
-            rounds=half, clip_norm=config.clip_norm, batch_size=config.batch_size,
-            step_size=config.step_size,
-        )  # fmt: skip
+        chosen = base.using(noise.named(name))
         options: dict[str, Any] = {
             "seeds": config.seeds,
             "eval_every": math.ceil(half / config.measurements),
         }
-        first_plan = plan.make(base, matrix)
+        first_plan = plan.make(chosen, matrix)
         first = run(
             first_plan, learn(everyone), **options, **lab.run_options(folder / f"{name}-first")
         )
@@ -220,7 +224,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
         for policy, made in (("old noise", old), ("solved again", solved)):
             second = run(
-                plan.make(base, rest, design=made), learn(stay), start=start, phase=1,
+                plan.make(chosen, rest, design=made), learn(stay), start=start, phase=1,
                 spent=first.guarantees, planned=True, **options,
                 **lab.run_options(folder / f"{name}-{policy.replace(' ', '-')}"),
             )  # fmt: skip

@@ -18,7 +18,7 @@ from dpjax.data import load, partition, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
@@ -131,20 +131,15 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     data = load.load(config.dataset)
     graph = graphs.erdos_renyi(config.agents, cell["probability"], config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
-    configs = {
-        design: plan.Config(
-            design=design,
-            epsilon=cell["epsilon"],
-            delta=config.delta,
-            relation=cell["relation"],
-            rounds=config.rounds,
-            clip_norm=config.clip_norm,
-            batch_size=config.batch_size,
-            step_size=config.steps[0],
-            accountant=cell["budget"],
-        )
-        for design in config.designs
-    }
+    base = plan.Config(
+        noise=noise.Independent(),
+        budget=protect.Budget(cell["epsilon"], config.delta, accountant=cell["budget"]),
+        protect=protect.Protect(cell["relation"], clip_norm=config.clip_norm),
+        sampler=samplers.Random(config.batch_size),
+        optimizer=optimizers.Sgd(config.steps[0]),
+        rounds=config.rounds,
+    )
+    configs = {name: base.using(noise.named(name)) for name in config.designs}
     x_train, y_train = np.asarray(data.x_train), np.asarray(data.y_train)
     if data.x_test is None:
         fitted, test = split.split(x_train, y_train, 0.2, seed=1)

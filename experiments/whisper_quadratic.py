@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dpjax.engine import tune
 from dpjax.engine.run import run
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
 
@@ -84,11 +84,15 @@ def sweep(
         # Without noise the budget does not matter: one run serves them all.
         for epsilon in epsilons if design != "non_private" else epsilons[:1]:
             base = plan.Config(
-                design=design, epsilon=epsilon, delta=config.delta, relation="replace_agent",
-                rounds=config.rounds, clip_norm=config.clip_norm, batch_size=1,
-                step_size=config.first_steps[0], step_decay="sqrt", accountant=budget,
-            )  # fmt: skip
-            made = tune.grid({design: base}, config.first_steps, matrix)
+                noise=noise.Independent(),
+                budget=protect.Budget(epsilon, config.delta, accountant=budget),
+                protect=protect.Protect("replace_agent", clip_norm=config.clip_norm),
+                sampler=samplers.Random(1),
+                optimizer=optimizers.Sgd(config.first_steps[0], decay="sqrt"),
+                rounds=config.rounds,
+            )
+            chosen = base.using(noise.named(design))
+            made = tune.grid({design: chosen}, config.first_steps, matrix)
             plans += made
             epsilon_of += [epsilon] * len(made)
     result = run(

@@ -1,10 +1,16 @@
 """A small problem and its plans, shared by the rooms' tests."""
 
+import dataclasses
+
 import numpy as np
 
 from dpjax.data import partition
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import noise, problem
+from dpjax.plans.config import Config
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Cyclic, Random
 
 
 def make_problem(agents, records=24, features=5, seed=0):
@@ -17,9 +23,30 @@ def make_problem(agents, records=24, features=5, seed=0):
 
 
 def make_config(**changes):
-    """A small private config."""
-    settings = dict(
+    """A small private config, its parts from plain values."""
+    given = dict(
         design="whisper", epsilon=8.0, delta=1e-5, relation="replace_agent", rounds=20,
         clip_norm=0.5, batch_size=4, step_size=0.1,
     )  # fmt: skip
-    return plan.Config(**(settings | changes))
+    given |= changes
+
+    def taken(*names):
+        return {name: given.pop(name) for name in names if name in given}
+
+    parts = taken("noise", "budget", "sampler", "optimizer", "protect", "method")
+    design = given.pop("design")
+    part = noise.named(design)
+    if design == "whisper_horizon":
+        part = noise.Whisper(given.pop("horizon", None) or "run")
+    budget = Budget(**taken("epsilon", "delta", "accountant", "allow_unsound"))
+    sampler = Random(**taken("batch_size"))
+    if (participation := given.pop("participation", None)) is not None:
+        sampler = Cyclic(*participation, sampler.batch_size)
+    made = dict(
+        noise=dataclasses.replace(part, **taken("max_variance", "subgroups")) if part else None,
+        budget=None if part is None else budget,
+        protect=Protect(**taken("relation", "clip_norm", "clipping", "microbatch")),
+        sampler=sampler,
+        optimizer=Sgd(given.pop("step_size"), given.pop("step_decay", "constant")),
+    )
+    return Config(**(made | parts), **given)

@@ -1,6 +1,5 @@
 """The command line, run in this process; its help, in one of its own."""
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -17,8 +16,9 @@ from dpjax.commands import design_report
 from dpjax.data import canonical
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import plan
+from dpjax.plans import noise, plan
 from dpjax.topology import graphs, mixing
+from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 Capture = pytest.CaptureFixture[str]
@@ -153,13 +153,10 @@ def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
 def test_the_design_forecasts_a_model(capsys: Capture) -> None:
     assert cli.main([*DESIGN, "--parameters", "5000"]) == 0
     text = capsys.readouterr().out
-    config = plan.Config(
-        design="whisper_horizon", epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=100,
-        clip_norm=0.1, batch_size=1, step_size=1.0,
-    )  # fmt: skip
+    config = make_config(epsilon=10.0, rounds=100, clip_norm=0.1)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     for kind, _ in design_report.COMPARED[:-1]:
-        made = plan.make(dataclasses.replace(config, design=kind), matrix).forecast(5000)
+        made = plan.make(config.using(noise.named(kind)), matrix).forecast(5000)
         (line,) = re.findall(rf"  {kind} +(\S+)   ([\d,]+) parameters", text)
         assert float(line[0]) == pytest.approx(made.ratio, rel=6e-3)
         assert float(line[1].replace(",", "")) == made.affords()

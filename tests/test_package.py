@@ -1,6 +1,5 @@
 """The package's metadata, its plain files and its scripts."""
 
-import dataclasses
 import importlib.metadata
 import os
 import re
@@ -16,6 +15,7 @@ import dpjax
 from dpjax.accounting import forecast, gdp
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
+from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -133,11 +133,9 @@ def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
 
 
 def test_the_table_s_horizon_aware_numbers_are_a_plan_s() -> None:
-    config = plan.Config(
-        design="whisper_horizon", epsilon=10.0, delta=1e-5, relation="replace_agent", rounds=1000,
-        clip_norm=1.0, batch_size=32, step_size=1.0,
-    )  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 0))
-    assert plan.make(config, matrix).forecast(1).affords() == 26
-    records = dataclasses.replace(config, relation="replace_record")
-    assert plan.make(records, matrix).forecast(1).affords() == 4332
+    for relation, affords in (("replace_agent", 26), ("replace_record", 4332)):
+        config = make_config(
+            design="whisper_horizon", epsilon=10.0, relation=relation, rounds=1000, batch_size=32
+        )
+        assert plan.make(config, matrix).forecast(1).affords() == affords

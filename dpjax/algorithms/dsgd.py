@@ -1,5 +1,6 @@
 """Decentralized SGD with a chain of optax transformations between gradient and gossip."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,10 +10,70 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.base import Algorithm, GradFn, Info, State
+from dpjax.algorithms.exchange import Gossip
+from dpjax.protocols import Emission, Round, Seen
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["dsgd"]
+__all__ = ["DSGD", "dsgd"]
+
+
+@dataclass(frozen=True)
+class DSGD:
+    """Decentralized SGD: adapt, then combine; X <- W^K (X + opt(G / divisor)).
+
+    What is private is the query's answer, and what is sent the updated models; with one agent it
+    is central DP-SGD, with K > 1 gossip steps a gradient Muffliato-SGD(K).
+
+    Attributes:
+        gossip_steps: K. A schedule of matrices gives one a gradient.
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update; Cyffers et al.
+        2022 (Muffliato) for several gossip steps.
+    """
+
+    gossip_steps: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse no gossip."""
+        steps = _validate.integer("gossip_steps", self.gossip_steps)
+        object.__setattr__(self, "gossip_steps", steps)
+
+    @property
+    def exchange(self) -> Gossip:
+        """Gossip, K steps."""
+        return Gossip(self.gossip_steps)
+
+    def start(self, here: Round, models: Any) -> Any:
+        """The optimizer's state."""
+        return here.optimizer.init(models)
+
+    def payload(self, models: Any) -> Any:
+        """One gradient for each model."""
+        return models
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """The gradients are private."""
+        answer = here.query(seen.models, here.batch)
+        return Emission(answer.total, metrics=answer.metrics)
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """The updated models; the optimizer's state stays."""
+        if here.divisor != 1:
+            # The mean is post-processing, by one fixed number: how many places of a batch are
+            # padding is not told.
+            noisy = jax.tree.map(lambda leaf: leaf * (1 / here.divisor), noisy)
+        updates, memory = here.optimizer.update(noisy, seen.memory, seen.models)
+        return optax.apply_updates(seen.models, updates), memory
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """What was received is the model."""
+        return received, carry
+
+    def released(self, seen: Seen) -> Any:
+        """All models: functions of messages."""
+        return seen.models
 
 
 def dsgd(

@@ -5,9 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import _validate
 from dpjax.commands import design_report, inputs
 from dpjax.mechanism import design, spatial
-from dpjax.plans import plan
+from dpjax.plans import noise, plan
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Random
 from dpjax.topology import nodes
 
 __all__ = ["run"]
@@ -30,9 +34,10 @@ def run(command: Any) -> int:
     _refuse_unread(command)
     command = dataclasses.replace(command, design=command.design or "whisper_horizon")
     graph, matrix, told = inputs.network(command)
-    horizon = command.horizon or command.rounds
     config = _config(command)
-    bound = float(config.precision_bound())
+    horizon = config.rounds if command.horizon is None else command.horizon
+    horizon = _validate.integer("horizon", horizon)
+    bound = float(plan.target(config, matrix).bound(None))
     made = {
         kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
         for kind, _ in design_report.COMPARED
@@ -44,7 +49,7 @@ def run(command: Any) -> int:
     forecast = design_report.forecast(plans, command.design, command.parameters)
     saved = mine.save(out, nodes.labels(graph))
     print(told)
-    print(f"relation: {config.relation} ({inputs.HIDDEN[config.relation]})")
+    print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
     print(f"guarantee: {mine.guarantee.statement()}")
     print("\n".join(design_report.trust(mine, independent)))
     print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
@@ -54,7 +59,7 @@ def run(command: Any) -> int:
     )
     if each := design_report.by_agent(mine, nodes.labels(graph)):
         print("\n" + "\n".join(each))
-    _note(config, chosen, matrix)
+    _note(command, chosen, matrix)
     print(f"\n{design_report.energies(made, matrix, horizon)}")
     print("\n" + "\n".join(forecast))
     print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
@@ -64,33 +69,28 @@ def run(command: Any) -> int:
 def _config(command: Any) -> plan.Config:
     """The config whose plan is written."""
     return plan.Config(
-        design=command.design,
-        epsilon=command.epsilon,
-        delta=command.delta,
-        relation=command.relation,
-        rounds=command.rounds,
-        clip_norm=command.clip,
-        accountant=command.accountant,
-        allow_unsound=command.allow_unsound,
-        horizon=command.horizon,
+        noise=noise.named(command.design),
+        budget=Budget(command.epsilon, command.delta, command.accountant, command.allow_unsound),
+        protect=Protect(command.relation, command.clip),
         # Neither decides the noise; a run's own plan sets them.
-        batch_size=1 if command.batch_size is None else command.batch_size,
-        step_size=1.0,
+        sampler=Random(1 if command.batch_size is None else command.batch_size),
+        optimizer=Sgd(1.0),
+        rounds=command.rounds,
     )
 
 
-def _note(config: plan.Config, chosen: design.Design, matrix: np.ndarray) -> None:
+def _note(command: Any, chosen: design.Design, matrix: np.ndarray) -> None:
     """Print what a reader of the figures should know."""
     ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
     if ratio > 100:
         print(
             f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
             "\n  it cancels (agents with the same neighbours do); messages must carry that range."
-            "\n  Bound it: plan.Config(..., max_variance=20), or design.make(..., max_variance=20)"
+            "\n  Bound it: noise.Whisper(max_variance=20), or design.make(..., max_variance=20)"
         )
-    if config.unit == "agent" and config.delta >= 1 / len(matrix):
+    if command.relation == "replace_agent" and command.delta >= 1 / len(matrix):
         print(
-            f"  NOTE: delta {config.delta:g} is not below 1 / {len(matrix)} agents; that promises "
+            f"  NOTE: delta {command.delta:g} is not below 1 / {len(matrix)} agents; that promises "
             "little"
         )
     if not chosen.converged:

@@ -1,6 +1,5 @@
 """What `dpjax design` says: the forecast, whom the seed betrays, the figures of its noise."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from dpjax.accounting.forecast import Forecast
 from dpjax.commands import loss_tables
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import export
+from dpjax.plans import export, noise
 from dpjax.plans import plan as plan_
 
 __all__ = [
@@ -58,10 +57,11 @@ def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) 
     Returns:
         Plans by kind.
     """
+    parts = {kind: noise.named(kind) for kind in made if kind != "central"}
+    parts["whisper_horizon"] = noise.Whisper(made["whisper_horizon"].horizon)
     return {
-        kind: plan_.make(dataclasses.replace(config, design=kind), mixing, design=each)
-        for kind, each in made.items()
-        if kind in plan_.DESIGNS
+        kind: plan_.make(config.using(part), mixing, design=made[kind])
+        for kind, part in parts.items()
     }
 
 
@@ -137,7 +137,7 @@ def figures(plan: plan_.Plan, independent: plan_.Plan, width: int = 52) -> list[
     assert plan.design is not None and independent.design is not None
     mine = spatial.figures(plan.design.covariance, plan.mixing)
     other = spatial.figures(independent.design.covariance, independent.mixing)
-    if plan.config.design == "independent":
+    if plan.config.label == "independent":
         return [f"  {FIGURES[name]:<{width}}{value:>12.6g}" for name, value in mine.items()]
     return [
         f"  {'':<{width}}{'this':>12}{'independent':>14}",
@@ -160,15 +160,16 @@ def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
     """
     if len(names) > loss_tables.FEW or plan.design is None:
         return []
-    config, covariance = plan.config, plan.design.covariance
+    asked, protect, covariance = plan.config.budget, plan.config.protect, plan.design.covariance
+    assert asked is not None
     spent = budget.loss(
         covariance,
-        config.delta,
-        rounds=config.rounds,
-        clip_norm=config.clip_norm,
-        relation=config.relation,
-        accountant=config.accountant,
-        allow_unsound=config.allow_unsound,
+        asked.delta,
+        rounds=plan.config.rounds,
+        clip_norm=protect.clip_norm,
+        relation=protect.relation,
+        accountant=asked.accountant,
+        allow_unsound=asked.allow_unsound,
     )
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     wide = max(5, *map(len, names))

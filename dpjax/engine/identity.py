@@ -84,13 +84,26 @@ def of_run(
 
 
 def _configs(plans: Sequence[Plan]) -> dict[str, str]:
-    """Every field of the plans' configs, so that one that changes can be named."""
+    """Every field of the plans' configs and of their parts, so that one that changes is named."""
+    found = [dict(_fields(plan.config, "Config")) for plan in plans]
     told = {}
-    for field in dataclasses.fields(plans[0].config):
-        values = [getattr(plan.config, field.name) for plan in plans]
+    for name in dict.fromkeys(name for each in found for name in each):
+        values = [each.get(name) for each in found]
         same = all(value == values[0] for value in values)
-        told[f"Config.{field.name}"] = str(values[0] if same else tuple(values))
+        told[name] = str(values[0] if same else tuple(values))
     return told
+
+
+def _fields(part: Any, name: str) -> Iterator[tuple[str, str]]:
+    """A part's class and fields by dotted name, in text; plans' fingerprints hold the arrays."""
+    if not dataclasses.is_dataclass(part):
+        text = getattr(part, "__qualname__", None) or str(part)
+        yield name, digest(part) if isinstance(part, np.ndarray) else text
+        return
+    if name != "Config":
+        yield name, type(part).__name__
+    for field in dataclasses.fields(part):
+        yield from _fields(getattr(part, field.name), f"{name}.{field.name}")
 
 
 def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:

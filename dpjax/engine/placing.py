@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.data import batches
 from dpjax.engine import program, sharding
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
@@ -44,7 +43,6 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
             raise ValueError(
                 "problem has arrays of other shapes for another seed; split and partition alike"
             )
-    config = plans[0].config
     for plan in plans:
         if plan.agents != first.agents:
             raise ValueError(
@@ -54,10 +52,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
         called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
-        if config.participation is None:
-            batches.check(counts, config.batch_size, called)
-        else:
-            batches.check_cyclic(counts, config.batch_size, config.participation[1], called)
+        plans[0].config.sampler.check(counts, called)
 
 
 def _parts(problem: Problem) -> program.Data:
@@ -67,7 +62,7 @@ def _parts(problem: Problem) -> program.Data:
     )
 
 
-def arrays(plans: tuple[Plan, ...], mesh: Any) -> program.Arrays:
+def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
     """Stack what differs between plans.
 
     Args:
@@ -75,18 +70,17 @@ def arrays(plans: tuple[Plan, ...], mesh: Any) -> program.Arrays:
         mesh: From `sharding.agent_mesh`.
 
     Returns:
-        Arrays with V as their leading axis, float32 whatever the x64 flag says.
+        Arrays by name with V as their leading axis, float32 whatever the x64 flag says; rows of
+        matrices over agents go to the agents' devices.
     """
-
-    def stack(values: list[Any]) -> jax.Array:
-        return jnp.asarray(np.stack(values).astype(np.float32))
-
-    mixing = stack([plan.mixing for plan in plans])
-    return program.Arrays(
-        mixing=sharding.place(mixing, mesh, mixing.ndim - 2),
-        factor=sharding.place(stack([plan.factor for plan in plans]), mesh, 1),
-        step_size=sharding.place(stack([plan.config.step_size for plan in plans]), mesh, None),
-    )
+    stacked = {
+        name: jnp.asarray(np.stack([plan.arrays[name] for plan in plans]).astype(np.float32))
+        for name in plans[0].arrays
+    }
+    return {
+        name: sharding.place(array, mesh, array.ndim - 2 if array.ndim > 2 else None)
+        for name, array in stacked.items()
+    }
 
 
 def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:

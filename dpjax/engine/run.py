@@ -15,15 +15,15 @@ from tqdm import tqdm
 
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.algorithms.base import State
 from dpjax.engine import arguments, keys, placing, program, sharding
 from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.plans import forecasts, releases
-from dpjax.plans.plan import Plan, statics
+from dpjax.plans.plan import Plan, Statics, shared
 from dpjax.plans.problem import Problem
+from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.plans.stated import Stopping, check_stop_at, stated
-from dpjax.transforms.noise import NoiseState
+from dpjax.protocols import State
 
 __all__ = ["Progress", "Result", "run"]
 
@@ -101,32 +101,31 @@ class Result:
                 "not tell apart; leave it out"
             )
         for v, plan in enumerate(self.plans):
-            config = plan.config
-            private = config.design != "non_private"
-            shared = {
+            config, budget = plan.config, plan.config.budget
+            columns = {
                 "algorithm": config.label,
                 "agents": plan.agents,
                 # Several phases together, and a curve's last numbers, are above the plan's.
                 "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon),
-                "delta": config.delta if private else 0.0,
-                "budget": config.accountant if private else "none",
-                "relation": config.relation,
-                "unit": config.unit,
-                "step_size": config.step_size,
+                "delta": 0.0 if budget is None else budget.delta,
+                "budget": "none" if budget is None else budget.accountant,
+                "relation": config.protect.relation,
+                "unit": config.protect.unit,
+                "step_size": config.optimizer.first,
                 "guarantee": self.guarantees[v].to_dict(),
             }
-            own = [*shared, "seed", "round", *self.metrics]
+            own = [*columns, "seed", "round", *self.metrics]
             for name in extra:
                 if name in own and name != "algorithm":
                     raise ValueError(
                         f"{name} is {extra[name]!r}, a column that the result states itself; give "
                         "it another name"
                     )
-            shared = {**extra, **shared, "algorithm": extra.get("algorithm", config.label)}
+            columns = {**extra, **columns, "algorithm": extra.get("algorithm", config.label)}
             for s, seed in enumerate(self.seeds):
                 for e, rounds in enumerate(self.rounds):
                     taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}
-                    rows.append({**shared, "seed": seed, "round": int(rounds), **taken})
+                    rows.append({**columns, "seed": seed, "round": int(rounds), **taken})
         return rows
 
 
@@ -211,10 +210,10 @@ def run(
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)
     arguments.check_options(checkpoint_seconds, progress, callback)
-    shared = statics(plans)
+    together = shared(plans)
     task = problems[0]
     mesh = sharding.agent_mesh(task.agents, devices)
-    total = check_stop_at(stop_at, shared["rounds"])
+    total = check_stop_at(stop_at, together.rounds)
     if eval_every is None:
         eval_every = max(1, total // 20)
     every = min(_validate.integer("eval_every", eval_every), total)
@@ -224,13 +223,13 @@ def run(
     ends = [*range(every * chunk_blocks, total, every * chunk_blocks), total]
     private = any(one.evaluation_data == "private" for one in problems)
 
-    settings = _settings(plans, problems, shared, mesh)
+    statics = _statics(together, problems, mesh)
     arrays, data = placing.arrays(plans, mesh), placing.data(problems, mesh)
     models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
     if start is not None:
         start = arguments.starting(start, models, len(plans), task.agents)
-    if settings.unit == "record":
+    if together.unit == "record":
         arguments.check_dtypes(models)
     one = jax.tree.map(lambda leaf: leaf[0], models)
     # Only here is known how many numbers a release draws; nothing has been sent yet.
@@ -245,11 +244,11 @@ def run(
     if checkpoint is not None or key_file is not None:
         # The keys of the noise are arguments of the program, so that any will do. Arrays and not
         # shapes: a release keeps past noise in float64, which shapes are traced without.
-        state = program.initial(settings, arrays, models, batch_keys)
+        state = program.initial(statics, arrays, models, batch_keys)
         # Every chunk's length now, before a callback may change what the model closes over: the
         # calls below find what was traced here.
         traced = [
-            program.advance.trace(settings, arrays, data, state, batch_keys, batch_keys, **lengths)
+            program.advance.trace(statics, arrays, data, state, batch_keys, batch_keys, **lengths)
             for lengths in _variants(total, every, chunk_blocks)
         ]
         del state
@@ -270,10 +269,10 @@ def run(
         )
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
     noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
-    state = program.initial(settings, arrays, models, noise_keys)
-    params = state.params if start is None else start
-    state = state._replace(params=sharding.place(params, mesh, 2))
-    names = program.metric_names(settings, data, state)
+    state = program.initial(statics, arrays, models, noise_keys)
+    begun = state.models if start is None else start
+    state = state._replace(models=sharding.place(begun, mesh, 2))
+    names = program.metric_names(statics, data, state)
     taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
     done, ended, decided = 0, False, False
     if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
@@ -281,8 +280,8 @@ def run(
         # What the callback answered before is not known, but whether there was one.
         decided = ended and (callback is not None or done < total)
         state = _adopt(portable, state, mesh)
-        if settings.strategy is not None and not ended:
-            state = program.replay(settings, arrays, state, jnp.int32(done))
+        if program.keeps_noise(state) and not ended:
+            state = program.replay(statics, arrays, state, noise_keys, jnp.int32(done))
     elif store is not None and plans[0].config.release:
         # Before anything is sent: from here on, losing the key is noticed.
         store.save(0, _portable(state, taken), ended=False)
@@ -298,7 +297,7 @@ def run(
             length = lengths["blocks"] * every + lengths["tail"]
             with meter.chunk(length):
                 state, new = program.advance(
-                    settings, arrays, data, state, batch_keys, noise_keys, **lengths
+                    statics, arrays, data, state, batch_keys, noise_keys, **lengths
                 )
                 new = jax.device_get(new)
             inside = (marks > done) & (marks <= done + length)
@@ -330,7 +329,7 @@ def run(
         rounds=marks[keep],
         metrics={name: value[keep] for name, value in taken.items()},
         guarantees=states.at(done, private_stop=private and decided),
-        params=jax.device_get(state.params),
+        params=jax.device_get(state.models),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=done == total,
@@ -367,31 +366,27 @@ class _Meter:
         return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
 
 
-def _settings(
-    plans: tuple[Plan, ...], problems: tuple[Problem, ...], shared: dict[str, Any], mesh: Any
-) -> program.Settings:
+def _statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> program.Statics:
     """What all runs of the call share and one compilation is for."""
-    task = problems[0]
-    record = shared["unit"] == "record"
-    by_norms = record and task.weighted is not None and shared["microbatch"] is None
-    return program.Settings(
-        loss=task.loss,
-        batch_loss=task.batch_loss,
+    task, record = problems[0], together.unit == "record"
+    query: AgentQuery | RecordQuery
+    if record:
+        query = RecordQuery(
+            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch
+        )
+    else:
+        query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
+    return program.Statics(
+        agents=together.agents,
+        method=together.method,
+        query=query,
+        sampler=together.sampler,
+        optimizer=together.optimizer,
+        divisor=together.sampler.divisor if record else 1,
+        privatizer=together.noise,
         metrics=task.metrics,
-        rounds=shared["rounds"],
-        clip_norm=shared["clip_norm"],
-        batch_size=shared["batch_size"],
-        step_decay=shared["step_decay"],
-        clipping=shared["clipping"],
-        microbatch=shared["microbatch"],
-        unit=shared["unit"],
         mesh=mesh,
-        separation=shared["separation"],
-        strategy=None if plans[0].strategy is None else program.Strategy(plans[0].strategy),
-        grid=None if plans[0].grid is None else plans[0].grid.spacing,
-        noisy=any(plan.config.design != "non_private" for plan in plans),
-        weighted=task.weighted if by_norms else None,
-        sequential=record and not by_norms and jax.default_backend() == "cpu",
+        sequential=query.one_by_one and jax.default_backend() == "cpu",
         own_data=len(problems) > 1,
     )
 
@@ -447,28 +442,19 @@ def _noise_keys(
     return _stack([key])
 
 
-def _is_noise(leaf: Any) -> bool:
-    return isinstance(leaf, NoiseState)
-
-
 def _portable(state: State, taken: dict[str, np.ndarray]) -> Any:
-    """The state without noise or its keys, and the metrics: what a checkpoint may hold."""
-
-    def of_leaf(leaf: Any) -> Any:
-        # Past noise would give later rounds' away; it follows from the key, see program.replay.
-        return leaf.round if _is_noise(leaf) else leaf
-
-    return jax.device_get(jax.tree.map(of_leaf, state, is_leaf=_is_noise)), taken
+    """The state without its secret, and the metrics: what a checkpoint may hold."""
+    # Past noise would give later rounds' away; it follows from the key, see program.replay.
+    return jax.device_get((state.models, state.memory, state.round)), taken
 
 
-def _adopt(portable: State, state: State, mesh: Any) -> State:
+def _adopt(portable: Any, state: State, mesh: Any) -> State:
     """Put a checkpoint's values into a fresh state, which has the keys."""
-    values = iter(jax.tree.leaves(portable))
+    models, memory, done = jax.tree.map(jnp.asarray, portable)
 
-    def of_leaf(leaf: Any) -> Any:
-        value = jnp.asarray(next(values))
-        return leaf._replace(round=value) if _is_noise(leaf) else value
+    def counted(leaf: Any) -> Any:
+        # A copy: buffers are given to the program, and none twice.
+        return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
 
-    state = jax.tree.map(of_leaf, state, is_leaf=_is_noise)
-    state = jax.tree.map(jnp.asarray, state)
-    return state._replace(params=sharding.place(state.params, mesh, 2))
+    secret = jax.tree.map(counted, state.secret)
+    return State(sharding.place(models, mesh, 2), memory, secret, done)

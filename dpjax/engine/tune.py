@@ -32,7 +32,8 @@ def grid(
     for config in configs.values():
         design: Any = None
         for step in steps:
-            config = replace(config, step_size=_validate.positive("steps", step))
+            optimizer = replace(config.optimizer, step_size=_validate.positive("steps", step))
+            config = replace(config, optimizer=optimizer)
             plans.append(plan_.make(config, mixing, design=design))
             design = plans[-1].design
     return plans
@@ -56,5 +57,5 @@ def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
     for plan, value in zip(result.plans, final, strict=True):
         config = plan.config
         if config.label not in best or value < best[config.label][0]:
-            best[config.label] = (float(value), config.step_size)
+            best[config.label] = (float(value), config.optimizer.step_size)
     return {design: step for design, (_, step) in best.items()}

@@ -4,7 +4,8 @@ A jaxpr is followed from its inputs: an output depends on every input of every e
 whatever the values. That is more than the truth (x - x depends on x) and never less.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from dpjax.protocols import Emission, Method, Query, Round, Seen
+from dpjax.protocols import Answer, Emission, Method, Optimizer, Query, Round, Seen
 
-__all__ = ["check", "reached"]
+__all__ = ["check", "check_method", "reached"]
 
 
 class _Shown(NamedTuple):
@@ -119,18 +120,22 @@ def check(
         ValueError: Naming the first leaf of a message, of what is public or of what is released
             that depends on data past the noise, or a leaf of models or memory that is a key.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    round = jax.ShapeDtypeStruct((), jnp.int32)
 
-    def here(key: Any, round: Any, batch: Any) -> Round:
+    def here(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
         return Round(arrays, batch, query, optimizer, divisor, key, round)
 
-    memory = jax.eval_shape(lambda m: method.start(here(None, 0, None), m), models)
+    def start(arrays: Any, models: Any) -> Any:
+        return method.start(here(arrays, None, 0, None), models)
+
+    memory = jax.eval_shape(start, arrays, models)
     noisy = jax.eval_shape(method.payload, models)
     _check_keys({"models": models, "memory": memory})
 
-    def one(kept: Any, batch: Any, key: Any, round: Any, noisy: Any) -> Any:
-        seen, now = Seen(*kept), here(key, round, batch)
+    def private(kept: Any, batch: Any, arrays: Any, key: Any, round: Any) -> Any:
+        return method.emit(here(arrays, key, round, batch), Seen(*kept)).private
+
+    def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
+        seen, now = Seen(*kept), here(arrays, key, round, batch)
         emission = method.emit(now, seen)
         hidden = Emission((), emission.public, emission.carry)
         message, carry = method.send(now, seen, hidden, noisy)
@@ -139,17 +144,15 @@ def check(
         shown = _Shown(emission.public, received.sent, method.released(Seen(*new)))
         return tuple(new), shown
 
-    def private(kept: Any, batch: Any, key: Any, round: Any) -> Any:
-        return method.emit(here(key, round, batch), Seen(*kept)).private
-
-    inputs = ((models, memory), batch, key, round, noisy)
-    _check_payload(jax.eval_shape(private, *inputs[:4]), noisy)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    round = jax.ShapeDtypeStruct((), jnp.int32)
+    inputs = ((models, memory), batch, arrays, key, round, noisy)
+    _check_payload(jax.eval_shape(private, *inputs[:5]), noisy)
     closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
     sizes = [len(jax.tree.leaves(part)) for part in inputs]
     kept = [False] * sizes[0]
-    names = [
-        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[1])
-    ]
+    paths = jax.tree_util.tree_leaves_with_path(shapes[1])
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
     while True:
         others = [True] * sizes[1] + [False] * sum(sizes[2:])
         outputs = reached(closed.jaxpr, [*kept, *others])
@@ -163,6 +166,48 @@ def check(
         if new == kept:
             return
         kept = new
+
+
+@functools.lru_cache(maxsize=64)
+def check_method(
+    method: Method, optimizer: Optimizer, agents: int, mixing: tuple[int, ...]
+) -> None:
+    """`check` a method on a small model, once for a method, an optimizer and a network's size.
+
+    Args:
+        method: What agents compute, keep and send.
+        optimizer: What turns noisy means into updates.
+        agents: Number of agents n.
+        mixing: Shape of the mixing matrix or schedule.
+
+    Raises:
+        ValueError: As `check`.
+    """
+    arrays: dict[str, Any] = {"mixing": jax.ShapeDtypeStruct(mixing, jnp.float32)}
+    arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
+    models = {"w": jax.ShapeDtypeStruct((agents, 2), jnp.float32)}
+    batch = jax.ShapeDtypeStruct((agents, 1), jnp.float32)
+    check(
+        method,
+        arrays,
+        query=_Toy(),
+        optimizer=optimizer.chain(arrays),
+        divisor=1.0,
+        models=models,
+        batch=batch,
+    )
+
+
+class _Toy:
+    """A query of any model whose answer depends on all of the batch."""
+
+    metrics = ()
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        total = jax.tree.map(lambda leaf: leaf * jnp.sum(batch), models)
+        return Answer(total if encode is None else jax.vmap(encode)(total))
 
 
 def _check_keys(slots: dict[str, Any]) -> None:

@@ -158,8 +158,8 @@ _SHARED = (
 def _steps(plan: "Plan") -> list[str]:
     """The round's steps, by unit and kind of noise."""
     config = plan.config
-    clip = f"{config.clip_norm:g}"
-    if config.unit == "agent":
+    clip = f"{config.protect.clip_norm:g}"
+    if config.protect.unit == "agent":
         sums = [
             "1. computes the gradient of its batch (the mean over records) at its own model x_i,",
             f"   and clips it: g_i = gradient * min(1, {clip} / norm), the norm over all",
@@ -189,7 +189,7 @@ def _steps(plan: "Plan") -> list[str]:
             "   earlier V_s, secret, until the last round.",
         ]
     after = ["3. adds it: u_i = g_i + V_t. Nothing else may touch g_i between clipping and this."]
-    if config.unit == "record":
+    if config.protect.unit == "record":
         after.append(
             "   Then it divides u_i by the batch size, one number fixed for the run, whatever the\n"
             "   number of records in this batch."

@@ -38,30 +38,27 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         ValueError: For a number of parameters below 1, or counts that are not one an agent.
     """
     config, rounds = plan.config, plan.config.rounds
-    steps = np.ones(rounds)
-    if config.step_decay == "sqrt":
-        steps /= np.sqrt(np.arange(1, rounds + 1))
-    private = config.design != "non_private"
-    budgets = None
-    if private and isinstance(config.epsilon, tuple):
+    asked, budgets = config.budget, None
+    if asked is not None and asked.each is not None:
         budgets = budget.allowed_mu(
-            config.epsilon,
-            config.delta,
-            accountant=config.accountant,
-            allow_unsound=config.allow_unsound,
+            asked.each,
+            asked.delta,
+            accountant=asked.accountant,
+            allow_unsound=asked.allow_unsound,
         )
     return forecast_.forecast(
         parameters,
         factor=plan.factor,
         reach=forecast_.weights(plan.mixing, rounds),
-        step_sizes=steps,
+        step_sizes=config.optimizer.relative(rounds),
         patterns=config.participation or (rounds, 1),
-        clip_norm=config.clip_norm,
-        relation=config.relation,
-        batch_size=config.batch_size,
+        clip_norm=config.protect.clip_norm,
+        relation=config.protect.relation,
+        batch_size=config.sampler.batch_size,
         mu=plan.guarantee.mu,
-        delta=config.delta,
-        accountant=config.accountant,
+        # Without noise neither is read.
+        delta=0.5 if asked is None else asked.delta,
+        accountant="gdp" if asked is None else asked.accountant,
         strategy=plan.strategy,
         budgets=budgets,
         filled=1.0 if counts is None else _filled(plan, counts),
@@ -73,12 +70,7 @@ def _filled(plan: "Plan", counts: Any) -> np.ndarray:
     records = _validate.finite_array("counts", counts, ndim=1)
     if len(records) != plan.agents:
         raise ValueError(f"counts has {len(records)} entries for {plan.agents} agents; give [n]")
-    if plan.config.participation is None:
-        return np.ones(plan.agents)
-    separation = plan.config.participation[1]
-    turn = np.arange(plan.config.rounds)[:, None] % separation
-    # Record r is in the rounds r mod b, r mod b + b, ...
-    return np.maximum(np.ceil((records - turn) / separation), 0) / plan.config.batch_size
+    return plan.config.sampler.filled(records, plan.config.rounds)
 
 
 def entries(params: Any) -> int:

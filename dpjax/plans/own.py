@@ -1,7 +1,5 @@
 """A user's own covariance over agents as a design: checked, scaled to the budget, named."""
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 
@@ -11,41 +9,10 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["KIND", "check", "design"]
+__all__ = ["KIND", "design"]
 
 KIND = "covariance"
-"""The config's ``design`` for a covariance of the user's."""
-
-
-def check(kind: str, name: str | None, covariance: Any, given: design_.Design | None) -> None:
-    """Refuse a covariance that no config asks for, and a config that asks for one in vain.
-
-    Args:
-        kind: The config's design.
-        name: The config's name for it.
-        covariance: What was given as ``covariance``.
-        given: What was given as ``design``.
-
-    Raises:
-        ValueError: Naming what does not go together.
-    """
-    if kind != KIND:
-        if covariance is not None:
-            raise ValueError(
-                f"covariance is given for design {kind!r}; leave it out, or take "
-                f"Config(design={KIND!r}, name=...)"
-            )
-        return
-    if (covariance is None) == (given is None):
-        raise ValueError(
-            f"covariance and design are both {'None' if given is None else 'given'} for design "
-            f"{KIND!r}; give the covariance, or a design saved from one"
-        )
-    if given is not None and given.options.get("name") != name:
-        raise ValueError(
-            f"design was made of the covariance {given.options.get('name')!r}, the config's is "
-            f"{name!r}; give the config that name"
-        )
+"""What a design made of a covariance of the user's is called in its file."""
 
 
 def design(

@@ -1,33 +1,64 @@
-"""The plan of a run: sampler, clipping, noise, algorithm and guarantee, made together.
+"""The plan of a run: its parts, calibrated together, and what they guarantee.
 
 Only the plan calibrates. It is made once from one frozen config and audits itself: the guarantee
 it states is computed again from the very factor that colours the noise, so parts that disagree
 are refused before any training.
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.accounting import budget, finite
+from dpjax import _validate
+from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import export, forecasts, own, releases, strategies
-from dpjax.plans import factor as factor_
-from dpjax.plans.config import DESIGNS, Config
+from dpjax.plans import dependence, export, forecasts, releases, strategies
+from dpjax.plans.config import Config
+from dpjax.plans.noise import Coloured, Target, described
+from dpjax.protocols import Method, Optimizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["DESIGNS", "Config", "Plan", "audit", "make"]
+__all__ = ["Config", "Plan", "Statics", "audit", "make", "shared"]
+
+
+class Statics(NamedTuple):
+    """What plans must share to run in one call; hashable.
+
+    Attributes:
+        rounds: Rounds T.
+        agents: Number of agents n.
+        method: What agents compute and send.
+        optimizer: Without its step size.
+        sampler: Which records take part.
+        clip_norm: Clip norm C.
+        clipping: "flat" or "automatic".
+        microbatch: Records a pass of per-record clipping.
+        unit: What is clipped, "agent" or "record".
+        mixing: Shape of the mixing matrix or schedule.
+        noise: How noise is drawn; None where there is none.
+    """
+
+    rounds: int
+    agents: int
+    method: Method
+    optimizer: Optimizer
+    sampler: Sampler
+    clip_norm: float
+    clipping: Any
+    microbatch: int | None
+    unit: str
+    mixing: tuple[int, ...]
+    noise: Coloured | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,8 +66,8 @@ class Plan:
     """A config made concrete; refused when its parts disagree.
 
     Guarantee: `Guarantee` in ``guarantee``, against an outsider who sees every message on every
-    link; it assumes that the run clips at ``config.clip_norm``, samples as ``config.sampler`` says
-    and adds ``factor @ (inv(strategy) Z)_t`` in round t, Z ~ N(0, I) for every agent and round,
+    link; it assumes that the run clips and samples as the config says and adds
+    ``factor @ (inv(strategy) Z)_t`` in round t, Z ~ N(0, I) for every agent and round,
     independently for every coordinate, as `dpjax.engine.run` does. Gradients may depend on
     everything sent before.
 
@@ -78,13 +109,50 @@ class Plan:
                 f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "
                 f"{self.grid.share:.2g} of itself to the network's mean noise variance"
             )
-        stated = self.guarantee.caption(6)
-        return f"Plan({self.config.label}, {self.agents} agents, {stated}{told})"
+        return f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{told})"
 
     @property
     def agents(self) -> int:
         """Number of agents n."""
         return self.mixing.shape[-1]
+
+    @property
+    def target(self) -> Target:
+        """What the noise is made for.
+
+        Raises:
+            ValueError: For a non-private plan, which has none.
+        """
+        return target(self.config, self.mixing)
+
+    @functools.cached_property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """What may differ between plans of one call, float32, by name."""
+        mixing = {"mixing": self.mixing.astype(np.float32), "factor": self.factor}
+        return mixing | dict(self.config.optimizer.arrays())
+
+    @functools.cached_property
+    def statics(self) -> Statics:
+        """What plans of one call share; hashable."""
+        config, noise = self.config, None
+        if config.noise is not None:
+            strategy = None if self.strategy is None else strategies.Fixed(self.strategy)
+            spacing = None if self.grid is None else self.grid.spacing
+            noise = Coloured(config.rounds, strategy, spacing)
+        protect = config.protect
+        return Statics(
+            config.rounds,
+            self.agents,
+            config.method,
+            config.optimizer.shared(),
+            config.sampler,
+            protect.clip_norm,
+            protect.clipping,
+            protect.microbatch,
+            protect.unit,
+            self.mixing.shape,
+            noise,
+        )
 
     def covariance(self) -> np.ndarray:
         """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
@@ -113,8 +181,8 @@ class Plan:
 
         Args:
             parameters: d, entries of one agent's model.
-            counts: [n] records of each agent, which fill the cyclic sampler's batches; None takes
-                full ones.
+            counts: [n] records of each agent, which fill the sampler's batches; None takes full
+                ones.
 
         Returns:
             The forecast: ``ratio``, ``level``, ``affords()``, ``statement()``.
@@ -144,7 +212,7 @@ class Plan:
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""
-        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True, default=repr)
+        config = json.dumps(described(self.config), sort_keys=True, default=repr)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
         digest.update(np.ascontiguousarray(self.factor).data)
@@ -153,13 +221,28 @@ class Plan:
         return digest.hexdigest()
 
 
+def target(config: Config, mixing: np.ndarray) -> Target:
+    """Return what the noise of a config is made for.
+
+    Args:
+        config: A private config.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+
+    Raises:
+        ValueError: For a config without a budget.
+    """
+    if config.budget is None:
+        raise ValueError("budget is None; a config without noise keeps none")
+    steps = config.optimizer.relative(config.rounds)
+    return Target(mixing, config.budget, config.protect, config.pattern, steps)
+
+
 def make(
     config: Config,
     mixing: Any,
     *,
     design: design_.Design | None = None,
     strategy: np.ndarray | None = None,
-    covariance: np.ndarray | None = None,
 ) -> Plan:
     """Make the plan of a config on a network.
 
@@ -168,101 +251,50 @@ def make(
         mixing: [n, n] row-stochastic matrix of a connected graph, or [P, n, n], a schedule.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
-        strategy: [T, T] C over rounds made earlier, in place of the one that the config's design
-            names, for the designs that have one; made here when None, once for a mixing matrix and
+        strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
+            makes, for the designs that have one; made here when None, once for a mixing matrix and
             a participation, whatever the budget.
-        covariance: [n, n] R over agents, symmetric positive definite, at any scale, for a config
-            with design="covariance"; scaled until it keeps the budget.
 
     Returns:
         The plan, audited.
 
     Raises:
-        ValueError: If the mixing matrix is unfit, the design is another network's or budget's, or
-            the covariance is not symmetric, singular or nearly so.
+        ValueError: If the mixing matrix is unfit, the design is another network's or budget's, the
+            noise has no such strategy, or the method shows what no noise was added to.
     """
     matrix = mixing_.check(mixing, stochastic="rows")
     n = matrix.shape[-1]
-    if strategy is not None and config.design not in strategies.DESIGNS:
-        raise ValueError(
-            f"strategy is given for design {config.design!r}, whose noise is fresh in every round; "
-            f"leave it out, or choose one of {', '.join(strategies.DESIGNS)}"
-        )
-    own.check(config.design, config.name, covariance, design)
-    if config.design == "non_private":
-        if design is not None:
-            raise ValueError("design is given for a non_private config; leave it out")
+    method: Any = config.method  # Hashable, as all parts are.
+    dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
+    if config.noise is None:
+        for name, given in (("design", design), ("strategy", strategy)):
+            if given is not None:
+                raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, np.zeros((n, n), np.float32), Guarantee.none(config.rounds))
-    kind, joint = config.design, None
-    if config.design in strategies.DESIGNS:
-        kind = "spacetime" if config.design == "spacetime" else "independent"
-        made = strategies.make(config.design, matrix, config.pattern, given=strategy)
-        strategy, joint = made.strategy, made.covariance
-    bound = config.precision_bound(strategy)
-    if bound.ndim and len(bound) != n:
-        raise ValueError(f"epsilon has {len(bound)} entries for {n} agents; give one an agent")
-    horizon = config.horizon or config.rounds if config.design == "whisper_horizon" else None
-    if design is None:
-        options: dict[str, Any] = {}
-        if config.max_variance is not None:
-            options["max_variance"] = config.max_variance
-        if config.subgroups is not None:
-            options["subgroups"] = config.subgroups
-        if horizon is not None and config.step_decay == "sqrt":
-            options["step_sizes"] = 1 / np.sqrt(np.arange(1, horizon + 1))
-        if joint is not None:
-            design = strategies.spatial(matrix, joint, bound)
-        elif covariance is not None:
-            design = own.design(covariance, matrix, bound, config.label)
-        else:
-            design = design_.make(kind, matrix, bound, horizon=horizon, **options)
-    elif design.kind != kind or design.horizon != horizon:
-        raise ValueError(
-            f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
-            f"{kind!r} with horizon {horizon}; make a design for this config"
-        )
-    design.check(matrix, bound)
-    groups = None if config.subgroups is None else [list(group) for group in config.subgroups]
-    if design.options.get("subgroups") != groups:
-        raise ValueError(
-            f"design has subgroups {design.options.get('subgroups')}, the config {groups}; make a "
-            "design for this config"
-        )
-    factor = factor_.rounded(design.covariance, bound)
-    guarantee = _guarantee(config, factor, strategy)
-    return Plan(config, matrix, factor, guarantee, design, strategy)
+    wanted = target(config, matrix)
+    noise = config.noise.calibrate(wanted, design=design, strategy=strategy)
+    guarantee = _guarantee(config, wanted, noise.factor, noise.strategy)
+    return Plan(config, matrix, noise.factor, guarantee, noise.design, noise.strategy)
 
 
-def _guarantee(config: Config, factor: np.ndarray, strategy: np.ndarray | None) -> Guarantee:
-    loss = _loss(config, factor, strategy)
-    epsilon = float(np.max(config.epsilon))
+def _guarantee(
+    config: Config, target: Target, factor: np.ndarray, strategy: np.ndarray | None
+) -> Guarantee:
+    loss, budget = target.loss(factor, strategy), target.budget
     return Guarantee(
-        epsilon=epsilon,
-        delta=config.delta,
+        epsilon=budget.largest,
+        delta=budget.delta,
         mu=float(np.max(loss.mu)),
-        relation=config.relation,
+        relation=config.protect.relation,
         attacker="outsider",
         rounds=config.rounds,
-        clip_norm=config.clip_norm,
-        accountant=config.accountant,
+        clip_norm=config.protect.clip_norm,
+        accountant=budget.accountant,
         release=config.release,
-        per_agent_epsilon=config.epsilon if isinstance(config.epsilon, tuple) else None,
+        per_agent_epsilon=budget.each,
         white=strategy is None,
-        unsound=bool(np.max(loss.exact_epsilon) > epsilon),
+        unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=config.participation,
-    )
-
-
-def _loss(config: Config, factor: np.ndarray, strategy: np.ndarray | None) -> budget.Loss:
-    return budget.loss(
-        None,
-        config.delta,
-        clip_norm=config.clip_norm,
-        relation=config.relation,
-        accountant=config.accountant,
-        factor=factor.astype(np.float64),
-        allow_unsound=config.allow_unsound,
-        sensitivity_squared=config.over_rounds(strategy),
     )
 
 
@@ -285,10 +317,10 @@ def audit(plan: Plan) -> None:
             f"factor is {plan.factor.dtype} {plan.factor.shape}; give float32 {(n, n)}"
         )
     strategies.check(plan.strategy, config.rounds)
-    if config.design == "non_private":
+    if config.budget is None:
         if plan.strategy is not None or np.any(plan.factor) or np.isfinite(stated.epsilon):
             raise ValueError(
-                f"guarantee states epsilon {stated.epsilon} for a non_private config; "
+                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
                 "use Guarantee.none"
             )
         return
@@ -298,15 +330,26 @@ def audit(plan: Plan) -> None:
             f"{'without' if plan.strategy is None else 'with'} a strategy; make the plan from one "
             "config with plan.make"
         )
-    names = ("relation", "rounds", "clip_norm", "delta", "unit", "accountant", "release")
-    for name in (*names, "participation"):
-        mine, theirs = getattr(config, name), getattr(stated, name)
-        if mine != theirs:
+    protect, budget = config.protect, config.budget
+    runs = {
+        "relation": protect.relation,
+        "rounds": config.rounds,
+        "clip_norm": protect.clip_norm,
+        "delta": budget.delta,
+        "unit": protect.unit,
+        "accountant": budget.accountant,
+        "release": config.release,
+        "participation": config.participation,
+        "attacker": protect.attacker,
+        "gradients": protect.gradients,
+    }
+    for name, mine in runs.items():
+        if mine != (theirs := getattr(stated, name)):
             raise ValueError(
                 f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
                 "one config with plan.make"
             )
-    loss = _loss(config, plan.factor, plan.strategy)
+    loss = plan.target.loss(plan.factor, plan.strategy)
     claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
     if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
@@ -317,37 +360,30 @@ def audit(plan: Plan) -> None:
         )
 
 
-def statics(plans: Sequence[Plan]) -> dict[str, Any]:
-    """What plans must share to run in one call, from the first; used by `dpjax.engine.run`.
+def shared(plans: Sequence[Plan]) -> Statics:
+    """Return what plans of one call share: the first one's, with the noise of those that have it.
 
     Args:
         plans: At least one plan.
 
     Returns:
-        The shared settings.
+        The shared statics.
 
     Raises:
-        ValueError: If there is none, or they differ, naming the setting.
+        ValueError: If there is none, or they differ, naming what differs.
     """
     if not plans:
         raise ValueError("plans is empty; give at least one plan")
-    names = (
-        *("rounds", "clip_norm", "batch_size", "step_decay", "clipping", "microbatch"),
-        *("participation", "sampler", "unit"),
-    )
-
-    def of(plan: Plan) -> dict[str, Any]:
-        values = {name: getattr(plan.config, name) for name in names}
-        strategy = None if plan.strategy is None else mixing_.fingerprint(plan.strategy)[:12]
-        return values | {"mixing": plan.mixing.shape, "strategy": strategy}
-
-    shared = of(plans[0])
+    made = plans[0].statics
     for plan in plans[1:]:
-        other = of(plan)
-        for name, value in shared.items():
-            if other[name] != value:
+        for name, value in made._asdict().items():
+            other = getattr(plan.statics, name)
+            if name == "noise" and None in (value, other):
+                # Without noise the factor is zero: whatever is drawn adds nothing.
+                made = made._replace(noise=value or other)
+            elif other != value:
                 raise ValueError(
-                    f"plans differ in {name} ({value!r} and {other[name]!r}); run them apart"
+                    f"plans differ in {name} ({_validate.shown(value)} and "
+                    f"{_validate.shown(other)}); run them apart"
                 )
-    participation = shared["participation"]
-    return shared | {"separation": None if participation is None else participation[1]}
+    return made

@@ -46,8 +46,10 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
     chosen = plan.grid
     if chosen is None:
         return plan
-    config, strategy = plan.config, plan.applied_strategy
+    config, protect, strategy = plan.config, plan.config.protect, plan.applied_strategy
     route = None if plan.strategy is None else rounds_.route(plan.strategy, config.rounds)
+    # The noise is added to one clipped gradient, or to the sum of a batch of them.
+    terms = config.sampler.batch_size if protect.unit == "record" else 1
     cost = finite.cost(
         plan.factor,
         config.rounds,
@@ -55,14 +57,13 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
         spacing=chosen.spacing,
         parameters=parameters,
         mu=plan.guarantee.mu,
-        delta=config.delta,
-        # The noise is added to one clipped gradient, or to the sum of a batch of them.
-        clip_norm=config.clip_norm * (config.batch_size if config.unit == "record" else 1),
+        delta=plan.guarantee.delta,
+        clip_norm=protect.clip_norm * terms,
         recursive=route is not None and route.kind == "recursion",
     )
-    if not cost.delta <= finite.LIMIT * config.delta:
+    if not cost.delta <= finite.LIMIT * plan.guarantee.delta:
         raise ValueError(
-            f"delta is {config.delta:g}, of which noise of finite precision would take "
+            f"delta is {plan.guarantee.delta:g}, of which noise of finite precision would take "
             f"{cost.delta:.2g} over the {cost.draws:,} draws of this release (rounds x agents x "
             f"parameters), more than {finite.LIMIT:.0%}; run fewer rounds or a smaller model, or "
             f"choose a design with noise that cancels less (condition number of its factor "

@@ -130,7 +130,7 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     """What the rounds up to each end spend at most, for noise correlated over rounds."""
     if plan.strategy is None:
         return None
-    whole = plan.config.over_rounds(plan.strategy)
+    whole = plan.target.over_rounds(plan.strategy)
     parts = strategies.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
     shares = np.minimum(np.maximum.accumulate(parts) / whole * (1 + 1e-15), 1.0)

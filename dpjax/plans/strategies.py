@@ -18,6 +18,7 @@ from dpjax.transforms import rounds
 
 __all__ = [
     "DESIGNS",
+    "Fixed",
     "JointStrategy",
     "check",
     "make",
@@ -28,6 +29,30 @@ __all__ = [
 
 DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
 """Designs whose noise is correlated over rounds."""
+
+
+class Fixed:
+    """A strategy over rounds as a static value: equal where all its bits are.
+
+    Args:
+        matrix: [T, T] C, float64.
+    """
+
+    def __init__(self, matrix: Float[np.ndarray, "t t"]):
+        self.matrix = matrix
+        self._fingerprint = mixing_.fingerprint(matrix)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the bits."""
+        return isinstance(other, Fixed) and self._fingerprint == other._fingerprint
+
+    def __hash__(self) -> int:
+        """Hash the bits."""
+        return hash(self._fingerprint)
+
+    def __repr__(self) -> str:
+        """The size, and enough of the fingerprint to tell two apart."""
+        return f"Fixed({len(self.matrix)} rounds, {self._fingerprint[:12]})"
 
 
 class JointStrategy(NamedTuple):

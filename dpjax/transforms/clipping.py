@@ -235,6 +235,7 @@ def per_example(
     method: Method = "flat",
     stability: float = 0.01,
     microbatch: int | None = None,
+    encode: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
     """The sum of one agent's clipped per-example gradients.
 
@@ -256,10 +257,13 @@ def per_example(
         microbatch: Examples differentiated at once, to bound memory; None chooses by cost: on a
             CPU as many as its caches hold, elsewhere the whole batch. A batch it does not divide
             is padded. It changes the order of the sum alone.
+        encode: Applied to every example's gradient before the clip, which then bounds the norm of
+            what it returns (a projection or a sketch, say); None is the gradient itself.
 
     Returns:
         ``fn(params, x, y, is_padding=None)`` with x and y pytrees of arrays [B, ...] and
-        is_padding [B] bool, to a tree like params. It works on an empty batch and under vmap.
+        is_padding [B] bool, to a tree like params, or like what ``encode`` returns. It works on an
+        empty batch and under vmap.
 
     Raises:
         ValueError: For invalid numbers; when called, for x and y of different lengths.
@@ -270,6 +274,11 @@ def per_example(
     clip_norm, stability = _check(clip_norm, method, stability)
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
+
+    def clipped(gradient: Any) -> Any:
+        if encode is not None:
+            gradient = encode(gradient)
+        return _clip(gradient, clip_norm, method, stability)
 
     def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
         from jax_privacy import clipping as private
@@ -284,7 +293,8 @@ def per_example(
             )
         ((size,),) = lengths
         if size == 0:
-            return jax.tree.map(jnp.zeros_like, params)
+            empty = params if encode is None else jax.eval_shape(encode, params)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
         padding = jnp.zeros(size, bool) if is_padding is None else jnp.asarray(is_padding, bool)
         at_once = _at_once(params, size) if microbatch is None else microbatch
         extra = 0 if at_once is None else -size % at_once
@@ -297,12 +307,14 @@ def per_example(
         params = jax.tree.map(jnp.asarray, params)
         leaves = jax.tree.leaves(params)
         plain = all(leaf.dtype == _wide(leaves) and leaf.size <= _ONE_SUM for leaf in leaves)
-        if method == "flat" and plain:
+        if method == "flat" and plain and encode is None:
             # jax_privacy's own clipping, with the clip norm lowered, is exact for small leaves.
-            bound, first = _lowered(params, clip_norm), _finite
+            bound = _lowered(params, clip_norm)
+            first: Callable[[Any], Any] = _finite
         else:
             # Clipped here; jax_privacy's clipping is a second net.
-            bound, first = clip_norm, lambda tree: _clip(tree, clip_norm, method, stability)
+            bound, first = clip_norm, clipped
+
         total = private.clipped_grad(
             loss_fn,
             batch_argnums=(1, 2),

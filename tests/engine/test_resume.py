@@ -366,7 +366,7 @@ ROUTES = {
 def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, network, kind, relation):
     """Later noise depends on earlier normals, which no checkpoint holds: they are drawn again."""
     name, strategy = ROUTES[kind]
-    cyclic = {"participation": (6, 12), "sampler": "cyclic"} if "record" in relation else {}
+    cyclic = {"participation": (6, 12)} if "record" in relation else {}
     config = make_config(design=name, relation=relation, rounds=72, **cyclic)
     made = plan.make(config, network, strategy=strategy)
     assert rounds.route(made.strategy, 72).kind == kind
@@ -416,7 +416,7 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
     monkeypatch.setattr(
         program,
         "replay",
-        lambda settings, arrays, state, done: replay(settings, arrays, state, done + change),
+        lambda *given: replay(*given[:-1], given[-1] + change),
     )
     broken = whole(checkpoint=tmp_path / "c")
     assert any(

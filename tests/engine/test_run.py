@@ -9,8 +9,9 @@ import pytest
 from dpjax.data import batches, partition
 from dpjax.engine import keys, program
 from dpjax.engine.run import run
-from dpjax.plans import plan
+from dpjax.plans import noise, plan
 from dpjax.topology import graphs, mixing
+from dpjax.transforms import noise as noise_
 from tests.support import make_config, make_problem
 
 
@@ -52,14 +53,17 @@ def test_run_is_the_formula(network, small):
     made = plan.make(make_config(rounds=4), network)
     result = run(made, small, seeds=[5], eval_every=4)
     config, n = made.config, made.agents
+    clip_norm, step = config.protect.clip_norm, config.optimizer.step_size
     weight, bias = np.zeros((n, 5)), np.zeros((n, 1))
     noise_key, batch_key = keys.derive(5, "noise"), keys.derive(5, "batches")
-    chain = program.noise.correlated(made.factor, key=noise_key, rounds=config.rounds)
+    chain = noise_.correlated(made.factor, key=noise_key, rounds=config.rounds)
     zero = {"params": {"bias": np.zeros(n, np.float32), "weight": np.zeros((n, 5), np.float32)}}
     noise_state = chain.init(zero)
     counts = np.asarray(small.partition.counts)
     for t in range(config.rounds):
-        positions = batches.draw(jax.random.fold_in(batch_key, t), counts, config.batch_size)
+        positions = batches.draw(
+            jax.random.fold_in(batch_key, t), counts, config.sampler.batch_size
+        )
         rows = np.take_along_axis(np.asarray(small.partition.indices), np.asarray(positions), 1)
         drawn, noise_state = chain.update(zero, noise_state)
         drawn = drawn["params"]
@@ -69,10 +73,10 @@ def test_run_is_the_formula(network, small):
             slope = -y / (1 + np.exp(y * (x @ weight[i] + bias[i])))
             gw[i], gb[i] = (slope[:, None] * x).mean(0), slope.mean()
             size = np.sqrt((gw[i] ** 2).sum() + gb[i] ** 2)
-            gw[i] *= min(1, config.clip_norm / size)
-            gb[i] *= min(1, config.clip_norm / size)
-        weight = made.mixing @ (weight - config.step_size * (gw + np.asarray(drawn["weight"])))
-        bias = made.mixing @ (bias - config.step_size * (gb + np.asarray(drawn["bias"])[:, None]))
+            gw[i] *= min(1, clip_norm / size)
+            gb[i] *= min(1, clip_norm / size)
+        weight = made.mixing @ (weight - step * (gw + np.asarray(drawn["weight"])))
+        bias = made.mixing @ (bias - step * (gb + np.asarray(drawn["bias"])[:, None]))
     final = result.params["params"]
     np.testing.assert_allclose(final["weight"][0, 0], weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(final["bias"][0, 0], bias[:, 0], rtol=1e-4, atol=1e-5)
@@ -100,12 +104,13 @@ def test_units_agree_without_clipping(network, small):
 def test_decaying_step(network, small):
     """With eta / sqrt(t), the second round's step is smaller by sqrt 2."""
     base = make_config(
-        design="non_private", clip_norm=1e-3, rounds=2, step_decay="sqrt", batch_size=24
-    )
+        design="non_private", clip_norm=1e-3, rounds=2, step_decay="sqrt", batch_size=24,
+        clipping="automatic",
+    )  # fmt: skip
     complete = np.full_like(network, 1 / len(network))
     after = []
     for rounds in (1, 2):
-        config = dataclasses.replace(base, rounds=rounds, clipping="automatic")
+        config = dataclasses.replace(base, rounds=rounds)
         result = run(plan.make(config, complete), small, seeds=[0], eval_every=1)
         after.append(result.params["params"]["weight"][0, 0, 0])
     ratio = np.linalg.norm(after[1] - after[0]) / np.linalg.norm(after[0])
@@ -188,7 +193,7 @@ def test_an_agent_with_a_name_is_told_by_it(network, small):
     with pytest.raises(ValueError, match=r"but agent site 1 \(index 1\) has 3 records; lower it"):
         run(plan.make(make_config(), network), task, seeds=[0])
     dealt = make_config(
-        relation="replace_record", clip_norm=1.0, participation=(2, 10), sampler="cyclic",
+        relation="replace_record", clip_norm=1.0, participation=(2, 10),
         batch_size=3,
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"but agent site 5 \(index 5\) has 31 .*batch_size=4"):
@@ -211,7 +216,8 @@ def test_plans_that_do_not_fit(plans, small, network):
 def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     """A second phase starts from the first one's models and repeats none of its noise."""
     frozen = make_config(step_size=1e-30)
-    moved = make_config(rounds=2, step_size=1.0, clip_norm=1e-6, design="independent")
+    change = dict(rounds=2, step_size=1.0, clip_norm=1e-6, design="independent")
+    moved = make_config(**change)
     first = run(plan.make(moved, network), small, seeds=[0])
     still = run(
         plan.make(frozen, network), small, seeds=[0], start=first.params, phase=1,
@@ -225,15 +231,15 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     for a, b in zip(mean(first.params), mean(still.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
     zero, spent = jax.tree.map(np.zeros_like, first.params), first.guarantees
-    made = plan.make(dataclasses.replace(moved, epsilon=0.5), network)
-    noise = [
+    made = plan.make(make_config(**change, epsilon=0.5), network)
+    drawn = [
         jax.tree.leaves(
             run(made, small, seeds=[0], start=zero, phase=p, spent=spent, planned=True).params
         )[1].ravel()
         for p in (1, 2)
     ]
     origin = jax.tree.leaves(run(made, small, seeds=[0]).params)[1].ravel()
-    correlation = np.corrcoef([origin, *noise])
+    correlation = np.corrcoef([origin, *drawn])
     assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 0.9
     for kwargs in ({"start": zero}, {"phase": 1}, {"start": zero, "phase": 1}):
         with pytest.raises(ValueError, match="phase is"):
@@ -249,7 +255,7 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
 def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
     """Per-record runs loop over seeds and plans on a CPU; the numbers are the vmap's."""
     config = make_config(relation="replace_record")
-    made = [plan.make(dataclasses.replace(config, design=d), network) for d in plan.DESIGNS[1:4]]
+    made = [plan.make(config.using(part), network) for part in noise.PARTS[:3]]
     looped = run(made, small, seeds=[0, 1])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     mapped = run(made, small, seeds=[0, 1])
@@ -339,9 +345,12 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
     for match, change in changed.items():
         with pytest.raises(ValueError, match=f"another run, which differs in {match}"):
             run(made, small, stop_at=10, **options | change)
-    for name, there, here in (("clip_norm", "0.5", "2.0"), ("step_size", "0.1", "0.7")):
+    for part, name, there, here in (
+        ("protect", "clip_norm", "0.5", "2.0"),
+        ("optimizer", "step_size", "0.1", "0.7"),
+    ):
         other = plan.make(make_config(**{name: float(here)}), network)
-        told = f"another run, which differs in Config.{name} .{there} there, {here} here.;"
+        told = f"another run, which differs in Config.{part}.{name} .{there} there, {here} here.;"
         with pytest.raises(ValueError, match=told):
             run(other, small, stop_at=10, **options)
     # What no argument explains is still said.

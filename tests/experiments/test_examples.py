@@ -12,6 +12,7 @@ import pytest
 from dpjax import cli
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
+from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SIX = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
@@ -28,11 +29,10 @@ def example(name):
 def saved(folder, design, relation="replace_agent", rounds=6, **changes):
     """The file of a plan for six sites on a ring."""
     if relation != "replace_agent":
-        changes |= {"participation": (2, 3), "sampler": "cyclic"}
-    config = plan.Config(
-        design=design, epsilon=10.0, delta=1e-5, relation=relation, rounds=rounds, clip_norm=1.0,
-        batch_size=8, step_size=0.1, **changes,
-    )  # fmt: skip
+        changes["participation"] = (2, 3)
+    config = make_config(
+        design=design, epsilon=10.0, relation=relation, rounds=rounds, clip_norm=1.0, **changes
+    )
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     return plan.make(config, matrix).save(folder / "design.npz", SIX)
 
@@ -79,7 +79,7 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
         Path("design.npz").unlink()
     # The same from Python, with the names of the sites.
     (code,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
-    config = plan.Config("independent", 10.0, 1e-5, "replace_agent", 5, 1.0, 8, 0.1)
+    config = make_config(design="independent", rounds=5)
     exec(code, {"config": config})
     with np.load("design.npz") as file:
         assert file["labels"].tolist() == SIX[:4]

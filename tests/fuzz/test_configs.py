@@ -17,10 +17,11 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.plans import plan
+from dpjax.plans import noise, plan
 from dpjax.topology import mixing
+from tests.support import make_config
 
-DESIGNS = [name for name in plan.DESIGNS if name not in ("non_private", "covariance")]
+DESIGNS = [name for name in noise.LABELS if name != "non_private"]
 FRESH = ("independent", "pairwise", "whisper", "whisper_horizon")
 DIGITS = 40
 
@@ -44,7 +45,7 @@ def config(rng, n, wide):
     rounds = epochs * separation
     chosen = {"relation": relation, "design": design, "rounds": rounds}
     if relation != "replace_agent" and rng.random() < 0.6:
-        chosen |= {"participation": (epochs, separation), "sampler": "cyclic"}
+        chosen |= {"participation": (epochs, separation)}
     elif design in FRESH:
         chosen["rounds"] = int(rng.integers(1, 2000 if design != "whisper_horizon" else 40))
     if wide and design.startswith("whisper") and rng.random() < 0.4:
@@ -54,7 +55,7 @@ def config(rng, n, wide):
     accountant = str(rng.choice(["gdp", "gdp", "rdp", "paper"]))
     many = rng.random() < 0.3 and design != "spacetime"
     budgets = 10 ** rng.uniform(-2, 1.3, n if many else 1)
-    return plan.Config(
+    return make_config(
         epsilon=tuple(map(float, budgets)) if many else float(budgets[0]),
         delta=float(10 ** rng.uniform(-9, -2)),
         clip_norm=float(10 ** rng.uniform(-4, 4)),
@@ -101,9 +102,9 @@ def over_rounds(made):
 def truth(made, factor):
     """Mu of every agent, at least: exact for strategies without negative products."""
     chosen = made.config
-    times = 1 if chosen.relation == "zero_out_record" else 2
+    times = 1 if chosen.protect.relation == "zero_out_record" else 2
     energy = over_rounds(made)
-    shift = times * mpmath.mpf(chosen.clip_norm)
+    shift = times * mpmath.mpf(chosen.protect.clip_norm)
     return [shift * mpmath.sqrt(energy * entry) for entry in inverse_diagonal(factor)]
 
 

@@ -1,4 +1,4 @@
-"""Values of every wrong kind in every field of a config."""
+"""Values of every wrong kind in every field of a config and of its parts."""
 
 import dataclasses
 import decimal
@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.plans import plan
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.plans import noise, plan
+from dpjax.plans.config import Config
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Cyclic, Random
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 
@@ -26,33 +31,47 @@ JUNK = [
     *((2, 10), (np.int64(2), np.int64(10)), (2.0, 10), (True, 20), (2, 10, 1), (10**5000, 1)),
 ]
 
-FIELDS = [field.name for field in dataclasses.fields(plan.Config)]
-
-
-def base(name):
-    """Settings under which a field is looked at."""
-    if name in ("participation", "microbatch", "sampler"):
-        return {"relation": "zero_out_record", "sampler": "cyclic", "participation": (2, 10)}
-    return {"design": "covariance", "name": "mine"} if name == "name" else {}
+PARTS = {
+    Protect: {"relation": "zero_out_record", "clip_norm": 0.5},
+    Budget: {"epsilon": 8.0, "delta": 1e-5},
+    Random: {"batch_size": 4},
+    Cyclic: {"epochs": 2, "separation": 10, "batch_size": 4},
+    Sgd: {"step_size": 0.1},
+    noise.Whisper: {},
+    DSGD: {},
+}
+FIELDS = [(part, field.name) for part in PARTS for field in dataclasses.fields(part)]
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_value_is_plain_or_refused_by_name(name):
+@pytest.mark.parametrize(("part", "name"), FIELDS)
+def test_a_value_is_plain_or_refused_by_name(part, name):
     taken = 0
     for value in JUNK:
         try:
-            config = make_config(**(base(name) | {name: value}))
+            made = part(**(PARTS[part] | {name: value}))
         except ValueError as error:
             text = str(error)
             assert name in text, text
             assert len(text) < 600 and "digits" not in text.split(";")[-1]
             continue
         taken += 1
-        kept = dataclasses.asdict(config)
-        again = json.loads(json.dumps(kept))
-        assert plan.Config(**again) == config and hash(config) == hash(plan.Config(**again))
+        kept = dataclasses.asdict(made)
+        again = part(**json.loads(json.dumps(kept)))
+        assert again == made and hash(again) == hash(made)
     assert taken <= 24
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_a_part_of_a_wrong_kind_is_refused_by_name(name):
+    for value in JUNK:
+        fits = {"noise": None, "rounds": 20}.get(name, "no such") is value or name == "noise"
+        try:
+            made = make_config(**{name: value})
+        except ValueError as error:
+            assert name in str(error) and len(str(error)) < 600
+            continue
+        assert fits or isinstance(getattr(made, name), bool | int), value
 
 
 def test_numbers_of_numpy_are_the_plain_ones():
@@ -68,9 +87,3 @@ def test_numbers_of_numpy_are_the_plain_ones():
         )
     ]
     assert len({one.fingerprint() for one in made}) == 1
-
-
-def test_what_a_non_private_run_ignores_may_be_anything():
-    matrix = mixing.metropolis_hastings(graphs.ring(4))
-    made = plan.make(make_config(design="non_private", epsilon=np.float32(8)), matrix)
-    assert made.fingerprint()

@@ -8,12 +8,12 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import export, plan
+from dpjax.plans import export, noise, plan
 from tests.support import make_config
 
 NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
-PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]
-CYCLIC = {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"}
+PRIVATE = [name for name in noise.LABELS if name != "non_private"]
+CYCLIC = {"relation": "replace_record", "participation": (4, 5)}
 
 
 def read(path):

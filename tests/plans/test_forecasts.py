@@ -1,6 +1,5 @@
 """The forecast is what simulated noise and full clipped steps do, for every design and unit."""
 
-import dataclasses
 import itertools
 import re
 import warnings
@@ -14,16 +13,16 @@ import pytest
 from dpjax.accounting import forecast, gdp
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import forecasts, plan
+from dpjax.plans import forecasts, noise, plan
 from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 
-PRIVATE = [name for name in plan.DESIGNS if name != "non_private"]
+PRIVATE = [name for name in noise.LABELS if name != "non_private"]
 UNITS = [
     {"relation": "replace_agent"},
     {"relation": "zero_out_record", "batch_size": 3},
-    {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"},
+    {"relation": "replace_record", "participation": (4, 5)},
     {"relation": "replace_agent", "step_decay": "sqrt"},
 ]
 
@@ -31,14 +30,14 @@ UNITS = [
 def steps_of(made):
     """[T] step sizes of a plan."""
     config = made.config
-    decay = np.sqrt(np.arange(1, config.rounds + 1)) if config.step_decay == "sqrt" else 1.0
-    return np.broadcast_to(config.step_size / decay, (config.rounds,))
+    decay = np.sqrt(np.arange(1, config.rounds + 1)) if config.optimizer.decay == "sqrt" else 1.0
+    return np.broadcast_to(config.optimizer.step_size / decay, (config.rounds,))
 
 
 def rounds_of(made, added):
     """The average of the models after X <- W (X - eta added_t / B) in every round, from zero."""
     schedule = made.mixing if made.mixing.ndim == 3 else made.mixing[None]
-    divisor = made.config.batch_size if made.config.unit == "record" else 1
+    divisor = made.config.sampler.batch_size if made.config.protect.unit == "record" else 1
     models = np.zeros(added.shape[1:])
     for t, step in enumerate(steps_of(made)):
         models = schedule[t % len(schedule)] @ (models - step * added[t] / divisor)
@@ -51,11 +50,11 @@ def simulated(made, coordinates=4000, filled=None):
     normals = np.random.default_rng(0).normal(size=(rounds, n * coordinates))
     if made.strategy is not None:
         normals = np.linalg.solve(made.applied_strategy, normals)
-    noise = np.einsum("ij,tjd->tid", made.factor, normals.reshape(rounds, n, coordinates))
-    records = made.config.batch_size if made.config.unit == "record" else 1
+    added = np.einsum("ij,tjd->tid", made.factor, normals.reshape(rounds, n, coordinates))
+    records = made.config.sampler.batch_size if made.config.protect.unit == "record" else 1
     full = np.ones((rounds, n, 1)) if filled is None else filled[..., None]
-    drift = rounds_of(made, made.config.clip_norm * records * full)
-    return np.sqrt(np.mean(rounds_of(made, noise) ** 2)) / abs(drift[0])
+    drift = rounds_of(made, made.config.protect.clip_norm * records * full)
+    return np.sqrt(np.mean(rounds_of(made, added) ** 2)) / abs(drift[0])
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -77,7 +76,7 @@ def test_the_floors_are_the_closed_forms(network):
         (2, {"relation": "replace_agent"}, n),
         (2, {"relation": "replace_record"}, n * 4),
         (1, {"relation": "zero_out_record"}, n * 4),
-        (2, {"relation": "replace_record", "participation": (4, 5), "sampler": "cyclic"}, n * 20),
+        (2, {"relation": "replace_record", "participation": (4, 5)}, n * 20),
     ]:
         made = plan.make(make_config(design="independent", **changes), network)
         found = made.forecast(900)
@@ -86,7 +85,8 @@ def test_the_floors_are_the_closed_forms(network):
         if "participation" not in changes:
             # Fresh independent noise attains what drawing apart allows; clip norm and T are gone.
             assert found.ratio == pytest.approx(30 * found.apart_rate, rel=1e-6)
-            other = dataclasses.replace(made.config, clip_norm=3.0, rounds=7, step_size=9.0)
+            free = changes | {"clip_norm": 3.0, "rounds": 7, "step_size": 9.0}
+            other = make_config(design="independent", **free)
             assert plan.make(other, network).forecast(900).ratio == pytest.approx(
                 found.ratio, rel=1e-6
             )
@@ -184,9 +184,7 @@ def test_budgets_of_each_agent_count(network):
 
 def test_padding_lowers_the_drift(network):
     counts = np.array([20, 20, 20, 7, 3, 11])
-    config = make_config(
-        design="mafalda", relation="replace_record", participation=(4, 5), sampler="cyclic"
-    )
+    config = make_config(design="mafalda", relation="replace_record", participation=(4, 5))
     made = plan.make(config, network)
     rounds = np.arange(20)[:, None] % 5
     filled = np.array([[sum(r % 5 == t for r in range(c)) / 4 for c in counts] for (t,) in rounds])
@@ -226,24 +224,26 @@ def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
 
 
 def test_what_would_help_does(network):
-    config = make_config(design="whisper_horizon", epsilon=16.0)
+    horizon = dict(design="whisper_horizon", epsilon=16.0)
+    config = make_config(**horizon)
     found = plan.make(config, network).forecast(5000)
     assert found.level == "hopeless" and found.ratio > forecast.HOPELESS["agent"]
     smaller = plan.make(config, network).forecast(int(found.affords()))
     assert 0.9 * found.good < smaller.ratio <= found.good and smaller.level == "learns"
     assert plan.make(config, network).forecast(int(found.affords()) + 1).ratio > found.good
-    richer = dataclasses.replace(config, epsilon=found.epsilon())
+    richer = make_config(**horizon | {"epsilon": found.epsilon()})
     assert plan.make(richer, network).forecast(5000).ratio == pytest.approx(found.good, rel=1e-6)
     batch = int(re.findall(r"with batches of (\d+)", found.statement())[0])
-    records = dataclasses.replace(config, relation="replace_record", batch_size=batch)
+    horizon["relation"] = "replace_record"
+    records = make_config(**horizon, batch_size=batch)
     least = plan.make(records, network).forecast(5000)
     assert least.level == "learns" and least.ratio > 0.9 * least.good
-    small = plan.make(dataclasses.replace(records, batch_size=1), network).forecast(5000)
+    small = plan.make(make_config(**horizon, batch_size=1), network).forecast(5000)
     (needed,) = re.findall(r"batches of (\d+) in place of 1", small.statement())
     assert int(needed) == batch
-    alone = plan.make(dataclasses.replace(config, design="independent"), network).forecast(500)
+    alone = plan.make(config.using(noise.Independent()), network).forecast(500)
     ring = mixing.metropolis_hastings(graphs.ring(alone.agents_needed(2.0)))
-    more = plan.make(dataclasses.replace(config, design="independent"), ring).forecast(500)
+    more = plan.make(config.using(noise.Independent()), ring).forecast(500)
     assert more.ratio == pytest.approx(2.0, rel=0.02)
     text = found.statement()
     assert f"{found.affords():,.0f} parameters" in text and f"{found.epsilon():.3g}" in text

@@ -8,7 +8,9 @@ from scipy.stats import norm
 
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import plan, strategies
+from dpjax.plans import noise, plan, strategies
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 
@@ -38,13 +40,13 @@ def oracle_mu(made, sensitivity):
     return worst
 
 
-@pytest.mark.parametrize("name", [name for name in plan.DESIGNS if name != "non_private"])
+@pytest.mark.parametrize("name", [name for name in noise.LABELS if name != "non_private"])
 @pytest.mark.parametrize(
     ("relation", "times"), [("replace_agent", 2), ("replace_record", 2), ("zero_out_record", 1)]
 )
 def test_guarantee_is_what_a_dense_oracle_computes(network, name, relation, times):
     made = plan.make(make_config(design=name, relation=relation), network)
-    mu = oracle_mu(made, times * made.config.clip_norm)
+    mu = oracle_mu(made, times * made.config.protect.clip_norm)
     stated = made.guarantee
     assert oracle_delta(mu, stated.epsilon) <= stated.delta
     # Tight as well: one percent less noise would break the guarantee.
@@ -58,8 +60,8 @@ def test_budget_of_each_agent_is_kept(network):
     made = plan.make(make_config(epsilon=epsilons), network)
     diagonal = np.diag(np.linalg.inv(made.covariance()))
     for agent, epsilon in enumerate(epsilons):
-        mu = 2 * made.config.clip_norm * np.sqrt(made.config.rounds * diagonal[agent])
-        assert oracle_delta(mu, epsilon) <= made.config.delta
+        mu = 2 * made.config.protect.clip_norm * np.sqrt(made.config.rounds * diagonal[agent])
+        assert oracle_delta(mu, epsilon) <= made.config.budget.delta
 
 
 def test_mis_scaled_noise_is_refused(network):
@@ -75,7 +77,7 @@ def test_mis_scaled_noise_is_refused(network):
 )
 def test_swapped_config_is_refused(network, field, value):
     made = plan.make(make_config(), network)
-    changed = dataclasses.replace(made.config, **{field: value})
+    changed = make_config(**{field: value})
     with pytest.raises(ValueError, match="guarantee"):
         dataclasses.replace(made, config=changed)
 
@@ -86,7 +88,7 @@ def test_swapped_relation_in_the_guarantee_is_refused(network):
     with pytest.raises(ValueError, match="guarantee.relation"):
         dataclasses.replace(made, guarantee=stronger)
     # Noise for zero-out, everything labelled replacement: the audit computes twice the mu.
-    config = dataclasses.replace(made.config, relation="replace_record")
+    config = make_config(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee states epsilon"):
         dataclasses.replace(made, config=config, guarantee=stronger)
 
@@ -118,14 +120,14 @@ def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
 def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
     matrix = mixing.metropolis_hastings(graphs.complete(20))
     made = plan.make(make_config(rounds=100), matrix)
-    bound = made.config.precision_bound()
+    bound = made.target.bound(None)
     diagonal = np.diag(np.linalg.inv(made.covariance()))
     assert diagonal.max() <= bound
     assert diagonal.max() >= 0.98 * bound
 
 
 def test_design_of_another_network_or_budget_is_refused(network):
-    bound = make_config().precision_bound()
+    bound = float(plan.target(make_config(), network).bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
         plan.make(make_config(), network, design=design.make("whisper", other, bound))
@@ -161,6 +163,18 @@ def test_design_of_another_network_or_budget_is_refused(network):
         ({"accountant": "moments"}, "accountant is 'moments'"),
         ({"microbatch": 2}, "microbatch is 2 under relation"),
         ({"design": "non_private", "release": True}, "release is True"),
+        ({"sampler": "random"}, "sampler is 'random'; give plans.samplers.Random"),
+        ({"optimizer": 0.1}, "optimizer is 0.1; give plans.optimizers.Sgd"),
+        ({"optimizer": Sgd}, "optimizer is <class"),
+        ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise"),
+        ({"noise": None}, "budget is Budget"),
+        ({"budget": None}, "noise is Whisper"),
+        ({"method": None}, "method is None; give algorithms.dsgd.DSGD"),
+        ({"participation": (4, 5)}, "an agent takes part in every round"),
+        (
+            {"participation": (3, 5), "relation": "replace_record"},
+            "sampler deals 3 epochs of 5 batches in 20 rounds; give rounds=15",
+        ),
     ],
 )
 def test_bad_config(changes, message):
@@ -170,10 +184,7 @@ def test_bad_config(changes, message):
 
 def test_relation_has_no_default():
     with pytest.raises(TypeError, match="relation"):
-        plan.Config(
-            design="whisper", epsilon=1.0, delta=1e-5, rounds=1, clip_norm=1.0, batch_size=1,
-            step_size=1.0,
-        )  # fmt: skip
+        Protect(clip_norm=1.0)
 
 
 def test_wrong_number_of_budgets(network):
@@ -203,13 +214,11 @@ def test_options_of_the_designs(network):
     made = plan.make(make_config(subgroups=groups), network)
     assert not made.covariance()[:3, 3:].any()
     limited = plan.make(make_config(max_variance=1.5), network)
-    bound = limited.config.precision_bound()
+    bound = limited.target.bound(None)
     assert np.diag(limited.covariance()).max() * bound <= 1.5 * (1 + 1e-5)
     with pytest.raises(ValueError, match="subgroups"):
         plan.make(make_config(), network, design=made.design)
-    with pytest.raises(ValueError, match="max_variance is 2.0 for design 'pairwise'"):
-        make_config(design="pairwise", max_variance=2.0)
-    assert make_config(epsilon=[1.0, 2.0]).epsilon == (1.0, 2.0)
+    assert make_config(epsilon=[1.0, 2.0]).budget.epsilon == (1.0, 2.0)
 
 
 def test_numbers_of_other_libraries_become_plain(network):

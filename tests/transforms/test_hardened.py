@@ -1,5 +1,6 @@
 """Noise of releases: quantiles, bits, tails, the grid, and attacks on last bits."""
 
+import dataclasses
 from fractions import Fraction
 
 import jax
@@ -11,7 +12,7 @@ from scipy import stats
 
 from dpjax.accounting import finite
 from dpjax.engine import placing, program
-from dpjax.engine.run import _settings
+from dpjax.engine.run import _statics
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
@@ -188,17 +189,19 @@ class Fixed:
             epsilon=epsilon,
         )  # fmt: skip
         self.plan = plan.make(config, np.full((6, 6), 1 / 6))
-        shared = plan.statics([self.plan])
+        shared = plan.shared([self.plan])
         task = make_problem(6)
-        self.settings = _settings((self.plan,), (task,), shared, None)._replace(
-            loss=lambda params, x, y: params @ x, batch_loss=None
+        statics = _statics(shared, (task,), None)
+        query = dataclasses.replace(
+            statics.query, loss=lambda params, x, y: params @ x, batch_loss=None
         )
+        self.statics = statics._replace(query=query)
         stacked = placing.arrays((self.plan,), None)
         arrays = jax.tree.map(lambda leaf: leaf[0], stacked)
 
         @jax.jit
         def sent(models, batch, key):
-            made = program.algorithm(self.settings, arrays, key)
+            made = program.algorithm(self.statics, arrays, key)
             return made.step(key, made.init(models), batch)[1].messages
 
         self.sent = sent

@@ -1,0 +1,444 @@
+"""Noise designs as parts of a config: correlated over agents, over rounds, or both.
+
+Each part makes a covariance R over agents, a strategy C over rounds, or both; what they share
+stands here once: the bound that a budget asks for, the factor that runs, and what it costs.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax.accounting import budget as budget_
+from dpjax.mechanism import design as design_
+from dpjax.mechanism.participation import Participation
+from dpjax.plans import factor as factor_
+from dpjax.plans import own, strategies
+from dpjax.plans.protect import Budget, Protect
+from dpjax.transforms import noise as noise_
+
+__all__ = [
+    "LABELS",
+    "PARTS",
+    "AntiPgd",
+    "Calibrated",
+    "Coloured",
+    "Correlated",
+    "Covariance",
+    "Independent",
+    "Mafalda",
+    "Pairwise",
+    "PrefixSum",
+    "SpaceTime",
+    "Target",
+    "Whisper",
+    "described",
+    "named",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a noise design is made for.
+
+    Attributes:
+        mixing: [n, n] or [P, n, n] mixing matrix, float64.
+        budget: What the run may cost.
+        protect: What is protected.
+        pattern: In which rounds what the relation changes takes part.
+        steps: [T] step sizes over the first one.
+    """
+
+    mixing: Float[np.ndarray, "*p n n"]
+    budget: Budget
+    protect: Protect
+    pattern: Participation
+    steps: Float[np.ndarray, " t"]
+
+    @property
+    def agents(self) -> int:
+        """Number of agents n."""
+        return self.mixing.shape[-1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds T."""
+        return self.pattern.rounds
+
+    def over_rounds(self, strategy: np.ndarray | None) -> float:
+        """Squared sensitivity over rounds, of the strategy as a run applies it."""
+        if strategy is None:
+            return float(self.pattern.epochs)
+        return strategies.sensitivity_squared(strategy, self.pattern)
+
+    def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
+        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent.
+
+        Raises:
+            ValueError: For budgets that are not one an agent.
+        """
+        bound = np.asarray(
+            budget_.precision_bound(
+                self.budget.epsilon,
+                self.budget.delta,
+                clip_norm=self.protect.clip_norm,
+                relation=self.protect.relation,
+                accountant=self.budget.accountant,
+                allow_unsound=self.budget.allow_unsound,
+                sensitivity_squared=self.over_rounds(strategy),
+            )
+        )
+        if bound.ndim and len(bound) != self.agents:
+            raise ValueError(
+                f"epsilon has {len(bound)} entries for {self.agents} agents; give one an agent"
+            )
+        return bound
+
+    def loss(self, factor: np.ndarray, strategy: np.ndarray | None) -> budget_.Loss:
+        """What every agent loses to an outsider, with this factor and strategy."""
+        return budget_.loss(
+            None,
+            self.budget.delta,
+            clip_norm=self.protect.clip_norm,
+            relation=self.protect.relation,
+            accountant=self.budget.accountant,
+            factor=factor.astype(np.float64),
+            allow_unsound=self.budget.allow_unsound,
+            sensitivity_squared=self.over_rounds(strategy),
+        )
+
+
+class Calibrated(NamedTuple):
+    """Noise that keeps a budget.
+
+    Attributes:
+        factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'.
+        strategy: [T, T] float64 C over rounds; None is the identity.
+        design: The design over agents.
+    """
+
+    factor: Float[np.ndarray, "n n"]
+    strategy: Float[np.ndarray, "t t"] | None
+    design: design_.Design
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """F (C^-1 Z)_t, with Z ~ N(0, I) for every agent and round, for every coordinate alone.
+
+    Guarantee: after `calibrate` the noise keeps the target's budget against its attacker, if what
+    it is added to is clipped as the target says: the plan audits that again.
+    """
+
+    label: ClassVar[str]
+    """What records, figures and plans call the design."""
+    temporal: ClassVar[bool] = False
+    """Whether it has a strategy over rounds."""
+
+    def calibrate(
+        self,
+        target: Target,
+        *,
+        design: design_.Design | None = None,
+        strategy: np.ndarray | None = None,
+    ) -> Calibrated:
+        """Make the noise for a budget on a network.
+
+        Args:
+            target: What it is for.
+            design: A design over agents made earlier for the same target; made here when None.
+            strategy: [T, T] C made earlier, in place of the part's own.
+
+        Returns:
+            The noise.
+
+        Raises:
+            ValueError: For a design or strategy of something else, or noise that float32 cannot
+                hold.
+        """
+        if strategy is not None and not self.temporal:
+            raise ValueError(
+                f"strategy is given for design {self.label!r}, whose noise is fresh in every "
+                f"round; leave it out, or choose one of {', '.join(strategies.DESIGNS)}"
+            )
+        joint = None
+        if self.temporal:
+            made = strategies.make(self.label, target.mixing, target.pattern, given=strategy)
+            strategy, joint = made.strategy, made.covariance
+        bound = target.bound(strategy)
+        if design is None:
+            design = self.over_agents(target, bound, joint)
+        else:
+            self.check(design, target)
+        design.check(target.mixing, bound)
+        return Calibrated(factor_.rounded(design.covariance, bound), strategy, design)
+
+    def over_agents(
+        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
+    ) -> design_.Design:
+        """The design over agents; ``joint`` is what a strategy brings with it."""
+        kind = "independent" if self.temporal else self.label
+        return design_.make(kind, target.mixing, bound)
+
+    def check(self, design: design_.Design, target: Target) -> None:
+        """Refuse a given design of another kind."""
+        kind = "independent" if self.temporal else self.label
+        if design.kind != kind or design.horizon is not None:
+            raise ValueError(
+                f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
+                f"{kind!r} with horizon None; make a design for this config"
+            )
+        if design.options.get("subgroups") is not None:
+            raise ValueError(
+                f"design has subgroups {design.options['subgroups']}, the config None; make a "
+                "design for this config"
+            )
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """How correlated noise is drawn; see `dpjax.transforms.noise.correlated`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        strategy: C over rounds; None is the identity.
+        grid: Spacing that a release's noisy sums are rounded to; None for simulations.
+    """
+
+    rounds: int
+    strategy: strategies.Fixed | None = None
+    grid: float | None = None
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan; ``arrays["factor"]`` is its F [n, n]."""
+        strategy = None if self.strategy is None else self.strategy.matrix
+        return noise_.correlated(
+            arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
+        )
+
+
+class Independent(Correlated):
+    """Noise of its own at every agent: LDP."""
+
+    label = "independent"
+
+
+class Pairwise(Correlated):
+    """Noise that cancels over links: DECOR, with one seed for all agents."""
+
+    label = "pairwise"
+
+
+@dataclass(frozen=True)
+class Whisper(Correlated):
+    """Noise optimised for the network, for one step or for a whole run.
+
+    Attributes:
+        horizon: None looks one step ahead, as the paper does; "run" over all rounds; or a number.
+        max_variance: Largest variance of the noise, in units of independent noise's, above 1; None
+            is no limit. Noise that cancels must first be sent.
+        subgroups: Agents that share a seed, each agent in one group; None is one group of all.
+            Members of other groups are outsiders to a group's noise, provided that each group
+            draws its own; a run here is one process, whose one key draws all.
+    """
+
+    horizon: int | Literal["run"] | None = None
+    max_variance: float | None = None
+    subgroups: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
+        whole = isinstance(self.horizon, str) and self.horizon == "run"
+        if self.horizon is not None and not whole:
+            horizon = _validate.integer("horizon", self.horizon, most=2**31 - 2)
+            object.__setattr__(self, "horizon", horizon)
+        if self.max_variance is not None:
+            ratio = _validate.number("max_variance", self.max_variance)
+            object.__setattr__(self, "max_variance", ratio)
+        groups: Any = self.subgroups
+        if groups is None:
+            return
+        listed = isinstance(groups, list | tuple) and len(groups)
+        if not listed or not all(isinstance(group, list | tuple) for group in groups):
+            raise ValueError(
+                f"subgroups is {_validate.shown(groups)}; give a sequence of sequences of agents, "
+                "or None"
+            )
+        plain = [[_validate.integer("subgroups", i, least=0) for i in group] for group in groups]
+        object.__setattr__(self, "subgroups", tuple(map(tuple, plain)))
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """What records call it: "whisper" for one step, "whisper_horizon" for more."""
+        return "whisper" if self.horizon is None else "whisper_horizon"
+
+    def _horizon(self, target: Target) -> int | None:
+        return target.rounds if self.horizon == "run" else self.horizon
+
+    def over_agents(
+        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
+    ) -> design_.Design:
+        """The design over agents."""
+        options: dict[str, Any] = {}
+        if self.max_variance is not None:
+            options["max_variance"] = self.max_variance
+        if self.subgroups is not None:
+            options["subgroups"] = self.subgroups
+        horizon = self._horizon(target)
+        if horizon is not None and (target.steps != 1).any():
+            options["step_sizes"] = target.steps[:horizon]
+        return design_.make(self.label, target.mixing, bound, horizon=horizon, **options)
+
+    def check(self, design: design_.Design, target: Target) -> None:
+        """Refuse a given design of another kind, horizon or grouping."""
+        horizon = self._horizon(target)
+        if design.kind != self.label or design.horizon != horizon:
+            raise ValueError(
+                f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
+                f"{self.label!r} with horizon {horizon}; make a design for this config"
+            )
+        groups = None if self.subgroups is None else [list(group) for group in self.subgroups]
+        if design.options.get("subgroups") != groups:
+            raise ValueError(
+                f"design has subgroups {design.options.get('subgroups')}, the config {groups}; "
+                "make a design for this config"
+            )
+
+
+class AntiPgd(Correlated):
+    """Noise of which the next round takes most away, at each agent alone."""
+
+    label, temporal = "anti_pgd", True
+
+
+class PrefixSum(Correlated):
+    """Noise optimised for the sums of gradients over rounds: D-MF."""
+
+    label, temporal = "prefix_sum", True
+
+
+class Mafalda(Correlated):
+    """Noise over rounds optimised for what the network makes of it."""
+
+    label, temporal = "mafalda", True
+
+
+class SpaceTime(Correlated):
+    """Noise optimised over agents and rounds in turn."""
+
+    label, temporal = "spacetime", True
+
+    def over_agents(
+        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
+    ) -> design_.Design:
+        """The part over agents, made with the strategy."""
+        assert joint is not None
+        return strategies.spatial(target.mixing, joint, bound)
+
+    def check(self, design: design_.Design, target: Target) -> None:
+        """Refuse a given design of another kind."""
+        if design.kind != self.label:
+            raise ValueError(
+                f"design is {design.kind!r}, the config asks for {self.label!r}; make a design "
+                "for this config"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Covariance(Correlated):
+    """A covariance over agents of your own, scaled until it keeps the budget.
+
+    Attributes:
+        matrix: [n, n] R, symmetric positive definite, at any scale; None where a design that was
+            made of it is given to the plan.
+        name: What records and figures call it; no other design's name.
+    """
+
+    matrix: Float[np.ndarray, "n n"] | None
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuse a name that would pass for another design; keep a copy of the matrix."""
+        given: Any = self.name
+        plain = isinstance(given, str) and given.isprintable() and given == given.strip()
+        taken = ("covariance", "central", *LABELS)
+        if not plain or not 1 <= len(given) <= 60 or given in taken:
+            raise ValueError(
+                f"name is {_validate.shown(given)} for a covariance of your own; give a name of "
+                "up to 60 characters that no other design has, for records and figures"
+            )
+        if self.matrix is not None:
+            matrix = np.array(_validate.square("covariance", self.matrix))
+            matrix.flags.writeable = False
+            object.__setattr__(self, "matrix", matrix)
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The user's name for it."""
+        return self.name
+
+    def over_agents(
+        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
+    ) -> design_.Design:
+        """The design, scaled to the bound."""
+        if self.matrix is None:
+            raise ValueError(
+                f"matrix is None for the covariance {self.name!r}; give it, or a design made of it"
+            )
+        return own.design(self.matrix, target.mixing, bound, self.name)
+
+    def check(self, design: design_.Design, target: Target) -> None:
+        """Refuse a design of another covariance."""
+        if design.kind != own.KIND or design.options.get("name") != self.name:
+            raise ValueError(
+                f"design is {design.kind!r} of the covariance {design.options.get('name')!r}, the "
+                f"config's is {self.name!r}; give the config that name"
+            )
+
+
+PARTS: tuple[Correlated, ...] = (
+    Independent(), Pairwise(), Whisper(), Whisper("run"), AntiPgd(), PrefixSum(), Mafalda(),
+    SpaceTime(),
+)  # fmt: skip
+"""Every design that needs no matrix of the user's, with its defaults."""
+
+LABELS = ("non_private", *(part.label for part in PARTS))
+"""What records call these, and a run without noise."""
+
+
+def named(label: str | None) -> Correlated | None:
+    """Return the design that records call so, with its defaults; None for "non_private".
+
+    Args:
+        label: One of `LABELS`.
+
+    Raises:
+        ValueError: For another name.
+    """
+    if label is None or label == "non_private":
+        return None
+    if label == "central":
+        raise ValueError(
+            "design is 'central', the trusted-server reference, whose covariance is singular: "
+            f"outsiders are not defended against; choose one of {', '.join(LABELS)}"
+        )
+    _validate.one_of("design", label, LABELS)
+    return PARTS[LABELS.index(label) - 1]
+
+
+def described(part: Any) -> Any:
+    """Return a part as plain values, its class among them, for files and fingerprints.
+
+    Args:
+        part: A frozen dataclass of plain values, arrays, functions and parts; or such a value.
+    """
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = {f.name: described(getattr(part, f.name)) for f in dataclasses.fields(part)}
+        return {"part": type(part).__name__} | fields
+    if isinstance(part, tuple):
+        return [described(one) for one in part]
+    return part

@@ -1,0 +1,106 @@
+"""What is protected, from whom, and at which budget."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import budget
+
+__all__ = ["ATTACKERS", "Budget", "Protect"]
+
+ATTACKERS = ("outsider",)
+"""Attackers that a plan can be calibrated for."""
+
+
+@dataclass(frozen=True)
+class Protect:
+    """Whose data are protected, how gradients are clipped for it, and what the attacker sees.
+
+    Guarantee: none by itself; it is what a plan's guarantee is about.
+
+    Attributes:
+        relation: Neighbouring relation, no default: "replace_agent" (all data of one agent; the
+            agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record" (every
+            record's gradient is clipped, and their sum released).
+        clip_norm: Clip norm C of what is clipped, in L2.
+        attacker: "outsider", who sees every message on every link.
+        gradients: "any": gradients may depend on everything sent before.
+        clipping: "flat" or "automatic" (normalised) clipping.
+        microbatch: Records a pass of per-record clipping, to bound memory; None chooses by cost.
+    """
+
+    relation: budget.Relation
+    clip_norm: float
+    attacker: Literal["outsider"] = "outsider"
+    gradients: Literal["any"] = "any"
+    clipping: Literal["flat", "automatic"] = "flat"
+    microbatch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be clipped or protected."""
+        _validate.one_of("relation", self.relation, budget.RELATIONS)
+        _validate.one_of("attacker", self.attacker, ATTACKERS)
+        _validate.one_of("gradients", self.gradients, ("any",))
+        _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
+        clip_norm = _validate.single_precision("clip_norm", self.clip_norm, 1e-9, 1e9)
+        object.__setattr__(self, "clip_norm", clip_norm)
+        if self.microbatch is None:
+            return
+        places = _validate.integer("microbatch", self.microbatch, most=2**31 - 2)
+        object.__setattr__(self, "microbatch", places)
+        if self.unit == "agent":
+            raise ValueError(
+                f"microbatch is {places} under relation {self.relation!r}; it divides per-record "
+                "clipping only, leave it None"
+            )
+
+    @property
+    def unit(self) -> str:
+        """What is clipped and protected: "agent" or "record"."""
+        return budget.unit(self.relation)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far what is clipped can move in a round, in L2."""
+        return budget.sensitivity(self.relation, self.clip_norm)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost.
+
+    Attributes:
+        epsilon: Target epsilon at ``delta``, one number or one an agent.
+        delta: Target delta.
+        accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper".
+        allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
+    """
+
+    epsilon: float | tuple[float, ...]
+    delta: float
+    accountant: Literal["gdp", "rdp", "paper"] = "gdp"
+    allow_unsound: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no budget, and keep plain numbers."""
+        given: Any = self.epsilon
+        listed = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
+        if listed and not len(given):
+            raise ValueError(f"epsilon is {given!r}; give one number, or one an agent")
+        numbers = [_validate.positive("epsilon", one) for one in (given if listed else [given])]
+        object.__setattr__(self, "epsilon", tuple(numbers) if listed else numbers[0])
+        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
+        _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
+        _validate.flag("allow_unsound", self.allow_unsound)
+
+    @property
+    def largest(self) -> float:
+        """The largest epsilon of an agent."""
+        return float(np.max(self.epsilon))
+
+    @property
+    def each(self) -> tuple[float, ...] | None:
+        """One epsilon an agent, where they were given so."""
+        return self.epsilon if isinstance(self.epsilon, tuple) else None

@@ -1,0 +1,104 @@
+"""How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax.protocols import Answer
+from dpjax.transforms import clipping
+from dpjax.transforms.sums import clipped_sum
+
+__all__ = ["AgentQuery", "RecordQuery"]
+
+
+@dataclass(frozen=True)
+class AgentQuery:
+    """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
+
+    Guarantee: the answer of one agent has an L2 norm of at most ``clip_norm``, exactly, whatever
+    its data; replacing all of them moves it by at most twice that, and no other agent's at all.
+
+    Attributes:
+        loss: ``loss(params, x, y) -> scalar`` of one example.
+        batch_loss: The mean loss of a batch, where that is faster.
+        clip_norm: Clip norm C.
+        clipping: "flat" or "automatic".
+    """
+
+    loss: Callable[[Any, Any, Any], Any]
+    batch_loss: Callable[[Any, Any, Any], Any] | None
+    clip_norm: float
+    clipping: clipping.Method
+
+    metrics = ("gradient_norm", "clip_fraction")
+    one_by_one = False
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        """Answer for every agent; see `dpjax.protocols.Query`."""
+        gradients = jax.vmap(jax.grad(self._mean_loss))(models, batch)
+        if encode is not None:
+            gradients = jax.vmap(encode)(gradients)
+        clip = clipping.per_agent(self.clip_norm, method=self.clipping)
+        clipped, _ = clip.update(gradients, optax.EmptyState())
+        norms = jax.vmap(optax.tree.norm)(gradients)
+        taken = (jnp.mean(norms), jnp.mean(norms > self.clip_norm))
+        narrow = [value.astype(jnp.float32) for value in taken]
+        return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))
+
+    def _mean_loss(self, params: Any, batch: Any) -> Any:
+        x, y, _ = batch
+        if self.batch_loss is not None:
+            return self.batch_loss(params, x, y)
+        return jnp.mean(jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y))
+
+
+@dataclass(frozen=True)
+class RecordQuery:
+    """The sum of the clipped gradients of a batch's records.
+
+    Guarantee: every record's term has an L2 norm of at most ``clip_norm``, exactly, and padding
+    adds zero: zeroing a record out moves its agent's answer by at most ``clip_norm``, replacing it
+    by at most twice that. See `dpjax.transforms.clipping.per_example` for the rounding of the sum.
+
+    Attributes:
+        loss: ``loss(params, x, y) -> scalar`` of one example.
+        weighted: A model's own sum of weighted gradients, or None.
+        clip_norm: Clip norm C.
+        clipping: "flat" or "automatic".
+        microbatch: Records a pass; None chooses by cost.
+    """
+
+    loss: Callable[[Any, Any, Any], Any]
+    weighted: Callable[[Any, Any, Any, Any], Any] | None
+    clip_norm: float
+    clipping: clipping.Method
+    microbatch: int | None
+
+    metrics = ()
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether gradients of single records are formed."""
+        return self.weighted is None or self.microbatch is not None
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        """Answer for every agent; see `dpjax.protocols.Query`."""
+        if encode is None and self.weighted is not None and self.microbatch is None:
+            of_agent = clipped_sum(self.weighted, self.clip_norm, method=self.clipping)
+        else:
+            of_agent = clipping.per_example(
+                self.loss,
+                self.clip_norm,
+                method=self.clipping,
+                microbatch=self.microbatch,
+                encode=encode,
+            )
+        return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
