@@ -14,8 +14,9 @@ are the leading axis of every leaf unless a part says otherwise.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -150,6 +151,18 @@ class Round(NamedTuple):
     key: PRNGKeyArray
     round: Int[Array, ""]
 
+    def mean(self, total: Any) -> Any:
+        """Return a sum over the divisor: post-processing, by one fixed number.
+
+        How many places of a batch are padding is not told.
+
+        Args:
+            total: A sum of clipped gradients with its noise.
+        """
+        if self.divisor == 1:
+            return total
+        return jax.tree.map(lambda leaf: leaf * (1 / self.divisor), total)
+
 
 class Emission(NamedTuple):
     """What a method emits.
@@ -196,6 +209,11 @@ class Exchange(Protocol):
 @runtime_checkable
 class Method(Protocol):
     """What agents compute, keep and send. A frozen dataclass that checks itself."""
+
+    @property
+    def stochastic(self) -> Literal["rows", "columns", "double"]:
+        """Which sums of its mixing matrix must be 1."""
+        ...
 
     @property
     def exchange(self) -> Exchange:

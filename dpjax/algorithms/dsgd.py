@@ -35,6 +35,8 @@ class DSGD:
 
     gossip_steps: int = 1
 
+    stochastic = "rows"
+
     def __post_init__(self) -> None:
         """Refuse no gossip."""
         steps = _validate.integer("gossip_steps", self.gossip_steps)
@@ -60,11 +62,7 @@ class DSGD:
 
     def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
         """The updated models; the optimizer's state stays."""
-        if here.divisor != 1:
-            # The mean is post-processing, by one fixed number: how many places of a batch are
-            # padding is not told.
-            noisy = jax.tree.map(lambda leaf: leaf * (1 / here.divisor), noisy)
-        updates, memory = here.optimizer.update(noisy, seen.memory, seen.models)
+        updates, memory = here.optimizer.update(here.mean(noisy), seen.memory, seen.models)
         return optax.apply_updates(seen.models, updates), memory
 
     def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:

@@ -248,7 +248,8 @@ def make(
 
     Args:
         config: The mechanism.
-        mixing: [n, n] row-stochastic matrix of a connected graph, or [P, n, n], a schedule.
+        mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
+            what the method asks for.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
@@ -262,7 +263,7 @@ def make(
         ValueError: If the mixing matrix is unfit, the design is another network's or budget's, the
             noise has no such strategy, or the method shows what no noise was added to.
     """
-    matrix = mixing_.check(mixing, stochastic="rows")
+    matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     method: Any = config.method  # Hashable, as all parts are.
     dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
@@ -310,7 +311,7 @@ def audit(plan: Plan) -> None:
         ValueError: Naming what disagrees.
     """
     config, stated = plan.config, plan.guarantee
-    matrix = mixing_.check(plan.mixing, stochastic="rows")
+    matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     if plan.factor.shape != (n, n) or plan.factor.dtype != np.float32:
         raise ValueError(

@@ -73,6 +73,7 @@ class Method:
     """What most of the toys share."""
 
     exchange: Any = Gossip()
+    stochastic = "rows"
 
     def start(self, here, models):
         return here.optimizer.init(models)
@@ -91,8 +92,7 @@ class Method:
         return seen.models
 
     def updated(self, here, seen, noisy):
-        mean = jax.tree.map(lambda leaf: leaf * (1 / here.divisor), noisy)
-        updates, memory = here.optimizer.update(mean, seen.memory, seen.models)
+        updates, memory = here.optimizer.update(here.mean(noisy), seen.memory, seen.models)
         return optax.apply_updates(seen.models, updates), memory
 
 

@@ -1,0 +1,61 @@
+"""A method from outside the package, gradient push on a directed graph: examples/own_method.py"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas
+
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.data import load, partition, split
+from dpjax.engine.run import run
+from dpjax.models.linear import Linear
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.protocols import Emission
+from dpjax.results import plots
+
+
+@dataclasses.dataclass(frozen=True)
+class Push(DSGD):
+    """x <- W (x + opt(G(x / w))), w <- W w: w corrects for who is heard more than others."""
+
+    stochastic = "columns"  # An agent says how it divides what it sends.
+
+    def start(self, here, models):
+        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1])
+
+    def emit(self, here, seen):  # Models are x / w; the weights are public.
+        total, metrics = here.query(seen.models, here.batch)
+        return Emission(total, public=seen.memory[2], metrics=metrics)
+
+    def send(self, here, seen, emission, noisy):
+        state, x, _ = seen.memory
+        updates, state = here.optimizer.update(here.mean(noisy), state, x)
+        return (optax.apply_updates(x, updates), emission.public), state
+
+    def absorb(self, here, seen, carry, received):
+        x, w = received
+        return jax.tree.map(lambda leaf: (leaf.T / w).T, x), (carry, x, w)
+
+
+def main(rounds=300, output="own_method.svg", n=12):
+    sends = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + np.eye(n, k=-3)  # j sends to i.
+    data = load.load("breast_cancer")
+    train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
+    shards = partition.iid(len(train[1]), n, seed=0)
+    task = problem.supervised(Linear(), "logistic", train, test, shards)
+    config = plan.Config(method=Push(), noise=noise.Independent(), rounds=rounds,
+                         budget=protect.Budget(10.0, delta=1e-5), sampler=samplers.Random(8),
+                         protect=protect.Protect("replace_agent", clip_norm=1.0),
+                         optimizer=optimizers.Sgd(0.05))  # fmt: skip
+    plans = [plan.make(config.using(x), sends / sends.sum(0)) for x in (None, config.noise)]
+    result = run(plans, task, seeds=range(5))
+    print(result.guarantees[-1].statement())
+    plots.lines(pandas.DataFrame(result.rows()), "round", "test_loss", path=output)
+    return result
+
+
+if __name__ == "__main__":
+    main()

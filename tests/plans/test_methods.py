@@ -1,0 +1,314 @@
+"""What must hold of every method and noise design: a row is tested the moment it is added.
+
+`METHODS` has a line a method, `tests.support.make_config`'s changes that make a plan of it. The
+views are those of `dpjax.accounting.views`, which know nothing of the code that runs.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting import views
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine import keys, placing, program
+from dpjax.engine.run import _statics, run
+from dpjax.mechanism.participation import Participation
+from dpjax.plans import noise, plan
+from dpjax.protocols import Answer, Draw
+from dpjax.topology import graphs, mixing
+from tests.support import make_config, make_problem
+
+N, ROUNDS = 6, 4
+MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
+KEY = jax.random.key(11, impl="threefry2x32")
+
+DESIGNS = {f"dsgd-{label}": {"design": label} for label in noise.LABELS}
+METHODS = DESIGNS | {
+    "dsgd-record": {"relation": "replace_record", "clip_norm": 0.3},
+    "dsgd-cyclic": {
+        "relation": "zero_out_record",
+        "participation": (2, 2),
+        "batch_size": 12,
+        "design": "mafalda",
+    },
+    "muffliato": {"method": DSGD(gossip_steps=3), "design": "independent"},
+}
+PRIVATE = [name for name in METHODS if name != "dsgd-non_private"]
+
+
+def made(name, matrix=MATRIX, **changes):
+    return plan.make(make_config(**{"rounds": ROUNDS, **METHODS[name], **changes}), matrix)
+
+
+def parts(one, task=None):
+    """Statics and arrays of one plan, as a run has them."""
+    task = make_problem(one.agents) if task is None else task
+    statics = _statics(plan.shared([one]), (task,), None)
+    arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((one,), None))
+    return statics, arrays
+
+
+def batch_of(one, seed=0):
+    """A batch of every agent, as the sampler shapes it."""
+    statics, _ = parts(one)
+    task = make_problem(one.agents, seed=seed)
+    data = program.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    return program._batch(statics, data, KEY, 0)
+
+
+def started(one):
+    statics, arrays = parts(one)
+    models = {"w": jnp.linspace(-1, 1, N * 3).reshape(N, 3)}
+    return program.algorithm(statics, arrays, KEY).init(models)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
+    one = made(name)
+    statics, arrays = parts(one)
+    step = program.algorithm(statics, arrays, KEY).step
+    task = make_problem(N)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(KEY))
+    state = program.algorithm(statics, arrays, KEY).init(models)
+    eager, info = step(KEY, state, batch_of(one))
+    jitted, sent = jax.jit(step)(KEY, state, batch_of(one))
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(eager), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    for a, b in zip(
+        jax.tree.leaves((eager.models, eager.memory, info)),
+        jax.tree.leaves((jitted.models, jitted.memory, sent)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    assert set(info.metrics) == set(statics.query.metrics)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_keys_are_in_the_secret_slot_alone(name):
+    one = made(name)
+    state = started(one)
+    found = [
+        jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ]
+    assert all(name.startswith(".secret") for name in found)
+    assert bool(found) == (one.config.noise is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A query that answers what a test says, one column a coordinate."""
+
+    metrics = ()
+
+    def __call__(self, models, batch, encode=None):
+        return Answer({"w": batch})
+
+
+class Recorded:
+    """What goes out in every round when gradients are given and the noise is known."""
+
+    def __init__(self, one, gradients, step=1.0):
+        statics, arrays = parts(one)
+        self.statics = statics._replace(query=Given(), divisor=1)
+        arrays = arrays | {"step_size": jnp.float32(step)}
+        algorithm = program.algorithm(self.statics, arrays, KEY)
+        zeros = {"w": jnp.zeros(gradients.shape[1:], jnp.float32)}
+        state, self.messages = algorithm.init(zeros), []
+        for gradient in gradients:
+            state, info = jax.jit(algorithm.step)(KEY, state, jnp.asarray(gradient, jnp.float32))
+            self.messages.append(np.asarray(info.messages["w"], np.float64))
+        self.state = state
+
+
+def steps_of(one):
+    """Gossip steps between two gradients."""
+    return one.config.method.gossip_steps
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_messages_are_those_of_the_view(name):
+    """Differences of two runs that share the noise are A (G - G'), and what is left is B Z."""
+    one = made(name)
+    random = np.random.default_rng(0)
+    first, second = random.normal(size=(2, ROUNDS, N, 2))
+    sent = [np.stack(Recorded(one, g, -1.0).messages) for g in (first, second)]
+    k = steps_of(one)
+    view = views.dsgd(MATRIX) if k == 1 else views.muffliato(MATRIX, k)
+    a, b = view.ldp().materialize(ROUNDS, check=False)
+    moved = (sent[0] - sent[1]).reshape(-1, 2)
+    # The eavesdropper's view is of gradients and their noise in turn; models add them up, so the
+    # messages of the run are sums of what went before, mixed.
+    wanted = models_of(first - second, k).reshape(-1, 2)
+    np.testing.assert_allclose(moved, wanted, atol=2e-4)
+    assert a.shape[1] == ROUNDS * N and b.shape[0] == a.shape[0]
+
+
+def models_of(gradients, k):
+    """Messages x + g of the rounds, each gossip step's, by hand."""
+    x, told = np.zeros(gradients.shape[1:]), []
+    for gradient in gradients:
+        x = x + gradient
+        steps = []
+        for _ in range(k):
+            steps.append(x)
+            x = MATRIX @ x
+        told.append(steps[0] if k == 1 else np.stack(steps))
+    return np.stack(told)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_noise_sent_has_the_loss_that_is_stated(name):
+    """The covariance of what goes out, from the very key, against the plan's mu."""
+    one = made(name)
+    d = 20_000
+    sent = np.stack(Recorded(one, np.zeros((ROUNDS, N, d)), -1.0).messages)
+    if steps_of(one) > 1:
+        sent = sent[:, 0]
+    # Back to what each agent added: x_t+1 = W^k m_t, so the noise of a round is m_t less that.
+    power = np.linalg.matrix_power(MATRIX, steps_of(one))
+    added = np.stack([sent[0], *(sent[t] - power @ sent[t - 1] for t in range(1, ROUNDS))])
+    covariance = np.einsum("sid,tjd->sitj", added, added).reshape(ROUNDS * N, -1) / d
+    precision = np.linalg.inv(covariance).reshape(ROUNDS, N, ROUNDS, N)
+    when = one.config.pattern
+    worst = 0.0
+    for i in range(N):
+        of_agent = precision[:, i, :, i]
+        for pattern in when.patterns:
+            worst = max(worst, np.abs(of_agent[np.ix_(pattern, pattern)]).sum())
+    mu = one.config.protect.sensitivity * np.sqrt(worst)
+    assert mu == pytest.approx(one.guarantee.mu, rel=0.1)
+    # The broken twin: a privatizer with half the noise would show twice the loss.
+    assert not 2 * mu == pytest.approx(one.guarantee.mu, rel=0.3)
+
+
+def norms_of(tree):
+    """[n] L2 norm of each agent's part."""
+    squares = [(np.asarray(leaf).reshape(N, -1) ** 2).sum(1) for leaf in jax.tree.leaves(tree)]
+    return np.sqrt(sum(squares))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
+    """Replayed on a neighbouring input: the query's answers, with the same batch positions."""
+    one = made(name)
+    statics, _ = parts(one)
+    task = make_problem(N)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), task.init(KEY))
+    x, y, padding = batch_of(one)
+    changed = x.at[2, 0].set(50 * x[2, 0] + 9), y.at[2, 0].set(-y[2, 0]), padding
+    answers = [statics.query(models, each).total for each in ((x, y, padding), changed)]
+    moved = jax.tree.map(lambda a, b: a - b, *answers)
+    norms = norms_of(moved)
+    assert 0 < norms[2] <= 2 * one.config.protect.clip_norm * (1 + 1e-6)
+    assert np.delete(norms, 2).max() == 0
+
+
+def test_a_query_that_clips_at_twice_the_norm_is_caught():
+    """The broken twin of the test above."""
+    one = made("dsgd-record")
+    statics, _ = parts(one)
+    wide = dataclasses.replace(statics.query, clip_norm=2 * one.config.protect.clip_norm)
+    task = make_problem(N)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), task.init(KEY))
+    x, y, padding = batch_of(one)
+    changed = x.at[2, 0].set(-x[2, 0] * 50), y, padding
+    one_, two = (wide(models, each).total for each in ((x, y, padding), changed))
+    moved = norms_of(jax.tree.map(lambda a, b: a - b, one_, two))[2]
+    assert moved > 2 * one.config.protect.clip_norm
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_noise_and_clip_it_is_the_plain_method(name):
+    changes = {"clip_norm": 1e6, "design": "non_private", "step_size": 0.3, "rounds": ROUNDS}
+    one, task = made(name, **changes), make_problem(N)
+    result = run(one, task, seeds=[3])
+    statics, _ = parts(one)
+    power = np.linalg.matrix_power(MATRIX, steps_of(one))
+    grad = jax.grad(lambda p, x, y: jnp.mean(jax.vmap(task.loss, (None, 0, 0))(p, x, y)))
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(keys.derive(3, "initial")))
+    data = program.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    for t in range(ROUNDS):
+        key = jax.random.fold_in(keys.derive(3, "batches"), t)
+        x, y, padding = program._batch(statics, data, key, t)
+        assert padding is None or not np.asarray(padding).any()
+        step = jax.vmap(grad)(models, x, y)
+        models = jax.tree.map(
+            lambda p, g: jnp.tensordot(power, np.asarray(p) - 0.3 * np.asarray(g), 1), models, step
+        )
+    for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_allclose(b[0, 0], a, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
+    one, task = made(name), make_problem(N)
+    options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
+    straight = run(one, task, **options)
+
+    class Cut(Exception):
+        pass
+
+    def cut(_):
+        raise Cut
+
+    with pytest.raises(Cut):
+        run(one, task, checkpoint=tmp_path / "c", callback=cut, **options)
+    # A callback that raises leaves the checkpoint before it; the run goes on from there.
+    resumed = run(one, task, checkpoint=tmp_path / "c", **options)
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 6, reason="needs six devices")
+@pytest.mark.parametrize("name", METHODS)
+def test_agents_on_several_devices_give_the_same_numbers(name):
+    one, task = made(name), make_problem(N)
+    alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)
+    for metric, values in alone.metrics.items():
+        np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
+
+
+class Greedy:
+    """The broken twin of a sampler: a record that is drawn twice moves a sum by twice the clip."""
+
+    divisor = 4
+
+    def draw(self, key, round, counts):
+        return Draw(jnp.zeros((len(counts), 4), jnp.int32), None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
+    """The rounds in which each record takes part, counted, against the pattern accounted for."""
+    one = made(name)
+    pattern: Participation = one.config.pattern
+    counts = np.array([5, 6, 7, 8, 8, 8])
+    sampler = one.config.sampler
+
+    def rounds_of(sampler):
+        taken = np.zeros((len(counts), counts.max(), ROUNDS), int)
+        for t in range(ROUNDS):
+            drawn = sampler.draw(jax.random.fold_in(KEY, t), t, jnp.asarray(counts))
+            rows = np.asarray(drawn.rows)
+            skip = np.zeros_like(rows, bool) if drawn.padding is None else np.asarray(drawn.padding)
+            for i in range(len(counts)):
+                np.add.at(taken[i, :, t], rows[i][~skip[i]], 1)
+        return taken
+
+    def kept(taken):
+        if taken.max() > 1 or any(taken[i, count:].any() for i, count in enumerate(counts)):
+            return False
+        allowed = {tuple(each) for each in pattern.patterns.tolist()}
+        whole = pattern.epochs == ROUNDS
+        return whole or all(
+            any(set(np.flatnonzero(record)) <= set(each) for each in allowed)
+            for agent in taken for record in agent
+        )  # fmt: skip
+
+    assert kept(rounds_of(sampler))
+    assert not kept(rounds_of(Greedy()))
