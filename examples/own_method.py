@@ -21,7 +21,7 @@ from dpjax.results import plots
 class Push(DSGD):
     """x <- W (x + opt(G(x / w))), w <- W w: w corrects for who is heard more than others."""
 
-    stochastic = "columns"  # An agent says how it divides what it sends.
+    stochastic = "columns"  # An agent divides what it sends.
 
     def start(self, here, models):
         return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1])
@@ -41,9 +41,8 @@ class Push(DSGD):
 
 
 def main(rounds=300, output="own_method.svg", n=12):
-    sends = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + np.eye(n, k=-3)  # j sends to i.
-    data = load.load("breast_cancer")
-    train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
+    sends = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + np.eye(n, k=-3)
+    train, test = split.split(*load.load("breast_cancer")[1:3], 0.3, seed=0)
     shards = partition.iid(len(train[1]), n, seed=0)
     task = problem.supervised(Linear(), "logistic", train, test, shards)
     config = plan.Config(method=Push(), noise=noise.Independent(), rounds=rounds,
