@@ -1,7 +1,7 @@
 """Decentralized SGD with a chain of optax transformations between gradient and gossip."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class DSGD:
 
     gossip_steps: int = 1
 
-    stochastic = "rows"
+    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
     def __post_init__(self) -> None:
         """Refuse no gossip."""
