@@ -2,15 +2,20 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
+from dpjax.engine import rounds
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, problem
 from dpjax.plans.config import Config
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Cyclic, Random
+from dpjax.protocols import Answer
 
 
 def make_problem(agents, records=24, features=5, seed=0):
@@ -50,3 +55,28 @@ def make_config(**changes):
         optimizer=Sgd(given.pop("step_size"), given.pop("step_decay", "constant")),
     )
     return Config(**(made | parts), **given)
+
+
+def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arrays):
+    """A method on given gradients, ``gradient(model, batch)`` of one agent, without any clip.
+
+    Args:
+        matrix: The mixing matrix or schedule.
+        gradient: One agent's gradient.
+        optimizer: An optax chain with the negative step.
+        privatizer: An optax transformation that adds the noise; None adds none.
+        method: What agents compute, keep and send; None is D-SGD.
+        arrays: Of the method, beside the mixing matrix.
+    """
+
+    def query(models, batch, encode=None):
+        return Answer(jax.vmap(gradient)(models, batch))
+
+    return rounds.compose(
+        DSGD() if method is None else method,
+        {"mixing": jnp.asarray(matrix), **arrays},
+        query=query,
+        privatizer=privatizer,
+        optimizer=optimizer,
+        divisor=1,
+    )

@@ -12,13 +12,15 @@ import optax
 import pytest
 
 from dpjax.accounting import views
-from dpjax.algorithms import dsgd, zip_dl
+from dpjax.algorithms import zip_dl
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges, noise
 from dpjax.transforms import normals as standard
+from tests.support import composed
 
 N, T, D = 6, 7, 2
 STEP = 0.25
@@ -63,10 +65,12 @@ def gossip(matrix, *, factor=None, strategy=None, gradients=G, before=None, **op
     factor = np.eye(N) if factor is None else factor
     rounds = len(gradients)
     noisy = noise.correlated(factor, key=key(), rounds=rounds, strategy=strategy)
-    early = optax.stateless(lambda updates, _: updates if before is None else before @ updates)
-    chain = optax.chain(early, noisy, optax.scale(-STEP))
-    made = dsgd.dsgd(jnp.asarray(matrix), chain, lambda params, batch: batch, **options)
-    return messages(made, gradients), normals(rounds, N)
+    given = gradients if before is None else before @ gradients
+    made = composed(
+        matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy,
+        method=DSGD(**options),
+    )  # fmt: skip
+    return messages(made, given), normals(rounds, N)
 
 
 def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
@@ -75,8 +79,7 @@ def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     own_keys, edge_keys = edges.simulated_keys(key(), N, len(pairs))
     given = pairs[:, ::-1] if flipped else pairs
     noisy = edges.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
-    chain = optax.chain(noisy, optax.scale(-STEP))
-    made = dsgd.dsgd(jnp.asarray(matrix), chain, lambda params, batch: batch)
+    made = composed(matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy)
 
     def draw(one, t):
         leaf_key = jax.random.fold_in(jax.random.fold_in(one, t), 0)

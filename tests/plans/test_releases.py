@@ -8,14 +8,13 @@ import optax
 import pytest
 
 from dpjax.accounting import finite, gdp, views
-from dpjax.algorithms.dsgd import dsgd
 from dpjax.engine import program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import plan, releases
 from dpjax.topology import mixing
 from dpjax.transforms import noise
-from tests.support import make_config
+from tests.support import composed, make_config
 
 
 def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):
@@ -102,10 +101,10 @@ def test_a_node_reads_remainders_of_rounded_messages():
     h, step, d = 2.0**-4, 0.5, 1000
     matrix = mixing.metropolis_hastings(nx.path_graph(3))  # 2/3 1/3 0; 1/3 1/3 1/3; 0 1/3 2/3
     key = jax.random.key(5, impl="threefry2x32")
-    chain = optax.chain(
-        noise.correlated(np.eye(3, dtype=np.float32), key=key, rounds=2, grid=h), optax.scale(-step)
+    noisy = noise.correlated(np.eye(3, dtype=np.float32), key=key, rounds=2, grid=h)
+    algorithm = composed(
+        np.float32(matrix), lambda params, _: 0 * params, optax.scale(-step), privatizer=noisy
     )
-    algorithm = dsgd(jnp.asarray(matrix, jnp.float32), chain, lambda params, _: 0 * params)
     state, sent = algorithm.init(jnp.zeros((3, d))), []
     for _ in range(2):
         state, info = algorithm.step(key, state, jnp.zeros((3, 1)))
