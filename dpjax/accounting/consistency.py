@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dpjax import _validate
-from dpjax.accounting import budget
+from dpjax.accounting import budget, losses
 from dpjax.accounting.wording import ATTACKERS
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ def check(of: "Guarantee") -> None:
     """
     _validate.integer("rounds", of.rounds, least=0)
     _added(of)
+    _loss(of)
     _curve(of)
     for name in ("release", "white", "unsound", "private_stop"):
         _validate.flag(name, getattr(of, name))
-    exact = of.exact_epsilon  # Refuses a bad mu or delta.
+    exact = of.exact_epsilon  # Refuses a bad delta.
     if not of.epsilon >= 0:
         raise ValueError(f"epsilon is {of.epsilon}; give a number >= 0")
     if of.relation is None:
@@ -45,7 +46,8 @@ def check(of: "Guarantee") -> None:
         )
     object.__setattr__(of, "unit", unit)
     _validate.one_of("attacker", of.attacker, ATTACKERS)
-    _validate.one_of("accountant", of.accountant, budget.ACCOUNTANTS)
+    rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
+    _validate.one_of("accountant", of.accountant, rules)
     _release(of)
     _validate.positive("clip_norm", of.clip_norm)
     if of.per_agent_epsilon is not None:
@@ -57,9 +59,51 @@ def check(of: "Guarantee") -> None:
         object.__setattr__(of, "per_agent_epsilon", values)
     if of.unsound != (exact > of.epsilon) or (of.unsound and of.accountant != "paper"):
         raise ValueError(
-            f"epsilon is {of.epsilon} with mu {of.mu} and delta {of.delta}, whose exact "
+            f"epsilon is {of.epsilon} with {_told(of)} and delta {of.delta}, whose exact "
             f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
             "where it is false)"
+        )
+
+
+def _told(of: "Guarantee") -> str:
+    return f"mu {of.mu}" if of.other_loss is None else f"a {type(of.other_loss).__name__} loss"
+
+
+def _loss(of: "Guarantee") -> None:
+    """Refuse a loss that is stated twice, not at all, or of other rounds."""
+    other = of.other_loss
+    if other is None:
+        if of.mu is None:
+            raise ValueError("mu is None without other_loss; give one of the two")
+        losses.Gaussian(of.mu)
+        return
+    if not isinstance(other, losses.Pld | losses.Concentrated | losses.Pure):
+        raise ValueError(
+            f"other_loss is {_validate.shown(other)}; give a loss of dpjax.accounting.losses, and "
+            "a Gaussian one by its mu"
+        )
+    given = {
+        "mu": of.mu is not None,
+        "participation": of.participation is not None,
+        "per_agent_epsilon": of.per_agent_epsilon is not None,
+        "curve": of.curve is not None,
+        "white": of.white is not True,
+        "relation": of.relation is None,
+    }
+    wrong = [name for name, is_wrong in given.items() if is_wrong]
+    if wrong:
+        raise ValueError(
+            f"{wrong[0]} is {getattr(of, wrong[0])!r} with a {type(other).__name__} loss; it is "
+            "for Gaussian ones, leave it as it is by default"
+        )
+    if other.rounds != of.rounds:
+        raise ValueError(f"rounds is {of.rounds}, the loss covers {other.rounds}; give the same")
+    if not isinstance(other, losses.Pld):
+        return
+    if (of.relation, of.attacker) != ("zero_out_record", "outsider"):
+        raise ValueError(
+            f"relation is {of.relation!r} and attacker {of.attacker!r} with a Pld loss; sampling "
+            "amplifies for zero_out_record and an outsider alone"
         )
 
 
@@ -81,6 +125,7 @@ def _curve(of: "Guarantee") -> None:
             f"curve has marks {of.curve.marks} for {of.rounds} rounds; make it with "
             "Guarantee.stopping_at"
         )
+    assert of.mu is not None
     if not of.curve.holds(of.mu, of.rounds, of.delta - of.added_delta):
         raise ValueError(
             f"curve.delta is {of.curve.delta} with delta {of.delta}, of which "

@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import budget
+from dpjax.accounting.sampled import Pld
 
 __all__ = ["GOOD", "HOPELESS", "KEPT", "Forecast", "Level", "forecast", "weights"]
 
@@ -89,6 +90,8 @@ class Forecast:
         floor_rate: What no design of the same budget can pass, for one parameter.
         apart_rate: What no design can pass whose agents draw their noise apart.
         apart: True where agents draw their noise apart (R is diagonal).
+        sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
+            without sampling, from which epsilon does not follow.
     """
 
     parameters: int
@@ -102,6 +105,7 @@ class Forecast:
     floor_rate: float
     apart_rate: float
     apart: bool
+    sampled: Pld | None = None
 
     @property
     def ratio(self) -> float:
@@ -162,7 +166,10 @@ class Forecast:
         """
         if self.rate == 0:
             return 0.0
-        mu = self.mu * self.ratio / self._wanted(ratio)
+        less = self.ratio / self._wanted(ratio)
+        if self.sampled is not None:
+            return self.sampled.scaled(less).epsilon(self.delta)
+        mu = self.mu * less
         return float(budget.claimed_epsilon(mu, self.delta, accountant=self.accountant))
 
     def agents_needed(self, ratio: float | None = None) -> int:
@@ -287,6 +294,7 @@ def forecast(
     strategy: Float[np.ndarray, "t t"] | None = None,
     budgets: ArrayLike | None = None,
     filled: ArrayLike = 1.0,
+    sampled: Pld | None = None,
 ) -> Forecast:
     """Return the forecast of a run from the noise that it adds.
 
@@ -305,6 +313,7 @@ def forecast(
         strategy: [T, T] C over rounds; None is fresh noise.
         budgets: [n] mu_i that each agent's budget allows; None is ``mu`` for all.
         filled: How much of a batch is records, [n] or [T, n]; the rest is padding.
+        sampled: The loss where batches are Poisson-sampled, ``mu`` being that without sampling.
 
     Returns:
         The forecast.
@@ -339,6 +348,7 @@ def forecast(
         floor_rate=float(least.max()) / drift,
         apart_rate=float(np.linalg.norm(least)) / drift,
         apart=not np.any(weights_ - np.diag(np.diag(weights_))),
+        sampled=sampled,
     )
 
 

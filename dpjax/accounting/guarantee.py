@@ -1,36 +1,39 @@
 """The record of what a run guarantees; every run stores one and every figure prints it."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax.accounting import budget, consistency, gdp, stopping, wording
+from dpjax.accounting import budget, consistency, losses, spending, stopping, stored, wording
 from dpjax.accounting.wording import ATTACKERS
 
 __all__ = ["ATTACKERS", "Attacker", "Guarantee"]
 
-Attacker = Literal["outsider", "aggregator", "nodes"]
+Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
+"""Words of `ATTACKERS`; "nodes" is what older records call a coalition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """(epsilon, delta)-DP of a run, and under which assumptions.
 
-    Guarantee: a record cannot be made that states less than the exact loss at its mu, unless it
-    says so (``unsound=True``, for the paper's rule where it is false; it then prints both).
+    Guarantee: a record cannot be made that states less than its loss says, which for Gaussian
+    noise is the exact one at its mu, unless it says so (``unsound=True``, for the paper's rule
+    where it is false; it then prints both).
 
     Attributes:
         epsilon: Stated epsilon, the largest over agents; infinity when non-private.
         delta: Delta.
-        mu: Gaussian-DP parameter of the whole run, the largest over agents.
+        mu: Gaussian-DP parameter of the whole run, the largest over agents; None where
+            ``other_loss`` is given.
         relation: Neighbouring relation; None when non-private, no default.
         attacker: Whom it defends against, a key of `ATTACKERS`.
         rounds: Rounds T that it covers.
         clip_norm: Clip norm C; infinity when non-private and unclipped.
-        accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; None when non-private.
+        accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind
+            where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
         release: True where the noise key was drawn from the operating system and kept secret;
             False for a simulation, whose seed gives the noise away.
         unit: "agent" or "record", from the relation; may be given, and must then agree.
@@ -48,16 +51,17 @@ class Guarantee:
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
         private_stop: True where the round at which the run ended was chosen by whoever had read
             metrics of private data: what that choice gives away is not covered.
+        other_loss: The loss where it is not Gaussian; None where mu says all.
     """
 
     epsilon: float
     delta: float
-    mu: float
+    mu: float | None
     relation: budget.Relation | None
     attacker: Attacker | None
     rounds: int
     clip_norm: float
-    accountant: budget.Accountant | None
+    accountant: Literal["gdp", "rdp", "paper", "pld", "zcdp", "pure"] | None
     release: bool
     unit: str | None = None
     per_agent_epsilon: tuple[float, ...] | None = None
@@ -69,6 +73,7 @@ class Guarantee:
     gradients: Literal["any", "view"] = "any"
     curve: stopping.Curve | None = None
     private_stop: bool = False
+    other_loss: losses.Pld | losses.Concentrated | losses.Pure | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -97,14 +102,17 @@ class Guarantee:
         )
 
     @property
-    def exact_epsilon(self) -> float:
-        """Exact epsilon at the same mu and delta (a curve's), whatever the accountant states."""
-        return self._exact(self.mu)
+    def loss(self) -> losses.AnyLoss:
+        """What the run costs, before it is stated at a delta."""
+        if self.other_loss is not None:
+            return self.other_loss
+        assert self.mu is not None
+        return losses.Gaussian(self.mu, self.rounds, self.white, self.participation)
 
-    def _exact(self, mu: float) -> float:
-        """Exact epsilon of a mu at this delta, what finite precision adds included."""
-        delta = self.delta - self.added_delta if self.curve is None else self.curve.delta
-        return float(gdp.epsilon(mu, delta)) + self.added_epsilon
+    @property
+    def exact_epsilon(self) -> float:
+        """Epsilon of the loss at this delta (a curve's), whatever the accountant states."""
+        return spending.exact(self, self.loss)
 
     def with_finite_precision(self, epsilon: float, delta: float) -> "Guarantee":
         """The record of the same noise in finite precision: what it costs, on top.
@@ -124,44 +132,15 @@ class Guarantee:
         Raises:
             ValueError: For negative numbers, a delta that is used up, or a record that has a cost.
         """
-        if self.relation is None:
-            return self
-        if self.added_epsilon or self.added_delta:
-            raise ValueError(
-                f"added_epsilon is {self.added_epsilon} already; add the cost to the record of "
-                "exact noise"
-            )
-        # Checks the two before they are used.
-        free = dataclasses.replace(
-            self,
-            epsilon=math.inf,
-            per_agent_epsilon=None,
-            unsound=False,
-            added_epsilon=epsilon,
-            added_delta=delta,
-        )
-
-        def grown(stated: float, mu: float) -> float:
-            # The paper's rule stays as false as it was.
-            exact = 0.0 if self.unsound else free._exact(mu)
-            return max(stated + epsilon, exact)
-
-        each = self.per_agent_epsilon
-        if each is not None:
-            each = tuple(grown(one, min(self._mu_of(one), self.mu)) for one in each)
-        return dataclasses.replace(
-            free,
-            epsilon=grown(self.epsilon, self.mu) if each is None else max(each),
-            per_agent_epsilon=each,
-            unsound=self.unsound,
-        )
+        return spending.with_finite_precision(self, epsilon, delta)
 
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run spend, their number fixed before it began.
 
-        For noise that is white over rounds mu_t = mu sqrt(t / T), or mu sqrt(ceil(t / b) / k) where
-        a record takes part k times, b rounds apart, and epsilon is exact at the same delta; for
-        correlated noise the whole run's loss stands from its first round on.
+        For Gaussian noise that is white over rounds mu_t = mu sqrt(t / T), or
+        mu sqrt(ceil(t / b) / k) where a record takes part k times, b rounds apart, and epsilon is
+        exact at the same delta; for correlated noise the whole run's loss stands from its first
+        round on. Other losses say it themselves.
 
         Guarantee: holds where ``rounds`` was fixed before the first one. Not where the decision to
         stop there was taken from anything seen on the way, released or not: with 20 places to
@@ -190,44 +169,9 @@ class Guarantee:
             )
         if self.relation is None:
             return Guarantee.none(rounds)
-        return self._part(rounds, self._share(rounds))
-
-    def _share(self, rounds: int) -> float:
-        """The share of mu^2 that the first rounds have spent at most, not rounded."""
-        if rounds == 0:
-            return 0.0
-        if not self.white:
-            return 1.0
-        if self.participation is None:
-            return rounds / self.rounds
-        epochs, separation = self.participation
-        return min(epochs, -(-rounds // separation)) / max(epochs, 1)
-
-    def _part(self, rounds: int, share: float) -> "Guarantee":
-        """The record of the first rounds, which have spent a share of mu^2."""
-        root = 0.0 if share == 0 else min(1.0, math.sqrt(share) * (1 + 1e-15))
-        participation = self.participation
-        if participation is not None:
-            epochs, separation = participation
-            participation = min(epochs, -(-rounds // separation)), separation
-        mu = self.mu * root
-        each = None
-        epsilon = self._exact(mu)
-        if self.per_agent_epsilon is not None:
-            mus = [value * root for value in self._agents_mus()]
-            each = tuple(self._exact(min(m, mu)) for m in mus)
-            epsilon = max(each)
-            mu = min(mu, max(mus))
-        return dataclasses.replace(
-            self,
-            epsilon=epsilon,
-            mu=mu,
-            rounds=rounds,
-            accountant="gdp",
-            per_agent_epsilon=each,
-            unsound=False,
-            participation=participation,
-        )
+        if isinstance(loss := self.loss, losses.Gaussian):
+            return spending.part(self, rounds, loss.share(rounds))
+        return spending.restated(self, loss.after(rounds))
 
     def stopping_at(
         self, marks: Sequence[int], *, shares: Sequence[float] | None = None
@@ -250,48 +194,10 @@ class Guarantee:
             The guarantee of the whole run, with the curve.
 
         Raises:
-            ValueError: For marks that do not rise to T, or shares that do not rise to 1.
+            ValueError: For marks that do not rise to T, shares that do not rise to 1, or a loss
+                that is not Gaussian.
         """
-        if self.relation is None:
-            return self
-        if self.curve is not None:
-            raise ValueError("curve is given already; use the plan's own guarantee")
-        if shares is None:
-            shares = [self._share(_validate.integer("marks", mark)) for mark in marks]
-        free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
-        if free.marks[-1] != self.rounds:
-            raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
-        mus = {min(mu, self.mu) for mu in self._agents_mus()}
-        added = self.added_delta
-        while added < self.delta:
-            inner = min(free.inner_delta(mu, self.delta - added) for mu in mus)
-            made = self._curved(dataclasses.replace(free, delta=inner), added)
-            # What finite precision adds to delta grows like e^epsilon, and epsilon with the curve.
-            growth = math.exp(min(max(0.0, made.epsilon - self.epsilon), 700.0))
-            if added >= self.added_delta * growth:
-                return made
-            added = 1.01 * self.added_delta * growth
-        raise ValueError(
-            f"added_delta is {self.added_delta} with delta {self.delta}, which leaves nothing for "
-            "a curve; state the plan's guarantee, or use a larger delta"
-        )
-
-    def _curved(self, curve: stopping.Curve, added_delta: float) -> "Guarantee":
-        """The record of the whole run at the curve's delta."""
-        bare = dataclasses.replace(
-            self,
-            epsilon=math.inf,
-            per_agent_epsilon=None,
-            accountant="gdp",
-            unsound=False,
-            added_delta=added_delta,
-            curve=curve,
-        )
-        each = None
-        if self.per_agent_epsilon is not None:
-            each = tuple(bare._exact(min(mu, self.mu)) for mu in self._agents_mus())
-        epsilon = bare.exact_epsilon if each is None else max(each)
-        return dataclasses.replace(bare, epsilon=epsilon, per_agent_epsilon=each)
+        return spending.with_curve(self, marks, shares)
 
     def stopped(self, rounds: int) -> "Guarantee":
         """What a run states that ended after some rounds because of what was released.
@@ -318,10 +224,10 @@ class Guarantee:
                 f"rounds is {rounds} of {self.rounds}, the curve's marks are {self.curve.marks}; "
                 "ask the whole run's guarantee for one of them"
             )
-        return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
+        return spending.part(self, rounds, self.curve.shares[self.curve.marks.index(rounds)])
 
     def followed_by(self, later: "Guarantee", *, planned: bool) -> "Guarantee":
-        """What two runs in a row spend on the same agents: mu^2 adds up.
+        """What two runs in a row spend on the same agents: mu^2 adds up, other losses compose.
 
         Guarantee: adaptive composition of Gaussian DP. The later run's data, models and gradients
         may depend on what the earlier one released; that there is one, its length and its noise
@@ -340,82 +246,13 @@ class Guarantee:
         Raises:
             ValueError: If ``planned`` is not True; for guarantees with a curve, whose numbers were
                 chosen on the way; if the two differ in relation, attacker, delta, release,
-                gradients, or in how far apart a record takes part; if what finite precision adds
-                uses up delta.
+                gradients, or in how far apart a record takes part, or have losses that do not
+                compose; if what finite precision adds uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
         """
-        if not _validate.flag("planned", planned):
-            raise ValueError(
-                "planned is False; a phase that was decided on after seeing the first one is not "
-                "covered by any sum of the two. Fix the largest later phase before the first one "
-                "begins, and state both with planned=True whether or not it is run"
-            )
-        for record in (self, later):
-            if record.curve is not None:
-                raise ValueError(
-                    f"curve has marks {record.curve.marks}; phases in a row are covered by their "
-                    "plans' own guarantees, compose those"
-                )
-        if self.relation is None or later.relation is None:
-            return Guarantee.none(self.rounds + later.rounds)
-        for name in ("relation", "attacker", "delta", "release", "gradients"):
-            if getattr(self, name) != getattr(later, name):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, then {getattr(later, name)!r}; only equal "
-                    "ones compose"
-                )
-        apart = [record.participation and record.participation[1] for record in (self, later)]
-        if apart[0] != apart[1]:
-            raise ValueError(
-                f"participation is {self.participation}, then {later.participation}; only equal "
-                "separations compose"
-            )
-        participation = None
-        if self.participation is not None and later.participation is not None:
-            epochs = self.participation[0] + later.participation[0]
-            participation = epochs, self.participation[1]
-        mu = math.hypot(self.mu, later.mu) * (1 + 1e-15)
-        added_epsilon = self.added_epsilon + later.added_epsilon
-        added_delta = self.added_delta + later.added_delta
-        if added_delta >= self.delta > 0:
-            raise ValueError(
-                f"added_delta is {self.added_delta}, then {later.added_delta}, which uses up delta "
-                f"{self.delta}; state the two runs apart"
-            )
-        return dataclasses.replace(
-            self,
-            epsilon=float(gdp.epsilon(mu, self.delta - added_delta)) + added_epsilon,
-            added_epsilon=added_epsilon,
-            added_delta=added_delta,
-            mu=mu,
-            rounds=self.rounds + later.rounds,
-            clip_norm=max(self.clip_norm, later.clip_norm),
-            accountant="gdp",
-            per_agent_epsilon=None,
-            white=False,
-            unsound=False,
-            participation=participation,
-            private_stop=self.private_stop or later.private_stop,
-        )
-
-    def _agents_mus(self) -> list[float]:
-        """Upper bounds on each agent's mu; one number where all agents have the same."""
-        if self.per_agent_epsilon is None:
-            return [self.mu]
-        # Each agent's mu is at most what its accountant allowed for its epsilon.
-        return [self._mu_of(value) for value in self.per_agent_epsilon]
-
-    def _mu_of(self, epsilon: float) -> float:
-        """An upper bound on the mu for which this record's accountant states epsilon."""
-        assert self.accountant is not None
-        epsilon = max(0.0, epsilon - self.added_epsilon)
-        delta = self.delta if self.curve is None else self.curve.delta
-        if epsilon == 0:
-            return float(gdp.mu(0.0, delta)) * (1 + 1e-9)
-        mu = budget.allowed_mu(epsilon, delta, accountant=self.accountant, allow_unsound=True)
-        return float(mu) * (1 + 1e-9)
+        return spending.composed(self, later, planned)
 
     def statement(self) -> str:
         """Everything in one sentence, and what it does not cover in another."""
@@ -432,14 +269,7 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return [plain(entry) for entry in value]
-            if isinstance(value, dict):
-                return {key: plain(entry) for key, entry in value.items()}
-            return "inf" if value == math.inf else value
-
-        return {key: plain(value) for key, value in dataclasses.asdict(self).items()}
+        return stored.to_dict(self)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Guarantee":
@@ -454,22 +284,4 @@ class Guarantee:
         Raises:
             ValueError: For missing or unknown fields, or a record that contradicts itself.
         """
-        names = {field.name for field in dataclasses.fields(cls)}
-        required = {
-            field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING
-        }
-        wrong = sorted(set(record) - names) + sorted(required - set(record))
-        if wrong:
-            raise ValueError(
-                f"record has unknown or missing fields: {', '.join(wrong)}; read it with the "
-                "version that wrote it"
-            )
-
-        def rich(value: Any) -> Any:
-            if isinstance(value, Mapping):
-                return stopping.Curve(**{key: rich(entry) for key, entry in value.items()})
-            if isinstance(value, list | tuple):
-                return tuple(rich(entry) for entry in value)
-            return math.inf if value == "inf" else value
-
-        return cls(**{key: rich(value) for key, value in record.items()})
+        return cls(**stored.fields(cls, record))

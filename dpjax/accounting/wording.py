@@ -9,6 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ATTACKERS", "caption", "statement"]
 
+_NODES = (
+    "nodes of the network who see the messages they receive and know their own gradients and "
+    "noise, but not the other nodes' seeds"
+)
+
 ATTACKERS: dict[str, str] = {
     "outsider": (
         "an outsider who sees every message on every link, the mixing matrix and the noise "
@@ -18,12 +23,14 @@ ATTACKERS: dict[str, str] = {
         "whoever receives the sum of the agents' messages of every round, but no single message "
         "and not the noise seed"
     ),
-    "nodes": (
-        "nodes of the network who see the messages they receive and know their own gradients and "
+    "node": (
+        "a node of the network who sees the messages it receives and knows its own gradients and "
         "noise, but not the other nodes' seeds"
     ),
+    "coalition": _NODES,
+    "nodes": _NODES,
 }
-"""Attackers by name, each with what it sees and does not know."""
+"""Attackers by name, each with what it sees and does not know; "nodes" stands in older records."""
 
 _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
@@ -38,6 +45,12 @@ _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
     "rdp": "accounted through Renyi DP",
     "paper": "by the Whisper paper's rule",
+    "pld": (
+        "with batches drawn anew in every round and kept secret, each record apart from all "
+        "others, accounted numerically from above (privacy loss distributions)"
+    ),
+    "zcdp": "accounted by concentrated DP",
+    "pure": "accounted by adding up epsilons",
 }
 
 
@@ -52,9 +65,11 @@ def statement(of: "Guarantee") -> str:
         f"{of.clip_norm:g}) over {of.rounds:,} rounds{_participation_text(of)}"
         f"{'' if of.white else ' with noise correlated over rounds'} against "
         f"{ATTACKERS[of.attacker]}{_GRADIENTS_TEXT[of.gradients]}; "
-        f"{_ACCOUNTANT_TEXT[of.accountant]}, mu = {up(of.mu)}"
+        f"{_ACCOUNTANT_TEXT[of.accountant]}"
     )
-    if of.accountant != "gdp":
+    if of.mu is not None:
+        text += f", mu = {up(of.mu)}"
+    if of.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(of.exact_epsilon)}"
     if of.unsound:
         text += " (the stated epsilon is FALSE, the exact one holds)"
@@ -90,7 +105,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     if of.relation is None:
         return f"not private, T = {of.rounds}"
     exact = ""
-    if of.accountant != "gdp":
+    if of.accountant in ("rdp", "paper"):
         exact = f" [exact epsilon {up(of.exact_epsilon, digits)}]"
     if of.unsound:
         exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"

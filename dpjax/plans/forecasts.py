@@ -11,6 +11,7 @@ from dpjax import _validate
 from dpjax.accounting import budget
 from dpjax.accounting import forecast as forecast_
 from dpjax.accounting.forecast import Forecast
+from dpjax.accounting.sampled import Pld
 
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
@@ -37,7 +38,10 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     Raises:
         ValueError: For a number of parameters below 1, or counts that are not one an agent.
     """
-    config, rounds = plan.config, plan.config.rounds
+    config, rounds, loss = plan.config, plan.config.rounds, plan.guarantee.loss
+    sampled = loss if isinstance(loss, Pld) else None
+    mu = plan.guarantee.mu if sampled is None else sampled.unamplified
+    assert mu is not None
     asked, budgets = config.budget, None
     if asked is not None and asked.each is not None:
         budgets = budget.allowed_mu(
@@ -55,7 +59,8 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         clip_norm=config.protect.clip_norm,
         relation=config.protect.relation,
         batch_size=config.sampler.batch_size,
-        mu=plan.guarantee.mu,
+        mu=mu,
+        sampled=sampled,
         # Without noise neither is read.
         delta=0.5 if asked is None else asked.delta,
         accountant="gdp" if asked is None else asked.accountant,

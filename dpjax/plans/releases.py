@@ -48,6 +48,7 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
         return plan
     config, protect, strategy = plan.config, plan.config.protect, plan.applied_strategy
     route = None if plan.strategy is None else rounds_.route(plan.strategy, config.rounds)
+    assert plan.guarantee.mu is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
     terms = config.sampler.batch_size if protect.unit == "record" else 1
     cost = finite.cost(

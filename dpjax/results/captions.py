@@ -104,7 +104,7 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
     rounds = {int(record["rounds"]) for record in records}
     rule = f"{accountant} accountant"
-    if accountant != "gdp":
+    if accountant in ("rdp", "paper"):
         # The exact loss follows from mu; the stated epsilon alone would hide it.
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (

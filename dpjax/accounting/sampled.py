@@ -1,0 +1,246 @@
+"""The loss of Gaussian noise on Poisson-sampled batches, by privacy loss distributions.
+
+In a round every record of an agent is in the batch with probability q, independently, and the sum
+of the batch's clipped gradients is sent with Gaussian noise. Zeroing a record out, the batch's
+public divisor staying as it is, then moves the mean by at most r in units of the noise, and only
+in the rounds in which the record is in the batch. Whoever sees all rounds has to tell
+
+    Q = N(0, 1)    from    P = (1 - q) N(0, 1) + q N(r, 1)
+
+in each of them, in both directions: P against Q where the record is there, Q against P where it
+is zero. That is dp_accounting's relation REPLACE_SPECIAL, whose pair equals ADD_OR_REMOVE_ONE's,
+since a zero adds what an absent record adds. Replacement by another record is not covered: it
+would need N(r, 1) against N(-r, 1) in P and Q.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpjax import _validate
+from dpjax.accounting import gdp
+
+__all__ = ["Phase", "Pld"]
+
+# Losses within ten deviations of a round's noise are told apart in so many cells.
+_CELLS = 50_000
+_REACH = 10.0
+# Fourier transforms of at most 2^24 cells err, all cells together, by less than this a round.
+_FOURIER = 8 * float(np.finfo(np.float64).eps) * 2.0**12
+_UP = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds that cost alike.
+
+    Attributes:
+        rates: [n] probability that a record of an agent is in a round's batch.
+        ratios: [n] how far a record can move a round's mean, in units of the noise.
+        rounds: Their number.
+        whole: True where ``ratios`` are of all these rounds together, whatever happens inside.
+    """
+
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+    rounds: int
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability or sensitivity, and keep plain numbers."""
+        rates = tuple(float(one) for one in self.rates)
+        ratios = tuple(float(one) for one in self.ratios)
+        if not rates or len(rates) != len(ratios):
+            raise ValueError(f"{len(rates)} rates for {len(ratios)} ratios; give one each an agent")
+        for name, values, most in (("rates", rates, 1.0), ("ratios", ratios, math.inf)):
+            wrong = [one for one in values if not 0 <= one <= most]
+            if wrong:
+                raise ValueError(f"{name} has {wrong[0]}; give numbers from 0 to {most:g}")
+        object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "ratios", ratios)
+        _validate.integer("rounds", self.rounds, least=0)
+        _validate.flag("whole", self.whole)
+
+    def first(self, rounds: int) -> "Phase":
+        """The first rounds of it; a whole is spent from its first round on.
+
+        Args:
+            rounds: Rounds, from 0 to all.
+        """
+        return dataclasses.replace(self, rounds=rounds)
+
+    @property
+    def times(self) -> int:
+        """How often the ratios count."""
+        return min(self.rounds, 1) if self.whole else self.rounds
+
+
+@dataclass(frozen=True)
+class Pld:
+    """Gaussian noise on Poisson-sampled batches, round after round, for every agent.
+
+    Guarantee: `epsilon` is never below the exact one for zeroing out one record, against an
+    outsider who sees every message and knows neither batches nor noise, if every record's presence
+    is drawn apart from all else with at most its agent's rate, and the noise is Gaussian and white
+    over rounds. Adaptive composition is included. dp_accounting rounds every discretised loss up;
+    what its Fourier transforms round is taken off delta.
+
+    Attributes:
+        phases: Rounds that cost alike, one after the other, each with the same agents.
+
+    Reference:
+        Doroshenko et al. (2022), Connect the Dots; Koskela et al. (2020), for the composition.
+    """
+
+    kind: ClassVar[str] = "pld"
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse phases of different agents."""
+        phases = tuple(Phase(**one) if isinstance(one, Mapping) else one for one in self.phases)
+        sizes = {len(one.rates) for one in phases}
+        if len(sizes) != 1:
+            raise ValueError(f"phases are of {sorted(sizes)} agents; give the same agents in each")
+        object.__setattr__(self, "phases", phases)
+
+    @classmethod
+    def of(cls, rates: ArrayLike, ratios: ArrayLike, rounds: int) -> "Pld":
+        """The loss of one phase.
+
+        Args:
+            rates: [n] probability that a record is in a round's batch, one an agent.
+            ratios: [n] sensitivity of a round in units of the noise.
+            rounds: Rounds T.
+        """
+        values = [tuple(np.asarray(one, np.float64).tolist()) for one in (rates, ratios)]
+        return cls((Phase(values[0], values[1], rounds),))
+
+    @property
+    def agents(self) -> int:
+        """Number of agents n."""
+        return len(self.phases[0].rates)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all phases."""
+        return sum(one.rounds for one in self.phases)
+
+    def epsilon(self, delta: float) -> float:
+        """The epsilon of the agent that loses most, rounded up."""
+        if not 0 <= delta < 1:
+            raise ValueError(f"delta is {delta}; give a number in [0, 1)")
+        rows = {self._row(agent) for agent in range(self.agents)}
+        return max(_epsilon(row, float(delta)) for row in rows if not _below_another(row, rows))
+
+    def each(self, delta: float) -> tuple[float, ...]:
+        """The epsilon of every agent, [n], rounded up.
+
+        Args:
+            delta: Delta.
+        """
+        return tuple(_epsilon(self._row(agent), float(delta)) for agent in range(self.agents))
+
+    @property
+    def unamplified(self) -> float:
+        """Gaussian-DP mu of the same noise if every record were in every batch, rounded up."""
+        return max(
+            math.sqrt(sum(one.ratios[agent] ** 2 * one.times for one in self.phases)) * _UP
+            for agent in range(self.agents)
+        )
+
+    def scaled(self, factor: float) -> "Pld":
+        """The loss with ratios larger by a factor: noise smaller by it.
+
+        Args:
+            factor: At least 0.
+        """
+        return Pld(
+            tuple(
+                dataclasses.replace(one, ratios=tuple(factor * ratio for ratio in one.ratios))
+                for one in self.phases
+            )
+        )
+
+    def _row(self, agent: int) -> tuple[tuple[float, float, int], ...]:
+        """(rate, ratio, times) of one agent's phases."""
+        return tuple((one.rates[agent], one.ratios[agent], one.times) for one in self.phases)
+
+    def after(self, rounds: int) -> "Pld":
+        """What the first rounds cost, their number fixed beforehand."""
+        if _validate.integer("rounds", rounds, least=0) > self.rounds:
+            raise ValueError(
+                f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
+            )
+        phases, left = [], rounds
+        for phase in self.phases:
+            phases.append(phase.first(min(left, phase.rounds)))
+            left -= phases[-1].rounds
+        return Pld(tuple(phases))
+
+    def then(self, later: Any) -> "Pld":
+        """What this and a later run of the same agents cost together, both planned."""
+        other = later.sampled(self.agents) if hasattr(later, "sampled") else later
+        if not isinstance(other, Pld):
+            raise ValueError(
+                f"loss is Pld, then {type(later).__name__}, which do not compose; state the two "
+                "runs apart"
+            )
+        return Pld(self.phases + other.phases)
+
+
+def _below_another(row: tuple, rows: set) -> bool:
+    """Whether another agent loses at least as much in every phase: rates and ratios both rise."""
+
+    def covers(other: tuple) -> bool:
+        pairs = zip(row, other, strict=True)
+        return all(q <= p and r <= s for (q, r, _), (p, s, _) in pairs)
+
+    return any(other != row and covers(other) for other in rows)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """The epsilon of one agent."""
+    parts = [(q, r, t) for q, r, t in row if q > 0 and r > 0 and t > 0]
+    # Without sampling all rounds are one Gaussian.
+    plain = math.sqrt(sum(r * r * t for q, r, t in parts if q == 1)) * _UP
+    sampled = [one for one in parts if one[0] < 1]
+    if not sampled:
+        return float(gdp.epsilon(plain, delta))
+    if any(math.isinf(r) for _, r, _ in parts):
+        return math.inf
+    # Each of these bounds holds, and amplification never makes a loss larger.
+    whole = math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP
+    unamplified = float(gdp.epsilon(whole, delta))
+    left = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
+    if left <= 0:
+        return unamplified
+    if plain:
+        sampled.append((1.0, plain, 1))
+    return min(unamplified, _composed(sampled, left))
+
+
+def _composed(parts: list[tuple[float, float, int]], delta: float) -> float:
+    """dp_accounting's pessimistic epsilon, rounded up."""
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
+    # A cell's width, the same for all; coarser ones state more.
+    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
+    total = None
+    for q, r, times in parts:
+        one = distributions.from_gaussian_mechanism(
+            1 / r * (1 - 1e-15),
+            sampling_prob=q,
+            value_discretization_interval=width,
+            neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        ).self_compose(times)
+        total = one if total is None else total.compose(one)
+    assert total is not None
+    return float(total.get_epsilon_for_delta(delta)) * _UP

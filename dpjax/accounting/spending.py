@@ -1,0 +1,254 @@
+"""What a guarantee becomes: after some rounds, with marks to stop at, with a later run."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dpjax import _validate
+from dpjax.accounting import budget, gdp, losses, stopping
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
+
+__all__ = ["composed", "exact", "part", "restated", "with_curve", "with_finite_precision"]
+
+
+def exact(of: "Guarantee", loss: losses.AnyLoss) -> float:
+    """Epsilon of a loss at a record's delta, what finite precision adds included.
+
+    Args:
+        of: The record.
+        loss: Its own loss, or one of its agents'.
+    """
+    delta = of.delta - of.added_delta if of.curve is None else of.curve.delta
+    return loss.epsilon(delta) + of.added_epsilon
+
+
+def _of_mu(of: "Guarantee", mu: float) -> float:
+    return exact(of, losses.Gaussian(mu))
+
+
+def with_finite_precision(of: "Guarantee", epsilon: float, delta: float) -> "Guarantee":
+    """See `Guarantee.with_finite_precision`.
+
+    Args:
+        of: The record.
+        epsilon: Added to epsilon.
+        delta: Taken from delta.
+    """
+    if of.relation is None:
+        return of
+    if of.added_epsilon or of.added_delta:
+        raise ValueError(
+            f"added_epsilon is {of.added_epsilon} already; add the cost to the record of "
+            "exact noise"
+        )
+    # Checks the two before they are used.
+    free = dataclasses.replace(
+        of,
+        epsilon=math.inf,
+        per_agent_epsilon=None,
+        unsound=False,
+        added_epsilon=epsilon,
+        added_delta=delta,
+    )
+
+    def grown(stated: float, loss: losses.AnyLoss) -> float:
+        # The paper's rule stays as false as it was.
+        return max(stated + epsilon, 0.0 if of.unsound else exact(free, loss))
+
+    each = of.per_agent_epsilon
+    if each is not None:
+        pairs = zip(each, _agents_mus(of), strict=True)
+        each = tuple(grown(one, losses.Gaussian(mu)) for one, mu in pairs)
+    return dataclasses.replace(
+        free,
+        epsilon=grown(of.epsilon, of.loss) if each is None else max(each),
+        per_agent_epsilon=each,
+        unsound=of.unsound,
+    )
+
+
+def part(of: "Guarantee", rounds: int, share: float) -> "Guarantee":
+    """The record of the first rounds, which have spent a share of mu^2.
+
+    Args:
+        of: The record, of a Gaussian loss.
+        rounds: Rounds t.
+        share: At most 1.
+    """
+    loss = of.loss
+    assert isinstance(loss, losses.Gaussian)
+    spent = loss.part(rounds, share)
+    each, mu = None, spent.mu
+    epsilon = _of_mu(of, mu)
+    if of.per_agent_epsilon is not None:
+        mus = [value * losses.root(share) for value in _agents_mus(of)]
+        each = tuple(_of_mu(of, min(one, mu)) for one in mus)
+        epsilon = max(each)
+        mu = min(mu, max(mus))
+    return dataclasses.replace(
+        of,
+        epsilon=epsilon,
+        mu=mu,
+        rounds=rounds,
+        accountant="gdp",
+        per_agent_epsilon=each,
+        unsound=False,
+        participation=spent.participation,
+    )
+
+
+def restated(of: "Guarantee", loss: losses.AnyLoss) -> "Guarantee":
+    """The record with another loss, its epsilon at the same delta.
+
+    Args:
+        of: The record.
+        loss: What the rounds that it covers from now on cost.
+    """
+    fields = dict(
+        rounds=loss.rounds, accountant=loss.kind, per_agent_epsilon=None, unsound=False,
+        epsilon=exact(of, loss),
+    )  # fmt: skip
+    if isinstance(loss, losses.Gaussian):
+        fields |= dict(
+            mu=loss.mu, white=loss.white, participation=loss.participation, other_loss=None
+        )
+    else:
+        fields |= dict(mu=None, white=True, participation=None, other_loss=loss)
+    return dataclasses.replace(of, **fields)  # type: ignore[arg-type]
+
+
+def with_curve(
+    of: "Guarantee", marks: Sequence[int], shares: Sequence[float] | None
+) -> "Guarantee":
+    """See `Guarantee.stopping_at`.
+
+    Args:
+        of: The record.
+        marks: Rounds at which the run may stop.
+        shares: What has been spent up to each, or None.
+    """
+    if of.relation is None:
+        return of
+    if of.curve is not None:
+        raise ValueError("curve is given already; use the plan's own guarantee")
+    loss = of.loss
+    if not isinstance(loss, losses.Gaussian):
+        raise ValueError(
+            f"loss is {type(loss).__name__}; curves over marks are known for Gaussian losses "
+            "alone: state the plan's own guarantee, which holds wherever the run stops"
+        )
+    if shares is None:
+        shares = [loss.share(_validate.integer("marks", mark)) for mark in marks]
+    free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=of.delta)
+    if free.marks[-1] != of.rounds:
+        raise ValueError(f"marks end at {free.marks[-1]}; end them at the {of.rounds} rounds")
+    mus = set(_agents_mus(of))
+    added = of.added_delta
+    while added < of.delta:
+        inner = min(free.inner_delta(mu, of.delta - added) for mu in mus)
+        made = _curved(of, dataclasses.replace(free, delta=inner), added)
+        # What finite precision adds to delta grows like e^epsilon, and epsilon with the curve.
+        growth = math.exp(min(max(0.0, made.epsilon - of.epsilon), 700.0))
+        if added >= of.added_delta * growth:
+            return made
+        added = 1.01 * of.added_delta * growth
+    raise ValueError(
+        f"added_delta is {of.added_delta} with delta {of.delta}, which leaves nothing for "
+        "a curve; state the plan's guarantee, or use a larger delta"
+    )
+
+
+def _curved(of: "Guarantee", curve: stopping.Curve, added_delta: float) -> "Guarantee":
+    """The record of the whole run at the curve's delta."""
+    bare = dataclasses.replace(
+        of,
+        epsilon=math.inf,
+        per_agent_epsilon=None,
+        accountant="gdp",
+        unsound=False,
+        added_delta=added_delta,
+        curve=curve,
+    )
+    each = None
+    if of.per_agent_epsilon is not None:
+        each = tuple(_of_mu(bare, mu) for mu in _agents_mus(of))
+    epsilon = bare.exact_epsilon if each is None else max(each)
+    return dataclasses.replace(bare, epsilon=epsilon, per_agent_epsilon=each)
+
+
+def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
+    """See `Guarantee.followed_by`.
+
+    Args:
+        of: The record of the earlier run.
+        later: That of the run that carried on.
+        planned: Whether both were fixed before the first one began.
+    """
+    if not _validate.flag("planned", planned):
+        raise ValueError(
+            "planned is False; a phase that was decided on after seeing the first one is not "
+            "covered by any sum of the two. Fix the largest later phase before the first one "
+            "begins, and state both with planned=True whether or not it is run"
+        )
+    for record in (of, later):
+        if record.curve is not None:
+            raise ValueError(
+                f"curve has marks {record.curve.marks}; phases in a row are covered by their "
+                "plans' own guarantees, compose those"
+            )
+    if of.relation is None or later.relation is None:
+        return type(of).none(of.rounds + later.rounds)
+    for name in ("relation", "attacker", "delta", "release", "gradients"):
+        if getattr(of, name) != getattr(later, name):
+            raise ValueError(
+                f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
+                "ones compose"
+            )
+    apart = [record.participation and record.participation[1] for record in (of, later)]
+    if apart[0] != apart[1]:
+        raise ValueError(
+            f"participation is {of.participation}, then {later.participation}; only equal "
+            "separations compose"
+        )
+    added_epsilon = of.added_epsilon + later.added_epsilon
+    added_delta = of.added_delta + later.added_delta
+    if added_delta >= of.delta > 0:
+        raise ValueError(
+            f"added_delta is {of.added_delta}, then {later.added_delta}, which uses up delta "
+            f"{of.delta}; state the two runs apart"
+        )
+    base = dataclasses.replace(
+        of,
+        epsilon=math.inf,
+        per_agent_epsilon=None,
+        unsound=False,
+        added_epsilon=added_epsilon,
+        added_delta=added_delta,
+        clip_norm=max(of.clip_norm, later.clip_norm),
+        private_stop=of.private_stop or later.private_stop,
+    )
+    return restated(base, of.loss.then(later.loss))
+
+
+def _agents_mus(of: "Guarantee") -> list[float]:
+    """Upper bounds on each agent's mu; one number where all agents have the same."""
+    assert of.mu is not None
+    if of.per_agent_epsilon is None:
+        return [of.mu]
+    # Each agent's mu is at most what its accountant allowed for its epsilon.
+    return [min(_mu_of(of, value), of.mu) for value in of.per_agent_epsilon]
+
+
+def _mu_of(of: "Guarantee", epsilon: float) -> float:
+    """An upper bound on the mu for which this record's accountant states epsilon."""
+    accountant = _validate.one_of("accountant", of.accountant, budget.ACCOUNTANTS)
+    epsilon = max(0.0, epsilon - of.added_epsilon)
+    delta = of.delta if of.curve is None else of.curve.delta
+    if epsilon == 0:
+        return float(gdp.mu(0.0, delta)) * (1 + 1e-9)
+    rule: budget.Accountant = accountant  # type: ignore[assignment]
+    mu = budget.allowed_mu(epsilon, delta, accountant=rule, allow_unsound=True)
+    return float(mu) * (1 + 1e-9)
