@@ -13,7 +13,7 @@ be shown to depend on data through the noisy payload alone (`dpjax.plans.depende
 are the leading axis of every leaf unless a part says otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -291,8 +291,21 @@ class Sampler(Protocol):
         """What a sum of clipped records is divided by; public, the same in every round."""
         ...
 
-    def check(self, counts: Int[np.ndarray, " n"]) -> None:
-        """Refuse numbers of records that it cannot draw from."""
+    @property
+    def participation(self) -> tuple[int, int] | None:
+        """(epochs, separation) where a fixed order deals the records; None where any may come."""
+        ...
+
+    def pattern(self, rounds: int) -> Any:
+        """In which rounds of a run one record may take part, a `Participation`."""
+        ...
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of each batch is records, [n] or [T, n]."""
+        ...
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse numbers of records that it cannot draw from; ``agents`` names them in messages."""
         ...
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:

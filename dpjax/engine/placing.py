@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.engine import program, sharding
+from dpjax.plans import samplers
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.topology import nodes
@@ -52,7 +53,9 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
         called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
-        plans[0].config.sampler.check(counts, called)
+        sampler = plans[0].config.sampler
+        sampler.check(counts, called)
+        samplers.audit(sampler, counts, plans[0].config.rounds)
 
 
 def _parts(problem: Problem) -> program.Data:

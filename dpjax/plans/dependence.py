@@ -5,6 +5,7 @@ whatever the values. That is more than the truth (x - x depends on x) and never 
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,12 +46,17 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
         inputs = [of(atom) for atom in equation.invars]
         outputs = _outputs(equation, inputs) if any(inputs) else [False] * len(equation.outvars)
         known.update(zip(equation.outvars, outputs, strict=True))
+        if any(inputs):
+            # What is written to in place may hold any of it from here on.
+            known.update((atom, True) for atom in equation.invars if _written(atom))
     return [of(atom) for atom in jaxpr.outvars]
 
 
 def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
     """Which outputs of one equation depend on its marked inputs."""
     name, parameters = equation.primitive.name, equation.params
+    if any(_written(atom) for atom in equation.invars):
+        return [True] * len(equation.outvars)
     if name == "scan":
         fixed, carried = parameters["num_consts"], parameters["num_carry"]
         body = parameters["jaxpr"].jaxpr
@@ -85,6 +91,11 @@ def _repeated(
         carried = new
 
 
+def _written(atom: Any) -> bool:
+    """Whether an input is a reference, which equations may write to."""
+    return "Ref" in type(atom.aval).__name__
+
+
 def _open(value: Any) -> core.Jaxpr | None:
     if isinstance(value, core.ClosedJaxpr):
         return value.jaxpr
@@ -105,7 +116,9 @@ def check(
 
     Data are followed over any number of rounds: a model that absorbed a gradient as it is may be
     kept, and then may be sent as a private payload alone. The noisy payload counts as safe, and a
-    message as safe to send on: how much noise there is, is for accounting.
+    message as safe to send on: how much noise there is, is for accounting. That knows how far one
+    answer of the query can move, so the payload must be one, as it was given; a method whose
+    payload is something else has a ``sensitivity`` of its own.
 
     Args:
         method: What agents compute, keep and send.
@@ -118,11 +131,13 @@ def check(
 
     Raises:
         ValueError: Naming the first leaf of a message, of what is public or of what is released
-            that depends on data past the noise, or a leaf of models or memory that is a key.
+            that depends on data past the noise, or a leaf of models or memory that is a key; for a
+            payload that is no answer of the query.
     """
+    watched = _Watched(query)
 
     def here(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
-        return Round(arrays, batch, query, optimizer, divisor, key, round)
+        return Round(arrays, batch, watched, optimizer, divisor, key, round)
 
     def start(arrays: Any, models: Any) -> Any:
         return method.start(here(arrays, None, 0, None), models)
@@ -132,7 +147,11 @@ def check(
     _check_keys({"models": models, "memory": memory})
 
     def private(kept: Any, batch: Any, arrays: Any, key: Any, round: Any) -> Any:
-        return method.emit(here(arrays, key, round, batch), Seen(*kept)).private
+        watched.totals.clear()
+        payload = method.emit(here(arrays, key, round, batch), Seen(*kept)).private
+        if not hasattr(method, "sensitivity"):
+            _check_answer(payload, watched.totals)
+        return payload
 
     def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
         seen, now = Seen(*kept), here(arrays, key, round, batch)
@@ -198,6 +217,20 @@ def check_method(
     )
 
 
+class _Watched:
+    """A query that remembers its answers while a program is traced."""
+
+    def __init__(self, query: Query):
+        self.query, self.metrics, self.totals = query, query.metrics, list[Any]()
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        answer = self.query(models, batch, encode)
+        self.totals.append(answer.total)
+        return answer
+
+
 class _Toy:
     """A query of any model whose answer depends on all of the batch."""
 
@@ -217,6 +250,20 @@ def _check_keys(slots: dict[str, Any]) -> None:
                 f"state has a key in {jax.tree_util.keystr(path)}, which checkpoints hold and "
                 "every plan has of its own; keys belong to the privatizer's state alone"
             )
+
+
+def _check_answer(payload: Any, totals: list[Any]) -> None:
+    """Refuse a payload that is not one answer, the very arrays."""
+    leaves = jax.tree.leaves(payload)
+    for total in totals:
+        answers = jax.tree.leaves(total)
+        if len(answers) == len(leaves) and all(map(operator.is_, leaves, answers)):
+            return
+    raise ValueError(
+        f"method emits a private payload that is none of the {len(totals)} answers of the query as "
+        "it was given, so that nothing says how far one record can move it; emit the answer's "
+        "total, encode before the clip, or state a sensitivity"
+    )
 
 
 def _check_payload(given: Any, stated: Any) -> None:

@@ -3,15 +3,60 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
-from dpjax.protocols import Draw
+from dpjax.protocols import Draw, Sampler
 
-__all__ = ["Cyclic", "Random"]
+__all__ = ["Cyclic", "Random", "audit"]
+
+
+def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
+    """Refuse a sampler that draws otherwise than it says, on numbers of records at hand.
+
+    Guarantee: what passes drew distinct records of each agent in the rounds tried, and none more
+    often than its pattern allows; two cycles of a pattern are tried, or a few rounds.
+
+    Args:
+        sampler: The sampler.
+        counts: [n] records of each agent.
+        rounds: Rounds T.
+
+    Raises:
+        ValueError: Naming the round and the agent.
+    """
+    pattern, key = sampler.pattern(rounds), jax.random.key(0)
+    tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
+    last: dict[tuple[int, int], int] = {}
+    for t in range(tried):
+        drawn = sampler.draw(jax.random.fold_in(key, t), jnp.int32(t), jnp.asarray(counts))
+        rows = np.asarray(drawn.rows)
+        skip = np.zeros(rows.shape, bool) if drawn.padding is None else np.asarray(drawn.padding)
+        for agent, (row, none) in enumerate(zip(rows, skip, strict=True)):
+            taken = row[~none]
+            if len(set(taken.tolist())) != len(taken) or (taken >= counts[agent]).any():
+                raise ValueError(
+                    f"sampler is {_validate.shown(sampler)}, which draws a record of agent {agent} "
+                    f"twice, or one that is not there, in round {t}; draw distinct records"
+                )
+            if pattern.epochs == rounds:
+                continue
+            for record in taken.tolist():
+                if t - last.get((agent, record), t - pattern.separation) != pattern.separation:
+                    raise ValueError(
+                        f"sampler is {_validate.shown(sampler)}, which draws record {record} of "
+                        f"agent {agent} in rounds {last[agent, record]} and {t}, its pattern says "
+                        f"{pattern.separation} apart; deal records by the pattern"
+                    )
+                last[agent, record] = t
+
+
+_ROUNDS = 3
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,9 @@ class Tracking(Method):
     def start(self, here, models):
         return {"y": jax.tree.map(jnp.zeros_like, models), "z": models}
 
+    def sensitivity(self, rounds):
+        raise NotImplementedError("a toy: what one record moves the models by")
+
     def emit(self, here, seen):
         return Emission(seen.models)
 
@@ -378,6 +381,66 @@ def test_control_flow_passes_data_on():
     flag, count, clean, late, stacked, inner, mapped = names
     assert (flag, count, clean, mapped, stacked) == (True, True, False, False, False)
     assert late == (True, True, False) and inner == (True, False)
+
+
+@dataclass(frozen=True)
+class Doubled(Dsgd):
+    """The broken twin: twice as sensitive as what the noise is calibrated for."""
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(jax.tree.map(lambda leaf: 2 * leaf, total))
+
+
+@dataclass(frozen=True)
+class Twice(Dsgd):
+    """The broken twin: one batch is asked about at two models."""
+
+    def emit(self, here, seen):
+        there = jax.tree.map(jnp.negative, seen.models)
+        both = [here.query(each, here.batch).total for each in (seen.models, there)]
+        return Emission(jax.tree.map(jnp.add, *both))
+
+
+@dataclass(frozen=True)
+class LastRounds(Dsgd):
+    """The broken twin: an answer goes out in the next round, when another one is accounted for."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), jax.tree.map(jnp.zeros_like, models)
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(seen.memory[1], carry=total)
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
+        return moved, (memory, emission.carry)
+
+
+@pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
+def test_a_payload_that_is_no_answer_is_refused(method):
+    arrays, shared = parts(CASES["dsgd"])
+    with pytest.raises(ValueError, match="state a sensitivity"):
+        dependence.check(method, arrays, **shared, models=models(), batch=batch())
+
+
+def test_what_is_written_in_place_is_followed():
+    def program(data):
+        box = jax.new_ref(jnp.zeros(()))
+        before = box[...]
+
+        def write(c, _):
+            box[...] = data + c
+            return c, None
+
+        jax.lax.scan(write, jnp.ones(()), None, length=2)
+        return before, box[...]
+
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this version has no references")
+    closed = jax.make_jaxpr(program)(1.0)
+    assert dependence.reached(closed.jaxpr, [True]) == [False, True]
 
 
 @dataclass(frozen=True)
