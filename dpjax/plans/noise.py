@@ -5,6 +5,7 @@ stands here once: the bound that a budget asks for, the factor that runs, and wh
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -50,14 +51,14 @@ class Target:
         budget: What the run may cost.
         protect: What is protected.
         pattern: In which rounds what the relation changes takes part.
-        steps: [T] step sizes over the first one.
+        steps: ``steps(rounds)`` gives step sizes over the first one, [rounds].
     """
 
     mixing: Float[np.ndarray, "*p n n"]
     budget: Budget
     protect: Protect
     pattern: Participation
-    steps: Float[np.ndarray, " t"]
+    steps: Callable[[int], np.ndarray]
 
     @property
     def agents(self) -> int:
@@ -289,8 +290,9 @@ class Whisper(Correlated):
         if self.subgroups is not None:
             options["subgroups"] = self.subgroups
         horizon = self._horizon(target)
-        if horizon is not None and (target.steps != 1).any():
-            options["step_sizes"] = target.steps[:horizon]
+        # A horizon may lie beyond the run's rounds.
+        if horizon is not None and ((steps := target.steps(horizon)) != 1).any():
+            options["step_sizes"] = steps
         return design_.make(self.label, target.mixing, bound, horizon=horizon, **options)
 
     def check(self, design: design_.Design, target: Target) -> None:

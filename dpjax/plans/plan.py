@@ -233,8 +233,8 @@ def target(config: Config, mixing: np.ndarray) -> Target:
     """
     if config.budget is None:
         raise ValueError("budget is None; a config without noise keeps none")
-    steps = config.optimizer.relative(config.rounds)
-    return Target(mixing, config.budget, config.protect, config.pattern, steps)
+    relative = config.optimizer.relative
+    return Target(mixing, config.budget, config.protect, config.pattern, relative)
 
 
 def make(

@@ -140,6 +140,15 @@ def test_design_of_another_network_or_budget_is_refused(network):
         plan.make(make_config(design="whisper_horizon"), network, design=short)
 
 
+@pytest.mark.parametrize("horizon", [5, 50])
+def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
+    config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
+    made = plan.make(config, network)
+    bound, steps = made.target.bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
+    wanted = design.make("whisper_horizon", network, bound, horizon=horizon, step_sizes=steps)
+    np.testing.assert_array_equal(made.design.covariance, wanted.covariance)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
