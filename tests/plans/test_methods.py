@@ -16,7 +16,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys, placing, program
 from dpjax.engine.run import _statics, run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import noise, plan
+from dpjax.plans import noise, plan, samplers
 from dpjax.protocols import Answer, Draw
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
@@ -312,3 +312,35 @@ def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
 
     assert kept(rounds_of(sampler))
     assert not kept(rounds_of(Greedy()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Restless(samplers.Cyclic):
+    """The broken twin: every cycle is one round longer than it says."""
+
+    def draw(self, key, round, counts):
+        """Deal by another separation."""
+        longer = dataclasses.replace(self, separation=self.separation + 1)
+        return samplers.Cyclic.draw(longer, key, round, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeating(samplers.Random):
+    """The broken twin: one record fills the batch."""
+
+    def draw(self, key, round, counts):
+        """The first record, again and again."""
+        return Draw(jnp.zeros((len(counts), self.batch_size), jnp.int32), None)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        (Restless(2, 2, 16), "its pattern says 2 apart"),
+        (Repeating(4), "which draws a record of agent 0 twice"),
+    ],
+)
+def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, text):
+    one = plan.make(make_config(relation="replace_record", sampler=sampler, rounds=4), MATRIX)
+    with pytest.raises(ValueError, match=text):
+        run(one, make_problem(N), seeds=[0])

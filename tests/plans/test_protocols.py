@@ -34,6 +34,7 @@ class Records:
     """Per-record clipping at 1 of the squared loss."""
 
     clip_norm: float = 1.0
+    metrics = ()
 
     def __call__(self, models, batch, encode=None):
         x, y, padding = batch
