@@ -30,6 +30,7 @@ __all__ = [
     "Info",
     "Loss",
     "Method",
+    "Networked",
     "Noise",
     "Optimizer",
     "Privatizer",
@@ -245,6 +246,27 @@ class Method(Protocol):
         ...
 
 
+@runtime_checkable
+class Networked(Protocol):
+    """A method whose payload has the shape of a network: it is placed on one for a run."""
+
+    @property
+    def stochastic(self) -> Literal["rows", "columns", "double"]:
+        """Which sums of its mixing matrix must be 1."""
+        ...
+
+    def on(self, mixing: Float[np.ndarray, "*p n n"]) -> Method:
+        """The method on a network; hashable.
+
+        Args:
+            mixing: The mixing matrix or schedule.
+
+        Raises:
+            ValueError: For a network that it cannot run on.
+        """
+        ...
+
+
 class Privatizer(Protocol):
     """How noise is drawn; hashable, one compilation for each value."""
 
@@ -257,6 +279,7 @@ class Privatizer(Protocol):
         ...
 
 
+@runtime_checkable
 class Noise(Protocol):
     """A noise design: how much of it a budget asks for, on which network."""
 
@@ -265,8 +288,8 @@ class Noise(Protocol):
         """What records and figures call it."""
         ...
 
-    def calibrate(self, target: Any, **given: Any) -> Any:
-        """Make noise that keeps a budget; see `dpjax.plans.noise`."""
+    def calibrate(self, target: Any, *, design: Any = None, strategy: Any = None) -> Any:
+        """Make noise that keeps a budget, `dpjax.plans.calibration.Calibrated`."""
         ...
 
 

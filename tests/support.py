@@ -11,6 +11,7 @@ from dpjax.data import partition
 from dpjax.engine import rounds
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, problem
+from dpjax.plans.calibration import Factored
 from dpjax.plans.config import Config
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
@@ -50,7 +51,11 @@ def make_config(**changes):
     made = dict(
         noise=dataclasses.replace(part, **taken("max_variance", "subgroups")) if part else None,
         budget=None if part is None else budget,
-        protect=Protect(**taken("relation", "clip_norm", "clipping", "microbatch")),
+        protect=Protect(
+            **taken(
+                "relation", "clip_norm", "clipping", "microbatch", "attacker", "gradients", "nodes"
+            )
+        ),
         sampler=sampler,
         optimizer=Sgd(given.pop("step_size"), given.pop("step_decay", "constant")),
     )
@@ -80,3 +85,9 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
         optimizer=optimizer,
         divisor=1,
     )
+
+
+def with_factor(made, factor):
+    """The plan with another factor in its noise, audited again."""
+    noise_ = None if factor is None else Factored(factor, made.strategy, made.design)
+    return dataclasses.replace(made, noise=noise_)

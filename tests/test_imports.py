@@ -30,7 +30,11 @@ ARROWS = {
 ARROWS["commands"] = set(ARROWS)
 
 # Modules that may import more than their room: launching an experiment is the engine's affair.
-WIDER = {"dpjax.results.launch": {"plans", "engine"}}
+WIDER = {
+    "dpjax.results.launch": {"plans", "engine"},
+    # Labels and colours stand in the registry, which imports nothing.
+    "dpjax.results.plots": {"plans"},
+}
 
 # Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.
 SLOW = (

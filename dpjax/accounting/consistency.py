@@ -46,6 +46,10 @@ def check(of: "Guarantee") -> None:
         )
     object.__setattr__(of, "unit", unit)
     _validate.one_of("attacker", of.attacker, ATTACKERS)
+    if of.nodes is not None and (of.attacker != "coalition" or not of.nodes):
+        raise ValueError(
+            f"nodes is {of.nodes} with attacker {of.attacker!r}; give the agents of a coalition"
+        )
     rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)

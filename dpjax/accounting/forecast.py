@@ -281,7 +281,7 @@ def weights(
 def forecast(
     parameters: int,
     *,
-    factor: Float[np.ndarray, "n n"],
+    factor: Float[np.ndarray, "n q"],
     reach: Float[np.ndarray, "t n"],
     step_sizes: Float[np.ndarray, " t"],
     patterns: tuple[int, int],
@@ -300,7 +300,7 @@ def forecast(
 
     Args:
         parameters: d, entries of one agent's model.
-        factor: [n, n] F, F F' being the covariance over agents; zero is no noise.
+        factor: [n, q] F, F F' being the covariance over agents; zero is no noise.
         reach: [T, n] or [1, n] a_ti, from `weights`.
         step_sizes: [T] eta_t; their scale does not matter.
         patterns: (epochs k, separation b), the rounds of what the relation changes: any start.
@@ -347,9 +347,15 @@ def forecast(
         rate=noise / drift,
         floor_rate=float(least.max()) / drift,
         apart_rate=float(np.linalg.norm(least)) / drift,
-        apart=not np.any(weights_ - np.diag(np.diag(weights_))),
+        apart=_apart(weights_),
         sampled=sampled,
     )
+
+
+def _apart(factor: Float[np.ndarray, "n q"]) -> bool:
+    """Whether every agent draws noise of its own and no other."""
+    covariance = factor @ factor.T
+    return not np.any(covariance - np.diag(np.diag(covariance)))
 
 
 def _over_rounds(

@@ -38,7 +38,8 @@ class Guarantee:
             False for a simulation, whose seed gives the noise away.
         unit: "agent" or "record", from the relation; may be given, and must then agree.
         per_agent_epsilon: One epsilon an agent, where budgets differ.
-        white: True when the noise is independent between rounds; `after` then spends by rounds.
+        white: True when the noise is independent between rounds, and what the attacker sees of a
+            round too; `after` then spends by rounds.
         unsound: True where the paper's epsilon is below the exact one.
         participation: (epochs, separation) where every record takes part in at most ``epochs``
             rounds, ``separation`` apart within a run, by a fixed order; None where it may in all.
@@ -49,6 +50,7 @@ class Guarantee:
             the attacker cannot see, see `dpjax.accounting.view.View.loss`.
         curve: The marks at which the run may have stopped by what was released, with what makes
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
+        nodes: The agents of a coalition, which colludes; None for other attackers.
         private_stop: True where the round at which the run ended was chosen by whoever had read
             metrics of private data: what that choice gives away is not covered.
         other_loss: The loss where it is not Gaussian; None where mu says all.
@@ -73,6 +75,7 @@ class Guarantee:
     gradients: Literal["any", "view"] = "any"
     curve: stopping.Curve | None = None
     private_stop: bool = False
+    nodes: tuple[int, ...] | None = None
     other_loss: losses.Pld | losses.Concentrated | losses.Pure | None = None
 
     def __post_init__(self) -> None:

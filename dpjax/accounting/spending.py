@@ -201,7 +201,13 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
             )
     if of.relation is None or later.relation is None:
         return type(of).none(of.rounds + later.rounds)
-    for name in ("relation", "attacker", "delta", "release", "gradients"):
+    if "view" in (of.gradients, later.gradients):
+        raise ValueError(
+            f"gradients is {of.gradients!r}, then {later.gradients!r}; messages of a later phase "
+            "still tell of an earlier one's gradients, whose loss is that of one run: make one "
+            "plan for all rounds, or state gradients='any'"
+        )
+    for name in ("relation", "attacker", "delta", "release", "gradients", "nodes"):
         if getattr(of, name) != getattr(later, name):
             raise ValueError(
                 f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "

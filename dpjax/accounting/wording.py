@@ -63,8 +63,8 @@ def statement(of: "Guarantee") -> str:
         f"({_epsilon_text(of)}, delta = {up(of.delta)})-differentially private per "
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, clip norm "
         f"{of.clip_norm:g}) over {of.rounds:,} rounds{_participation_text(of)}"
-        f"{'' if of.white else ' with noise correlated over rounds'} against "
-        f"{ATTACKERS[of.attacker]}{_GRADIENTS_TEXT[of.gradients]}; "
+        f"{_white_text(of)} against "
+        f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_GRADIENTS_TEXT[of.gradients]}; "
         f"{_ACCOUNTANT_TEXT[of.accountant]}"
     )
     if of.mu is not None:
@@ -111,7 +111,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
     return (
         f"({_epsilon_text(of, digits)}, delta = {up(of.delta, digits)})-DP{exact} per {of.unit} "
-        f"({of.relation}), {of.attacker}"
+        f"({of.relation}), {of.attacker}{_nodes_text(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
@@ -124,6 +124,17 @@ def _epsilon_text(of: "Guarantee", digits: int = 6) -> str:
         least = up(min(of.per_agent_epsilon), digits)
         return f"epsilon = {least} to {up(of.epsilon, digits)} by agent"
     return f"epsilon = {up(of.epsilon, digits)}"
+
+
+def _nodes_text(of: "Guarantee", before: str = " of ") -> str:
+    return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
+
+
+def _white_text(of: "Guarantee") -> str:
+    if of.white:
+        return ""
+    # What part of a view the first rounds are is not known, whatever the noise.
+    return "" if of.gradients == "view" else " with noise correlated over rounds"
 
 
 def _participation_text(of: "Guarantee") -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from dpjax import _validate
@@ -12,7 +13,7 @@ from dpjax.protocols import Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["Gossip", "Sum"]
+__all__ = ["Copies", "Gossip", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,33 @@ class Gossip:
             return gossip.mix(matrix, sent), sent
 
         return Received(*jax.lax.scan(once, message, length=self.steps))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A message of its own on every link: x_j = sum of W_ji m_ij over who sends to j.
+
+    Attributes:
+        sender: [L] agents, one a message, own copies among them.
+        receiver: [L] agents; the sender for its own copy.
+    """
+
+    sender: tuple[int, ...]
+    receiver: tuple[int, ...]
+
+    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+        """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
+        del round
+        matrix, sender, receiver = arrays["mixing"], np.array(self.sender), np.array(self.receiver)
+        weights = jnp.asarray(matrix)[receiver, sender]
+
+        def combine(leaf: Array) -> Array:
+            wide = jnp.promote_types(leaf.dtype, jnp.float32)
+            side = weights.astype(wide).reshape((-1, *[1] * (leaf.ndim - 1)))
+            weighted = leaf.astype(wide) * side
+            return jax.ops.segment_sum(weighted, receiver, len(matrix)).astype(leaf.dtype)
+
+        return Received(jax.tree.map(combine, message), message)
 
 
 @dataclass(frozen=True)

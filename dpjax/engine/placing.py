@@ -76,9 +76,15 @@ def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
         Arrays by name with V as their leading axis, float32 whatever the x64 flag says; rows of
         matrices over agents go to the agents' devices.
     """
+    # A plan without noise has none of its arrays: zeros, with which whatever is drawn adds nothing.
+    like = {name: array for plan in plans for name, array in plan.arrays.items()}
     stacked = {
-        name: jnp.asarray(np.stack([plan.arrays[name] for plan in plans]).astype(np.float32))
-        for name in plans[0].arrays
+        name: jnp.asarray(
+            np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(
+                np.float32
+            )
+        )
+        for name, one in like.items()
     }
     return {
         name: sharding.place(array, mesh, array.ndim - 2 if array.ndim > 2 else None)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.noise import Correlated
+from dpjax.plans import registry
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Cyclic, Random
-from dpjax.protocols import Method, Optimizer, Sampler
+from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
 
 __all__ = ["Config"]
 
@@ -35,9 +35,9 @@ class Config:
     sampler: Random | Cyclic
     optimizer: Sgd | Chain
     rounds: int
-    noise: Correlated | None = None
+    noise: Noise | None = None
     budget: Budget | None = None
-    method: Method = DSGD()
+    method: Method | Networked = DSGD()
     release: bool = False
 
     def __post_init__(self) -> None:
@@ -46,9 +46,9 @@ class Config:
             "protect": (Protect, "plans.protect.Protect(relation, clip_norm)"),
             "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
             "optimizer": (Optimizer, "plans.optimizers.Sgd(step_size)"),
-            "noise": (Correlated | None, "plans.noise.Whisper(), or None"),
+            "noise": (Noise | None, "plans.noise.Whisper(), or None"),
             "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
-            "method": (Method, "algorithms.dsgd.DSGD()"),
+            "method": (Method | Networked, "algorithms.dsgd.DSGD()"),
         }
         for name, (kind, remedy) in kinds.items():
             value = getattr(self, name)
@@ -72,8 +72,9 @@ class Config:
                 "takes part in every round: use Random, or protect records"
             )
         self.sampler.pattern(rounds)
+        registry.check(self)
 
-    def using(self, noise: Correlated | None) -> "Config":
+    def using(self, noise: Noise | None) -> "Config":
         """The same config with another noise design; None is without noise and budget.
 
         Args:

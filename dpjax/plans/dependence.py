@@ -131,8 +131,8 @@ def check(
 
     Raises:
         ValueError: Naming the first leaf of a message, of what is public or of what is released
-            that depends on data past the noise, or a leaf of models or memory that is a key; for a
-            payload that is no answer of the query.
+            that depends on data past the noise, or a leaf of these, of models or of memory that is
+            a key; for a payload that is no answer of the query.
     """
     watched = _Watched(query)
 
@@ -168,6 +168,8 @@ def check(
     inputs = ((models, memory), batch, arrays, key, round, noisy)
     _check_payload(jax.eval_shape(private, *inputs[:5]), noisy)
     closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
+    _check_keys(dict(zip(("models", "memory"), shapes[0], strict=True)))
+    _check_keys(shapes[1]._asdict())
     sizes = [len(jax.tree.leaves(part)) for part in inputs]
     kept = [False] * sizes[0]
     paths = jax.tree_util.tree_leaves_with_path(shapes[1])
@@ -247,8 +249,9 @@ def _check_keys(slots: dict[str, Any]) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
-                f"state has a key in {jax.tree_util.keystr(path)}, which checkpoints hold and "
-                "every plan has of its own; keys belong to the privatizer's state alone"
+                f"state has a key in {jax.tree_util.keystr(path)}, which checkpoints hold, other "
+                "agents see, or every plan has of its own; keys belong to the privatizer's state "
+                "alone, the secret slot"
             )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Int
 
+from dpjax.plans.calibration import Factored
 from dpjax.transforms import rounds as rounds_
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def save(
         ValueError: For a non-private plan or a release, or labels that are not n different ones.
     """
     if plan.design is None:
-        raise ValueError("plan is non_private, which has no noise design; save a private plan")
+        raise ValueError(
+            f"plan is {plan.config.label}, which has no noise design over agents to save; save a "
+            "private plan of a design that has one"
+        )
     if plan.config.release:
         raise ValueError(
             "plan is a release, whose noise this package draws and hardens; save the plan of the "
@@ -62,7 +66,8 @@ def save(
     groups = seed_groups(plan)
     # What groups do not share must be exactly zero; the audit then covers what the file holds.
     together = groups[:, None] == groups
-    plan = dataclasses.replace(plan, factor=np.where(together, plan.factor, np.float32(0)))
+    factor = np.where(together, plan.factor, np.float32(0))
+    plan = dataclasses.replace(plan, noise=Factored(factor, plan.strategy, plan.design))
     stated, names = plan.guarantee, _labels(labels, plan.agents)
     entries: dict[str, Any] = {
         "how_to_use": instructions(plan),

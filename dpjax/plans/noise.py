@@ -5,29 +5,22 @@ stands here once: the bound that a budget asks for, the factor that runs, and wh
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.accounting import budget as budget_
 from dpjax.mechanism import design as design_
-from dpjax.mechanism.participation import Participation
 from dpjax.plans import factor as factor_
 from dpjax.plans import own, strategies
-from dpjax.plans.protect import Budget, Protect
-from dpjax.transforms import noise as noise_
+from dpjax.plans.calibration import Factored, Target
 
 __all__ = [
     "LABELS",
     "PARTS",
     "AntiPgd",
-    "Calibrated",
-    "Coloured",
     "Correlated",
     "Covariance",
     "Independent",
@@ -35,96 +28,10 @@ __all__ = [
     "Pairwise",
     "PrefixSum",
     "SpaceTime",
-    "Target",
     "Whisper",
     "described",
     "named",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """What a noise design is made for.
-
-    Attributes:
-        mixing: [n, n] or [P, n, n] mixing matrix, float64.
-        budget: What the run may cost.
-        protect: What is protected.
-        pattern: In which rounds what the relation changes takes part.
-        steps: ``steps(rounds)`` gives step sizes over the first one, [rounds].
-    """
-
-    mixing: Float[np.ndarray, "*p n n"]
-    budget: Budget
-    protect: Protect
-    pattern: Participation
-    steps: Callable[[int], np.ndarray]
-
-    @property
-    def agents(self) -> int:
-        """Number of agents n."""
-        return self.mixing.shape[-1]
-
-    @property
-    def rounds(self) -> int:
-        """Rounds T."""
-        return self.pattern.rounds
-
-    def over_rounds(self, strategy: np.ndarray | None) -> float:
-        """Squared sensitivity over rounds, of the strategy as a run applies it."""
-        if strategy is None:
-            return float(self.pattern.epochs)
-        return strategies.sensitivity_squared(strategy, self.pattern)
-
-    def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
-        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent.
-
-        Raises:
-            ValueError: For budgets that are not one an agent.
-        """
-        bound = np.asarray(
-            budget_.precision_bound(
-                self.budget.epsilon,
-                self.budget.delta,
-                clip_norm=self.protect.clip_norm,
-                relation=self.protect.relation,
-                accountant=self.budget.accountant,
-                allow_unsound=self.budget.allow_unsound,
-                sensitivity_squared=self.over_rounds(strategy),
-            )
-        )
-        if bound.ndim and len(bound) != self.agents:
-            raise ValueError(
-                f"epsilon has {len(bound)} entries for {self.agents} agents; give one an agent"
-            )
-        return bound
-
-    def loss(self, factor: np.ndarray, strategy: np.ndarray | None) -> budget_.Loss:
-        """What every agent loses to an outsider, with this factor and strategy."""
-        return budget_.loss(
-            None,
-            self.budget.delta,
-            clip_norm=self.protect.clip_norm,
-            relation=self.protect.relation,
-            accountant=self.budget.accountant,
-            factor=factor.astype(np.float64),
-            allow_unsound=self.budget.allow_unsound,
-            sensitivity_squared=self.over_rounds(strategy),
-        )
-
-
-class Calibrated(NamedTuple):
-    """Noise that keeps a budget.
-
-    Attributes:
-        factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'.
-        strategy: [T, T] float64 C over rounds; None is the identity.
-        design: The design over agents.
-    """
-
-    factor: Float[np.ndarray, "n n"]
-    strategy: Float[np.ndarray, "t t"] | None
-    design: design_.Design
 
 
 @dataclass(frozen=True)
@@ -135,7 +42,7 @@ class Correlated:
     it is added to is clipped as the target says: the plan audits that again.
     """
 
-    label: ClassVar[str]
+    label = ""
     """What records, figures and plans call the design."""
     temporal: ClassVar[bool] = False
     """Whether it has a strategy over rounds."""
@@ -146,7 +53,7 @@ class Correlated:
         *,
         design: design_.Design | None = None,
         strategy: np.ndarray | None = None,
-    ) -> Calibrated:
+    ) -> Factored:
         """Make the noise for a budget on a network.
 
         Args:
@@ -176,7 +83,7 @@ class Correlated:
         else:
             self.check(design, target)
         design.check(target.mixing, bound)
-        return Calibrated(factor_.rounded(design.covariance, bound), strategy, design)
+        return Factored(factor_.rounded(design.covariance, bound), strategy, design)
 
     def over_agents(
         self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
@@ -198,28 +105,6 @@ class Correlated:
                 f"design has subgroups {design.options['subgroups']}, the config None; make a "
                 "design for this config"
             )
-
-
-@dataclass(frozen=True)
-class Coloured:
-    """How correlated noise is drawn; see `dpjax.transforms.noise.correlated`.
-
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        strategy: C over rounds; None is the identity.
-        grid: Spacing that a release's noisy sums are rounded to; None for simulations.
-    """
-
-    rounds: int
-    strategy: strategies.Fixed | None = None
-    grid: float | None = None
-
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["factor"]`` is its F [n, n]."""
-        strategy = None if self.strategy is None else self.strategy.matrix
-        return noise_.correlated(
-            arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
-        )
 
 
 class Independent(Correlated):

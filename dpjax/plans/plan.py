@@ -21,10 +21,11 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, releases, strategies
+from dpjax.plans import dependence, export, forecasts, releases
+from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
-from dpjax.plans.noise import Coloured, Target, described
-from dpjax.protocols import Method, Optimizer, Sampler
+from dpjax.plans.noise import described
+from dpjax.protocols import Method, Networked, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
@@ -37,7 +38,7 @@ class Statics(NamedTuple):
     Attributes:
         rounds: Rounds T.
         agents: Number of agents n.
-        method: What agents compute and send.
+        method: What agents compute and send, on the network.
         optimizer: Without its step size.
         sampler: Which records take part.
         clip_norm: Clip norm C.
@@ -58,26 +59,23 @@ class Statics(NamedTuple):
     microbatch: int | None
     unit: str
     mixing: tuple[int, ...]
-    noise: Coloured | None
+    noise: Privatizer | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A config made concrete; refused when its parts disagree.
 
-    Guarantee: `Guarantee` in ``guarantee``, against an outsider who sees every message on every
-    link; it assumes that the run clips and samples as the config says and adds
-    ``factor @ (inv(strategy) Z)_t`` in round t, Z ~ N(0, I) for every agent and round,
-    independently for every coordinate, as `dpjax.engine.run` does. Gradients may depend on
-    everything sent before.
+    Guarantee: `Guarantee` in ``guarantee``, against the attacker and for the gradients that it
+    names, which are the config's; it assumes that the run clips and samples as the config says and
+    adds the noise of ``noise``, fresh in every round and independently for every coordinate, as
+    `dpjax.engine.run` does.
 
     Attributes:
         config: What it was made from.
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
-        factor: [n, n] float32 noise factor F as the run uses it; the covariance is F F'.
+        noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
-        design: The noise design over agents; None when non-private.
-        strategy: [T, T] float64 C over rounds, lower triangular; None is the identity.
 
     Raises:
         ValueError: If the audit fails.
@@ -85,19 +83,16 @@ class Plan:
 
     config: Config
     mixing: np.ndarray
-    factor: np.ndarray
+    noise: Calibrated | None
     guarantee: Guarantee
-    design: design_.Design | None = None
-    strategy: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
-        for name in ("mixing", "factor", "strategy"):
-            if getattr(self, name) is None:
-                continue
-            array = np.array(getattr(self, name))
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+        matrix = np.array(self.mixing)
+        matrix.flags.writeable = False
+        object.__setattr__(self, "mixing", matrix)
+        if self.noise is not None:
+            object.__setattr__(self, "noise", self.noise.frozen())
         audit(self)
 
     def __repr__(self) -> str:
@@ -117,6 +112,31 @@ class Plan:
         return self.mixing.shape[-1]
 
     @property
+    def factor(self) -> np.ndarray:
+        """[n, q] map of a round's normals to the agents' noisy sums; zero when non-private.
+
+        Float32 F [n, n] for correlated noise, as the run uses it: the covariance is F F'.
+        """
+        if self.noise is None:
+            return np.zeros((self.agents, self.agents), np.float32)
+        return self.noise.factor
+
+    @property
+    def strategy(self) -> np.ndarray | None:
+        """[T, T] float64 C over rounds, lower triangular; None is the identity."""
+        return None if self.noise is None else self.noise.strategy
+
+    @property
+    def design(self) -> design_.Design | None:
+        """The design over agents; None where there is no optimised one."""
+        return None if self.noise is None else self.noise.design
+
+    @property
+    def method(self) -> Method:
+        """What agents compute and send, on the network."""
+        return on(self.config.method, self.mixing)
+
+    @property
     def target(self) -> Target:
         """What the noise is made for.
 
@@ -128,22 +148,20 @@ class Plan:
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one call, float32, by name."""
-        mixing = {"mixing": self.mixing.astype(np.float32), "factor": self.factor}
-        return mixing | dict(self.config.optimizer.arrays())
+        noise = {} if self.noise is None else dict(self.noise.arrays)
+        shared = {"mixing": self.mixing.astype(np.float32)}
+        return shared | noise | dict(self.config.optimizer.arrays())
 
     @functools.cached_property
     def statics(self) -> Statics:
         """What plans of one call share; hashable."""
-        config, noise = self.config, None
-        if config.noise is not None:
-            strategy = None if self.strategy is None else strategies.Fixed(self.strategy)
-            spacing = None if self.grid is None else self.grid.spacing
-            noise = Coloured(config.rounds, strategy, spacing)
-        protect = config.protect
+        config, noise, protect = self.config, None, self.config.protect
+        if self.noise is not None:
+            noise = self.noise.privatizer(self.target, self.grid)
         return Statics(
             config.rounds,
             self.agents,
-            config.method,
+            self.method,
             config.optimizer.shared(),
             config.sampler,
             protect.clip_norm,
@@ -211,11 +229,13 @@ class Plan:
         return export.save(self, path, labels)
 
     def fingerprint(self) -> str:
-        """SHA-256 of config, mixing, factor and strategy, in hexadecimal."""
+        """SHA-256 of config, mixing, noise and strategy, in hexadecimal."""
         config = json.dumps(described(self.config), sort_keys=True, default=repr)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
-        digest.update(np.ascontiguousarray(self.factor).data)
+        for name, array in sorted({} if self.noise is None else self.noise.arrays.items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array).data)
         if self.strategy is not None:
             digest.update(np.ascontiguousarray(self.strategy).data)
         return digest.hexdigest()
@@ -233,8 +253,26 @@ def target(config: Config, mixing: np.ndarray) -> Target:
     """
     if config.budget is None:
         raise ValueError("budget is None; a config without noise keeps none")
-    relative = config.optimizer.relative
-    return Target(mixing, config.budget, config.protect, config.pattern, relative)
+    return Target(
+        mixing,
+        config.budget,
+        config.protect,
+        config.pattern,
+        config.optimizer.relative,
+        config.method,
+        config.optimizer.first,
+        config.sampler.divisor if config.protect.unit == "record" else 1,
+    )
+
+
+def on(method: Method | Networked, mixing: np.ndarray) -> Method:
+    """Return a method on its network; most are the same on all.
+
+    Args:
+        method: What agents compute, keep and send.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+    """
+    return method.on(mixing) if isinstance(method, Networked) else method
 
 
 def make(
@@ -265,35 +303,34 @@ def make(
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
-    method: Any = config.method  # Hashable, as all parts are.
+    method: Any = on(config.method, matrix)  # Hashable, as all parts are.
     dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):
             if given is not None:
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
-        return Plan(config, matrix, np.zeros((n, n), np.float32), Guarantee.none(config.rounds))
+        return Plan(config, matrix, None, Guarantee.none(config.rounds))
     wanted = target(config, matrix)
     noise = config.noise.calibrate(wanted, design=design, strategy=strategy)
-    guarantee = _guarantee(config, wanted, noise.factor, noise.strategy)
-    return Plan(config, matrix, noise.factor, guarantee, noise.design, noise.strategy)
+    return Plan(config, matrix, noise, _guarantee(config, wanted, noise))
 
 
-def _guarantee(
-    config: Config, target: Target, factor: np.ndarray, strategy: np.ndarray | None
-) -> Guarantee:
-    loss, budget = target.loss(factor, strategy), target.budget
+def _guarantee(config: Config, target: Target, noise: Calibrated) -> Guarantee:
+    loss, budget = noise.loss(target), target.budget
     return Guarantee(
         epsilon=budget.largest,
         delta=budget.delta,
         mu=float(np.max(loss.mu)),
         relation=config.protect.relation,
-        attacker="outsider",
+        attacker=config.protect.attacker,
+        gradients=config.protect.gradients,
+        nodes=config.protect.nodes,
         rounds=config.rounds,
         clip_norm=config.protect.clip_norm,
         accountant=budget.accountant,
         release=config.release,
         per_agent_epsilon=budget.each,
-        white=strategy is None,
+        white=noise.white(target),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=config.participation,
     )
@@ -313,25 +350,21 @@ def audit(plan: Plan) -> None:
     config, stated = plan.config, plan.guarantee
     matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
-    if plan.factor.shape != (n, n) or plan.factor.dtype != np.float32:
+    if (plan.noise is None) != (config.noise is None):
         raise ValueError(
-            f"factor is {plan.factor.dtype} {plan.factor.shape}; give float32 {(n, n)}"
+            f"noise is {type(plan.noise).__name__} for a config with noise {config.noise!r}; make "
+            "the plan from one config with plan.make"
         )
-    strategies.check(plan.strategy, config.rounds)
-    if config.budget is None:
-        if plan.strategy is not None or np.any(plan.factor) or np.isfinite(stated.epsilon):
+    if plan.noise is None:
+        if np.isfinite(stated.epsilon):
             raise ValueError(
                 f"guarantee states epsilon {stated.epsilon} for a config without noise; "
                 "use Guarantee.none"
             )
         return
-    if stated.white != (plan.strategy is None):
-        raise ValueError(
-            f"guarantee.white is {stated.white} for a plan "
-            f"{'without' if plan.strategy is None else 'with'} a strategy; make the plan from one "
-            "config with plan.make"
-        )
-    protect, budget = config.protect, config.budget
+    wanted = plan.target
+    plan.noise.check(wanted)
+    protect, budget = config.protect, wanted.budget
     runs = {
         "relation": protect.relation,
         "rounds": config.rounds,
@@ -343,6 +376,8 @@ def audit(plan: Plan) -> None:
         "participation": config.participation,
         "attacker": protect.attacker,
         "gradients": protect.gradients,
+        "nodes": protect.nodes,
+        "white": plan.noise.white(wanted),
     }
     for name, mine in runs.items():
         if mine != (theirs := getattr(stated, name)):
@@ -350,13 +385,13 @@ def audit(plan: Plan) -> None:
                 f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
                 "one config with plan.make"
             )
-    loss = plan.target.loss(plan.factor, plan.strategy)
+    loss = plan.noise.loss(wanted)
     claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
     if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
         raise ValueError(
             f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
-            f"{worst}, but factor and strategy give {loss.epsilon[worst]:.6g} (mu "
+            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} (mu "
             f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
         )
 

@@ -10,8 +10,9 @@ from dpjax.accounting import budget
 
 __all__ = ["ATTACKERS", "Budget", "Protect"]
 
-ATTACKERS = ("outsider",)
-"""Attackers that a plan can be calibrated for."""
+ATTACKERS = ("outsider", "node", "coalition")
+"""Attackers that a plan can be calibrated for; which noise defends against whom is the registry's.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,27 +26,35 @@ class Protect:
             agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record" (every
             record's gradient is clipped, and their sum released).
         clip_norm: Clip norm C of what is clipped, in L2.
-        attacker: "outsider", who sees every message on every link.
-        gradients: "any": gradients may depend on everything sent before.
+        attacker: "outsider", who sees every message on every link; "node", any single agent, who
+            sees the messages that it receives and knows its own gradients and noise; "coalition",
+            the agents in ``nodes`` together. Attackers are not protected from themselves.
+        gradients: "any": gradients may depend on everything sent before, by whomever. "view": they
+            are fixed beforehand, or depend on what the attacker sees alone; that is an assumption,
+            which training of several agents breaks, and captions say so. Then nothing but what
+            the attacker sees may be published, the final models neither.
+        nodes: The agents of a coalition.
         clipping: "flat" or "automatic" (normalised) clipping.
         microbatch: Records a pass of per-record clipping, to bound memory; None chooses by cost.
     """
 
     relation: budget.Relation
     clip_norm: float
-    attacker: Literal["outsider"] = "outsider"
-    gradients: Literal["any"] = "any"
+    attacker: Literal["outsider", "node", "coalition"] = "outsider"
+    gradients: Literal["any", "view"] = "any"
     clipping: Literal["flat", "automatic"] = "flat"
     microbatch: int | None = None
+    nodes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
         _validate.one_of("relation", self.relation, budget.RELATIONS)
         _validate.one_of("attacker", self.attacker, ATTACKERS)
-        _validate.one_of("gradients", self.gradients, ("any",))
+        _validate.one_of("gradients", self.gradients, ("any", "view"))
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
         clip_norm = _validate.single_precision("clip_norm", self.clip_norm, 1e-9, 1e9)
         object.__setattr__(self, "clip_norm", clip_norm)
+        self._check_nodes()
         if self.microbatch is None:
             return
         places = _validate.integer("microbatch", self.microbatch, most=2**31 - 2)
@@ -55,6 +64,18 @@ class Protect:
                 f"microbatch is {places} under relation {self.relation!r}; it divides per-record "
                 "clipping only, leave it None"
             )
+
+    def _check_nodes(self) -> None:
+        given: Any = self.nodes
+        if given is None and self.attacker != "coalition":
+            return
+        if self.attacker != "coalition" or not isinstance(given, list | tuple) or not given:
+            raise ValueError(
+                f"nodes is {_validate.shown(given)} with attacker {self.attacker!r}; give the "
+                "agents of a coalition, nodes=(0, 3), and None for other attackers"
+            )
+        numbers = {_validate.integer("nodes", i, least=0, most=2**31 - 2) for i in given}
+        object.__setattr__(self, "nodes", tuple(sorted(numbers)))
 
     @property
     def unit(self) -> str:

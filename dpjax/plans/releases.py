@@ -20,9 +20,9 @@ def grid(plan: "Plan") -> finite.Grid | None:
     Args:
         plan: The plan.
     """
-    if not plan.config.release:
+    if not plan.config.release or plan.noise is None:
         return None
-    return finite.grid(plan.factor, plan.config.rounds, plan.applied_strategy)
+    return plan.noise.grid(plan.target)
 
 
 def priced(plan: "Plan", parameters: int) -> "Plan":

@@ -88,7 +88,9 @@ def participation(record: Any) -> str | None:
 
 def _conditions(record: Mapping[str, Any]) -> tuple[str, str]:
     """What a private guarantee is about besides its numbers: of gradients, and of rounds."""
-    view = " (gradients: view)" if record.get("gradients") == "view" else ""
+    nodes = record.get("nodes")
+    view = f" of {', '.join(map(str, nodes))}" if nodes else ""
+    view += " (gradients: view)" if record.get("gradients") == "view" else ""
     pattern = participation(record)
     rounds = "" if pattern == "all rounds" else f", {pattern}"
     curve = record.get("curve")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.plans import registry
 from dpjax.results import captions, choice, ranges, records, tables
 from dpjax.results.sheets import INK, Notes, figure, finish, notes_of, save, style
 
@@ -30,46 +31,18 @@ __all__ = [
     "style",
 ]
 
-COLOURS: dict[str, str] = {
-    "non_private": "#000000",
-    "independent": "#E69F00",
-    "pairwise": "#009E73",
-    "whisper": "#0072B2",
-    "whisper_horizon": "#D55E00",
-    "central": "#CC79A7",
-    "anti_pgd": "#56B4E9",
-    "prefix_sum": "#999933",
-    "mafalda": "#882255",
-    "spacetime": "#332288",
+_KNOWN = {
+    **registry.REFERENCES,
+    **{row.label: (row.title, row.colour, row.marker) for row in registry.NOISES},
 }
-"""Colour by algorithm, from Okabe and Ito's and Tol's palettes: colour-blind readers can tell."""
 
-LABELS: dict[str, str] = {
-    "non_private": "non-private",
-    "independent": "LDP",
-    "pairwise": "DECOR (pairwise)",
-    "whisper": "Whisper",
-    "whisper_horizon": "Whisper, horizon-aware",
-    "central": "CDP (trusted server)",
-    "anti_pgd": "Anti-PGD",
-    "prefix_sum": "D-MF",
-    "mafalda": "MAFALDA",
-    "spacetime": "space and time",
-}
+COLOURS: dict[str, str] = {name: colour for name, (_, colour, _) in _KNOWN.items()}
+"""Colour by algorithm, from the registry."""
+
+LABELS: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
 """What the legend says."""
 
-MARKERS: dict[str, str] = {
-    "non_private": "x",
-    "independent": "o",
-    "pairwise": "s",
-    "whisper": "^",
-    "whisper_horizon": "D",
-    "central": "v",
-    "anti_pgd": "P",
-    "prefix_sum": "X",
-    "mafalda": "p",
-    "spacetime": "*",
-}
+MARKERS: dict[str, str] = {name: marker for name, (_, _, marker) in _KNOWN.items()}
 """Marker by algorithm, so that a figure also reads in grey."""
 
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")

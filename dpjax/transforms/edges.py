@@ -5,7 +5,7 @@ Normals of an agent or a link in round t for leaf l (in tree order) are one draw
 its noise, and nobody else's.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,7 @@ def pairwise(
     own_keys: PRNGKeyArray,
     edge_keys: PRNGKeyArray,
     rounds: int,
+    scale: Any = 1.0,
 ) -> optax.GradientTransformation:
     """Add every agent's own noise, and +z at one end and -z at the other of every link.
 
@@ -99,6 +100,8 @@ def pairwise(
         own_keys: [n] threefry keys, each of one agent and of no other use.
         edge_keys: [E] threefry keys, each of the two ends of a link.
         rounds: Rounds T the noise is accounted for.
+        scale: Multiplies all noise (both variances by its square); may be traced, and is then
+            not checked. So may the keys, which are then not compared with each other.
 
     Returns:
         An optax transformation of agent-stacked updates, with state `PairwiseState`.
@@ -123,9 +126,14 @@ def pairwise(
         raise ValueError(f"edges has shape {pairs.shape}; give whole numbers [E, 2]")
     _check_keys("edge_keys", edge_keys, (len(pairs),))
     _check_edges(pairs, n)
-    words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
-    if len(np.unique(words, axis=0)) != len(words):
-        raise ValueError("edge_keys and own_keys hold a key twice; give every part one of its own")
+    if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
+        words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
+        if len(np.unique(words, axis=0)) != len(words):
+            raise ValueError(
+                "edge_keys and own_keys hold a key twice; give every part one of its own"
+            )
+    if not isinstance(scale, jax.core.Tracer):
+        scale = _validate.spread("scale", scale)
     ends = np.zeros((n, len(pairs)))
     ends[pairs[:, 0], np.arange(len(pairs))] = 1.0
     ends[pairs[:, 1], np.arange(len(pairs))] = -1.0
@@ -159,7 +167,7 @@ def pairwise(
                 drawn = normals(jax.random.fold_in(key, index), (1, leaf.size // n), wide)
                 return drawn.reshape(leaf.shape[1:])
 
-            colour = jnp.asarray(spread, dtype) * valid.astype(dtype)
+            colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
             noise = jnp.tensordot(
                 colour, jax.vmap(draw)(keys), axes=1, precision=jax.lax.Precision.HIGHEST
             )

@@ -18,7 +18,7 @@ from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges, noise
+from dpjax.transforms import edges, noise, zero_sum
 from dpjax.transforms import normals as standard
 from tests.support import composed
 
@@ -92,11 +92,14 @@ def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
 
 def zipped(rule, matrix=W, *, shifted=False):
     """A run of Zip-DL: its messages over links (own copies are not sent), and its normals."""
-    made = zip_dl.zip_dl(
-        matrix, optax.scale(-STEP), lambda params, batch: batch, deviation=STEP, key=key(),
-        rounds=T, zero_sum=rule,
-    )  # fmt: skip
     sent = zip_dl.links(matrix)
+    noisy = zero_sum.zero_sum(
+        sent.sender, sent.receiver, STEP, key=key(), rounds=T, over=rule
+    )  # fmt: skip
+    made = composed(
+        matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy,
+        method=zip_dl.ZipDL().on(matrix),
+    )  # fmt: skip
     count = len(sent.sender)
     # The noise is added to models and not to gradients, so its sign is turned.
     z = -normals(T + 1, count)[1:] if shifted else -normals(T, count)

@@ -6,8 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.zip_dl import links, zip_dl
+from dpjax.algorithms.zip_dl import ZipDL, links
 from dpjax.topology import graphs, mixing
+from dpjax.transforms.normals import normals
+from dpjax.transforms.zero_sum import projection, zero_sum
+from tests.support import composed
 
 W = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 2))
 N, ROUNDS, DEVIATION = 6, 3, 0.5
@@ -20,9 +23,10 @@ def key(seed=0):
 
 
 def make(rule, **change):
-    options = {"deviation": DEVIATION, "key": key(), "rounds": ROUNDS, "zero_sum": rule}
-    chain = optax.scale(-0.1)
-    return zip_dl(W, chain, lambda params, batch: params - batch, **(options | change))
+    options = {"deviation": DEVIATION, "key": key(), "rounds": ROUNDS, "over": rule}
+    gradient, step = lambda params, batch: params - batch, change.pop("step", 0.1)
+    noisy = zero_sum(SENT.sender, SENT.receiver, **(options | change))
+    return composed(W, gradient, optax.scale(-step), privatizer=noisy, method=ZipDL().on(W))
 
 
 def rounds(algorithm, params, batch, count=ROUNDS):
@@ -60,7 +64,7 @@ def test_noise_sums_to_zero_and_leaves_the_mean(rule):
     plain = W @ (params - 0.1 * (params - batch))
     combined = np.zeros_like(plain)
     np.add.at(combined, SENT.receiver, SENT.weight[:, None] * found)
-    np.testing.assert_allclose(state.params, plain + combined, atol=1e-5)
+    np.testing.assert_allclose(state.models, plain + combined, atol=1e-5)
 
 
 def test_links_are_those_of_the_matrix():
@@ -70,29 +74,41 @@ def test_links_are_those_of_the_matrix():
     assert OWN.sum() == N and (np.diff(SENT.sender) >= 0).all()
 
 
+def bare(one, rounds):
+    """Models that stay as they are under noise of deviation 1."""
+    noisy = zero_sum(SENT.sender, SENT.receiver, 1.0, key=one, rounds=rounds)
+    return composed(
+        W, lambda params, batch: params, optax.scale(0.0), privatizer=noisy, method=ZipDL().on(W)
+    )
+
+
+@pytest.mark.parametrize("rule", ["messages", "with_own_copy"])
+def test_the_map_of_the_noise_is_the_one_drawn(rule):
+    zeros = jnp.zeros((N, 3))
+    (_, info), *_ = rounds(make(rule, step=0.0), zeros, zeros)
+    leaf_key = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
+    z = np.asarray(normals(leaf_key, (len(SENT.sender), 3), jnp.float32))
+    found = DEVIATION * projection(SENT.sender, SENT.receiver, rule) @ z
+    np.testing.assert_allclose(info.messages, found, atol=1e-6)
+
+
 def test_noise_is_fresh_for_every_link_round_leaf_and_seed():
     zeros = {"a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2))}
-    free = lambda seed: zip_dl(  # noqa: E731
-        W, optax.scale(0.0), lambda params, batch: params, deviation=1.0, key=key(seed),
-        rounds=ROUNDS,
-    )  # fmt: skip
     numbers = []
     for seed in (0, 1):
-        algorithm = free(seed)
+        algorithm = bare(key(seed), ROUNDS)
         state = algorithm.init(zeros)
         for _ in range(ROUNDS):
             new, info = jax.jit(algorithm.step)(key(1), state, jnp.zeros(N))
             numbers += [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(info.messages)]
-            state = new._replace(params=zeros)
+            state = new._replace(models=zeros)
     joined = np.concatenate(numbers)
     assert len(np.unique(joined)) == joined.size
 
 
 def test_leaves_of_one_shape_have_noise_of_their_own():
     zeros = {"a": jnp.zeros((N, 4)), "b": jnp.zeros((N, 4))}
-    algorithm = zip_dl(
-        W, optax.scale(0.0), lambda params, batch: params, deviation=1.0, key=key(), rounds=1
-    )
+    algorithm = bare(key(), 1)
     _, info = algorithm.step(key(1), algorithm.init(zeros), jnp.zeros(N))
     assert np.abs(np.asarray(info.messages["a"] - info.messages["b"])).max() > 0.1
 
@@ -100,8 +116,9 @@ def test_leaves_of_one_shape_have_noise_of_their_own():
 def test_after_the_last_round():
     zeros = jnp.zeros((N, 2))
     *_, (last, _) = rounds(make("messages"), zeros, zeros, ROUNDS + 1)
-    assert np.isnan(last.params).all()
-    state = make("messages").init(zeros)._replace(round=jnp.int32(ROUNDS))
+    assert np.isnan(last.models).all()
+    state = make("messages").init(zeros)
+    state = state._replace(secret=state.secret._replace(round=jnp.int32(ROUNDS)))
     with pytest.raises(ValueError, match="round is 3"):
         make("messages").step(key(), state, zeros)
 
@@ -114,16 +131,19 @@ def test_after_the_last_round():
         ({"key": 3}, "key is int"),
         ({"key": jax.random.key(0, impl="rbg")}, "generator 'rbg'"),
         ({"deviation": 1e-50}, "vanishes or overflows"),
-        ({"zero_sum": "links"}, "zero_sum is 'links'"),
+        ({"over": "links"}, "over is 'links'"),
     ],
 )
 def test_bad_input(change, text):
     with pytest.raises(ValueError, match=text):
-        make(change.pop("zero_sum", "messages"), **change)
+        make(change.pop("over", "messages"), **change)
 
 
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="takes one matrix"):
-        zip_dl(np.stack([W, W]), optax.scale(-1.0), None, deviation=1.0, key=key(), rounds=1)
-    with pytest.raises(ValueError, match="stack the 6 agents"):
-        make("messages").init({"w": jnp.zeros((5, 2))})
+        ZipDL().on(np.stack([W, W]))
+    noisy = zero_sum(SENT.sender, SENT.receiver, 1.0, key=key(), rounds=1)
+    with pytest.raises(ValueError, match=r"\['w'\] has shape \(5, 2\).*messages as their leading"):
+        noisy.update({"w": jnp.zeros((5, 2))}, noisy.init(None))
+    with pytest.raises(ValueError, match="one of each"):
+        zero_sum(SENT.sender, SENT.receiver[1:], 1.0, key=key(), rounds=1)

@@ -10,7 +10,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan
-from tests.support import make_config
+from tests.support import make_config, with_factor
 
 K, T = 3, 4
 EVERY = Participation(T, T, 1)
@@ -49,7 +49,7 @@ def test_the_outsiders_loss_is_that_of_all_messages(network, design):
     # Whoever sees the last step alone sees less: accounting of that would understate.
     assert dense_mu(made, slice(n, n + 2)) < 0.99 * made.guarantee.mu
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        dataclasses.replace(made, factor=np.float32(0.5) * made.factor)
+        with_factor(made, np.float32(0.5) * made.factor)
 
 
 def test_nodes_gain_no_less_than_outsiders_under_any_gradients(network):

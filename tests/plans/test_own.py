@@ -1,7 +1,5 @@
 """A covariance of the user's own: scaled to the budget, audited, refused where it cannot defend."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from dpjax.engine.tune import best_steps
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.plans import noise, plan
-from tests.support import make_config
+from tests.support import make_config, with_factor
 
 
 def own_config(covariance, name="mine", **changes):
@@ -40,7 +38,7 @@ def test_only_the_shape_of_a_covariance_matters(network, scale, relation):
     )
     # Tight: one percent less noise is refused.
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        dataclasses.replace(made, factor=np.float32(0.99) * made.factor)
+        with_factor(made, np.float32(0.99) * made.factor)
 
 
 def test_budgets_of_each_agent_bound_it(network):

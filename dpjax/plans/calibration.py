@@ -1,0 +1,233 @@
+"""What a noise design is made for, and what calibrating one gives: noise as it will run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import finite
+from dpjax.mechanism import design as design_
+from dpjax.mechanism.participation import Participation
+from dpjax.plans import strategies
+from dpjax.plans.protect import Budget, Protect
+from dpjax.protocols import Method, Networked, Privatizer
+from dpjax.transforms import noise as noise_
+from dpjax.transforms import rounds as rounds_
+
+__all__ = ["Calibrated", "Coloured", "Factored", "Target"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a noise design is made for.
+
+    Attributes:
+        mixing: [n, n] or [P, n, n] mixing matrix, float64.
+        budget: What the run may cost.
+        protect: What is protected.
+        pattern: In which rounds what the relation changes takes part.
+        steps: ``steps(rounds)`` gives step sizes over the first one, [rounds].
+        method: What agents compute and send.
+        first_step: The first round's step size.
+        divisor: What the sampler divides sums by; 1 where one gradient an agent is clipped.
+    """
+
+    mixing: Float[np.ndarray, "*p n n"]
+    budget: Budget
+    protect: Protect
+    pattern: Participation
+    steps: Callable[[int], np.ndarray]
+    method: Method | Networked
+    first_step: float
+    divisor: float
+
+    @property
+    def agents(self) -> int:
+        """Number of agents n."""
+        return self.mixing.shape[-1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds T."""
+        return self.pattern.rounds
+
+    def over_rounds(self, strategy: np.ndarray | None) -> float:
+        """Squared sensitivity over rounds, of the strategy as a run applies it."""
+        if strategy is None:
+            return float(self.pattern.epochs)
+        return strategies.sensitivity_squared(strategy, self.pattern)
+
+    def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
+        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent.
+
+        Raises:
+            ValueError: For budgets that are not one an agent.
+        """
+        bound = np.asarray(
+            budget_.precision_bound(
+                self.budget.epsilon,
+                self.budget.delta,
+                clip_norm=self.protect.clip_norm,
+                relation=self.protect.relation,
+                accountant=self.budget.accountant,
+                allow_unsound=self.budget.allow_unsound,
+                sensitivity_squared=self.over_rounds(strategy),
+            )
+        )
+        if bound.ndim and len(bound) != self.agents:
+            raise ValueError(
+                f"epsilon has {len(bound)} entries for {self.agents} agents; give one an agent"
+            )
+        return bound
+
+
+@runtime_checkable
+class Calibrated(Protocol):
+    """Noise that keeps a budget, as it will run: what a plan knows of it."""
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """What may differ between plans of one run, float32, by name."""
+        ...
+
+    @property
+    def factor(self) -> Float[np.ndarray, "n q"]:
+        """Map of a round's fresh normals to the agents' noisy sums, for forecasts and tables.
+
+        [n, q], in units of what is clipped; correlated noise over agents is drawn with it.
+        """
+        ...
+
+    @property
+    def strategy(self) -> Float[np.ndarray, "t t"] | None:
+        """C over rounds; None where noise is fresh in every round."""
+        ...
+
+    @property
+    def design(self) -> design_.Design | None:
+        """The optimised design over agents; None where there is none to save."""
+        ...
+
+    def white(self, target: Target) -> bool:
+        """Whether the first t of T rounds spend t / T of the squared loss."""
+        ...
+
+    def frozen(self) -> "Calibrated":
+        """The same on copies that nobody can change afterwards."""
+        ...
+
+    def check(self, target: Target) -> None:
+        """Refuse arrays of other shapes or types than the target's."""
+        ...
+
+    def loss(self, target: Target) -> budget_.Loss:
+        """What every agent loses to the target's attacker, from the very arrays that run."""
+        ...
+
+    def grid(self, target: Target) -> finite.Grid:
+        """The grid that a release's noisy sums are rounded to."""
+        ...
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+        """How it is drawn; hashable."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """F (C^-1 Z)_t of correlated noise.
+
+    Guarantee: `loss` is an outsider's, who sees every message on every link, whatever gradients
+    depend on; see `dpjax.accounting.budget.loss`.
+
+    Attributes:
+        factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'.
+        strategy: [T, T] float64 C over rounds; None is the identity.
+        design: The design over agents.
+    """
+
+    factor: Float[np.ndarray, "n n"]
+    strategy: Float[np.ndarray, "t t"] | None
+    design: design_.Design
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The factor."""
+        return {"factor": self.factor}
+
+    def white(self, target: Target) -> bool:
+        """Whether there is no strategy."""
+        return self.strategy is None
+
+    def frozen(self) -> "Factored":
+        """The same on copies that nobody can change afterwards."""
+        strategy = None if self.strategy is None else _fixed(self.strategy)
+        return Factored(_fixed(self.factor), strategy, self.design)
+
+    def check(self, target: Target) -> None:
+        """Refuse another factor than float32 [n, n], and another strategy than [T, T].
+
+        Raises:
+            ValueError: For these.
+        """
+        n = target.agents
+        if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
+            raise ValueError(
+                f"factor is {self.factor.dtype} {self.factor.shape}; give float32 {(n, n)}"
+            )
+        strategies.check(self.strategy, target.rounds)
+
+    def loss(self, target: Target) -> budget_.Loss:
+        """What every agent loses to an outsider."""
+        return budget_.loss(
+            None,
+            target.budget.delta,
+            clip_norm=target.protect.clip_norm,
+            relation=target.protect.relation,
+            accountant=target.budget.accountant,
+            factor=self.factor.astype(np.float64),
+            allow_unsound=target.budget.allow_unsound,
+            sensitivity_squared=target.over_rounds(self.strategy),
+        )
+
+    def grid(self, target: Target) -> finite.Grid:
+        """The grid of a release."""
+        strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
+        return finite.grid(self.factor, target.rounds, strategy)
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> "Coloured":
+        """How it is drawn."""
+        strategy = None if self.strategy is None else strategies.Fixed(self.strategy)
+        return Coloured(target.rounds, strategy, None if grid is None else grid.spacing)
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """How correlated noise is drawn; see `dpjax.transforms.noise.correlated`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        strategy: C over rounds; None is the identity.
+        grid: Spacing that a release's noisy sums are rounded to; None for simulations.
+    """
+
+    rounds: int
+    strategy: strategies.Fixed | None = None
+    grid: float | None = None
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan; ``arrays["factor"]`` is its F [n, n]."""
+        strategy = None if self.strategy is None else self.strategy.matrix
+        return noise_.correlated(
+            arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
+        )
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+    array = np.array(array)
+    array.flags.writeable = False
+    return array

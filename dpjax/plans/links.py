@@ -1,0 +1,382 @@
+"""Noise on links: secrets that two ends share (DECOR), and noises that sum to zero (Zip-DL).
+
+Each is one shape of noise times one scale, and its loss one over that scale: whichever agent is
+the attacker, what it cannot take away is calibrated by `dpjax.accounting.views`.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import finite, gdp, views
+from dpjax.algorithms import zip_dl
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.mechanism import design as design_
+from dpjax.mechanism.participation import Participation
+from dpjax.plans.calibration import Target
+from dpjax.plans.protect import Protect
+from dpjax.protocols import Privatizer
+from dpjax.transforms import edges as edges_
+from dpjax.transforms import zero_sum as zero_sum_
+
+__all__ = ["PairKeys", "Scaled", "Shaped", "ZeroSum"]
+
+_ROUNDING = 1 + 2.0**-20
+"""More than the float32 products of scales and shapes round by."""
+
+
+class Shaped:
+    """A noise design that is one shape times one scale."""
+
+    label = ""
+    """What records, figures and plans call the design."""
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
+        raise NotImplementedError
+
+    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+        """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
+        raise NotImplementedError
+
+    def drawn(self, target: Target) -> Privatizer:
+        """How it is drawn, from ``arrays["noise_scale"]``."""
+        raise NotImplementedError
+
+    def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Scaled":
+        """Make the noise for a budget on a network.
+
+        Args:
+            target: What it is for.
+            design: None; there is no design over agents to give.
+            strategy: None.
+
+        Returns:
+            The noise, of the least float32 scale at which every agent's loss is within its budget.
+
+        Raises:
+            ValueError: For a given design or strategy, budgets that are not one an agent, or an
+                attacker to whom some agent's loss is infinite at every scale.
+        """
+        for name, given in (("design", design), ("strategy", strategy)):
+            if given is not None:
+                raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
+        unit, budget = self.unit(target), target.budget
+        worst = int(np.argmax(unit))
+        if not np.isfinite(unit[worst]):
+            raise ValueError(
+                f"noise is {self}, under which agent {worst} has a neighbour or a coalition that "
+                "sees its gradients without noise, at any scale; give ZeroSum(over="
+                "'with_own_copy'), another attacker, or a network with more links"
+            )
+        mu = np.asarray(
+            budget_.allowed_mu(
+                budget.epsilon,
+                budget.delta,
+                accountant=budget.accountant,
+                allow_unsound=budget.allow_unsound,
+            )
+        )
+        if mu.ndim and len(mu) != target.agents:
+            raise ValueError(
+                f"epsilon has {len(mu)} entries for {target.agents} agents; give one an agent"
+            )
+        scale = np.float32(_validate.spread("scale", float(np.max(unit / mu))))
+        allowed = np.broadcast_to(budget.epsilon, unit.shape)
+        made = Scaled(self, scale, self.source(target))
+        while (made.loss(target).epsilon > allowed).any():
+            made = Scaled(self, np.nextafter(made.scale, np.float32(np.inf)), made.source)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A shape of noise at the scale that keeps a budget.
+
+    Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
+
+    Attributes:
+        part: The design.
+        scale: Float32 factor of all noise.
+        source: [n, q] as `Shaped.source`, at scale 1.
+    """
+
+    part: Shaped
+    scale: np.float32
+    source: Float[np.ndarray, "n q"]
+
+    strategy: ClassVar[None] = None
+    design: ClassVar[design_.Design | None] = None
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The scale."""
+        return {"noise_scale": np.asarray(self.scale)}
+
+    @property
+    def factor(self) -> Float[np.ndarray, "n q"]:
+        """Map of a round's fresh normals to the agents' noisy sums."""
+        return (float(self.scale) * self.source).astype(np.float32)
+
+    def white(self, target: Target) -> bool:
+        """Not under "view": what a round costs there depends on how many follow."""
+        return target.protect.gradients == "any"
+
+    def frozen(self) -> "Scaled":
+        """The same on a copy that nobody can change afterwards."""
+        source = np.array(self.source)
+        source.flags.writeable = False
+        return Scaled(self.part, np.float32(self.scale), source)
+
+    def check(self, target: Target) -> None:
+        """Refuse a scale that float32 noise cannot have.
+
+        Raises:
+            ValueError: For one below 1e-30 or above 1e30.
+        """
+        _validate.spread("scale", float(self.scale))
+
+    def loss(self, target: Target) -> budget_.Loss:
+        """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
+        budget = target.budget
+        mu = self.part.unit(target) / float(self.scale)
+        exact = np.asarray(gdp.epsilon(mu, budget.delta))
+        claimed = budget_.claimed_epsilon(
+            mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
+        )
+        squared = target.protect.sensitivity**2 * target.over_rounds(None)
+        return budget_.Loss(np.asarray(claimed), exact, mu, mu**2 / squared, int(np.argmax(mu)))
+
+    def grid(self, target: Target) -> finite.Grid:
+        """Refused: its releases are many processes, each with keys of its own.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"release is True with noise {self.part}; a run in one process holds all")
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+        """How it is drawn."""
+        return self.part.drawn(target)
+
+
+@dataclass(frozen=True)
+class PairKeys(Shaped):
+    """DECOR with keys at both ends: own noise, and a secret of the two ends of every link.
+
+    Agent i adds s (z_i + sqrt(shared) sum over its links of +-z_e), each z from a key of its own:
+    the agent's, or that of the two ends. Messages of neighbours cancel each other's secrets.
+
+    Guarantee: agents know their own keys and those of their links, and no other. Against "node"
+    (each single agent), "coalition" or "outsider", with gradients clipped as the relation says,
+    agent u loses `dpjax.accounting.views.decor`'s ``pndp`` (an outsider's ``ldp``) at noise s, its
+    sensitivity C or 2C. Under gradients "any" that is s'^2 [(I + shared L_H)^-1]_uu T over T
+    rounds, L_H the Laplacian of the links among those who do not attack, s' = sensitivity / s: it
+    also covers attackers who see every message on every link. Under "view" it is smaller, and
+    holds only for gradients that do not depend on what attackers cannot see. The largest loss over
+    victims (over attackers too, for "node") meets the budget. One process that draws all keys, as
+    a run here, is a simulation.
+
+    Attributes:
+        shared: Variance of a link's secret over that of an agent's own noise.
+
+    Reference:
+        Allouah et al. (2024), DECOR.
+    """
+
+    shared: float = 1.0
+
+    label = "pair_keys"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no ratio of variances."""
+        shared = _validate.single_precision("shared", self.shared, 1e-12, 1e12)
+        object.__setattr__(self, "shared", shared)
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at own noise 1."""
+        assert isinstance(target.method, DSGD)  # The registry's rule.
+        steps = target.method.gossip_steps
+        each = _decor(*_key(target), self.shared, steps, target.protect, target.pattern)
+        return each * (target.protect.sensitivity * _ROUNDING)
+
+    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+        """Own noise beside that of links."""
+        return views.decor(target.mixing, 1.0, self.shared).source
+
+    def drawn(self, target: Target) -> "Paired":
+        """How it is drawn."""
+        pairs = tuple((int(i), int(j)) for i, j in edges_.links(target.mixing))
+        return Paired(target.rounds, target.agents, pairs, self.shared)
+
+
+@dataclass(frozen=True)
+class ZeroSum(Shaped):
+    """Zip-DL's noise: another one on each message of a sender, summing to zero over them.
+
+    Guarantee: against "node" (each single agent) or a "coalition", and only for gradients that do
+    not depend on what these cannot see (gradients="view"): training breaks that, and captions say
+    so. What a clipped gradient moves is the model that is sent, by sensitivity x step size (over
+    the sampler's divisor); the loss is `dpjax.accounting.views.zip_dl`'s ``pndp`` at the noise
+    over that. The largest loss over victims meets the budget. Under "any" and for outsiders of
+    "messages" it is infinite. One process that draws all keys, as a run here, is a simulation.
+
+    Attributes:
+        over: "with_own_copy": the noises of all messages and of the sender's own copy sum to zero;
+            "messages": those of messages alone, none where there is one neighbour.
+
+    Reference:
+        Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
+    """
+
+    over: zero_sum_.Over = "with_own_copy"
+
+    label = "zip_dl"
+
+    def __post_init__(self) -> None:
+        """Refuse another rule."""
+        _validate.one_of("over", self.over, ("messages", "with_own_copy"))
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at a deviation of 1, in units of the model."""
+        each = _zipped(*_key(target), self.over, target.protect, target.pattern)
+        return each * (target.protect.sensitivity * self._moved(target) * _ROUNDING)
+
+    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+        """What the messages' noise adds to the models after the exchange, over the step."""
+        sent = zip_dl.links(target.mixing)
+        gather = np.zeros((target.agents, len(sent.sender)))
+        gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
+        return (
+            gather
+            @ zero_sum_.projection(sent.sender, sent.receiver, self.over)
+            / self._moved(target)
+        )
+
+    def drawn(self, target: Target) -> "Zipped":
+        """How it is drawn."""
+        sent = zip_dl.links(target.mixing)
+        pairs = tuple(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
+        return Zipped(target.rounds, pairs, self.over)
+
+    def _moved(self, target: Target) -> float:
+        """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
+        assert isinstance(target.method, zip_dl.ZipDL)  # The registry's rule.
+        step = max(target.first_step, float(np.float32(target.first_step)))
+        return target.method.sensitivity(1.0, step, target.divisor)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How `PairKeys` is drawn; see `dpjax.transforms.edges.pairwise`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        agents: n.
+        edges: Links (i, j), i < j.
+        shared: As in `PairKeys`.
+    """
+
+    rounds: int
+    agents: int
+    edges: tuple[tuple[int, int], ...]
+    shared: float
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan, its keys all from one: a simulation."""
+        pairs = np.array(self.edges, np.int64).reshape(-1, 2)
+        own, shared = edges_.simulated_keys(key, self.agents, len(pairs))
+        return edges_.pairwise(
+            pairs,
+            1.0,
+            self.shared,
+            own_keys=own,
+            edge_keys=shared,
+            rounds=self.rounds,
+            scale=arrays["noise_scale"],
+        )
+
+
+@dataclass(frozen=True)
+class Zipped:
+    """How `ZeroSum` is drawn; see `dpjax.transforms.zero_sum.zero_sum`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        links: (sender, receiver) of every message, own copies among them.
+        over: As in `ZeroSum`.
+    """
+
+    rounds: int
+    links: tuple[tuple[int, int], ...]
+    over: zero_sum_.Over
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
+        sender, receiver = np.array(self.links, np.int64).T
+        return zero_sum_.zero_sum(
+            sender, receiver, arrays["noise_scale"], key=key, rounds=self.rounds, over=self.over
+        )
+
+
+def _key(target: Target) -> tuple[bytes, tuple[int, ...]]:
+    matrix = np.ascontiguousarray(target.mixing, np.float64)
+    return matrix.tobytes(), matrix.shape
+
+
+@functools.lru_cache(maxsize=64)
+def _decor(
+    mixing: bytes,
+    shape: tuple[int, ...],
+    shared: float,
+    gossip_steps: int,
+    protect: Protect,
+    pattern: Participation,
+) -> Float[np.ndarray, " n"]:
+    matrix = np.frombuffer(mixing).reshape(shape)
+    algorithm = views.decor(matrix, 1.0, shared, gossip_steps=gossip_steps)
+    return _largest(algorithm, protect, pattern, shape[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def _zipped(
+    mixing: bytes,
+    shape: tuple[int, ...],
+    over: zero_sum_.Over,
+    protect: Protect,
+    pattern: Participation,
+) -> Float[np.ndarray, " n"]:
+    algorithm = views.zip_dl(np.frombuffer(mixing).reshape(shape), zero_sum=over)
+    return _largest(algorithm, protect, pattern, shape[-1])
+
+
+def _largest(algorithm: Any, protect: Protect, pattern: Participation, n: int) -> np.ndarray:
+    """[n] largest loss to the attackers, at clip 1, noise 1 and zero-out; 0 for attackers."""
+    if protect.nodes is not None and not (max(protect.nodes) < n and len(protect.nodes) < n):
+        raise ValueError(
+            f"nodes is {protect.nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
+        )
+    if protect.attacker == "outsider":
+        every = [algorithm.ldp()]
+    elif protect.attacker == "coalition":
+        every = [algorithm.pndp(protect.nodes)]
+    elif n == 1:
+        raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
+    else:
+        every = [algorithm.pndp(node) for node in range(n)]
+    found = [loss.mu for loss in views.losses(every, pattern, gradients=protect.gradients)]
+    if protect.gradients == "view":
+        # The plain bound can exceed the loss of a larger view; then that one is stated.
+        larger = [loss.mu for loss in views.losses(every, pattern, gradients="any")]
+        found = [np.fmin(*pair) for pair in zip(found, larger, strict=True)]
+    # Losses that are not flagged exceed those of exact arithmetic by no more.
+    mu = np.nan_to_num(np.fmax.reduce(found), nan=0.0, posinf=np.inf) * (1 + 1e-9)
+    mu.flags.writeable = False
+    return mu

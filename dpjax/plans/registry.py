@@ -1,0 +1,248 @@
+"""Methods and noise designs by row: what each builds, its view, what it joins, and why no more.
+
+Rows name parts and read none of them, so that figures can ask for labels and colours without
+loading anything else. A part that has no row is a user's own: it is what its nearest named class
+is (a subclass of `Correlated`, say), or a method of one payload an agent, for which an outsider's
+loss holds because messages depend on data through the noisy payload alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["METHODS", "NOISES", "REFERENCES", "Method", "Noise", "check", "method", "noise"]
+
+OUTSIDER = (("outsider", "any"),)
+KEYS_APART = tuple(
+    (attacker, gradients)
+    for gradients in ("any", "view")
+    for attacker in ("outsider", "node", "coalition")
+)
+RECEIVERS = (("node", "view"), ("coalition", "view"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row of `METHODS`.
+
+    Attributes:
+        part: Name of its class.
+        builds: What agents compute and send.
+        view: What accounting calls it.
+        noises: Names of the noise parts it joins; None is all whose payload is one an agent.
+        optimizers: Names of the optimizers it joins, with constant steps; None is all.
+        why: Why no others, with the remedy.
+    """
+
+    part: str
+    builds: str
+    view: str
+    noises: tuple[str, ...] | None = None
+    optimizers: tuple[str, ...] | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A row of `NOISES`.
+
+    Attributes:
+        label: What records call the design.
+        part: Name of its class; None for a reference that no run has.
+        builds: The noise.
+        view: What accounting calls it.
+        title: What legends say.
+        colour: In figures, from Okabe and Ito's and Tol's palettes: colour-blind readers can tell.
+        marker: So that a figure also reads in grey.
+        attackers: Pairs of attacker and gradients for which its loss is known and finite.
+        methods: Names of the methods it joins; None is all whose payload is one an agent.
+        released: Whether a run in one process may be a release.
+        why: Why no others, with the remedy.
+    """
+
+    label: str
+    part: str | None
+    builds: str
+    view: str
+    title: str
+    colour: str
+    marker: str
+    attackers: tuple[tuple[str, str], ...] = OUTSIDER
+    methods: tuple[str, ...] | None = None
+    released: bool = True
+    why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
+
+
+METHODS = (
+    Method(
+        part="DSGD",
+        builds="x <- W^K (x + opt(noisy sum)); K > 1 is Muffliato",
+        view="views.dsgd(W), views.muffliato(W, K)",
+    ),
+    Method(
+        part="ZipDL",
+        builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
+        view="views.zip_dl(W)",
+        noises=("ZeroSum",),
+        optimizers=("Sgd",),
+        why=(
+            "it hides updated models by noise of their own on every link, which a step of constant "
+            "size moves by a known amount: give noise=plans.links.ZeroSum() and "
+            "optimizer=plans.optimizers.Sgd(step_size)"
+        ),
+    ),
+)
+"""One row a method."""
+
+_SHARED = (
+    "all draw from one seed, which nodes could subtract: give attacker='outsider' and "
+    "gradients='any', or a design whose agents keep keys of their own (plans.links.PairKeys)"
+)
+
+NOISES = (
+    Noise(
+        label="independent", part="Independent", builds="noise of its own at every agent",
+        view="views.dsgd(W)", title="LDP", colour="#E69F00", marker="o",
+        why=(
+            "nodes lose no more than outsiders to it if each agent keeps its own key: give "
+            "attacker='outsider' and gradients='any'"
+        ),
+    ),
+    Noise(
+        label="pairwise", part="Pairwise", builds="covariance s I + c L of one seed",
+        view="views.dsgd(W, covariance=R)", title="DECOR (pairwise)", colour="#009E73",
+        marker="s", why=_SHARED,
+    ),
+    Noise(
+        label="whisper", part="Whisper", builds="covariance over agents, one step ahead",
+        view="views.dsgd(W, covariance=R)", title="Whisper", colour="#0072B2", marker="^",
+        why=_SHARED,
+    ),
+    Noise(
+        label="whisper_horizon", part="Whisper", builds="covariance over agents, all rounds ahead",
+        view="views.dsgd(W, covariance=R)", title="Whisper, horizon-aware", colour="#D55E00",
+        marker="D", why=_SHARED,
+    ),
+    Noise(
+        label="central", part=None, builds="the trusted server's", view="none",
+        title="CDP (trusted server)", colour="#CC79A7", marker="v", attackers=(), methods=(),
+    ),
+    Noise(
+        label="anti_pgd", part="AntiPgd", builds="strategy over rounds: noise that is taken back",
+        view="views.dsgd(W, C)", title="Anti-PGD", colour="#56B4E9", marker="P",
+    ),
+    Noise(
+        label="prefix_sum", part="PrefixSum", builds="strategy for prefix sums",
+        view="views.dsgd(W, C)", title="D-MF", colour="#999933", marker="X",
+    ),
+    Noise(
+        label="mafalda", part="Mafalda", builds="strategy for what the network makes of it",
+        view="views.dsgd(W, C)", title="MAFALDA", colour="#882255", marker="p",
+    ),
+    Noise(
+        label="spacetime", part="SpaceTime", builds="covariance over agents, strategy over rounds",
+        view="views.dsgd(W, C, R)", title="space and time", colour="#332288", marker="*",
+        why=_SHARED,
+    ),
+    Noise(
+        label="pair_keys", part="PairKeys", builds="own noise and a secret on every link",
+        view="views.decor(W, s, c).pndp(nodes)", title="DECOR, keys at both ends",
+        colour="#44AA99", marker="<", attackers=KEYS_APART, methods=("DSGD",), released=False,
+        why=(
+            "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
+            "constant size (optimizer=Sgd(step_size)); a run in one process holds all keys, so it "
+            "is a simulation (release=False): in a release every agent draws its own with "
+            "transforms.edges"
+        ),
+    ),
+    Noise(
+        label="zip_dl", part="ZeroSum", builds="noises of a sender that sum to zero",
+        view="views.zip_dl(W).pndp(nodes)", title="Zip-DL", colour="#DDCC77", marker=">",
+        attackers=RECEIVERS, methods=("ZipDL",), released=False,
+        why=(
+            "it is Zip-DL's (method=ZipDL()), whose loss is finite only for nodes, and for "
+            "gradients that do not depend on what these cannot see: give "
+            "Protect(..., attacker='node', gradients='view'), an assumption that captions state; "
+            "a run in one process holds all keys, so it is a simulation (release=False)"
+        ),
+    ),
+)  # fmt: skip
+"""One row a design that records may name."""
+
+REFERENCES = {"non_private": ("non-private", "#000000", "x")}
+"""Title, colour and marker of runs without noise."""
+
+_CORRELATED = Noise(
+    label="covariance", part="Correlated", builds="F (C^-1 Z)_t", view="views.dsgd(W, C, R)",
+    title="", colour="", marker="", why=_SHARED,
+)  # fmt: skip
+_OWN = Method(part="", builds="a user's own", view="views.linear(...)")
+
+
+def _named(part: Any, rows: Any, otherwise: Any) -> Any:
+    by_name = {row.part: row for row in reversed(rows)}
+    for kind in type(part).__mro__:
+        if kind.__name__ in by_name and kind.__module__.startswith("dpjax."):
+            return by_name[kind.__name__]
+    return otherwise
+
+
+def method(part: Any) -> Method:
+    """Return the row of a method.
+
+    Args:
+        part: A method, or one placed on a network.
+    """
+    return _named(part, METHODS, _OWN)
+
+
+def noise(part: Any) -> Noise:
+    """Return the row of a noise design.
+
+    Args:
+        part: A noise design.
+    """
+    return _named(part, NOISES, _CORRELATED)
+
+
+def check(config: Any) -> None:
+    """Refuse parts that do not go together.
+
+    Args:
+        config: A config whose parts have checked themselves.
+
+    Raises:
+        ValueError: Naming the parts, why they do not, and the remedy.
+    """
+    of_method = method(config.method)
+    name = type(config.method).__name__
+    steps = (type(config.optimizer).__name__, getattr(config.optimizer, "decay", None))
+    plain = ("Sgd", "constant")
+    if of_method.optimizers is not None and steps != plain:
+        raise ValueError(
+            f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
+        )
+    if config.noise is None:
+        return
+    of_noise, part = noise(config.noise), type(config.noise).__name__
+    if of_method.noises is not None and part not in of_method.noises:
+        raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
+    if of_noise.methods is not None and of_method.part not in of_noise.methods:
+        raise ValueError(f"method is {name}, which noise {part} does not join: {of_noise.why}")
+    if of_noise.methods is None and hasattr(config.method, "sensitivity"):
+        raise ValueError(
+            f"method is {name}, whose payload is no answer of the query, which noise {part} does "
+            "not join: its loss is that of clipped sums; emit the query's total"
+        )
+    protect = config.protect
+    if (protect.attacker, protect.gradients) not in of_noise.attackers:
+        raise ValueError(
+            f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
+            f"which noise {part} has no finite loss that is known: {of_noise.why}"
+        )
+    if protect.gradients == "view" and steps != plain:
+        raise ValueError(
+            f"optimizer is {config.optimizer} with gradients 'view', whose loss is that of steps "
+            f"of constant size: {of_noise.why}"
+        )
+    if config.release and not of_noise.released:
+        raise ValueError(f"release is True with noise {part}: {of_noise.why}")

@@ -1,0 +1,364 @@
+"""Noise on links: DECOR with keys at both ends, and Zip-DL, as plans with guarantees and runs.
+
+Losses are derived again here: DECOR's from the Laplacian of the links among those who do not
+attack, views' from dense pseudo-inverses in place of the filter that the plan uses.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.accounting import gdp, views
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
+from dpjax.engine import placing, program
+from dpjax.engine.run import _statics, run
+from dpjax.plans import links as links_
+from dpjax.plans import noise, plan, registry
+from dpjax.plans.links import PairKeys, ZeroSum
+from dpjax.plans.optimizers import Chain, Sgd
+from dpjax.protocols import Answer
+from dpjax.results import plots
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import edges
+from tests.support import make_config, make_problem
+
+T, SHARED = 5, 3.0
+RING = mixing.metropolis_hastings(graphs.ring(7))
+KEY = jax.random.key(7, impl="threefry2x32")
+
+
+def decor(network, **changes):
+    given = {"noise": PairKeys(SHARED), "rounds": T, "attacker": "node"}
+    return plan.make(make_config(**(given | changes)), network)
+
+
+def zipped(network, **changes):
+    given = {
+        "noise": ZeroSum(), "method": ZipDL(), "rounds": T, "attacker": "node", "gradients": "view",
+    }  # fmt: skip
+    return plan.make(make_config(**(given | changes)), network)
+
+
+def who(made):
+    """Every set of attackers that the guarantee is about."""
+    protect = made.config.protect
+    if protect.attacker == "outsider":
+        return [()]
+    return [(a,) for a in range(made.agents)] if protect.attacker == "node" else [protect.nodes]
+
+
+def laplacian_mu(made, shared=SHARED):
+    """Largest loss over victims and attackers, from the links among those who do not attack."""
+    linked = (made.mixing != 0) & ~np.eye(made.agents, dtype=bool)
+    scale, worst = float(made.noise.scale), 0.0
+    for attackers in who(made):
+        honest = np.setdiff1d(np.arange(made.agents), attackers)
+        among = linked[np.ix_(honest, honest)].astype(float)
+        covariance = np.eye(len(honest)) + shared * (np.diag(among.sum(1)) - among)
+        worst = max(worst, np.linalg.inv(scale**2 * covariance).diagonal().max())
+    return made.config.protect.sensitivity * np.sqrt(T * worst)
+
+
+def dense_mu(made, algorithm, moved=1.0):
+    """Largest loss over victims and attackers by pseudo-inverses of dense views."""
+    worst = 0.0
+    for attackers in who(made):
+        a, b = algorithm.pndp(attackers).materialize(T, check=False)
+        gram = a.T @ np.linalg.pinv(b @ b.T, rcond=1e-10, hermitian=True) @ a
+        each = np.abs(gram.reshape(T, made.agents, T, -1)).sum(axis=(0, 2)).diagonal()
+        worst = max(worst, np.delete(each, attackers).max())
+    scale = float(made.noise.scale)
+    return made.config.protect.sensitivity * moved * np.sqrt(worst) / scale
+
+
+ATTACKS = [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1, 4)}]
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, {"attacker": "outsider"}])
+@pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
+def test_decor_meets_its_budget_against_whom_it_names(network, attack, relation):
+    made = decor(network, **attack, relation=relation)
+    stated, mu = made.guarantee, laplacian_mu(made)
+    assert stated.mu == pytest.approx(mu, rel=3e-6) and stated.mu >= mu
+    # Exactly the budget, and never above.
+    assert 8.0 * (1 - 1e-5) < gdp.epsilon(mu, stated.delta) <= gdp.epsilon(stated.mu, 1e-5) <= 8.0
+    assert (stated.attacker, stated.nodes) == (attack["attacker"], attack.get("nodes"))
+    assert stated.gradients == "any" and stated.white
+    # Whoever knew no secret, or links of other agents too, would be another loss.
+    if attack["attacker"] != "outsider":
+        outside = decor(network, attacker="outsider", relation=relation)
+        assert float(made.noise.scale) > 1.02 * float(outside.noise.scale)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_decor_under_any_covers_attackers_who_see_every_message(network, attack):
+    made = decor(network, **attack)
+    for attackers in who(made):
+        honest = sorted(set(range(made.agents)) - set(attackers))
+        algorithm = views.decor(network, 1.0, SHARED)
+        seen = algorithm.secldp(protected=honest).gdp(made.config.pattern)[honest]
+        told = algorithm.pndp(attackers).gdp(made.config.pattern)[honest]
+        np.testing.assert_allclose(seen, told, rtol=1e-9)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_decor_under_view_is_the_nodes_own_loss(attack):
+    made = decor(RING, gradients="view", **attack)
+    mu = dense_mu(made, views.decor(RING, 1.0, SHARED))
+    assert made.guarantee.mu == pytest.approx(mu, rel=3e-6)
+    assert "(gradients: view)" in made.guarantee.caption()
+    # Less noise than under "any", whose loss at this noise is larger.
+    assert laplacian_mu(made) > 1.01 * mu or attack["attacker"] == "coalition"
+
+
+@pytest.mark.parametrize("rule", ["with_own_copy", "messages"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_zip_dl_meets_its_budget(attack, rule):
+    made = zipped(RING, noise=ZeroSum(rule), **attack)
+    step = made.config.optimizer.step_size
+    mu = dense_mu(made, views.zip_dl(RING, zero_sum=rule), moved=step)
+    assert made.guarantee.mu == pytest.approx(mu, rel=3e-6)
+    assert 8.0 * (1 - 1e-5) < made.guarantee.exact_epsilon <= 8.0
+    assert "(gradients: view)" in made.guarantee.caption()
+    assert "do not depend on what the attacker cannot see" in made.guarantee.statement()
+    assert attack["attacker"] in made.guarantee.caption()
+
+
+def test_a_sum_over_a_batch_moves_a_model_by_less(network):
+    one = zipped(network, relation="zero_out_record", batch_size=1)
+    many = zipped(network, relation="zero_out_record", batch_size=4)
+    assert float(one.noise.scale) == pytest.approx(4 * float(many.noise.scale), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [decor, zipped])
+def test_less_noise_than_is_stated_is_refused(network, make):
+    """The broken twins: a smaller scale, a design of smaller loss, another attacker."""
+    made = make(network)
+    less = dataclasses.replace(made.noise, scale=np.float32(0.99) * made.noise.scale)
+    with pytest.raises(ValueError, match="guarantee states epsilon"):
+        dataclasses.replace(made, noise=less)
+    more = dataclasses.replace(made.noise, scale=np.float32(1.01) * made.noise.scale)
+    assert dataclasses.replace(made, noise=more).guarantee == made.guarantee
+    protect = dataclasses.replace(made.config.protect, attacker="coalition", nodes=(0, 1))
+    with pytest.raises(ValueError, match="guarantee.attacker is 'node'"):
+        dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
+
+
+def test_a_coalition_is_part_of_the_guarantee(network):
+    made = decor(network, attacker="coalition", nodes=[3, 1])
+    assert made.guarantee.nodes == (1, 3) and "coalition of 1, 3" in made.guarantee.caption()
+    protect = dataclasses.replace(made.config.protect, nodes=(2, 4))
+    with pytest.raises(ValueError, match=r"guarantee.nodes is \(1, 3\)"):
+        dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
+
+
+def test_what_one_attacker_keeps_from_another_counts_for_both(network):
+    """For "node" the worst attacker counts, for every victim."""
+    made = decor(network)
+    each = [decor(network, attacker="coalition", nodes=(a,)) for a in range(made.agents)]
+    assert float(made.noise.scale) == max(float(one.noise.scale) for one in each)
+
+
+def step_of(made, gradients):
+    """One plan's algorithm on given gradients."""
+    statics = _statics(plan.shared([made]), (make_problem(made.agents),), None)
+    arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((made,), None))
+
+    class Given:
+        metrics = ()
+
+        def __call__(self, models, batch, encode=None):
+            return Answer({"w": gradients})
+
+    statics = statics._replace(query=Given(), divisor=1)
+    algorithm = program.algorithm(statics, arrays, KEY)
+    return algorithm, algorithm.init({"w": jnp.zeros_like(gradients)})
+
+
+def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
+    made, d = decor(network), 40_000
+    algorithm, state = step_of(made, jnp.zeros((made.agents, d)))
+    _, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
+    step = made.config.optimizer.step_size
+    sent = np.asarray(info.messages["w"], np.float64) / -step
+    pairs = edges.links(network)
+    own, shared = edges.simulated_keys(KEY, made.agents, len(pairs))
+    # Each agent's and each link's key is in the secret slot, and draws its part.
+    np.testing.assert_array_equal(
+        jax.random.key_data(state.secret.own_keys), jax.random.key_data(own)
+    )
+    np.testing.assert_array_equal(
+        jax.random.key_data(state.secret.edge_keys), jax.random.key_data(shared)
+    )
+    linked = (network != 0) & ~np.eye(made.agents, dtype=bool)
+    wanted = np.eye(made.agents) + SHARED * (np.diag(linked.sum(1)) - linked)
+    wanted = float(made.noise.scale) ** 2 * wanted
+    spread = np.sqrt(2 * np.outer(wanted.diagonal(), wanted.diagonal()) / d)
+    found = sent @ sent.T / d
+    assert (np.abs(found - wanted) <= 5 * spread).all()
+    assert (np.abs(1.1 * found - wanted) > 5 * spread).any()
+    np.testing.assert_allclose(made.covariance(), wanted, rtol=1e-5, atol=1e-9)
+
+
+def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
+    made = zipped(network)
+    c, step = made.config.protect.clip_norm, made.config.optimizer.step_size
+    unit = np.random.default_rng(0).normal(size=(made.agents, 8))
+    unit *= c / np.linalg.norm(unit, axis=1, keepdims=True)
+    sent = []
+    for changed in (1, -1):
+        gradients = unit.copy()
+        gradients[2] *= changed
+        algorithm, state = step_of(made, jnp.asarray(gradients, jnp.float32))
+        _, info = algorithm.step(KEY, state, jnp.zeros((made.agents, 1)))
+        sent.append(np.asarray(info.messages["w"]))
+    moved = np.linalg.norm(sent[0] - sent[1], axis=1)
+    of_agent = links(network).sender == 2
+    np.testing.assert_allclose(moved[of_agent], 2 * c * step, rtol=1e-5)
+    np.testing.assert_array_equal(moved[~of_agent], 0)
+    # The broken twin: an optimizer that adds its steps up would move it by more, later.
+    with pytest.raises(ValueError, match="optimizer is Chain.*which method ZipDL does not join"):
+        zipped(network, optimizer=Chain(lambda s: optax.sgd(s, momentum=0.9), 0.1))
+
+
+@pytest.mark.parametrize("make", [decor, zipped])
+def test_runs_share_normals_with_runs_without_noise(network, make, small):
+    made = make(network)
+    free = plan.make(made.config.using(None), network)
+    result = run([free, made], small, seeds=[0, 1])
+    assert all(np.isfinite(values).all() for values in result.metrics.values())
+    alone = run(made, small, seeds=[1])
+    last = jax.tree.leaves(result.params)[0][1, 1]
+    np.testing.assert_allclose(last, jax.tree.leaves(alone.params)[0][0, 0], rtol=1e-4, atol=1e-5)
+    rows = result.rows()
+    assert {row["algorithm"] for row in rows} == {"non_private", made.config.label}
+    assert result.guarantees[1].gradients == made.config.protect.gradients
+
+
+@dataclass(frozen=True)
+class HoldsLinkKeys(DSGD):
+    """The broken twin: DECOR's keys in the memory, which checkpoints hold."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), edges.simulated_keys(KEY, 6, 9)
+
+    def send(self, here, seen, emission, noisy):
+        inner = seen._replace(memory=seen.memory[0])
+        message, memory = super().send(here, inner, emission, noisy)
+        return message, (memory, seen.memory[1])
+
+
+@dataclass(frozen=True)
+class SendsKey(ZipDLOnLinks):
+    """The broken twin: Zip-DL's key goes out with the messages."""
+
+    def on(self, mixing):
+        return self
+
+    def released(self, seen):
+        return KEY
+
+
+@dataclass(frozen=True)
+class HoldsKey(SendsKey):
+    """The broken twin: Zip-DL's key in the memory."""
+
+    def start(self, here, models):
+        return KEY
+
+    def emit(self, here, seen):
+        inner = seen._replace(memory=here.optimizer.init(seen.models))
+        return super().emit(here, inner)._replace(carry=seen.memory)
+
+
+@dataclass(frozen=True)
+class LateKey(SendsKey):
+    """The broken twin: the key enters the models' slot in the first round."""
+
+    def released(self, seen):
+        return ()
+
+    def absorb(self, here, seen, carry, received):
+        return {"model": received, "key": KEY}, carry
+
+
+def test_keys_anywhere_but_in_the_secret_slot_are_refused(network):
+    with pytest.raises(ValueError, match="state has a key in .*memory.*secret slot"):
+        decor(network, method=HoldsLinkKeys())
+    sent = links(network)
+    ends = (tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
+    for method, where in ((SendsKey, "released"), (HoldsKey, "memory"), (LateKey, "models")):
+        with pytest.raises(ValueError, match=f"state has a key in .*{where}.*secret slot"):
+            zipped(network, method=method(*ends))
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "text"),
+    [
+        (zipped, {"gradients": "any"}, "gradients 'any'.*gradients='view'.*captions state"),
+        (zipped, {"attacker": "outsider"}, "attacker 'outsider'.*finite only for nodes"),
+        (zipped, {"noise": noise.Independent()}, "noise is Independent.*links.ZeroSum"),
+        (zipped, {"optimizer": Sgd(0.1, "sqrt")}, "optimizer is Sgd.*ZipDL does not join"),
+        (zipped, {"method": DSGD()}, "method is DSGD, which noise ZeroSum does not join"),
+        (zipped, {"release": True}, "release is True with noise ZeroSum.*holds all keys"),
+        (decor, {"release": True}, "release is True with noise PairKeys.*holds all keys"),
+        (decor, {"attacker": "coalition"}, "nodes is None with attacker 'coalition'"),
+        (decor, {"nodes": (1,)}, r"nodes is \(1,\) with attacker 'node'"),
+        (decor, {"attacker": "coalition", "nodes": (9,)}, r"nodes is \(9,\) of 6 agents"),
+        (decor, {"attacker": "coalition", "nodes": tuple(range(6))}, "leave a victim"),
+        (decor, {"attacker": "nobody"}, "attacker is 'nobody'"),
+        (decor, {"noise": noise.Whisper()}, "attacker 'node'.*Whisper.*one seed.*PairKeys"),
+        (decor, {"noise": noise.Independent()}, "nodes lose no more than outsiders"),
+        (decor, {"epsilon": (1.0, 2.0)}, "epsilon has 2 entries for 6 agents"),
+        (
+            decor,
+            {"gradients": "view", "optimizer": Sgd(0.1, "sqrt")},
+            "optimizer is Sgd.*with gradients 'view'",
+        ),
+    ],
+)
+def test_what_does_not_go_together(network, make, changes, text):
+    with pytest.raises(ValueError, match=text):
+        make(network, **changes)
+
+
+def test_a_schedule_of_networks(network):
+    schedule = np.stack([network, network])
+    with pytest.raises(ValueError, match="Zip-DL takes one matrix"):
+        zipped(schedule)
+    assert decor(schedule).guarantee.mu == pytest.approx(decor(network).guarantee.mu, rel=1e-6)
+
+
+def test_a_leaf_of_the_network_has_no_noise_over_messages_alone():
+    star = mixing.metropolis_hastings(graphs.star(5))
+    with pytest.raises(ValueError, match="without noise, at any scale.*with_own_copy"):
+        zipped(star, noise=ZeroSum("messages"))
+    assert np.isfinite(zipped(star).guarantee.mu)
+
+
+def test_early_stops_and_phases_under_view(network):
+    made = zipped(network).guarantee
+    assert not made.white and made.after(2).mu == made.mu
+    assert "correlated over rounds" not in made.statement()
+    with pytest.raises(ValueError, match="gradients is 'view'.*earlier one's gradients"):
+        made.followed_by(made, planned=True)
+    whole = decor(network).guarantee
+    assert whole.after(1).mu == pytest.approx(whole.mu / np.sqrt(T))
+    assert whole.followed_by(whole, planned=True).nodes is None
+
+
+def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
+    for row in registry.NOISES:
+        assert row.part is None or hasattr(noise, row.part) or hasattr(links_, row.part)
+        assert plots.LABELS[row.label] == row.title
+    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
+    assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
+    assert {row.part for row in registry.METHODS} == {"DSGD", "ZipDL"}
+    labels = {row.label for row in registry.NOISES if row.part} | {"non_private"}
+    assert labels == {*noise.LABELS, PairKeys.label, ZeroSum.label}
