@@ -13,6 +13,7 @@ import pytest
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.plans import noise, plan
 from dpjax.plans.config import Config
+from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Cyclic, Random
@@ -38,6 +39,8 @@ PARTS = {
     Cyclic: {"epochs": 2, "separation": 10, "batch_size": 4},
     Sgd: {"step_size": 0.1},
     noise.Whisper: {},
+    PairKeys: {"shared": 2.0},
+    ZeroSum: {},
     DSGD: {},
 }
 FIELDS = [(part, field.name) for part in PARTS for field in dataclasses.fields(part)]
