@@ -8,11 +8,12 @@ import numpy as np
 
 from dpjax.engine import program, sharding
 from dpjax.plans import samplers
-from dpjax.plans.plan import Plan
+from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
+from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.topology import nodes
 
-__all__ = ["arrays", "check", "data"]
+__all__ = ["arrays", "check", "data", "statics"]
 
 
 def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) -> None:
@@ -113,4 +114,38 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
         indices=sharding.place(whole.indices, mesh, axis),
         counts=sharding.place(whole.counts, mesh, axis),
         evaluation=sharding.place(whole.evaluation, mesh, None),
+    )
+
+
+def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> program.Statics:
+    """What all runs of the call share and one compilation is for.
+
+    Args:
+        together: From `dpjax.plans.plan.shared`.
+        problems: One, or one a seed.
+        mesh: From `sharding.agent_mesh`.
+
+    Returns:
+        The statics of `program.advance`.
+    """
+    task, record = problems[0], together.unit == "record"
+    query: AgentQuery | RecordQuery
+    if record:
+        query = RecordQuery(
+            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch
+        )
+    else:
+        query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
+    return program.Statics(
+        agents=together.agents,
+        method=together.method,
+        query=query,
+        sampler=together.sampler,
+        optimizer=together.optimizer,
+        divisor=together.sampler.divisor if record else 1,
+        privatizer=together.noise,
+        metrics=task.metrics,
+        mesh=mesh,
+        sequential=query.one_by_one and jax.default_backend() == "cpu",
+        own_data=len(problems) > 1,
     )

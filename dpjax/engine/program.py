@@ -137,20 +137,23 @@ def initial(statics: Statics, arrays: Any, models: Any, noise_keys: PRNGKeyArray
     Args:
         statics: What is static.
         arrays: Stacked over V plans.
-        models: Initial parameters of one agent, stacked over S seeds.
+        models: Models to start from, leaves [S, V, n, ...].
         noise_keys: [S] noise keys.
 
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
-    n = statics.agents
 
-    def of_seed(params: Any, key: PRNGKeyArray) -> State:
-        stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), params)
-        axes = _axes(_template(statics, arrays, stacked, key), "plans")
-        return jax.vmap(lambda a: algorithm(statics, a, key).init(stacked), out_axes=axes)(arrays)
+    def of_seed(models: Any, key: PRNGKeyArray) -> State:
+        one = jax.tree.map(lambda leaf: leaf[0], models)
+        axes = _axes(_template(statics, arrays, one, key), "plans")
 
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), models)
+        def of_plan(arrays: Any, models: Any) -> State:
+            return algorithm(statics, arrays, key).init(models)
+
+        return jax.vmap(of_plan, out_axes=axes)(arrays, models)
+
+    one = jax.tree.map(lambda leaf: leaf[0, 0], models)
     axes = _axes(_template(statics, arrays, one, noise_keys[0]), "seeds")
     return jax.vmap(of_seed, out_axes=axes)(models, noise_keys)
 

@@ -1,132 +1,30 @@
 """Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import arguments, keys, placing, program, sharding
 from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
+from dpjax.engine.course import Course, Meter
+from dpjax.engine.result import Progress, Result
 from dpjax.plans import forecasts, releases
 from dpjax.plans.plan import Plan, Statics, shared
 from dpjax.plans.problem import Problem
-from dpjax.plans.query import AgentQuery, RecordQuery
-from dpjax.plans.stated import Stopping, check_stop_at, stated
+from dpjax.plans.stated import Stated, Stopping, stated
 from dpjax.protocols import State
 
 __all__ = ["Progress", "Result", "run"]
-
-
-class Progress(NamedTuple):
-    """What a callback sees at a chunk's end: metrics only, never data, models or keys.
-
-    Attributes:
-        round: Rounds done.
-        metrics: name -> [S, V], the latest.
-        guarantees: What each of the V plans states if the run ends here because of it, see
-            ``stopping`` of `run`.
-        rounds_per_second: One seed's round of one plan counts one; this process only.
-    """
-
-    round: int
-    metrics: dict[str, np.ndarray]
-    guarantees: tuple[Guarantee, ...]
-    rounds_per_second: float
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Result:
-    """What a run leaves.
-
-    Attributes:
-        plans: The V plans.
-        seeds: The S seeds.
-        rounds: [E] rounds at which metrics were taken.
-        metrics: name -> [E, S, V].
-        guarantees: What each plan states: its own guarantee, also after an early stop, which
-            anything seen on the way may have decided; less only where the rounds were fixed
-            beforehand (``stop_at``) or a curve over marks was (``stopping="curve"``).
-        params: Final agent-stacked parameters, leaves [S, V, n, ...].
-        seconds: Time in the compiled loop, this process only, compilation included.
-        rounds_per_second: One seed's round of one plan counts one; the first chunk, which
-            compiles, is left out where there is a second one.
-        ended: False when a callback stopped the run.
-    """
-
-    plans: tuple[Plan, ...]
-    seeds: tuple[int, ...]
-    rounds: np.ndarray
-    metrics: dict[str, np.ndarray]
-    guarantees: tuple[Guarantee, ...]
-    params: Any
-    seconds: float
-    rounds_per_second: float
-    ended: bool
-
-    def __repr__(self) -> str:
-        """One line: how many runs, how far, which metrics."""
-        return (
-            f"Result({len(self.plans)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
-            f"metrics {', '.join(self.metrics)})"
-        )
-
-    def rows(self, **extra: Any) -> list[dict[str, Any]]:
-        """Tidy rows, one for each plan, seed and measured round.
-
-        Args:
-            extra: Columns to add to every row; ``algorithm`` takes the place of the design's name.
-
-        Returns:
-            Rows of plain Python values.
-
-        Raises:
-            ValueError: For a column that the result states itself, or one ``algorithm`` for plans
-                of several designs.
-        """
-        rows = []
-        if "algorithm" in extra and len({plan.config.label for plan in self.plans}) > 1:
-            raise ValueError(
-                f"algorithm is {extra['algorithm']!r} for plans of several designs, which it would "
-                "not tell apart; leave it out"
-            )
-        for v, plan in enumerate(self.plans):
-            config, budget = plan.config, plan.config.budget
-            columns = {
-                "algorithm": config.label,
-                "agents": plan.agents,
-                # Several phases together, and a curve's last numbers, are above the plan's.
-                "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon),
-                "delta": 0.0 if budget is None else budget.delta,
-                "budget": "none" if budget is None else budget.accountant,
-                "relation": config.protect.relation,
-                "unit": config.protect.unit,
-                "step_size": config.optimizer.first,
-                "guarantee": self.guarantees[v].to_dict(),
-            }
-            own = [*columns, "seed", "round", *self.metrics]
-            for name in extra:
-                if name in own and name != "algorithm":
-                    raise ValueError(
-                        f"{name} is {extra[name]!r}, a column that the result states itself; give "
-                        "it another name"
-                    )
-            columns = {**extra, **columns, "algorithm": extra.get("algorithm", config.label)}
-            for s, seed in enumerate(self.seeds):
-                for e, rounds in enumerate(self.rounds):
-                    taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}
-                    rows.append({**columns, "seed": seed, "round": int(rounds), **taken})
-        return rows
 
 
 def run(
@@ -211,198 +109,244 @@ def run(
     arguments.check_storage(plans, seeds, checkpoint, key_file)
     arguments.check_options(checkpoint_seconds, progress, callback)
     together = shared(plans)
-    task = problems[0]
-    mesh = sharding.agent_mesh(task.agents, devices)
-    total = check_stop_at(stop_at, together.rounds)
-    if eval_every is None:
-        eval_every = max(1, total // 20)
-    every = min(_validate.integer("eval_every", eval_every), total)
-    chunk_blocks = _validate.integer("chunk_blocks", chunk_blocks)
+    course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)
     phase = arguments.check_phase(plans, phase, start, spent)
-    marks = np.append(np.arange(every, total, every), total)
-    ends = [*range(every * chunk_blocks, total, every * chunk_blocks), total]
-    private = any(one.evaluation_data == "private" for one in problems)
-
-    statics = _statics(together, problems, mesh)
-    arrays, data = placing.arrays(plans, mesh), placing.data(problems, mesh)
-    models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
-    batch_keys = _stack([keys.derive(seed, "batches", phase) for seed in seeds])
-    if start is not None:
-        start = arguments.starting(start, models, len(plans), task.agents)
-    if together.unit == "record":
-        arguments.check_dtypes(models)
-    one = jax.tree.map(lambda leaf: leaf[0], models)
+    job = _prepared(plans, problems, seeds, together, devices, phase)
+    begun = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
-    plans = tuple(releases.priced(plan, forecasts.entries(one)) for plan in plans)
+    plans = tuple(releases.priced(plan, job.entries) for plan in plans)
     states = stated(
-        plans, ends, stopping=stopping, callback=callback is not None, before=spent, planned=planned
-    )
-    expected = forecasts.tell(plans, forecasts.entries(one), task.partition.counts)
+        plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
+        planned=planned,
+    )  # fmt: skip
+    expected = forecasts.tell(plans, job.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
     identity = {}
     if checkpoint is not None or key_file is not None:
-        # The keys of the noise are arguments of the program, so that any will do. Arrays and not
-        # shapes: a release keeps past noise in float64, which shapes are traced without.
-        state = program.initial(statics, arrays, models, batch_keys)
-        # Every chunk's length now, before a callback may change what the model closes over: the
-        # calls below find what was traced here.
-        traced = [
-            program.advance.trace(statics, arrays, data, state, batch_keys, batch_keys, **lengths)
-            for lengths in _variants(total, every, chunk_blocks)
-        ]
-        del state
         identity = identity_.of_run(
             plans,
             problems,
             seeds,
-            {
-                "eval_every": every,
-                "chunk_blocks": chunk_blocks,
-                "phase": phase,
-                "stop_at": total,
-                "stopping": stopping,
-            },  # fmt: skip
-            (models, start),
-            identity_.computation(traced, release=plans[0].config.release),
-            1 if mesh is None else mesh.size,
+            course.options(phase, stopping),
+            job.models if start is None else (job.models, begun),
+            identity_.computation(job.traced(course, begun), release=plans[0].config.release),
+            1 if job.mesh is None else job.mesh.size,
         )
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
     noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
-    state = program.initial(statics, arrays, models, noise_keys)
-    begun = state.models if start is None else start
-    state = state._replace(models=sharding.place(begun, mesh, 2))
-    names = program.metric_names(statics, data, state)
-    taken = {name: np.full((len(marks), len(seeds), len(plans)), np.nan) for name in names}
-    done, ended, decided = 0, False, False
-    if store is not None and (restored := store.restore(_portable(state, taken))) is not None:
-        done, (portable, taken), ended = restored
-        # What the callback answered before is not known, but whether there was one.
-        decided = ended and (callback is not None or done < total)
-        state = _adopt(portable, state, mesh)
-        if program.keeps_noise(state) and not ended:
-            state = program.replay(statics, arrays, state, noise_keys, jnp.int32(done))
-    elif store is not None and plans[0].config.release:
-        # Before anything is sent: from here on, losing the key is noticed.
-        store.save(0, _portable(state, taken), ended=False)
+    at = _begun(job, course, begun, noise_keys, store, plans, callback is not None)
+    del begun  # As large as all models.
+    private = any(one.evaluation_data == "private" for one in problems)
 
-    meter = _Meter(len(plans) * len(seeds))
-    saved_at = time.monotonic()
-    with tqdm(
-        total=total, initial=done, disable=not progress, unit=" rounds", desc=meter.title,
-        smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
-    ) as bar:  # fmt: skip
-        while not ended:
-            lengths = _lengths(total - done, every, chunk_blocks)
-            length = lengths["blocks"] * every + lengths["tail"]
-            with meter.chunk(length):
-                state, new = program.advance(
-                    statics, arrays, data, state, batch_keys, noise_keys, **lengths
-                )
-                new = jax.device_get(new)
-            inside = (marks > done) & (marks <= done + length)
-            for name, value in new.items():
-                taken[name][inside] = value
-            done += length
-            bar.update(length)
-            if progress and meter.chunks == 1:
-                # The rate and the time left are of what is still to come, which is compiled.
-                bar.start_t, bar.initial = bar.last_print_t, done
-            ended = done == total
-            if callback is not None:
-                latest = {name: value[inside][-1].copy() for name, value in taken.items()}
-                would = states.at(done, private_stop=private)
-                answer = callback(Progress(done, latest, would, meter.rate))
-                decided = decided or answer is not None
-                ended = bool(answer) or ended
-            if store is not None and (ended or time.monotonic() - saved_at >= checkpoint_seconds):
-                store.save(done, _portable(state, taken), ended=ended)
-                saved_at = time.monotonic()
+    def ask(at: _Stand, latest: dict[str, np.ndarray], rate: float) -> Any:
+        if callback is None:
+            return None
+        would = states.at(at.done, private_stop=private)
+        return callback(Progress(at.done, latest, would, rate))
+
+    meter = Meter(len(plans) * len(seeds))
+    _drive(job, course, at, meter, ask, store, checkpoint_seconds, progress)
     if store is not None:
         store.close()
     if key_file is not None:
         keys.delete_key_file(key_file, identity_.fingerprint(identity))
-    keep = marks <= done
+    return _result(plans, seeds, course, at, meter, states, private)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What the compiled program is called with, but for the secret.
+
+    Attributes:
+        statics: What is static.
+        arrays: What differs between plans, stacked.
+        data: Training and evaluation data.
+        batch_keys: [S] keys of the batches.
+        models: Initial models of one agent, leaves [S, ...].
+        mesh: Over which the agents are spread; None is one device.
+    """
+
+    statics: program.Statics
+    arrays: Any
+    data: program.Data
+    batch_keys: Any
+    models: Any
+    mesh: Any
+
+    @property
+    def entries(self) -> int:
+        """Numbers in one model."""
+        return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
+
+    def start(self, given: Any, plans: int) -> Any:
+        """Models to start from, leaves [S, V, n, ...]: those given, or all agents alike."""
+        n = self.statics.agents
+        if given is not None:
+            return arguments.starting(given, self.models, plans, n)
+
+        def spread(leaf: Any) -> Any:
+            return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
+
+        return jax.tree.map(spread, self.models)
+
+    def initial(self, start: Any, noise_keys: Any) -> State:
+        """The state before the first round."""
+        state = program.initial(self.statics, self.arrays, start, noise_keys)
+        return state._replace(models=sharding.place(state.models, self.mesh, 2))
+
+    def traced(self, course: Course, start: Any) -> list[Any]:
+        """The program of every chunk's length.
+
+        Now, before a callback may change what the model closes over: later calls find what was
+        traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
+        and not shapes: a release keeps past noise in float64, which shapes are traced without.
+        """
+        state = self.initial(start, self.batch_keys)
+        given = self.statics, self.arrays, self.data, state, self.batch_keys, self.batch_keys
+        return [program.advance.trace(*given, **lengths) for lengths in course.variants]
+
+
+def _prepared(
+    plans: tuple[Plan, ...],
+    problems: tuple[Problem, ...],
+    seeds: tuple[int, ...],
+    together: Statics,
+    devices: Any,
+    phase: int,
+) -> _Job:
+    """Put on the devices what a run reads, its models checked."""
+    task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
+    models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
+    if together.unit == "record":
+        arguments.check_dtypes(models)
+    return _Job(
+        statics=placing.statics(together, problems, mesh),
+        arrays=placing.arrays(plans, mesh),
+        data=placing.data(problems, mesh),
+        batch_keys=_stack([keys.derive(seed, "batches", phase) for seed in seeds]),
+        models=models,
+        mesh=mesh,
+    )
+
+
+@dataclass(eq=False)
+class _Stand:
+    """How far a run is.
+
+    Attributes:
+        state: The stacked state.
+        noise_keys: [S] keys of the noise.
+        taken: name -> [E, S, V] metrics, nan where none were taken yet.
+        done: Rounds done.
+        ended: Whether it has ended: all rounds, or stopped.
+        decided: Whether a callback may have decided where.
+    """
+
+    state: State
+    noise_keys: Any
+    taken: dict[str, np.ndarray]
+    done: int = 0
+    ended: bool = False
+    decided: bool = False
+
+
+def _begun(
+    job: _Job,
+    course: Course,
+    start: Any,
+    noise_keys: Any,
+    store: Checkpoints | None,
+    plans: tuple[Plan, ...],
+    asked: bool,
+) -> _Stand:
+    """Where a run begins: before its first round, or at its newest checkpoint."""
+    state = job.initial(start, noise_keys)
+    names = program.metric_names(job.statics, job.data, state)
+    shape = (len(course.marks), len(job.batch_keys), len(plans))
+    at = _Stand(state, noise_keys, {name: np.full(shape, np.nan) for name in names})
+    if store is None:
+        return at
+    if (restored := store.restore(_portable(at.state, at.taken))) is not None:
+        at.done, (portable, at.taken), at.ended = restored
+        # What the callback answered before is not known, but whether there was one.
+        at.decided = at.ended and (asked or at.done < course.total)
+        at.state = _adopt(portable, at.state, job.mesh)
+        if program.keeps_noise(at.state) and not at.ended:
+            at.state = program.replay(
+                job.statics, job.arrays, at.state, noise_keys, jnp.int32(at.done)
+            )
+    elif plans[0].config.release:
+        # Before anything is sent: from here on, losing the key is noticed.
+        store.save(0, _portable(at.state, at.taken), ended=False)
+    return at
+
+
+def _drive(
+    job: _Job,
+    course: Course,
+    at: _Stand,
+    meter: Meter,
+    ask: Callable[[_Stand, dict[str, np.ndarray], float], Any],
+    store: Checkpoints | None,
+    checkpoint_seconds: float,
+    progress: bool,
+) -> None:
+    """Advance a run to its end, chunk by chunk."""
+    marks, saved_at = course.marks, time.monotonic()
+    with tqdm(
+        total=course.total, initial=at.done, disable=not progress, unit=" rounds",
+        desc=meter.title, smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
+    ) as bar:  # fmt: skip
+        while not at.ended:
+            lengths = course.lengths(course.total - at.done)
+            length = lengths["blocks"] * course.every + lengths["tail"]
+            with meter.chunk(length):
+                at.state, new = program.advance(
+                    job.statics, job.arrays, job.data, at.state, job.batch_keys, at.noise_keys,
+                    **lengths,
+                )  # fmt: skip
+                new = jax.device_get(new)
+            inside = (marks > at.done) & (marks <= at.done + length)
+            for name, value in new.items():
+                at.taken[name][inside] = value
+            at.done += length
+            bar.update(length)
+            if progress and meter.chunks == 1:
+                # The rate and the time left are of what is still to come, which is compiled.
+                bar.start_t, bar.initial = bar.last_print_t, at.done
+            latest = {name: value[inside][-1].copy() for name, value in at.taken.items()}
+            answer = ask(at, latest, meter.rate)
+            at.decided = at.decided or answer is not None
+            at.ended = bool(answer) or at.done == course.total
+            due = time.monotonic() - saved_at >= checkpoint_seconds
+            if store is not None and (at.ended or due):
+                store.save(at.done, _portable(at.state, at.taken), ended=at.ended)
+                saved_at = time.monotonic()
+
+
+def _result(
+    plans: tuple[Plan, ...],
+    seeds: tuple[int, ...],
+    course: Course,
+    at: _Stand,
+    meter: Meter,
+    states: Stated,
+    private: bool,
+) -> Result:
+    """What a run leaves."""
+    keep = course.marks <= at.done
     return Result(
         plans=plans,
         seeds=seeds,
-        rounds=marks[keep],
-        metrics={name: value[keep] for name, value in taken.items()},
-        guarantees=states.at(done, private_stop=private and decided),
-        params=jax.device_get(state.models),
+        rounds=course.marks[keep],
+        metrics={name: value[keep] for name, value in at.taken.items()},
+        guarantees=states.at(at.done, private_stop=private and at.decided),
+        params=jax.device_get(at.state.models),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
-        ended=done == total,
+        ended=at.done == course.total,
     )
-
-
-class _Meter:
-    """Times chunks; the first one compiles and leaves the rate once there is another."""
-
-    def __init__(self, runs: int):
-        self.runs = runs
-        self.title = f"{runs} run{'s' if runs > 1 else ''}"
-        self.seconds = 0.0
-        self._chunks: list[tuple[int, float]] = []
-
-    @contextlib.contextmanager
-    def chunk(self, length: int) -> Iterator[None]:
-        """Time one chunk of ``length`` rounds."""
-        began = time.monotonic()
-        yield
-        self._chunks.append((length, time.monotonic() - began))
-        self.seconds += self._chunks[-1][1]
-
-    @property
-    def chunks(self) -> int:
-        """Chunks done in this process."""
-        return len(self._chunks)
-
-    @property
-    def rate(self) -> float:
-        """Rounds per second over all runs; nan before the first chunk."""
-        chunks = self._chunks[1:] or self._chunks
-        seconds = sum(spent for _, spent in chunks)
-        return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
-
-
-def _statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> program.Statics:
-    """What all runs of the call share and one compilation is for."""
-    task, record = problems[0], together.unit == "record"
-    query: AgentQuery | RecordQuery
-    if record:
-        query = RecordQuery(
-            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch
-        )
-    else:
-        query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
-    return program.Statics(
-        agents=together.agents,
-        method=together.method,
-        query=query,
-        sampler=together.sampler,
-        optimizer=together.optimizer,
-        divisor=together.sampler.divisor if record else 1,
-        privatizer=together.noise,
-        metrics=task.metrics,
-        mesh=mesh,
-        sequential=query.one_by_one and jax.default_backend() == "cpu",
-        own_data=len(problems) > 1,
-    )
-
-
-def _variants(total: int, every: int, chunk_blocks: int) -> list[dict[str, int]]:
-    """The lengths of a run's chunks, whole and last, each once; resumed, a run has no others."""
-    chunk = every * chunk_blocks
-    lefts = {min(chunk, total), total % chunk} - {0}
-    return [_lengths(left, every, chunk_blocks) for left in sorted(lefts)]
-
-
-def _lengths(left: int, every: int, chunk_blocks: int) -> dict[str, int]:
-    """The next call's blocks: whole chunks, then one shorter one, so two compilations at most."""
-    blocks = min(chunk_blocks, left // every)
-    tail = 0 if blocks == chunk_blocks else left - blocks * every
-    return {"blocks": blocks, "every": every, "tail": tail}
 
 
 def _stack(tree: list[Any]) -> Any:

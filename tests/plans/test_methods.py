@@ -14,7 +14,7 @@ import pytest
 from dpjax.accounting import views
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys, placing, program
-from dpjax.engine.run import _statics, run
+from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
 from dpjax.protocols import Answer, Draw
@@ -46,7 +46,7 @@ def made(name, matrix=MATRIX, **changes):
 def parts(one, task=None):
     """Statics and arrays of one plan, as a run has them."""
     task = make_problem(one.agents) if task is None else task
-    statics = _statics(plan.shared([one]), (task,), None)
+    statics = placing.statics(plan.shared([one]), (task,), None)
     arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((one,), None))
     return statics, arrays
 
@@ -344,3 +344,27 @@ def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, text):
     one = plan.make(make_config(relation="replace_record", sampler=sampler, rounds=4), MATRIX)
     with pytest.raises(ValueError, match=text):
         run(one, make_problem(N), seeds=[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembers(DSGD):
+    """A method whose memory holds models, as those of directed graphs do."""
+
+    def start(self, here, models):
+        """The optimizer's state, and the models."""
+        return here.optimizer.init(models), models
+
+    def send(self, here, seen, emission, noisy):
+        """As D-SGD."""
+        inner = seen._replace(memory=seen.memory[0])
+        message, state = super().send(here, inner, emission, noisy)
+        return message, (state, message)
+
+
+def test_a_run_that_carries_on_starts_its_memory_from_the_given_models():
+    one = plan.make(make_config(method=Remembers(), rounds=2), MATRIX)
+    statics, _ = parts(one)
+    given = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}
+    keys_ = jax.random.split(KEY, 2)
+    state = program.initial(statics, placing.arrays((one,), None), given, keys_)
+    np.testing.assert_array_equal(state.memory[1]["w"], given["w"])

@@ -12,7 +12,6 @@ from scipy import stats
 
 from dpjax.accounting import finite
 from dpjax.engine import placing, program
-from dpjax.engine.run import _statics
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
@@ -191,7 +190,7 @@ class Fixed:
         self.plan = plan.make(config, np.full((6, 6), 1 / 6))
         shared = plan.shared([self.plan])
         task = make_problem(6)
-        statics = _statics(shared, (task,), None)
+        statics = placing.statics(shared, (task,), None)
         query = dataclasses.replace(
             statics.query, loss=lambda params, x, y: params @ x, batch_loss=None
         )
