@@ -327,6 +327,19 @@ class Sampler(Protocol):
         """How much of each batch is records, [n] or [T, n]."""
         ...
 
+    @property
+    def capacity(self) -> int | None:
+        """Records that a batch is computed at a time, where its size is not known; else None."""
+        ...
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
+        """[n] probability that a record is in a batch, where that may amplify; else None."""
+        ...
+
+    def holding(self, records: int) -> "Sampler":
+        """The sampler for agents of at most so many records; itself where it need not know."""
+        ...
+
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse numbers of records that it cannot draw from; ``agents`` names them in messages."""
         ...

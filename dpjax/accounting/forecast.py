@@ -97,7 +97,7 @@ class Forecast:
     parameters: int
     agents: int
     unit: str
-    batch_size: int
+    batch_size: float
     mu: float
     delta: float
     accountant: budget.Accountant
@@ -287,7 +287,7 @@ def forecast(
     patterns: tuple[int, int],
     clip_norm: float,
     relation: budget.Relation,
-    batch_size: int,
+    batch_size: float,
     mu: float,
     delta: float,
     accountant: budget.Accountant = "gdp",

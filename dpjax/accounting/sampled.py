@@ -21,19 +21,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import gdp
 
-__all__ = ["Phase", "Pld"]
+__all__ = ["Phase", "Pld", "bound"]
 
 # Losses within ten deviations of a round's noise are told apart in so many cells.
-_CELLS = 50_000
+_CELLS = 20_000
 _REACH = 10.0
 # Fourier transforms of at most 2^24 cells err, all cells together, by less than this a round.
 _FOURIER = 8 * float(np.finfo(np.float64).eps) * 2.0**12
 _UP = 1 + 1e-12
+# Rates that a calibration tells apart; between two of them the higher one is taken.
+_LEVELS = 8
+# How close to the budget it ends, in epsilon and in the noise.
+_CLOSE = 2e-4
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,65 @@ class Pld:
                 "runs apart"
             )
         return Pld(self.phases + other.phases)
+
+
+def bound(
+    rates: ArrayLike, rounds: int, epsilon: float, delta: float, *, sensitivity: float
+) -> Float[np.ndarray, "*n"]:
+    """The bound b_i on [R^-1]_ii that keeps sampled rounds within a budget.
+
+    Guarantee: noise over agents with [R^-1]_ii <= b_i, white over rounds, keeps epsilon at delta
+    for every agent as `Pld` states it, against an outsider, for zeroing out one record.
+
+    Args:
+        rates: [n] probability that a record is in a round's batch.
+        rounds: T.
+        epsilon: The budget.
+        delta: Its delta.
+        sensitivity: How far zeroing a record out moves a round's sum: the clip norm.
+
+    Returns:
+        b_i in 1 / (gradient units)^2, just below the largest that does; a 0-d array where all
+        rates are alike.
+    """
+    given = np.asarray(rates, np.float64)
+    levels = np.unique(given)
+    if len(levels) > _LEVELS:
+        levels = np.unique(np.quantile(given, np.linspace(0, 1, _LEVELS + 1)[1:], method="higher"))
+    ratios = np.array([_largest_ratio(float(q), rounds, epsilon, delta) for q in levels])
+    each = (ratios / sensitivity) ** 2 * (1 - 1e-12)
+    return each[0] * np.ones(()) if len(levels) == 1 else each[np.searchsorted(levels, given)]
+
+
+@functools.lru_cache(maxsize=256)
+def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> float:
+    """The largest ratio of one agent that keeps the budget, by bisection from below."""
+
+    # Below the budget by more than the numerics waver where ratios differ in their last bits.
+    most = epsilon * (1 - _CLOSE)
+
+    def stated(ratio: float) -> float:
+        return max(_epsilon(((rate, ratio, rounds),), delta), 1e-300)
+
+    # What holds without sampling holds with it.
+    low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
+    if rate >= 1:
+        return low
+    above = stated(2 * low)
+    high, below = 2 * low, stated(low)
+    while above <= most:
+        low, high, below = high, 2 * high, above
+        above = stated(high)
+    while below < most * (1 - _CLOSE) and high > low * (1 + _CLOSE / 10):
+        # Along a power of the ratio; halves where that would stay at one end.
+        share = math.log(most * (1 - _CLOSE / 2) / below) / math.log(above / below)
+        middle = low * (high / low) ** min(max(share, 0.02), 0.98)
+        found = stated(middle)
+        if found <= most:
+            low, below = middle, found
+        else:
+            high, above = middle, found
+    return low
 
 
 def _below_another(row: tuple, rows: set) -> bool:

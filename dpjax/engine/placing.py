@@ -10,7 +10,7 @@ from dpjax.engine import program, sharding
 from dpjax.plans import samplers
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
-from dpjax.plans.query import AgentQuery, RecordQuery
+from dpjax.plans.query import AgentQuery, Passes, RecordQuery
 from dpjax.topology import nodes
 
 __all__ = ["arrays", "check", "data", "statics"]
@@ -54,8 +54,14 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
         called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
-        sampler = plans[0].config.sampler
+        sampler = plans[0].statics.sampler
         sampler.check(counts, called)
+        for plan in plans:
+            if plan.counts is not None and not np.array_equal(plan.counts, counts):
+                raise ValueError(
+                    f"the plan is for {plan.counts.tolist()} records of the agents, the problem "
+                    f"has {np.asarray(counts).tolist()}; make it with counts=partition.counts"
+                )
         samplers.audit(sampler, counts, plans[0].config.rounds)
 
 
@@ -129,11 +135,13 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> prog
         The statics of `program.advance`.
     """
     task, record = problems[0], together.unit == "record"
-    query: AgentQuery | RecordQuery
+    query: AgentQuery | RecordQuery | Passes
     if record:
         query = RecordQuery(
             task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch
         )
+        if together.sampler.capacity is not None:
+            query = Passes(query, together.sampler.capacity)
     else:
         query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
     return program.Statics(
@@ -148,4 +156,5 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> prog
         mesh=mesh,
         sequential=query.one_by_one and jax.default_backend() == "cpu",
         own_data=len(problems) > 1,
+        capacity=together.sampler.capacity,
     )

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax.engine import rounds as rounds_
 from dpjax.engine.sharding import AXIS
+from dpjax.plans.query import Drawn
 from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler, State
 
 __all__ = [
@@ -38,7 +39,8 @@ class Statics(NamedTuple):
     ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
     gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
     ``privatizer`` is None where no plan has noise, which then is not drawn. ``own_data`` is True
-    where every seed has data of its own.
+    where every seed has data of its own. ``capacity`` is how many records the query gathers
+    at a time; None where it is given the batch.
     """
 
     agents: int
@@ -52,6 +54,7 @@ class Statics(NamedTuple):
     mesh: Mesh | None = None
     sequential: bool = False
     own_data: bool = False
+    capacity: int | None = None
 
 
 class Data(NamedTuple):
@@ -194,6 +197,9 @@ def _batch(statics: Statics, data: Data, key: PRNGKeyArray, round: Any) -> Any:
     drawn = statics.sampler.draw(key, round, data.counts)
     # Positions are below counts and the problem has checked its indices: no bounds to test.
     rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
+    if statics.capacity is not None:
+        assert drawn.padding is not None
+        return Drawn(data.x, data.y, rows, drawn.padding)
     return *(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y)), drawn.padding
 
 
@@ -314,6 +320,10 @@ def advance(
         ) -> Any:
             round_key = jax.random.fold_in(batch_key, state.round)
             batch = _batch(statics, _one(own, shared), round_key, state.round)
+            if statics.capacity is not None:
+                # Batches are secret here, and the method's randomness public: it must not tell
+                # them. No word of the draw has this number.
+                round_key = jax.random.fold_in(round_key, 2**32 - 1)
 
             def of_plan(state: State, arrays: Any) -> Any:
                 state, info = algorithm(statics, arrays, noise_key).step(round_key, state, batch)

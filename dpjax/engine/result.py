@@ -91,7 +91,7 @@ class Result:
                 # Several phases together, and a curve's last numbers, are above the plan's.
                 "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon),
                 "delta": 0.0 if budget is None else budget.delta,
-                "budget": "none" if budget is None else budget.accountant,
+                "budget": config.accountant or "none",
                 "relation": config.protect.relation,
                 "unit": config.protect.unit,
                 "step_size": config.optimizer.first,

@@ -9,7 +9,8 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite
+from dpjax.accounting import finite, precision, sampled
+from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
@@ -34,6 +35,7 @@ class Target:
         method: What agents compute and send.
         first_step: The first round's step size.
         divisor: What the sampler divides sums by; 1 where one gradient an agent is clipped.
+        rates: [n] probability that a record is in a round's batch, where that amplifies.
     """
 
     mixing: Float[np.ndarray, "*p n n"]
@@ -44,6 +46,7 @@ class Target:
     method: Method | Networked
     first_step: float
     divisor: float
+    rates: Float[np.ndarray, " n"] | None = None
 
     @property
     def agents(self) -> int:
@@ -67,6 +70,14 @@ class Target:
         Raises:
             ValueError: For budgets that are not one an agent.
         """
+        if self.rates is not None:
+            return sampled.bound(
+                self.rates,
+                self.rounds,
+                self.budget.largest,
+                self.budget.delta,
+                sensitivity=self.protect.sensitivity,
+            )
         bound = np.asarray(
             budget_.precision_bound(
                 self.budget.epsilon,
@@ -83,6 +94,17 @@ class Target:
                 f"epsilon has {len(bound)} entries for {self.agents} agents; give one an agent"
             )
         return bound
+
+    def sampled(self, factor: np.ndarray) -> Pld:
+        """What sampled batches cost every agent, against an outsider, with a factor of white noise.
+
+        Args:
+            factor: [n, n] float32 F.
+        """
+        assert self.rates is not None
+        diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
+        ratios = self.protect.sensitivity * np.sqrt(diagonal) * (1 + 1e-15)
+        return Pld.of(self.rates, ratios, self.rounds)
 
 
 @runtime_checkable

@@ -63,6 +63,11 @@ def save(
             "plan is a release, whose noise this package draws and hardens; save the plan of the "
             "same config with release=False for a loop of your own"
         )
+    if plan.counts is not None:
+        raise ValueError(
+            f"plan has sampler {plan.config.sampler}, whose coin flips a loop of your own would "
+            "have to draw; save the plan of a config with Random or Cyclic"
+        )
     groups = seed_groups(plan)
     # What groups do not share must be exactly zero; the audit then covers what the file holds.
     together = groups[:, None] == groups

@@ -58,7 +58,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         patterns=config.participation or (rounds, 1),
         clip_norm=config.protect.clip_norm,
         relation=config.protect.relation,
-        batch_size=config.sampler.batch_size,
+        batch_size=config.sampler.divisor,
         mu=mu,
         sampled=sampled,
         # Without noise neither is read.

@@ -21,7 +21,8 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, releases
+from dpjax.plans import dependence, export, forecasts, guarantees, releases
+from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.noise import described
@@ -76,6 +77,8 @@ class Plan:
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
         noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
+        counts: [n] records of each agent, where the loss depends on them (Poisson-sampled
+            batches); else None.
 
     Raises:
         ValueError: If the audit fails.
@@ -85,12 +88,15 @@ class Plan:
     mixing: np.ndarray
     noise: Calibrated | None
     guarantee: Guarantee
+    counts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
-        matrix = np.array(self.mixing)
-        matrix.flags.writeable = False
-        object.__setattr__(self, "mixing", matrix)
+        for name in ("mixing", "counts"):
+            if getattr(self, name) is not None:
+                array = np.array(getattr(self, name))
+                array.flags.writeable = False
+                object.__setattr__(self, name, array)
         if self.noise is not None:
             object.__setattr__(self, "noise", self.noise.frozen())
         audit(self)
@@ -143,7 +149,7 @@ class Plan:
         Raises:
             ValueError: For a non-private plan, which has none.
         """
-        return target(self.config, self.mixing)
+        return target(self.config, self.mixing, self.counts)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -156,6 +162,9 @@ class Plan:
     def statics(self) -> Statics:
         """What plans of one call share; hashable."""
         config, noise, protect = self.config, None, self.config.protect
+        sampler: Sampler = config.sampler
+        if self.counts is not None:
+            sampler = sampler.holding(int(self.counts.max()))
         if self.noise is not None:
             noise = self.noise.privatizer(self.target, self.grid)
         return Statics(
@@ -163,7 +172,7 @@ class Plan:
             self.agents,
             self.method,
             config.optimizer.shared(),
-            config.sampler,
+            sampler,
             protect.clip_norm,
             protect.clipping,
             protect.microbatch,
@@ -229,7 +238,7 @@ class Plan:
         return export.save(self, path, labels)
 
     def fingerprint(self) -> str:
-        """SHA-256 of config, mixing, noise and strategy, in hexadecimal."""
+        """SHA-256 of config, mixing, noise, strategy and counts, in hexadecimal."""
         config = json.dumps(described(self.config), sort_keys=True, default=repr)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
@@ -238,15 +247,18 @@ class Plan:
             digest.update(np.ascontiguousarray(array).data)
         if self.strategy is not None:
             digest.update(np.ascontiguousarray(self.strategy).data)
+        if self.counts is not None:
+            digest.update(np.ascontiguousarray(self.counts).data)
         return digest.hexdigest()
 
 
-def target(config: Config, mixing: np.ndarray) -> Target:
+def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None) -> Target:
     """Return what the noise of a config is made for.
 
     Args:
         config: A private config.
         mixing: [n, n] or [P, n, n] mixing matrix.
+        counts: [n] records of each agent, where the loss depends on them.
 
     Raises:
         ValueError: For a config without a budget.
@@ -262,6 +274,7 @@ def target(config: Config, mixing: np.ndarray) -> Target:
         config.method,
         config.optimizer.first,
         config.sampler.divisor if config.protect.unit == "record" else 1,
+        None if counts is None else config.sampler.rates(counts),
     )
 
 
@@ -279,6 +292,7 @@ def make(
     config: Config,
     mixing: Any,
     *,
+    counts: Any = None,
     design: design_.Design | None = None,
     strategy: np.ndarray | None = None,
 ) -> Plan:
@@ -288,6 +302,8 @@ def make(
         config: The mechanism.
         mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
             what the method asks for.
+        counts: [n] records of each agent (`Partition.counts`): needed where the loss depends on
+            them, as with Poisson-sampled batches; else they are checked alone.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
@@ -298,102 +314,23 @@ def make(
         The plan, audited.
 
     Raises:
-        ValueError: If the mixing matrix is unfit, the design is another network's or budget's, the
-            noise has no such strategy, or the method shows what no noise was added to.
+        ValueError: If the mixing matrix is unfit, counts are missing or do not fit the sampler,
+            the design is another network's or budget's, the noise has no such strategy, or the
+            method shows what no noise was added to.
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     method: Any = on(config.method, matrix)  # Hashable, as all parts are.
     dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
+    records = guarantees.records(config, counts, n)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):
             if given is not None:
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
-        return Plan(config, matrix, None, Guarantee.none(config.rounds))
-    wanted = target(config, matrix)
+        return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
+    wanted = target(config, matrix, records)
     noise = config.noise.calibrate(wanted, design=design, strategy=strategy)
-    return Plan(config, matrix, noise, _guarantee(config, wanted, noise))
-
-
-def _guarantee(config: Config, target: Target, noise: Calibrated) -> Guarantee:
-    loss, budget = noise.loss(target), target.budget
-    return Guarantee(
-        epsilon=budget.largest,
-        delta=budget.delta,
-        mu=float(np.max(loss.mu)),
-        relation=config.protect.relation,
-        attacker=config.protect.attacker,
-        gradients=config.protect.gradients,
-        nodes=config.protect.nodes,
-        rounds=config.rounds,
-        clip_norm=config.protect.clip_norm,
-        accountant=budget.accountant,
-        release=config.release,
-        per_agent_epsilon=budget.each,
-        white=noise.white(target),
-        unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
-        participation=config.participation,
-    )
-
-
-def audit(plan: Plan) -> None:
-    """Compute the guarantee again from what will be run, and refuse an understatement.
-
-    Args:
-        plan: The plan; called by its constructor, so a plan with a smaller factor, a strategy of
-            larger sensitivity, a larger clip norm, more rounds, more participations or a weaker
-            relation than its guarantee states cannot exist.
-
-    Raises:
-        ValueError: Naming what disagrees.
-    """
-    config, stated = plan.config, plan.guarantee
-    matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
-    n = matrix.shape[-1]
-    if (plan.noise is None) != (config.noise is None):
-        raise ValueError(
-            f"noise is {type(plan.noise).__name__} for a config with noise {config.noise!r}; make "
-            "the plan from one config with plan.make"
-        )
-    if plan.noise is None:
-        if np.isfinite(stated.epsilon):
-            raise ValueError(
-                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
-                "use Guarantee.none"
-            )
-        return
-    wanted = plan.target
-    plan.noise.check(wanted)
-    protect, budget = config.protect, wanted.budget
-    runs = {
-        "relation": protect.relation,
-        "rounds": config.rounds,
-        "clip_norm": protect.clip_norm,
-        "delta": budget.delta,
-        "unit": protect.unit,
-        "accountant": budget.accountant,
-        "release": config.release,
-        "participation": config.participation,
-        "attacker": protect.attacker,
-        "gradients": protect.gradients,
-        "nodes": protect.nodes,
-        "white": plan.noise.white(wanted),
-    }
-    for name, mine in runs.items():
-        if mine != (theirs := getattr(stated, name)):
-            raise ValueError(
-                f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
-                "one config with plan.make"
-            )
-    loss = plan.noise.loss(wanted)
-    claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
-    worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
-    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
-        raise ValueError(
-            f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
-            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} (mu "
-            f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
-        )
+    return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
 
 
 def shared(plans: Sequence[Plan]) -> Statics:

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Bool, Int
 
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 from dpjax.transforms.sums import clipped_sum
 
-__all__ = ["AgentQuery", "RecordQuery"]
+__all__ = ["AgentQuery", "Drawn", "Passes", "RecordQuery"]
 
 
 @dataclass(frozen=True)
@@ -102,3 +103,70 @@ class RecordQuery:
                 encode=encode,
             )
         return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
+
+
+class Drawn(NamedTuple):
+    """A batch that is not gathered yet.
+
+    Attributes:
+        x: All records.
+        y: Their labels.
+        rows: [n, places] which of them are in an agent's batch, those first.
+        padding: [n, places] True where a place holds no record.
+    """
+
+    x: Any
+    y: Any
+    rows: Int[Array, "n places"]
+    padding: Bool[Array, "n places"]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A query of records, for batches of any size: in passes of ``capacity`` records.
+
+    Guarantee: the inner query's, over the whole batch; passes with no agent's record are left out,
+    which changes no sum. How many there are shows in the time of a round, which no attacker here
+    sees.
+
+    Attributes:
+        inner: The query of one pass.
+        capacity: Records a pass; divides the batch's places.
+    """
+
+    inner: RecordQuery
+    capacity: int
+
+    metrics = ()
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether gradients of single records are formed."""
+        return self.inner.one_by_one
+
+    def __call__(
+        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+    ) -> Answer:
+        """Answer for every agent; the batch is `Drawn`."""
+
+        def of_pass(number: Any) -> Any:
+            def places(part: Any) -> Any:
+                start = number * self.capacity
+                return jax.lax.dynamic_slice_in_dim(part, start, self.capacity, axis=1)
+
+            rows = places(batch.rows)
+            x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
+            return self.inner(models, (x, y, places(batch.padding)), encode).total
+
+        used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
+
+        def more(carry: Any) -> Any:
+            return carry[0] * self.capacity < used
+
+        def add(carry: Any) -> Any:
+            number, total = carry
+            return number + 1, jax.tree.map(jnp.add, total, of_pass(number))
+
+        shapes = jax.eval_shape(of_pass, jnp.int32(0))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return Answer(jax.lax.while_loop(more, add, (jnp.int32(0), zeros))[1])

@@ -1,26 +1,33 @@
-"""Which records take part in a round: drawn at random, or dealt in a fixed order."""
+"""Which records take part in a round: drawn at random, dealt in a fixed order, or by coin flips."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
 from dpjax.protocols import Draw, Sampler
 
-__all__ = ["Cyclic", "Random", "audit"]
+__all__ = ["Cyclic", "Poisson", "Random", "audit"]
+
+_UNIT = float(np.finfo(np.float64).eps)
 
 
 def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     """Refuse a sampler that draws otherwise than it says, on numbers of records at hand.
 
     Guarantee: what passes drew distinct records of each agent in the rounds tried, and none more
-    often than its pattern allows; two cycles of a pattern are tried, or a few rounds.
+    often than its pattern allows; two cycles of a pattern are tried, or a few rounds. One that
+    claims rates is refused where an honest one would draw so much, in all, for an agent or of a
+    record, with a probability below 1e-9.
 
     Args:
         sampler: The sampler.
@@ -32,7 +39,11 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     """
     pattern, key = sampler.pattern(rounds), jax.random.key(0)
     tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
+    rates = sampler.rates(counts)
+    if rates is not None:
+        tried = _COUNTED
     last: dict[tuple[int, int], int] = {}
+    times = [np.zeros(count, np.int64) for count in counts]
     for t in range(tried):
         drawn = sampler.draw(jax.random.fold_in(key, t), jnp.int32(t), jnp.asarray(counts))
         rows = np.asarray(drawn.rows)
@@ -44,6 +55,7 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
                     f"sampler is {_validate.shown(sampler)}, which draws a record of agent {agent} "
                     f"twice, or one that is not there, in round {t}; draw distinct records"
                 )
+            times[agent][taken] += 1
             if pattern.epochs == rounds:
                 continue
             for record in taken.tolist():
@@ -54,9 +66,33 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
                         f"{pattern.separation} apart; deal records by the pattern"
                     )
                 last[agent, record] = t
+    if rates is not None:
+        _check_rates(sampler, times, rates, tried)
 
 
 _ROUNDS = 3
+_COUNTED = 16
+_RARE = 1e-9
+
+
+def _check_rates(
+    sampler: Sampler, times: list[np.ndarray], rates: Float[np.ndarray, " n"], rounds: int
+) -> None:
+    """Refuse more draws than the rates make likely; ``times`` counts each record's."""
+    from scipy import stats
+
+    for agent, (own, rate) in enumerate(zip(times, rates, strict=True)):
+        drawn = {
+            f"the {len(own)} records": (own.sum(), len(own) * rounds, 1),
+            f"record {int(own.argmax())}": (own.max(), rounds, len(own)),
+        }
+        for what, (seen, chances, among) in drawn.items():
+            if stats.binom.sf(seen - 1, chances, rate) * among * len(rates) < _RARE:
+                raise ValueError(
+                    f"sampler is {_validate.shown(sampler)}, which in {rounds} rounds draws {what} "
+                    f"of agent {agent} {seen} times, its rate says {chances * rate:.3g}; draw as "
+                    "often as rates says, each record and round apart from all others"
+                )
 
 
 @dataclass(frozen=True)
@@ -81,9 +117,18 @@ class Random:
         """Sums are divided by the batch size."""
         return self.batch_size
 
+    capacity = None
+
     @property
     def participation(self) -> None:
         """Nothing is fixed: a record may take part in every round."""
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
+        """No amplification is claimed, whatever the counts."""
+
+    def holding(self, records: int) -> Self:
+        """Itself, whatever the number of records."""
+        return self
 
     def pattern(self, rounds: int) -> Participation:
         """Rounds in which one record may take part: all."""
@@ -132,10 +177,19 @@ class Cyclic:
         """Sums are divided by the places in a batch."""
         return self.batch_size
 
+    capacity = None
+
     @property
     def participation(self) -> tuple[int, int]:
         """(epochs, separation)."""
         return self.epochs, self.separation
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
+        """No amplification is claimed, whatever the counts."""
+
+    def holding(self, records: int) -> Self:
+        """Itself, whatever the number of records."""
+        return self
 
     def pattern(self, rounds: int) -> Participation:
         """Rounds in which one record takes part.
@@ -164,3 +218,92 @@ class Cyclic:
         turn = np.arange(rounds)[:, None] % self.separation
         # Record r is in the rounds r mod b, r mod b + b, ...
         return np.maximum(np.ceil((counts - turn) / self.separation), 0) / self.batch_size
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every record is in a batch with probability ``expected / count_i``, apart from all others.
+
+    Guarantee: no record of agent i is drawn with a probability above `rates`, and its presence is
+    independent of all other records and rounds, as far as threefry bits are. Whoever knows the
+    key knows the batches, and nothing is amplified against it. A batch that is larger than the
+    capacity is computed in several passes, never cut.
+
+    Attributes:
+        expected: Records that an agent's batch has on average; sums are divided by it, whatever
+            the batch.
+        capacity: Records a pass, to bound memory.
+        records: Most records of an agent; the plan fills it in.
+    """
+
+    expected: float
+    capacity: int
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of records."""
+        expected = _validate.positive("expected", self.expected)
+        object.__setattr__(self, "expected", expected)
+        for name in ("capacity", "records"):
+            if getattr(self, name) is not None or name == "capacity":
+                value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
+                object.__setattr__(self, name, value)
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the expected size, which is public; a batch's own size is not."""
+        return self.expected
+
+    @property
+    def participation(self) -> None:
+        """Nothing is fixed: a record may take part in every round."""
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record may take part: all."""
+        return Participation(rounds, rounds, 1)
+
+    def holding(self, records: int) -> "Poisson":
+        """The same sampler, for agents of at most so many records.
+
+        Args:
+            records: Most records of an agent.
+        """
+        return dataclasses.replace(self, records=records)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents with fewer records than are expected in a batch."""
+        least = int(np.argmin(counts))
+        if counts[least] < self.expected:
+            told = f"agent {least}" if agents is None else agents[least]
+            raise ValueError(
+                f"expected is {self.expected:g}, but {told} has {counts[least]} records; lower it "
+                "to that at most"
+            )
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """[n] probability that a record of an agent is in a round's batch, rounded up."""
+        return np.minimum(self.expected / np.asarray(counts, np.float64) * (1 + 2 * _UNIT), 1.0)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """Draw a round's records, those of the batch first; all other places are padding.
+
+        Raises:
+            ValueError: Where ``records`` is None.
+        """
+        del round
+        if self.records is None:
+            raise ValueError("records is None; draw with the sampler of plan.statics")
+        counts = jnp.asarray(counts, jnp.int32)[:, None]
+        # Slightly fewer than asked for, so that float32 does not draw more often than it says.
+        rate = jnp.float32(self.expected * (1 - 2.0**-20)) / counts.astype(jnp.float32)
+        most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
+        bits = jax.random.bits(key, (counts.shape[0], self.records), jnp.uint32)
+        drawn = (bits < most) & (jnp.arange(self.records, dtype=jnp.int32) < counts)
+        places = math.ceil(self.records / self.capacity) * self.capacity
+        rows = jax.vmap(lambda one: jnp.nonzero(one, size=places, fill_value=0)[0])(drawn)
+        padding = jnp.arange(places) >= jnp.sum(drawn, axis=1, keepdims=True)
+        return Draw(rows.astype(jnp.int32), padding)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of an expected batch is records, [n]."""
+        return np.ones(len(counts))

@@ -1,0 +1,111 @@
+"""The audit of a plan: its guarantee, computed again from what will be run."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting.sampled import Pld
+from dpjax.plans.calibration import Factored
+from dpjax.topology import mixing as mixing_
+
+if TYPE_CHECKING:
+    from dpjax.plans.plan import Plan
+
+__all__ = ["audit"]
+
+
+def audit(plan: "Plan") -> None:
+    """Compute the guarantee again from what will be run, and refuse an understatement.
+
+    Args:
+        plan: The plan; called by its constructor, so a plan with a smaller factor, a strategy of
+            larger sensitivity, a larger clip norm, more rounds, more participations or a weaker
+            relation than its guarantee states cannot exist.
+
+    Raises:
+        ValueError: Naming what disagrees.
+    """
+    config, stated = plan.config, plan.guarantee
+    matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
+    n = matrix.shape[-1]
+    if (plan.noise is None) != (config.noise is None):
+        raise ValueError(
+            f"noise is {type(plan.noise).__name__} for a config with noise {config.noise!r}; make "
+            "the plan from one config with plan.make"
+        )
+    if plan.noise is None:
+        if np.isfinite(stated.epsilon):
+            raise ValueError(
+                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
+                "use Guarantee.none"
+            )
+        return
+    wanted = plan.target
+    plan.noise.check(wanted)
+    protect = config.protect
+    runs = {
+        "relation": protect.relation,
+        "rounds": config.rounds,
+        "clip_norm": protect.clip_norm,
+        "delta": wanted.budget.delta,
+        "unit": protect.unit,
+        "accountant": config.accountant,
+        "release": config.release,
+        "participation": config.participation,
+        "attacker": protect.attacker,
+        "gradients": protect.gradients,
+        "nodes": protect.nodes,
+        "white": plan.noise.white(wanted),
+    }
+    for name, mine in runs.items():
+        if mine != (theirs := getattr(stated, name)):
+            raise ValueError(
+                f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
+                "one config with plan.make"
+            )
+    if config.sampler.capacity is not None or plan.counts is not None:
+        _sampled(plan)
+        return
+    loss = plan.noise.loss(wanted)
+    claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
+    worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
+    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
+        raise ValueError(
+            f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
+            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} (mu "
+            f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
+        )
+
+
+def _sampled(plan: "Plan") -> None:
+    """Refuse a stated loss below that of the factor and the sampler's rates."""
+    if plan.counts is None or plan.config.sampler.capacity is None:
+        raise ValueError(
+            f"counts is {_validate.shown(plan.counts)} for sampler {plan.config.sampler}; make the "
+            "plan with plan.make(config, mixing, counts=partition.counts)"
+        )
+    if not isinstance(plan.noise, Factored) or plan.noise.strategy is not None:
+        raise ValueError(
+            f"noise is {type(plan.noise).__name__} for sampler {plan.config.sampler}; give a "
+            "covariance over agents that is fresh in every round"
+        )
+    plan.config.sampler.check(plan.counts)
+    stated = plan.guarantee.loss
+    (runs,) = plan.target.sampled(plan.factor).phases
+    phases = stated.phases if isinstance(stated, Pld) else ()
+    said = phases[0] if len(phases) == 1 else None
+    if said is None or said.rounds != runs.rounds or len(said.rates) != len(runs.rates):
+        raise ValueError(
+            f"guarantee has {_validate.shown(stated)}, the config samples {runs.rounds} rounds; "
+            "make the plan from one config with plan.make"
+        )
+    for name in ("rates", "ratios"):
+        excess = np.asarray(getattr(runs, name)) - np.asarray(getattr(said, name))
+        worst = int(np.argmax(excess))
+        if excess[worst] > 0:
+            raise ValueError(
+                f"guarantee states {name} of {getattr(said, name)[worst]:.6g} for agent {worst}, "
+                f"but sampler, counts and factor give {getattr(runs, name)[worst]:.6g}; make the "
+                "plan from one config with plan.make"
+            )

@@ -1,0 +1,90 @@
+"""The guarantee that a plan states, from its config, its noise and what it knows of the data."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.plans.calibration import Calibrated, Target
+
+if TYPE_CHECKING:
+    from dpjax.plans.config import Config
+
+__all__ = ["of", "records"]
+
+
+def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
+    """The budget as a guarantee, with the loss of the noise that will run.
+
+    Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
+    is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
+    the sampler's rate and the sensitivity over noise C sqrt([R^-1]_ii) in every round.
+
+    Args:
+        config: The config.
+        target: What the noise was made for.
+        noise: The noise as it will run.
+    """
+    budget = target.budget
+    if target.rates is not None:
+        return Guarantee(
+            epsilon=budget.largest,
+            delta=budget.delta,
+            mu=None,
+            relation=config.protect.relation,
+            attacker=config.protect.attacker,
+            rounds=config.rounds,
+            clip_norm=config.protect.clip_norm,
+            accountant="pld",
+            release=config.release,
+            other_loss=target.sampled(noise.factor),
+        )
+    loss = noise.loss(target)
+    return Guarantee(
+        epsilon=budget.largest,
+        delta=budget.delta,
+        mu=float(np.max(loss.mu)),
+        relation=config.protect.relation,
+        attacker=config.protect.attacker,
+        gradients=config.protect.gradients,
+        nodes=config.protect.nodes,
+        rounds=config.rounds,
+        clip_norm=config.protect.clip_norm,
+        accountant=budget.accountant,
+        release=config.release,
+        per_agent_epsilon=budget.each,
+        white=noise.white(target),
+        unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
+        participation=config.participation,
+    )
+
+
+def records(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
+    """The records of each agent as a plan keeps them: None where its loss does not depend on them.
+
+    Args:
+        config: The config.
+        counts: [n] records of each agent, or None.
+        agents: n.
+
+    Raises:
+        ValueError: For counts that are missing, no numbers of records, or unfit for the sampler.
+    """
+    depends = config.sampler.capacity is not None
+    if counts is None:
+        if depends:
+            raise ValueError(
+                f"counts is None for sampler {config.sampler}, whose rates depend on them; give "
+                "plan.make(config, mixing, counts=partition.counts)"
+            )
+        return None
+    whole = _validate.finite_array("counts", counts, ndim=1)
+    if len(whole) != agents or (whole != np.round(whole)).any() or (whole < 1).any():
+        raise ValueError(
+            f"counts is {_validate.shown(counts)} for {agents} agents; give the number of records "
+            "of each"
+        )
+    made = whole.astype(np.int64)
+    config.sampler.check(made)
+    return made if depends else None

@@ -1,0 +1,311 @@
+"""Poisson-sampled batches: drawn as often as they say, never cut, accounted as they are drawn."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting.sampled import Pld
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine import keys
+from dpjax.engine.run import run
+from dpjax.plans import plan as plan_
+from dpjax.plans import samplers
+from dpjax.plans.links import PairKeys
+from dpjax.plans.protect import Protect
+from dpjax.plans.query import Drawn, Passes, RecordQuery
+from dpjax.plans.samplers import Poisson
+from dpjax.topology import graphs, mixing
+from tests.support import make_config, make_problem
+
+RING = mixing.metropolis_hastings(graphs.ring(4))
+EQUAL = np.full(4, 24)
+UNEQUAL = np.array([24, 60, 12, 24])
+
+
+def config(**changes):
+    given = {"relation": "zero_out_record", "sampler": Poisson(4.0, 6), "epsilon": 2.0}
+    return make_config(**(given | changes))
+
+
+@functools.cache
+def made(unequal=False):
+    return plan_.make(config(), RING, counts=UNEQUAL if unequal else EQUAL)
+
+
+def draws(sampler, counts, rounds):
+    each = jax.vmap(lambda t: sampler.draw(jax.random.fold_in(jax.random.key(3), t), t, counts))
+    return jax.jit(each)(jnp.arange(rounds))
+
+
+def presence(sampler, counts, rounds):
+    """[T, n, m] which records were drawn."""
+    rows, padding = map(np.asarray, draws(sampler, jnp.asarray(counts), rounds))
+    found = np.zeros((rounds, len(counts), max(counts)), int)
+    for t, agent, place in zip(*np.nonzero(~padding), strict=True):
+        found[t, agent, rows[t, agent, place]] += 1
+    return found
+
+
+def test_records_are_drawn_at_their_rate_apart_from_each_other():
+    counts, rounds = np.array([24, 60, 7]), 2000
+    sampler = Poisson(4.0, 5, records=60)
+    found = presence(sampler, counts, rounds)
+    assert found.max() == 1
+    for agent, count in enumerate(counts):
+        rate = sampler.rates(counts)[agent]
+        assert rate == pytest.approx(4 / count)
+        own = found[:, agent, :count]
+        assert not found[:, agent, count:].any()
+        deviation = np.sqrt(rate * (1 - rate) / rounds)
+        assert np.abs(own.mean(axis=0) - rate).max() < 4.5 * deviation
+        # Sizes vary as sums of independent flips do, and rounds know nothing of each other.
+        assert own.sum(axis=1).var() == pytest.approx(count * rate * (1 - rate), rel=0.15)
+        again = (own[1:] * own[:-1]).mean()
+        assert again == pytest.approx(rate**2, abs=5 * rate / np.sqrt(rounds * count))
+
+
+def test_a_batch_of_all_records_and_rates_that_never_exceed_what_is_stated():
+    sampler = Poisson(7, 3, records=7)
+    assert sampler.rates(np.array([7])) == [1.0]
+    assert presence(sampler, np.array([7]), 50).mean() == 1
+    # The threshold of 32 random bits, as the draw computes it, for many numbers of records.
+    counts = np.arange(8, 70_000, 13)
+    rate = jnp.float32(7 * (1 - 2.0**-20)) / jnp.asarray(counts).astype(jnp.float32)
+    most = np.asarray((rate * jnp.float32(2.0**32)).astype(jnp.uint32), np.float64) / 2.0**32
+    assert (most <= 7 / counts).all() and (most > (1 - 1e-5) * 7 / counts).all()
+
+
+def query(task):
+    return RecordQuery(task.loss, task.weighted, 0.5, "flat", None)
+
+
+def test_batches_beyond_the_capacity_are_computed_in_passes():
+    task = make_problem(4)
+    models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
+    x, y = jnp.asarray(task.x), jnp.asarray(task.y)
+    most = 0
+    for seed in range(3):
+        totals = []
+        for capacity in (2, 5, 24):
+            sampler = Poisson(9.0, capacity, records=24)
+            drawn = sampler.draw(jax.random.key(seed), 0, jnp.asarray(EQUAL))
+            rows = jnp.take_along_axis(jnp.asarray(task.partition.indices), drawn.rows, axis=1)
+            batch = Drawn(x, y, rows, drawn.padding)
+            totals.append(Passes(query(task), capacity)(models, batch).total)
+            most = max(most, int((~drawn.padding).sum(axis=1).max()))
+        # The whole batch at once, by the query that knows no passes.
+        whole = query(task)(models, (x[rows], y[rows], drawn.padding)).total
+        for one in totals:
+            for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(whole), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+    assert most > 9
+
+
+def test_an_empty_batch_is_zero():
+    task = make_problem(4)
+    models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
+    batch = Drawn(
+        jnp.asarray(task.x), jnp.asarray(task.y), jnp.zeros((4, 6), int), jnp.ones((4, 6), bool)
+    )
+    total = Passes(query(task), 3)(models, batch).total
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(total))
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_the_guarantee_against_another_accountant(unequal):
+    from dp_accounting import dp_event, pld
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
+    plan, counts = made(unequal), UNEQUAL if unequal else EQUAL
+    assert plan.guarantee.accountant == "pld" and plan.guarantee.mu is None
+    precision = np.linalg.inv(plan.covariance())
+    found = []
+    for agent, count in enumerate(counts):
+        ratio = 0.5 * np.sqrt(precision[agent, agent])
+        accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
+        event = dp_event.PoissonSampledDpEvent(4 / count, dp_event.GaussianDpEvent(1 / ratio))
+        found.append(accountant.compose(event, 20).get_epsilon(1e-5))
+    # Never above the budget, and close to it.
+    assert max(found) <= 2.0 and max(found) > 1.99
+    assert plan.guarantee.epsilon == 2.0 and plan.guarantee.exact_epsilon <= 2.0
+    # Without sampling, the same noise is worth far less: mu 1.5 is epsilon 7.
+    loss = plan.guarantee.loss
+    assert isinstance(loss, Pld) and loss.unamplified > 1.5
+    assert plan.guarantee.after(5).epsilon < 1.5
+
+
+def test_understated_plans_are_refused():
+    plan = made()
+    with pytest.raises(ValueError, match="guarantee states ratios"):
+        less = dataclasses.replace(plan.noise, factor=plan.factor * np.float32(0.99))
+        dataclasses.replace(plan, noise=less)
+    with pytest.raises(ValueError, match="guarantee states rates"):
+        dataclasses.replace(plan, counts=EQUAL - 1)
+    with pytest.raises(ValueError, match="counts is None"):
+        dataclasses.replace(plan, counts=None)
+    more = dataclasses.replace(plan.config, sampler=Poisson(4.1, 6))
+    with pytest.raises(ValueError, match="guarantee states rates"):
+        dataclasses.replace(plan, config=more)
+    twice = dataclasses.replace(plan.config, rounds=40)
+    with pytest.raises(ValueError, match="guarantee.rounds"):
+        dataclasses.replace(plan, config=twice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"relation": "replace_record"}, "relation 'replace_record'"),
+        ({"relation": "replace_agent"}, "relation 'replace_agent'"),
+        ({"design": "prefix_sum"}, "noise 'prefix_sum'"),
+        ({"design": "spacetime"}, "noise 'spacetime'"),
+        ({"accountant": "rdp"}, "accountant 'rdp'"),
+        ({"epsilon": (1.0, 2.0, 3.0, 4.0)}, "one epsilon an agent"),
+        ({"release": True}, "release=True"),
+        ({"noise": PairKeys()}, "noise 'pair_keys'"),
+        (
+            {"protect": Protect("zero_out_record", 0.5, attacker="node"), "noise": PairKeys()},
+            "attacker 'node'",
+        ),
+    ],
+)
+def test_what_sampling_does_not_amplify_is_refused(changes, told):
+    with pytest.raises(ValueError, match=f"with {told}, .*amplify nothing"):
+        config(**changes)
+
+
+def test_counts_are_needed_and_checked(tmp_path):
+    with pytest.raises(ValueError, match=r"counts is None .* counts=partition.counts"):
+        plan_.make(config(), RING)
+    with pytest.raises(ValueError, match="for 4 agents"):
+        plan_.make(config(), RING, counts=[24, 24])
+    with pytest.raises(ValueError, match="expected is 4, but agent 2 has 3"):
+        plan_.make(config(), RING, counts=[24, 24, 3, 24])
+    with pytest.raises(ValueError, match="batch_size is 4"):
+        plan_.make(make_config(), RING, counts=[24, 24, 3, 24])
+    with pytest.raises(ValueError, match="the plan is for"):
+        run(made(unequal=True), make_problem(4), seeds=[0])
+    with pytest.raises(ValueError, match="expected is 0"):
+        Poisson(0, 4)
+    with pytest.raises(ValueError, match="capacity is 0"):
+        Poisson(3, 0)
+    with pytest.raises(ValueError, match="coin flips"):
+        made().save(tmp_path / "plan.npz")
+
+
+class Oftener(Poisson):
+    """Draws twice as often as its rates say."""
+
+    def draw(self, key, round, counts):
+        return Poisson(2 * self.expected, self.capacity, self.records).draw(key, round, counts)
+
+
+class Alike(Poisson):
+    """Draws one batch for ever."""
+
+    def draw(self, key, round, counts):
+        return super().draw(jax.random.key(0), round, counts)
+
+
+@pytest.mark.parametrize("kind", [Oftener, Alike])
+def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
+    samplers.audit(Poisson(4.0, 6, 24), EQUAL, 20)
+    with pytest.raises(ValueError, match="draws .* times, its rate says"):
+        samplers.audit(kind(4.0, 6, 24), EQUAL, 20)
+    plan = dataclasses.replace(made(), config=config(sampler=kind(4.0, 6)))
+    with pytest.raises(ValueError, match="draws .* times, its rate says"):
+        run(plan, make_problem(4), seeds=[0])
+
+
+def test_runs_and_what_the_capacity_does_to_them():
+    small, large = (
+        run(
+            dataclasses.replace(made(), config=config(sampler=Poisson(4.0, capacity))),
+            make_problem(4),
+            seeds=[0, 1],
+            eval_every=10,
+        )
+        for capacity in (2, 24)
+    )
+    for name, value in small.metrics.items():
+        np.testing.assert_allclose(value, large.metrics[name], rtol=2e-5, err_msg=name)
+    assert np.isfinite(large.metrics["test_loss"]).all()
+    assert large.rows()[0]["budget"] == "pld"
+    stopped = run(made(), make_problem(4), seeds=[0], stop_at=5)
+    assert stopped.guarantees[0].epsilon == made().guarantee.after(5).epsilon
+
+
+def test_one_agent_is_dp_sgd():
+    """A run of one agent without noise, against a loop in a few lines with the same flips."""
+    task = make_problem(1)
+    alone = np.ones((1, 1))
+    open_ = config(design="non_private", rounds=6)
+    plan = plan_.make(open_, alone, counts=task.partition.counts)
+    result = run(plan, task, seeds=[5])
+
+    key = keys.derive(5, "batches")
+    params = task.init(keys.derive(5, "initial"))
+    for t in range(6):
+        drawn = plan.statics.sampler.draw(
+            jax.random.fold_in(key, t), t, jnp.asarray(task.partition.counts)
+        )
+        rows = np.asarray(drawn.rows)[0][~np.asarray(drawn.padding)[0]]
+        total = jax.tree.map(jnp.zeros_like, params)
+        for row in task.partition.indices[0][rows]:
+            gradient = jax.grad(task.loss)(params, task.x[row], task.y[row])
+            norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient)))
+            share = min(1, 0.5 / norm)
+            total = jax.tree.map(lambda s, g, share=share: s + share * g, total, gradient)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g / 4.0, params, total)
+    for mine, theirs in zip(jax.tree.leaves(result.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(mine[0, 0, 0], theirs, rtol=1e-4, atol=1e-6)
+
+    private = plan_.make(config(rounds=6), alone, counts=task.partition.counts)
+    assert private.guarantee.loss.agents == 1
+    assert np.isfinite(run(private, task, seeds=[5]).metrics["test_loss"]).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Telling(DSGD):
+    """Tells the key that it is given for public randomness."""
+
+    def emit(self, here, seen):
+        if here.key is not None:
+            jax.debug.callback(told.append, jax.random.key_data(here.key))
+        return super().emit(here, seen)
+
+
+told: list = []
+
+
+def test_public_randomness_does_not_tell_the_batch():
+    plan = dataclasses.replace(made(), config=config(method=Telling(), rounds=20))
+    told.clear()
+    run(plan, make_problem(4), seeds=[0], stop_at=2)
+    jax.effects_barrier()
+    public = {tuple(np.asarray(key).ravel().tolist()) for key in told}
+    sampler = keys.derive(0, "batches")
+    secret = {tuple(jax.random.key_data(jax.random.fold_in(sampler, t)).tolist()) for t in range(2)}
+    words = np.asarray(jax.random.bits(jax.random.fold_in(sampler, 0), (4, 24), jnp.uint32))
+    assert len(public) == 2 and not public & secret
+    assert not {word for key in public for word in key} & set(words.ravel().tolist())
+
+
+def test_a_payload_that_carries_records_into_later_rounds_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Tracking(DSGD):
+        def sensitivity(self, rounds):
+            return np.eye(rounds)
+
+    with pytest.raises(ValueError, match="method Tracking"):
+        config(method=Tracking())
+
+
+def test_a_forecast_tells_the_epsilon_of_sampled_batches():
+    found = made().forecast(200)
+    # At its own ratio the epsilon is the budget's, not the much larger one without sampling.
+    assert found.epsilon(found.ratio) == pytest.approx(2.0, rel=1e-3)
+    assert found.floor <= found.ratio * (1 + 1e-9)
