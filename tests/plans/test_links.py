@@ -17,7 +17,7 @@ from dpjax.accounting import gdp, views
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import placing, program
-from dpjax.engine.run import _statics, run
+from dpjax.engine.run import run
 from dpjax.plans import links as links_
 from dpjax.plans import noise, plan, registry
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -167,7 +167,7 @@ def test_what_one_attacker_keeps_from_another_counts_for_both(network):
 
 def step_of(made, gradients):
     """One plan's algorithm on given gradients."""
-    statics = _statics(plan.shared([made]), (make_problem(made.agents),), None)
+    statics = placing.statics(plan.shared([made]), (make_problem(made.agents),), None)
     arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((made,), None))
 
     class Given:
