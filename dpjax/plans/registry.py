@@ -9,7 +9,7 @@ loss holds because messages depend on data through the noisy payload alone.
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["METHODS", "NOISES", "REFERENCES", "Method", "Noise", "check", "method", "noise"]
+__all__ = ["METHODS", "NOISES", "REFERENCES", "MethodRow", "NoiseRow", "check", "method", "noise"]
 
 OUTSIDER = (("outsider", "any"),)
 KEYS_APART = tuple(
@@ -21,7 +21,7 @@ RECEIVERS = (("node", "view"), ("coalition", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class MethodRow:
     """A row of `METHODS`.
 
     Attributes:
@@ -42,7 +42,7 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class NoiseRow:
     """A row of `NOISES`.
 
     Attributes:
@@ -73,12 +73,12 @@ class Noise:
 
 
 METHODS = (
-    Method(
+    MethodRow(
         part="DSGD",
         builds="x <- W^K (x + opt(noisy sum)); K > 1 is Muffliato",
         view="views.dsgd(W), views.muffliato(W, K)",
     ),
-    Method(
+    MethodRow(
         part="ZipDL",
         builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
         view="views.zip_dl(W)",
@@ -99,7 +99,7 @@ _SHARED = (
 )
 
 NOISES = (
-    Noise(
+    NoiseRow(
         label="independent", part="Independent", builds="noise of its own at every agent",
         view="views.dsgd(W)", title="LDP", colour="#E69F00", marker="o",
         why=(
@@ -107,43 +107,43 @@ NOISES = (
             "attacker='outsider' and gradients='any'"
         ),
     ),
-    Noise(
+    NoiseRow(
         label="pairwise", part="Pairwise", builds="covariance s I + c L of one seed",
         view="views.dsgd(W, covariance=R)", title="DECOR (pairwise)", colour="#009E73",
         marker="s", why=_SHARED,
     ),
-    Noise(
+    NoiseRow(
         label="whisper", part="Whisper", builds="covariance over agents, one step ahead",
         view="views.dsgd(W, covariance=R)", title="Whisper", colour="#0072B2", marker="^",
         why=_SHARED,
     ),
-    Noise(
+    NoiseRow(
         label="whisper_horizon", part="Whisper", builds="covariance over agents, all rounds ahead",
         view="views.dsgd(W, covariance=R)", title="Whisper, horizon-aware", colour="#D55E00",
         marker="D", why=_SHARED,
     ),
-    Noise(
+    NoiseRow(
         label="central", part=None, builds="the trusted server's", view="none",
         title="CDP (trusted server)", colour="#CC79A7", marker="v", attackers=(), methods=(),
     ),
-    Noise(
+    NoiseRow(
         label="anti_pgd", part="AntiPgd", builds="strategy over rounds: noise that is taken back",
         view="views.dsgd(W, C)", title="Anti-PGD", colour="#56B4E9", marker="P",
     ),
-    Noise(
+    NoiseRow(
         label="prefix_sum", part="PrefixSum", builds="strategy for prefix sums",
         view="views.dsgd(W, C)", title="D-MF", colour="#999933", marker="X",
     ),
-    Noise(
+    NoiseRow(
         label="mafalda", part="Mafalda", builds="strategy for what the network makes of it",
         view="views.dsgd(W, C)", title="MAFALDA", colour="#882255", marker="p",
     ),
-    Noise(
+    NoiseRow(
         label="spacetime", part="SpaceTime", builds="covariance over agents, strategy over rounds",
         view="views.dsgd(W, C, R)", title="space and time", colour="#332288", marker="*",
         why=_SHARED,
     ),
-    Noise(
+    NoiseRow(
         label="pair_keys", part="PairKeys", builds="own noise and a secret on every link",
         view="views.decor(W, s, c).pndp(nodes)", title="DECOR, keys at both ends",
         colour="#44AA99", marker="<", attackers=KEYS_APART, methods=("DSGD",), released=False,
@@ -154,7 +154,7 @@ NOISES = (
             "transforms.edges"
         ),
     ),
-    Noise(
+    NoiseRow(
         label="zip_dl", part="ZeroSum", builds="noises of a sender that sum to zero",
         view="views.zip_dl(W).pndp(nodes)", title="Zip-DL", colour="#DDCC77", marker=">",
         attackers=RECEIVERS, methods=("ZipDL",), released=False,
@@ -171,11 +171,11 @@ NOISES = (
 REFERENCES = {"non_private": ("non-private", "#000000", "x")}
 """Title, colour and marker of runs without noise."""
 
-_CORRELATED = Noise(
+_CORRELATED = NoiseRow(
     label="covariance", part="Correlated", builds="F (C^-1 Z)_t", view="views.dsgd(W, C, R)",
     title="", colour="", marker="", why=_SHARED,
 )  # fmt: skip
-_OWN = Method(part="", builds="a user's own", view="views.linear(...)")
+_OWN = MethodRow(part="", builds="a user's own", view="views.linear(...)")
 
 
 def _named(part: Any, rows: Any, otherwise: Any) -> Any:
@@ -186,7 +186,7 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
     return otherwise
 
 
-def method(part: Any) -> Method:
+def method(part: Any) -> MethodRow:
     """Return the row of a method.
 
     Args:
@@ -195,7 +195,7 @@ def method(part: Any) -> Method:
     return _named(part, METHODS, _OWN)
 
 
-def noise(part: Any) -> Noise:
+def noise(part: Any) -> NoiseRow:
     """Return the row of a noise design.
 
     Args:

@@ -13,10 +13,12 @@ import pytest
 
 from dpjax.accounting import views
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import keys, placing, program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
+from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.protocols import Answer, Draw
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
@@ -35,8 +37,14 @@ METHODS = DESIGNS | {
         "design": "mafalda",
     },
     "muffliato": {"method": DSGD(gossip_steps=3), "design": "independent"},
-}
-PRIVATE = [name for name in METHODS if name != "dsgd-non_private"]
+    "decor": {"noise": PairKeys(2.0), "attacker": "outsider"},
+    "decor-nodes": {"noise": PairKeys(2.0), "attacker": "node", "method": DSGD(gossip_steps=2)},
+    "zip_dl": {
+        "method": ZipDL(), "noise": ZeroSum(), "attacker": "node", "gradients": "view",
+    },
+}  # fmt: skip
+# Losses that are not an outsider's of one message an agent are tested in tests/plans/test_links.py.
+PRIVATE = [name for name in METHODS if name not in ("dsgd-non_private", "decor-nodes", "zip_dl")]
 
 
 def made(name, matrix=MATRIX, **changes):
@@ -127,7 +135,7 @@ class Recorded:
 
 def steps_of(one):
     """Gossip steps between two gradients."""
-    return one.config.method.gossip_steps
+    return getattr(one.config.method, "gossip_steps", 1)
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -224,7 +232,7 @@ def test_a_query_that_clips_at_twice_the_norm_is_caught():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_clip_it_is_the_plain_method(name):
-    changes = {"clip_norm": 1e6, "design": "non_private", "step_size": 0.3, "rounds": ROUNDS}
+    changes = {"clip_norm": 1e6, "noise": None, "budget": None, "step_size": 0.3, "rounds": ROUNDS}
     one, task = made(name, **changes), make_problem(N)
     result = run(one, task, seeds=[3])
     statics, _ = parts(one)
