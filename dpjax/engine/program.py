@@ -68,6 +68,8 @@ class Data(NamedTuple):
 
 
 _INSIDE = "promise_in_bounds"
+# Above every number of a round.
+_BATCHES = 2**32 - 1
 _TRACES: list[Statics] = []
 
 
@@ -319,11 +321,13 @@ def advance(
             state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
         ) -> Any:
             round_key = jax.random.fold_in(batch_key, state.round)
-            batch = _batch(statics, _one(own, shared), round_key, state.round)
+            sampler_key = round_key
             if statics.capacity is not None:
-                # Batches are secret here, and the method's randomness public: it must not tell
-                # them. No word of the draw has this number.
-                round_key = jax.random.fold_in(round_key, 2**32 - 1)
+                # Amplified by secret batches: their key is a part of the noise key, which draws
+                # noise under the numbers of rounds alone.
+                secret = jax.random.fold_in(noise_key, _BATCHES)
+                sampler_key = jax.random.fold_in(secret, state.round)
+            batch = _batch(statics, _one(own, shared), sampler_key, state.round)
 
             def of_plan(state: State, arrays: Any) -> Any:
                 state, info = algorithm(statics, arrays, noise_key).step(round_key, state, batch)

@@ -98,7 +98,7 @@ class Config:
             (budget is None or budget.each is None, "one epsilon an agent",
              "give one for all"),
             (not self.release, "release=True",
-             "its batches would follow from the seed, which is no secret: use Random or Cyclic"),
+             "what finite precision costs beside secret batches is not derived: use Random"),
         ]  # fmt: skip
         for holds, told, remedy in rules:
             if not holds:

@@ -226,7 +226,8 @@ class Poisson:
 
     Guarantee: no record of agent i is drawn with a probability above `rates`, and its presence is
     independent of all other records and rounds, as far as threefry bits are. Whoever knows the
-    key knows the batches, and nothing is amplified against it. A batch that is larger than the
+    key knows the batches, and nothing is amplified against it: a run draws them from the noise's
+    own key. A batch that is larger than the
     capacity is computed in several passes, never cut.
 
     Attributes:

@@ -246,7 +246,7 @@ def test_one_agent_is_dp_sgd():
     plan = plan_.make(open_, alone, counts=task.partition.counts)
     result = run(plan, task, seeds=[5])
 
-    key = keys.derive(5, "batches")
+    key = jax.random.fold_in(keys.derive(5, "noise"), 2**32 - 1)
     params = task.init(keys.derive(5, "initial"))
     for t in range(6):
         drawn = plan.statics.sampler.draw(
@@ -287,10 +287,14 @@ def test_public_randomness_does_not_tell_the_batch():
     run(plan, make_problem(4), seeds=[0], stop_at=2)
     jax.effects_barrier()
     public = {tuple(np.asarray(key).ravel().tolist()) for key in told}
-    sampler = keys.derive(0, "batches")
+    sampler = jax.random.fold_in(keys.derive(0, "noise"), 2**32 - 1)
+    assert public == {
+        tuple(jax.random.key_data(jax.random.fold_in(keys.derive(0, "batches"), t)).tolist())
+        for t in range(2)
+    }
     secret = {tuple(jax.random.key_data(jax.random.fold_in(sampler, t)).tolist()) for t in range(2)}
     words = np.asarray(jax.random.bits(jax.random.fold_in(sampler, 0), (4, 24), jnp.uint32))
-    assert len(public) == 2 and not public & secret
+    assert not public & secret
     assert not {word for key in public for word in key} & set(words.ravel().tolist())
 
 
