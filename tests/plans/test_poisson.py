@@ -238,6 +238,31 @@ def test_runs_and_what_the_capacity_does_to_them():
     assert stopped.guarantees[0].epsilon == made().guarantee.after(5).epsilon
 
 
+def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
+    options = {"seeds": [0, 1], "eval_every": 5, "checkpoint_seconds": 0, "stop_at": 10}
+    straight = run(made(), make_problem(4), **options)
+
+    class Cut(Exception):
+        pass
+
+    def cut(progress):
+        if progress.round == 10:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run(made(), make_problem(4), checkpoint=tmp_path / "c", callback=cut, **options)
+    resumed = run(made(), make_problem(4), checkpoint=tmp_path / "c", **options)
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+def test_agents_on_two_devices_give_the_same_numbers():
+    alone, spread = (run(made(), make_problem(4), seeds=[0], devices=count) for count in (1, 2))
+    for metric, values in alone.metrics.items():
+        np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
+
+
 def test_one_agent_is_dp_sgd():
     """A run of one agent without noise, against a loop in a few lines with the same flips."""
     task = make_problem(1)
