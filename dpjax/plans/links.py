@@ -202,8 +202,10 @@ class PairKeys(Shaped):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at own noise 1."""
-        assert isinstance(target.method, DSGD)  # The registry's rule.
-        steps = target.method.gossip_steps
+        steps = 1
+        if target.protect.gradients == "view":
+            # Under "any" whatever is made of the noisy sums is post-processing.
+            steps = _exactly(target, DSGD).gossip_steps
         each = _decor(*_key(target), self.shared, steps, target.protect, target.pattern)
         return each * (target.protect.sensitivity * _ROUNDING)
 
@@ -268,9 +270,9 @@ class ZeroSum(Shaped):
 
     def _moved(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
-        assert isinstance(target.method, zip_dl.ZipDL)  # The registry's rule.
         step = max(target.first_step, float(np.float32(target.first_step)))
-        return target.method.sensitivity(1.0, step, target.divisor)
+        method = _exactly(target, zip_dl.ZipDL, zip_dl.ZipDLOnLinks)
+        return method.sensitivity(1.0, step, target.divisor)
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,17 @@ class Zipped:
         return zero_sum_.zero_sum(
             sender, receiver, arrays["noise_scale"], key=key, rounds=self.rounds, over=self.over
         )
+
+
+def _exactly(target: Target, *kinds: type) -> Any:
+    """The method, of a class that the view is of; what a subclass changes, no view knows."""
+    if type(target.method) not in kinds:
+        raise ValueError(
+            f"method is {type(target.method).__name__}, of which no view is known that accounts "
+            f"what nodes see of it; give {kinds[0].__name__}(), or gradients='any' where noise "
+            "defends under it"
+        )
+    return target.method
 
 
 def _key(target: Target) -> tuple[bytes, tuple[int, ...]]:

@@ -186,6 +186,12 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
     return otherwise
 
 
+def _exact(part: Any) -> str | None:
+    """Name of a part of the package; None for a user's own."""
+    kind = type(part)
+    return kind.__name__ if kind.__module__.startswith("dpjax.") else None
+
+
 def method(part: Any) -> MethodRow:
     """Return the row of a method.
 
@@ -215,16 +221,16 @@ def check(config: Any) -> None:
     """
     of_method = method(config.method)
     name = type(config.method).__name__
-    steps = (type(config.optimizer).__name__, getattr(config.optimizer, "decay", None))
-    plain = ("Sgd", "constant")
-    if of_method.optimizers is not None and steps != plain:
+    # A user's own class may have the name of one of the package, and do something else.
+    constant = _exact(config.optimizer) == "Sgd" and config.optimizer.decay == "constant"
+    if of_method.optimizers is not None and not constant:
         raise ValueError(
             f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
         )
     if config.noise is None:
         return
     of_noise, part = noise(config.noise), type(config.noise).__name__
-    if of_method.noises is not None and part not in of_method.noises:
+    if of_method.noises is not None and _exact(config.noise) not in of_method.noises:
         raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
     if of_noise.methods is not None and of_method.part not in of_noise.methods:
         raise ValueError(f"method is {name}, which noise {part} does not join: {of_noise.why}")
@@ -239,7 +245,7 @@ def check(config: Any) -> None:
             f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
             f"which noise {part} has no finite loss that is known: {of_noise.why}"
         )
-    if protect.gradients == "view" and steps != plain:
+    if protect.gradients == "view" and not constant:
         raise ValueError(
             f"optimizer is {config.optimizer} with gradients 'view', whose loss is that of steps "
             f"of constant size: {of_noise.why}"

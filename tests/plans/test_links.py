@@ -206,6 +206,34 @@ def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
     np.testing.assert_allclose(made.covariance(), wanted, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("rule", ["with_own_copy", "messages"])
+def test_a_run_of_zip_dl_adds_the_noise_that_is_accounted(rule):
+    made, d = zipped(RING, noise=ZeroSum(rule)), 40_000
+    algorithm, state = step_of(made, jnp.zeros((made.agents, d)))
+    new, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
+    sent = np.asarray(info.messages["w"], np.float64)
+    ends = links(RING)
+    deviation = float(made.noise.scale)
+    for agent in range(made.agents):
+        own = ends.receiver[ends.sender == agent] == agent
+        counted = ~own | (rule == "with_own_copy")
+        m = counted.sum()
+        wanted = deviation**2 * (np.diag(counted * 1.0) - np.outer(counted, counted) / m)
+        rows = sent[ends.sender == agent]
+        found = rows @ rows.T / d
+        assert (np.abs(found - wanted) <= 5 * deviation**2 * np.sqrt(2 / d)).all()
+        # The broken twin: half the noise.
+        assert (np.abs(found / 4 - wanted) > 5 * deviation**2 * np.sqrt(2 / d)).any()
+    # What reaches the models is what the plan forecasts, in units of gradients.
+    step = made.config.optimizer.step_size
+    models = np.asarray(new.models["w"], np.float64) / step
+    spread = np.abs(made.covariance()).max() * np.sqrt(2 / d)
+    assert (np.abs(models @ models.T / d - made.covariance()) <= 6 * spread).all()
+    # Nothing of a sender's messages correlates with another's.
+    one, other = (sent[ends.sender == agent] for agent in (0, 1))
+    assert np.abs(one @ other.T / d).max() < 6 * deviation**2 / np.sqrt(d)
+
+
 def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
     made = zipped(network)
     c, step = made.config.protect.clip_norm, made.config.optimizer.step_size
@@ -296,6 +324,45 @@ def test_keys_anywhere_but_in_the_secret_slot_are_refused(network):
     for method, where in ((SendsKey, "released"), (HoldsKey, "memory"), (LateKey, "models")):
         with pytest.raises(ValueError, match=f"state has a key in .*{where}.*secret slot"):
             zipped(network, method=method(*ends))
+
+
+@dataclass(frozen=True)
+class Louder(ZipDLOnLinks):
+    """The broken twin: copies that a gradient moves by three times as much."""
+
+    sender: tuple = ()
+    receiver: tuple = ()
+
+    def on(self, mixing):
+        sent = links(mixing)
+        return Louder(tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
+
+    def emit(self, here, seen):
+        emission = super().emit(here, seen)
+        return emission._replace(private=jax.tree.map(lambda leaf: 3 * leaf, emission.private))
+
+
+@dataclass(frozen=True)
+class Slower(DSGD):
+    """A post-processing of its own, of which nodes see otherwise than of D-SGD."""
+
+    def absorb(self, here, seen, carry, received):
+        return jax.tree.map(lambda leaf: 0.5 * leaf, received), carry
+
+
+def test_views_are_of_a_method_and_not_of_what_is_made_of_it(network):
+    with pytest.raises(ValueError, match="method is Louder, of which no view is known"):
+        zipped(network, method=Louder())
+    with pytest.raises(ValueError, match="method is Slower.*give DSGD.*gradients='any'"):
+        decor(network, method=Slower(), gradients="view")
+    # Under "any" it is post-processing.
+    assert decor(network, method=Slower()).guarantee == decor(network).guarantee
+
+
+def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
+    momentum = type("Sgd", (Chain,), {"decay": "constant"})(optax.adam, 0.1)
+    with pytest.raises(ValueError, match="optimizer is .*which method ZipDL does not join"):
+        zipped(network, optimizer=momentum)
 
 
 @pytest.mark.parametrize(
