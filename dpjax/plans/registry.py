@@ -29,7 +29,7 @@ class MethodRow:
         builds: What agents compute and send.
         view: What accounting calls it.
         noises: Names of the noise parts it joins; None is all whose payload is one an agent.
-        optimizers: Names of the optimizers it joins, with constant steps; None is all.
+        constant_steps: True where it joins plain steps of constant size alone.
         why: Why no others, with the remedy.
     """
 
@@ -37,7 +37,7 @@ class MethodRow:
     builds: str
     view: str
     noises: tuple[str, ...] | None = None
-    optimizers: tuple[str, ...] | None = None
+    constant_steps: bool = False
     why: str = ""
 
 
@@ -83,7 +83,7 @@ METHODS = (
         builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
         view="views.zip_dl(W)",
         noises=("ZeroSum",),
-        optimizers=("Sgd",),
+        constant_steps=True,
         why=(
             "it hides updated models by noise of their own on every link, which a step of constant "
             "size moves by a known amount: give noise=plans.links.ZeroSum() and "
@@ -223,7 +223,7 @@ def check(config: Any) -> None:
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.
     constant = _exact(config.optimizer) == "Sgd" and config.optimizer.decay == "constant"
-    if of_method.optimizers is not None and not constant:
+    if of_method.constant_steps and not constant:
         raise ValueError(
             f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
         )
