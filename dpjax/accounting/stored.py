@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fields", "to_dict"]
 
-_LATER = ("other_loss",)
+_LATER = ("nodes", "other_loss")
 """Fields that records leave out where they are None, as those of before had none."""
 
 
