@@ -53,7 +53,7 @@ def who(made):
     return [(a,) for a in range(made.agents)] if protect.attacker == "node" else [protect.nodes]
 
 
-def laplacian_mu(made, shared=SHARED):
+def laplacian_mu(made, shared=SHARED, times=T):
     """Largest loss over victims and attackers, from the links among those who do not attack."""
     linked = (made.mixing != 0) & ~np.eye(made.agents, dtype=bool)
     scale, worst = float(made.noise.scale), 0.0
@@ -62,7 +62,7 @@ def laplacian_mu(made, shared=SHARED):
         among = linked[np.ix_(honest, honest)].astype(float)
         covariance = np.eye(len(honest)) + shared * (np.diag(among.sum(1)) - among)
         worst = max(worst, np.linalg.inv(scale**2 * covariance).diagonal().max())
-    return made.config.protect.sensitivity * np.sqrt(T * worst)
+    return made.config.protect.sensitivity * np.sqrt(times * worst)
 
 
 def dense_mu(made, algorithm, moved=1.0):
@@ -395,11 +395,31 @@ def test_what_does_not_go_together(network, make, changes, text):
         make(network, **changes)
 
 
+def test_records_that_take_part_twice(network):
+    made = decor(network, relation="zero_out_record", participation=(2, 2), rounds=4, batch_size=12)
+    assert made.guarantee.mu == pytest.approx(laplacian_mu(made, times=2), rel=3e-6)
+    assert made.guarantee.participation == (2, 2)
+
+
+def test_one_agent_alone():
+    made = decor(np.ones((1, 1)), attacker="outsider")
+    assert made.guarantee.mu == pytest.approx(laplacian_mu(made), rel=3e-6)
+    with pytest.raises(ValueError, match="attacker is 'node' with one agent"):
+        decor(np.ones((1, 1)))
+
+
 def test_a_schedule_of_networks(network):
     schedule = np.stack([network, network])
     with pytest.raises(ValueError, match="Zip-DL takes one matrix"):
         zipped(schedule)
     assert decor(schedule).guarantee.mu == pytest.approx(decor(network).guarantee.mu, rel=1e-6)
+    # Secrets are those of every link of any round.
+    both = decor(np.stack([network, mixing.metropolis_hastings(graphs.ring(6))]))
+    linked = (both.mixing != 0).any(axis=0) & ~np.eye(6, dtype=bool)
+    honest = linked[1:, 1:].astype(float)
+    covariance = np.eye(5) + SHARED * (np.diag(honest.sum(1)) - honest)
+    least = np.sqrt(T * np.linalg.inv(covariance).diagonal().max()) / float(both.noise.scale)
+    assert both.config.protect.sensitivity * least <= both.guarantee.mu
 
 
 def test_a_leaf_of_the_network_has_no_noise_over_messages_alone():
