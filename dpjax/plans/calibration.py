@@ -13,7 +13,7 @@ from dpjax.accounting import finite, precision, sampled
 from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import strategies
+from dpjax.plans import registry, strategies
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Privatizer
 from dpjax.transforms import noise as noise_
@@ -191,11 +191,12 @@ class Factored:
         return Factored(_fixed(self.factor), strategy, self.design)
 
     def check(self, target: Target) -> None:
-        """Refuse another factor than float32 [n, n], and another strategy than [T, T].
+        """Refuse another factor than float32 [n, n], another strategy than [T, T], or attacker.
 
         Raises:
-            ValueError: For these.
+            ValueError: For these, and for methods whose payload is no clipped sum.
         """
+        registry.check_noise(None, target.method, target.protect)
         n = target.agents
         if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(

@@ -20,6 +20,7 @@ from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import registry
 from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Privatizer
@@ -136,11 +137,12 @@ class Scaled:
         return Scaled(self.part, np.float32(self.scale), source)
 
     def check(self, target: Target) -> None:
-        """Refuse a scale that float32 noise cannot have.
+        """Refuse a scale that float32 noise cannot have, and what the design does not join.
 
         Raises:
-            ValueError: For one below 1e-30 or above 1e30.
+            ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
         """
+        registry.check_noise(self.part, target.method, target.protect)
         _validate.spread("scale", float(self.scale))
 
     def loss(self, target: Target) -> budget_.Loss:

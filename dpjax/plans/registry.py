@@ -9,7 +9,17 @@ loss holds because messages depend on data through the noisy payload alone.
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["METHODS", "NOISES", "REFERENCES", "MethodRow", "NoiseRow", "check", "method", "noise"]
+__all__ = [
+    "METHODS",
+    "NOISES",
+    "REFERENCES",
+    "MethodRow",
+    "NoiseRow",
+    "check",
+    "check_noise",
+    "method",
+    "noise",
+]
 
 OUTSIDER = (("outsider", "any"),)
 KEYS_APART = tuple(
@@ -210,6 +220,35 @@ def noise(part: Any) -> NoiseRow:
     return _named(part, NOISES, _CORRELATED)
 
 
+def check_noise(part: Any, joined: Any, protect: Any) -> None:
+    """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
+
+    Args:
+        part: A noise design; None for noise that is correlated over agents or rounds by a seed.
+        joined: The method.
+        protect: What is protected, and from whom.
+
+    Raises:
+        ValueError: Naming the parts, why they do not go together, and the remedy.
+    """
+    row, of_method = noise(part), method(joined)
+    name = row.part if part is None else type(part).__name__
+    if row.methods is not None and of_method.part not in row.methods:
+        raise ValueError(
+            f"method is {type(joined).__name__}, which noise {name} does not join: {row.why}"
+        )
+    if row.methods is None and hasattr(joined, "sensitivity"):
+        raise ValueError(
+            f"method is {type(joined).__name__}, whose payload is no answer of the query, which "
+            f"noise {name} does not join: its loss is that of clipped sums; emit the query's total"
+        )
+    if (protect.attacker, protect.gradients) not in row.attackers:
+        raise ValueError(
+            f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
+            f"which noise {name} has no finite loss that is known: {row.why}"
+        )
+
+
 def check(config: Any) -> None:
     """Refuse parts that do not go together.
 
@@ -232,20 +271,8 @@ def check(config: Any) -> None:
     of_noise, part = noise(config.noise), type(config.noise).__name__
     if of_method.noises is not None and _exact(config.noise) not in of_method.noises:
         raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
-    if of_noise.methods is not None and of_method.part not in of_noise.methods:
-        raise ValueError(f"method is {name}, which noise {part} does not join: {of_noise.why}")
-    if of_noise.methods is None and hasattr(config.method, "sensitivity"):
-        raise ValueError(
-            f"method is {name}, whose payload is no answer of the query, which noise {part} does "
-            "not join: its loss is that of clipped sums; emit the query's total"
-        )
-    protect = config.protect
-    if (protect.attacker, protect.gradients) not in of_noise.attackers:
-        raise ValueError(
-            f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
-            f"which noise {part} has no finite loss that is known: {of_noise.why}"
-        )
-    if protect.gradients == "view" and not constant:
+    check_noise(config.noise, config.method, config.protect)
+    if config.protect.gradients == "view" and not constant:
         raise ValueError(
             f"optimizer is {config.optimizer} with gradients 'view', whose loss is that of steps "
             f"of constant size: {of_noise.why}"

@@ -150,6 +150,19 @@ def test_less_noise_than_is_stated_is_refused(network, make):
         dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
 
 
+def test_noise_of_another_design_is_refused_in_a_plan(network):
+    """The broken twin: correlated noise of one seed, whose loss is an outsider's, against nodes."""
+    made = decor(network)
+    other = plan.make(make_config(rounds=T), network)
+    louder = dataclasses.replace(other.noise, factor=100 * other.noise.factor)
+    with pytest.raises(ValueError, match="attacker 'node'.*Correlated has no finite loss"):
+        dataclasses.replace(made, noise=louder)
+    with pytest.raises(ValueError, match="method is DSGD, which noise ZeroSum does not join"):
+        dataclasses.replace(made, noise=zipped(network).noise)
+    with pytest.raises(ValueError, match="ZipDL.*no answer of the query.*Correlated"):
+        dataclasses.replace(zipped(network), noise=louder)
+
+
 def test_a_coalition_is_part_of_the_guarantee(network):
     made = decor(network, attacker="coalition", nodes=[3, 1])
     assert made.guarantee.nodes == (1, 3) and "coalition of 1, 3" in made.guarantee.caption()
