@@ -5,168 +5,28 @@ the attacker, what it cannot take away is calibrated by `dpjax.accounting.views`
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, gdp, views
+from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import registry
 from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
-from dpjax.protocols import Privatizer
+from dpjax.plans.shaped import Shaped
 from dpjax.transforms import edges as edges_
 from dpjax.transforms import zero_sum as zero_sum_
 
-__all__ = ["PairKeys", "Scaled", "Shaped", "ZeroSum"]
+__all__ = ["PairKeys", "ZeroSum"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
-
-
-class Shaped:
-    """A noise design that is one shape times one scale."""
-
-    label = ""
-    """What records, figures and plans call the design."""
-
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
-        """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
-        raise NotImplementedError
-
-    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
-        """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
-        raise NotImplementedError
-
-    def drawn(self, target: Target) -> Privatizer:
-        """How it is drawn, from ``arrays["noise_scale"]``."""
-        raise NotImplementedError
-
-    def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Scaled":
-        """Make the noise for a budget on a network.
-
-        Args:
-            target: What it is for.
-            design: None; there is no design over agents to give.
-            strategy: None.
-
-        Returns:
-            The noise, of the least float32 scale at which every agent's loss is within its budget.
-
-        Raises:
-            ValueError: For a given design or strategy, budgets that are not one an agent, or an
-                attacker to whom some agent's loss is infinite at every scale.
-        """
-        for name, given in (("design", design), ("strategy", strategy)):
-            if given is not None:
-                raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
-        unit, budget = self.unit(target), target.budget
-        worst = int(np.argmax(unit))
-        if not np.isfinite(unit[worst]):
-            raise ValueError(
-                f"noise is {self}, under which agent {worst} has a neighbour or a coalition that "
-                "sees its gradients without noise, at any scale; give ZeroSum(over="
-                "'with_own_copy'), another attacker, or a network with more links"
-            )
-        mu = np.asarray(
-            budget_.allowed_mu(
-                budget.epsilon,
-                budget.delta,
-                accountant=budget.accountant,
-                allow_unsound=budget.allow_unsound,
-            )
-        )
-        if mu.ndim and len(mu) != target.agents:
-            raise ValueError(
-                f"epsilon has {len(mu)} entries for {target.agents} agents; give one an agent"
-            )
-        scale = np.float32(_validate.spread("scale", float(np.max(unit / mu))))
-        allowed = np.broadcast_to(budget.epsilon, unit.shape)
-        made = Scaled(self, scale, self.source(target))
-        while (made.loss(target).epsilon > allowed).any():
-            made = Scaled(self, np.nextafter(made.scale, np.float32(np.inf)), made.source)
-        return made
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """A shape of noise at the scale that keeps a budget.
-
-    Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
-
-    Attributes:
-        part: The design.
-        scale: Float32 factor of all noise.
-        source: [n, q] as `Shaped.source`, at scale 1.
-    """
-
-    part: Shaped
-    scale: np.float32
-    source: Float[np.ndarray, "n q"]
-
-    strategy: ClassVar[None] = None
-    design: ClassVar[design_.Design | None] = None
-
-    @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
-        """The scale."""
-        return {"noise_scale": np.asarray(self.scale)}
-
-    @property
-    def factor(self) -> Float[np.ndarray, "n q"]:
-        """Map of a round's fresh normals to the agents' noisy sums."""
-        return (float(self.scale) * self.source).astype(np.float32)
-
-    def white(self, target: Target) -> bool:
-        """Not under "view": what a round costs there depends on how many follow."""
-        return target.protect.gradients == "any"
-
-    def frozen(self) -> "Scaled":
-        """The same on a copy that nobody can change afterwards."""
-        source = np.array(self.source)
-        source.flags.writeable = False
-        return Scaled(self.part, np.float32(self.scale), source)
-
-    def check(self, target: Target) -> None:
-        """Refuse a scale that float32 noise cannot have, and what the design does not join.
-
-        Raises:
-            ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
-        """
-        registry.check_noise(self.part, target.method, target.protect)
-        _validate.spread("scale", float(self.scale))
-
-    def loss(self, target: Target) -> budget_.Loss:
-        """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
-        budget = target.budget
-        mu = self.part.unit(target) / float(self.scale)
-        exact = np.asarray(gdp.epsilon(mu, budget.delta))
-        claimed = budget_.claimed_epsilon(
-            mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
-        )
-        squared = target.protect.sensitivity**2 * target.over_rounds(None)
-        return budget_.Loss(np.asarray(claimed), exact, mu, mu**2 / squared, int(np.argmax(mu)))
-
-    def grid(self, target: Target) -> finite.Grid:
-        """Refused: its releases are many processes, each with keys of its own.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(f"release is True with noise {self.part}; a run in one process holds all")
-
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
-        """How it is drawn."""
-        return self.part.drawn(target)
 
 
 @dataclass(frozen=True)
