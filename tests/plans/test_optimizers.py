@@ -1,0 +1,122 @@
+"""Any optax chain behind the noise: one changed argument, the same guarantee, its own state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.engine import keys, program
+from dpjax.engine.run import run
+from dpjax.plans import optimizers, plan
+from tests.support import make_config
+
+
+def momentum(step):
+    """Heavy ball behind a schedule or a number."""
+    return optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(step))
+
+
+CHAINS = {
+    "adam": optimizers.Chain(optax.adam, 0.05),
+    "momentum": optimizers.Chain(momentum, 0.05),
+    "schedule": optimizers.Chain(optax.sgd, optax.cosine_decay_schedule(0.1, 20)),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
+    plain = plan.make(make_config(), network)
+    config = dataclasses.replace(plain.config, optimizer=CHAINS[name])
+    made = plan.make(config, network)
+    assert made.guarantee == plain.guarantee
+    np.testing.assert_array_equal(made.factor, plain.factor)
+    assert made.fingerprint() != plain.fingerprint()
+    result = run(made, small, seeds=[0])
+    assert np.isfinite(result.metrics["test_loss"]).all()
+    assert result.rows()[0]["step_size"] == pytest.approx(config.optimizer.first)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_updates_are_those_of_optax(network, small, name):
+    """With no noise and no clip, against a loop over the messages of plain agents."""
+    changes = {"design": "non_private", "clip_norm": 1e6, "rounds": 3, "batch_size": 24}
+    made = plan.make(make_config(**changes, optimizer=CHAINS[name]), network)
+    result = run(made, small, seeds=[2], eval_every=1)
+    one = small.init(keys.derive(2, "initial"))
+    models = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf)] * 6), one)
+    chain = CHAINS[name].chain({"step_size": np.float32(0.05)})
+    state = chain.init(models)
+    rows, x, y = (jnp.asarray(part) for part in (small.partition.indices, small.x, small.y))
+    for _ in range(3):
+        # Batches of all records: their order does not matter.
+        step = jax.vmap(
+            jax.grad(lambda p, i: small.batch_loss(p, x[i], y[i])), in_axes=(0, 0)
+        )
+        gradients = step(models, rows)
+        updates, state = chain.update(gradients, state, models)
+        moved = optax.apply_updates(models, updates)
+        models = jax.tree.map(lambda leaf: np.tensordot(network, leaf, 1), moved)
+    for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_allclose(b[0, 0], a, rtol=2e-3, atol=2e-5)
+
+
+def test_step_sizes_of_one_chain_share_a_run(network, small):
+    config = make_config(optimizer=optimizers.Chain(optax.adam, 0.05))
+    plans = [
+        plan.make(
+            dataclasses.replace(config, optimizer=optimizers.Chain(optax.adam, step)), network
+        )
+        for step in (0.01, 0.05)
+    ]
+    before = program.traces()
+    both = run(plans, small, seeds=[0])
+    alone = run(plans[1], small, seeds=[0])
+    assert program.traces() - before <= 2
+    np.testing.assert_allclose(
+        both.metrics["test_loss"][:, :, 1], alone.metrics["test_loss"][:, :, 0], rtol=1e-5
+    )
+    assert np.abs(np.diff(both.metrics["test_loss"][-1, 0])).min() > 1e-4
+    other = dataclasses.replace(config, optimizer=optimizers.Chain(optax.sgd, 0.05))
+    with pytest.raises(ValueError, match="plans differ in optimizer"):
+        run([plans[0], plan.make(other, network)], small, seeds=[0])
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
+    """A stopped run with Adam goes on to the same bits; without its state it would not."""
+    config = make_config(optimizer=CHAINS["adam"], design="anti_pgd", release=release, rounds=12)
+    made = plan.make(config, network)
+    more = {"key_file": tmp_path / "key"} if release else {}
+    options = {"seeds": [1], "eval_every": 4, "checkpoint_seconds": 0}
+
+    def cut(progress):
+        if progress.round == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, small, checkpoint=tmp_path / "c", callback=cut, **options, **more)
+    resumed = run(made, small, checkpoint=tmp_path / "c", **options, **more)
+    assert resumed.ended and resumed.rounds[-1] == 12
+    if not release:
+        straight = run(made, small, **options)
+        for a, b in zip(
+            jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ((0.1, 0.1), "make is 0.1; give a function of the step size"),
+        ((lambda step: step, 0.1), "make gives float; return an optax.GradientTransformation"),
+        ((optax.adam, -1.0), "step_size is -1.0"),
+        ((optax.adam, "fast"), "step_size is 'fast'"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        optimizers.Chain(*given)
