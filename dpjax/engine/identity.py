@@ -36,7 +36,7 @@ _OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
 """Parts of names of operations whose work is not in the program."""
 
 _PROGRAM = "model and loss"
-_COMPUTED = ("plans", _PROGRAM)
+_COMPUTED = ("plans", "arrays", "initial memory", _PROGRAM)
 """Digests of what other entries decide too: the plans' matrices and the compiled program."""
 _SHORT = 40
 
@@ -47,6 +47,8 @@ def of_run(
     seeds: Sequence[int],
     options: Mapping[str, Any],
     models: Any,
+    arrays: Any,
+    memory: Any,
     program: str,
     devices: int,
 ) -> dict[str, str]:
@@ -59,6 +61,8 @@ def of_run(
         options: Arguments of the run by name that decide its rounds, how they are divided into
             compiled calls, and what a run that is stopped states.
         models: Pytree of what training starts from.
+        arrays: What differs between plans, as the program is called with it.
+        memory: Of the method, before the first round.
         program: From `computation`.
         devices: Over how many devices the agents are spread.
 
@@ -73,6 +77,8 @@ def of_run(
         "data": " ".join(problem.fingerprint() for problem in problems),
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "initial models": digest(models),
+        "arrays": digest(arrays),
+        "initial memory": digest(memory),
         _PROGRAM: program,
         "seeds": str(tuple(seeds)),
         "devices": f"{device.device_kind} x {devices}, {_processor()}, {_threads()}",

@@ -19,15 +19,17 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax.engine import rounds as rounds_
 from dpjax.engine.sharding import AXIS
 from dpjax.plans.query import Drawn
-from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler, State
+from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler, Seen, State
 
 __all__ = [
     "Data",
     "Statics",
     "advance",
     "algorithm",
+    "batch_shapes",
     "initial",
     "metric_names",
+    "released",
     "replay",
     "traces",
 ]
@@ -205,6 +207,21 @@ def _batch(statics: Statics, data: Data, key: PRNGKeyArray, round: Any) -> Any:
     return *(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y)), drawn.padding
 
 
+def batch_shapes(statics: Statics, data: Data, batch_keys: PRNGKeyArray) -> Any:
+    """Shapes of the batch of every agent in a round.
+
+    Args:
+        statics: What is static.
+        data: The problem's data.
+        batch_keys: [S] keys of the batches.
+    """
+    return jax.eval_shape(
+        lambda data, key: _batch(statics, data, key, jnp.int32(0)),
+        first(statics, data),
+        batch_keys[0],
+    )
+
+
 def _consensus(models: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(models)]
@@ -226,6 +243,21 @@ def metric_names(statics: Statics, data: Data, state: State) -> list[str]:
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.models)
     names = list(jax.eval_shape(statics.metrics, one, first(statics, data).evaluation))
     return [*names, "consensus", *statics.query.metrics]
+
+
+@functools.partial(jax.jit, static_argnames="statics")
+def released(statics: Statics, state: State) -> Any:
+    """What may be published of a state, leaves [S, V, ...]: functions of messages alone.
+
+    Args:
+        statics: What is static.
+        state: Stacked as from `initial`.
+    """
+
+    def one(models: Any, memory: Any) -> Any:
+        return statics.method.released(Seen(models, memory))
+
+    return jax.vmap(jax.vmap(one))(state.models, state.memory)
 
 
 def keeps_noise(state: State) -> bool:
@@ -331,7 +363,10 @@ def advance(
 
             def of_plan(state: State, arrays: Any) -> Any:
                 state, info = algorithm(statics, arrays, noise_key).step(round_key, state, batch)
-                return state, {name: info.metrics[name] for name in statics.query.metrics}
+                return state, {
+                    name: info.metrics.get(name, jnp.float32(jnp.nan))
+                    for name in statics.query.metrics
+                }
 
             return over(of_plan, plan_axes, state, arrays)
 

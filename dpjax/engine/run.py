@@ -18,7 +18,7 @@ from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.engine.course import Course, Meter
 from dpjax.engine.result import Progress, Result
-from dpjax.plans import forecasts, releases
+from dpjax.plans import dependence, forecasts, releases
 from dpjax.plans.plan import Plan, Statics, shared
 from dpjax.plans.problem import Problem
 from dpjax.plans.stated import Stated, Stopping, stated
@@ -114,7 +114,7 @@ def run(
     job = _prepared(plans, problems, seeds, together, devices, phase)
     begun = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
-    plans = tuple(releases.priced(plan, job.entries) for plan in plans)
+    plans = tuple(releases.priced(plan, job.payload) for plan in plans)
     states = stated(
         plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
         planned=planned,
@@ -129,13 +129,14 @@ def run(
             problems,
             seeds,
             course.options(phase, stopping),
-            job.models if start is None else (job.models, begun),
-            identity_.computation(job.traced(course, begun), release=plans[0].config.release),
+            (job.models, begun),
+            job.arrays,
+            *job.computed(course, begun, release=plans[0].config.release),
             1 if job.mesh is None else job.mesh.size,
         )
     store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
     noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
-    at = _begun(job, course, begun, noise_keys, store, plans, callback is not None)
+    at = _begun(job, course, begun, noise_keys, store, plans[0].config.release)
     del begun  # As large as all models.
     private = any(one.evaluation_data == "private" for one in problems)
 
@@ -151,7 +152,7 @@ def run(
         store.close()
     if key_file is not None:
         keys.delete_key_file(key_file, identity_.fingerprint(identity))
-    return _result(plans, seeds, course, at, meter, states, private)
+    return _result(job, plans, seeds, course, at, meter, states, private)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +180,44 @@ class _Job:
         """Numbers in one model."""
         return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
 
+    @property
+    def payload(self) -> int:
+        """Numbers that an agent adds noise to in a round, the most."""
+        return -(-forecasts.entries(self._payload()) // self.statics.agents)
+
+    def _agents_models(self) -> Any:
+        n = self.statics.agents
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), self.models
+        )
+
+    def _payload(self) -> Any:
+        return jax.eval_shape(self.statics.method.payload, self._agents_models())
+
+    def check(self, *, summed: bool) -> None:
+        """Refuse payloads too narrow for sums, and what a method of one's own shows on this task.
+
+        The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
+
+        Args:
+            summed: Whether records' gradients are summed before the noise.
+        """
+        if summed:
+            arguments.check_dtypes(self._payload())
+        method, statics = self.statics.method, self.statics
+        if type(method).__module__.startswith("dpjax."):
+            return
+        arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
+        dependence.check(
+            method,
+            arrays,
+            query=statics.query,
+            optimizer=statics.optimizer.chain(arrays),
+            divisor=statics.divisor,
+            models=self._agents_models(),
+            batch=program.batch_shapes(statics, self.data, self.batch_keys),
+        )
+
     def start(self, given: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...]: those given, or all agents alike."""
         n = self.statics.agents
@@ -195,8 +234,8 @@ class _Job:
         state = program.initial(self.statics, self.arrays, start, noise_keys)
         return state._replace(models=sharding.place(state.models, self.mesh, 2))
 
-    def traced(self, course: Course, start: Any) -> list[Any]:
-        """The program of every chunk's length.
+    def computed(self, course: Course, start: Any, *, release: bool) -> tuple[Any, str]:
+        """The memory before the first round, and the hash of the program of every chunk's length.
 
         Now, before a callback may change what the model closes over: later calls find what was
         traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
@@ -204,7 +243,8 @@ class _Job:
         """
         state = self.initial(start, self.batch_keys)
         given = self.statics, self.arrays, self.data, state, self.batch_keys, self.batch_keys
-        return [program.advance.trace(*given, **lengths) for lengths in course.variants]
+        traced = [program.advance.trace(*given, **lengths) for lengths in course.variants]
+        return state.memory, identity_.computation(traced, release=release)
 
 
 def _prepared(
@@ -220,7 +260,7 @@ def _prepared(
     models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
     if together.unit == "record":
         arguments.check_dtypes(models)
-    return _Job(
+    job = _Job(
         statics=placing.statics(together, problems, mesh),
         arrays=placing.arrays(plans, mesh),
         data=placing.data(problems, mesh),
@@ -228,6 +268,8 @@ def _prepared(
         models=models,
         mesh=mesh,
     )
+    job.check(summed=together.unit == "record")
+    return job
 
 
 @dataclass(eq=False)
@@ -257,28 +299,26 @@ def _begun(
     start: Any,
     noise_keys: Any,
     store: Checkpoints | None,
-    plans: tuple[Plan, ...],
-    asked: bool,
+    release: bool,
 ) -> _Stand:
     """Where a run begins: before its first round, or at its newest checkpoint."""
     state = job.initial(start, noise_keys)
     names = program.metric_names(job.statics, job.data, state)
-    shape = (len(course.marks), len(job.batch_keys), len(plans))
+    shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
     at = _Stand(state, noise_keys, {name: np.full(shape, np.nan) for name in names})
     if store is None:
         return at
-    if (restored := store.restore(_portable(at.state, at.taken))) is not None:
-        at.done, (portable, at.taken), at.ended = restored
-        # What the callback answered before is not known, but whether there was one.
-        at.decided = at.ended and (asked or at.done < course.total)
+    if (restored := store.restore(_portable(at))) is not None:
+        at.done, (portable, at.taken, decided), at.ended = restored
+        at.decided = bool(decided)
         at.state = _adopt(portable, at.state, job.mesh)
         if program.keeps_noise(at.state) and not at.ended:
             at.state = program.replay(
                 job.statics, job.arrays, at.state, noise_keys, jnp.int32(at.done)
             )
-    elif plans[0].config.release:
+    elif release:
         # Before anything is sent: from here on, losing the key is noticed.
-        store.save(0, _portable(at.state, at.taken), ended=False)
+        store.save(0, _portable(at), ended=False)
     return at
 
 
@@ -321,11 +361,12 @@ def _drive(
             at.ended = bool(answer) or at.done == course.total
             due = time.monotonic() - saved_at >= checkpoint_seconds
             if store is not None and (at.ended or due):
-                store.save(at.done, _portable(at.state, at.taken), ended=at.ended)
+                store.save(at.done, _portable(at), ended=at.ended)
                 saved_at = time.monotonic()
 
 
 def _result(
+    job: _Job,
     plans: tuple[Plan, ...],
     seeds: tuple[int, ...],
     course: Course,
@@ -342,7 +383,7 @@ def _result(
         rounds=course.marks[keep],
         metrics={name: value[keep] for name, value in at.taken.items()},
         guarantees=states.at(at.done, private_stop=private and at.decided),
-        params=jax.device_get(at.state.models),
+        params=jax.device_get(program.released(job.statics, at.state)),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=at.done == course.total,
@@ -386,10 +427,12 @@ def _noise_keys(
     return _stack([key])
 
 
-def _portable(state: State, taken: dict[str, np.ndarray]) -> Any:
-    """The state without its secret, and the metrics: what a checkpoint may hold."""
+def _portable(at: _Stand) -> Any:
+    """The state without its secret, the metrics, and whether a callback has decided anything."""
     # Past noise would give later rounds' away; it follows from the key, see program.replay.
-    return jax.device_get((state.models, state.memory, state.round)), taken
+    state = at.state
+    open_ = jax.device_get((state.models, state.memory, state.round))
+    return open_, at.taken, np.asarray(at.decided)
 
 
 def _adopt(portable: Any, state: State, mesh: Any) -> State:

@@ -1,12 +1,14 @@
 """The audit of a plan: its guarantee, computed again from what will be run."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.sampled import Pld
+from dpjax.plans import dependence
 from dpjax.plans.calibration import Factored
+from dpjax.plans.config import Config
 from dpjax.topology import mixing as mixing_
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ def audit(plan: "Plan") -> None:
         ValueError: Naming what disagrees.
     """
     config, stated = plan.config, plan.guarantee
+    if type(config) is not Config:
+        raise ValueError(f"config is {type(config).__name__}; give a plans.config.Config itself")
+    method: Any = plan.method  # Hashable, as all parts are.
+    dependence.check_method(method, config.optimizer.shared(), plan.agents, plan.mixing.shape)
     matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     if (plan.noise is None) != (config.noise is None):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
@@ -54,6 +55,8 @@ class Config:
             value = getattr(self, name)
             if isinstance(value, type) or not isinstance(value, kind):
                 raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
+            if value is not None:
+                _check_frozen(name, value)
         _validate.flag("release", self.release)
         # Below what an int32 counter of rounds can hold.
         rounds = _validate.integer("rounds", self.rounds, most=2**31 - 2)
@@ -66,14 +69,18 @@ class Config:
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
-        if isinstance(self.sampler, Cyclic) and self.protect.unit == "agent":
+        if self.sampler.participation is not None and self.protect.unit == "agent":
             raise ValueError(
                 f"sampler is {self.sampler} under relation {self.protect.relation!r}; an agent "
                 "takes part in every round: use Random, or protect records"
             )
         if self.sampler.capacity is not None:
             self._check_amplified()
-        self.sampler.pattern(rounds)
+        if self.sampler.pattern(rounds) != self.pattern:
+            raise ValueError(
+                f"sampler is {_validate.shown(self.sampler)}, whose pattern is not that of its "
+                f"participation {self.participation}; give one that says the same in both"
+            )
         registry.check(self)
 
     def _check_amplified(self) -> None:
@@ -130,9 +137,27 @@ class Config:
     @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
-        return self.sampler.pattern(self.rounds)
+        return Participation(self.rounds, *(self.participation or (self.rounds, 1)))
 
     @property
     def participation(self) -> tuple[int, int] | None:
         """(epochs, separation) where a fixed order deals the records; None where any may come."""
         return self.sampler.participation
+
+
+def _check_frozen(name: str, part: Any) -> None:
+    """Refuse a part that may change after it was checked, or that equals another one."""
+    settings = getattr(type(part), "__dataclass_params__", None)
+    fixed = settings is not None and settings.frozen
+    if not fixed or not all(field.compare for field in dataclasses.fields(part)):
+        raise ValueError(
+            f"{name} is {type(part).__name__}, which may change after the plan was made, or equal "
+            "another one; make it a frozen dataclass, all fields compared"
+        )
+    try:
+        hash(part)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} is {type(part).__name__}, which cannot be hashed ({error}); give its fields "
+            "as numbers, texts, functions or tuples"
+        ) from None

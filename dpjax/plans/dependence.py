@@ -19,12 +19,21 @@ from dpjax.protocols import Answer, Emission, Method, Optimizer, Query, Round, S
 __all__ = ["check", "check_method", "reached"]
 
 
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+}
+"""Equations whose inputs and outputs are those of the program that they hold."""
+
+
 class _Shown(NamedTuple):
     """What leaves an agent, in the order in which it is judged."""
 
     public: Any
     message: Any
+    sent: Any
     released: Any
+    asked: Any
 
 
 def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
@@ -72,7 +81,8 @@ def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
         each = [reached(branch.jaxpr, operands) for branch in parameters["branches"]]
         return [chosen or any(outputs) for outputs in zip(*each, strict=True)]
     inner = [one for one in map(_open, parameters.values()) if one is not None]
-    if len(inner) == 1:
+    # Of others the inner program may mean something else: a reduction's combines two numbers.
+    if name in _CALLS and len(inner) == 1:
         (one,) = inner
         if len(one.invars) == len(marked) and len(one.outvars) == len(equation.outvars):
             return reached(one, marked)
@@ -147,7 +157,7 @@ def check(
     _check_keys({"models": models, "memory": memory})
 
     def private(kept: Any, batch: Any, arrays: Any, key: Any, round: Any) -> Any:
-        watched.totals.clear()
+        watched.clear()
         payload = method.emit(here(arrays, key, round, batch), Seen(*kept)).private
         if not hasattr(method, "sensitivity"):
             _check_answer(payload, watched.totals)
@@ -155,12 +165,15 @@ def check(
 
     def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
         seen, now = Seen(*kept), here(arrays, key, round, batch)
+        watched.clear()
         emission = method.emit(now, seen)
+        asked = list(watched.asked)
         hidden = Emission((), emission.public, emission.carry)
         message, carry = method.send(now, seen, hidden, noisy)
         received = method.exchange(arrays, round, message)
         new = method.absorb(now, seen, carry, received.value)
-        shown = _Shown(emission.public, received.sent, method.released(Seen(*new)))
+        released = method.released(Seen(*new))
+        shown = _Shown(emission.public, message, received.sent, released, asked)
         return tuple(new), shown
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -182,7 +195,8 @@ def check(
             if shows:
                 raise ValueError(
                     f"method shows {name}, which depends on data otherwise than through the noisy "
-                    "payload; put it into Emission.private, or keep it with the agent"
+                    "payload; put it into Emission.private, keep it with the agent, or ask the "
+                    "query at models and by encoders that know no data"
                 )
         if new == kept:
             return
@@ -223,13 +237,26 @@ class _Watched:
     """A query that remembers its answers while a program is traced."""
 
     def __init__(self, query: Query):
-        self.query, self.metrics, self.totals = query, query.metrics, list[Any]()
+        self.query, self.metrics = query, query.metrics
+        self.totals, self.asked = list[Any](), list[Any]()
+
+    def clear(self) -> None:
+        """Forget what was asked."""
+        self.totals.clear()
+        self.asked.clear()
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         answer = self.query(models, batch, encode)
         self.totals.append(answer.total)
+        # A model or an encoder that knows other records moves all terms by one of them.
+        encoded: Any = ()
+        if encode is not None:
+            encoded = encode(
+                jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), models)
+            )
+        self.asked.append({"models": models, "encoded": encoded})
         return answer
 
 

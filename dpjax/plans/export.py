@@ -24,6 +24,7 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Int
 
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.plans.calibration import Factored
 from dpjax.transforms import rounds as rounds_
 
@@ -51,7 +52,8 @@ def save(
         The path written.
 
     Raises:
-        ValueError: For a non-private plan or a release, or labels that are not n different ones.
+        ValueError: For a non-private plan or a release, another method than D-SGD, or labels that
+            are not n different ones.
     """
     if plan.design is None:
         raise ValueError(
@@ -67,6 +69,11 @@ def save(
         raise ValueError(
             f"plan has sampler {plan.config.sampler}, whose coin flips a loop of your own would "
             "have to draw; save the plan of a config with Random or Cyclic"
+        )
+    if type(plan.config.method) is not DSGD:
+        raise ValueError(
+            f"plan has method {type(plan.config.method).__name__}, whose rounds a file cannot tell "
+            "yet; save a plan of DSGD, or train with dpjax"
         )
     groups = seed_groups(plan)
     # What groups do not share must be exactly zero; the audit then covers what the file holds.
@@ -141,7 +148,13 @@ def instructions(plan: "Plan") -> str:
             "Counting rounds:",
             f"The budget is spent by {stated.rounds:,} rounds. Stop then: more rounds need a new",
             "design, made for all of them. A round that was interrupted is sent again with the",
-            "same numbers or not at all; fresh noise for a round already sent spends it twice.",
+            "same numbers or not at all; fresh noise for a round already sent spends it twice. A",
+            "site that restarts must know t, its model and its past noise, or stop for good.",
+            "",
+            "One run, one secret, one first model:",
+            "Every training run takes a new secret, also after a failed one: used again with other",
+            "data, models or step sizes, it lets whoever saw both runs subtract the noise. All",
+            "sites start from one public model (zeros, say): one trained on private data is sent.",
             "",
             "Not in the guarantee: losses and metrics that are computed from the data and shown,",
             "tuning on the data, the low bits of floating-point numbers, and a generator that can",
@@ -212,4 +225,9 @@ def _steps(plan: "Plan") -> list[str]:
         "4. steps: m_i = x_i - step_size * u_i (any optimizer on u_i will do), and sends m_i to",
         f"   its neighbours, the sites j with {matrix}[j, i] > 0. It sends nothing else.",
         f"5. averages what it received and its own: x_i = sum_j {matrix}[i, j] m_j.",
+        *(
+            [f"   It sends x_i in place of m_i and averages again, {steps} times in all."]
+            if (steps := getattr(config.method, "gossip_steps", 1)) > 1
+            else []
+        ),
     ]

@@ -328,4 +328,7 @@ def described(part: Any) -> Any:
         return {"part": type(part).__name__} | fields
     if isinstance(part, tuple):
         return [described(one) for one in part]
+    if callable(part):
+        # Addresses differ between processes; what a function computes is in the program's hash.
+        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}"
     return part

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, guarantees, releases
+from dpjax.plans import export, forecasts, guarantees, releases
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
@@ -31,6 +32,10 @@ from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "Statics", "audit", "make", "shared"]
+
+
+_TAKEN = {"mixing", "factor"}
+"""Names of arrays that no optimizer may have."""
 
 
 class Statics(NamedTuple):
@@ -154,9 +159,21 @@ class Plan:
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one call, float32, by name."""
-        noise = {} if self.noise is None else dict(self.noise.arrays)
-        shared = {"mixing": self.mixing.astype(np.float32)}
-        return shared | noise | dict(self.config.optimizer.arrays())
+        parts = [
+            {"mixing": self.mixing.astype(np.float32)},
+            {} if self.noise is None else self.noise.arrays,
+            self.config.optimizer.arrays(),
+        ]
+        made: dict[str, np.ndarray] = {}
+        for part in parts:
+            for name, array in part.items():
+                if name in made or (part is parts[2] and name in _TAKEN):
+                    raise ValueError(
+                        f"optimizer has an array {name!r}, which is the plan's; name it otherwise"
+                    )
+                made[name] = np.array(array)
+                made[name].flags.writeable = False
+        return types.MappingProxyType(made)
 
     @functools.cached_property
     def statics(self) -> Statics:
@@ -320,8 +337,6 @@ def make(
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
-    method: Any = on(config.method, matrix)  # Hashable, as all parts are.
-    dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
     records = guarantees.records(config, counts, n)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):

@@ -355,7 +355,7 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
             run(other, small, stop_at=10, **options)
     # What no argument explains is still said.
     sparse = plan.make(make_config(), mixing.metropolis_hastings(graphs.ring(len(network))))
-    with pytest.raises(ValueError, match="which differs in plans;"):
+    with pytest.raises(ValueError, match="which differs in plans, arrays;"):
         run(sparse, small, stop_at=10, **options)
     loss = dataclasses.replace(small, batch_loss=None)
     with pytest.raises(ValueError, match="which differs in model and loss;"):

@@ -52,9 +52,7 @@ def test_the_updates_are_those_of_optax(network, small, name):
     rows, x, y = (jnp.asarray(part) for part in (small.partition.indices, small.x, small.y))
     for _ in range(3):
         # Batches of all records: their order does not matter.
-        step = jax.vmap(
-            jax.grad(lambda p, i: small.batch_loss(p, x[i], y[i])), in_axes=(0, 0)
-        )
+        step = jax.vmap(jax.grad(lambda p, i: small.batch_loss(p, x[i], y[i])), in_axes=(0, 0))
         gradients = step(models, rows)
         updates, state = chain.update(gradients, state, models)
         moved = optax.apply_updates(models, updates)

@@ -1,0 +1,309 @@
+"""Methods, samplers and optimizers of one's own that would make a guarantee false are refused."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine.run import run
+from dpjax.mechanism.participation import Participation
+from dpjax.plans import optimizers, plan, samplers
+from dpjax.protocols import Emission, Received
+from tests.support import make_config
+
+frozen = dataclasses.dataclass(frozen=True)
+
+
+def raw_of(here, seen):
+    return here.query(seen.models, here.batch).total
+
+
+class Hidden(DSGD):
+    """Sends what it computes from bare gradients by ``smuggle``."""
+
+    def emit(self, here, seen):
+        total = raw_of(here, seen)
+        return Emission(total, carry=total)
+
+    def send(self, here, seen, emission, noisy):
+        message, memory = super().send(here, seen, emission, noisy)
+        return jax.tree.map(self.smuggle, message, emission.carry), memory
+
+
+@frozen
+class Written(Hidden):
+    """By an array that is written in place."""
+
+    def smuggle(self, message, raw):
+        box = jax.new_ref(jnp.zeros_like(raw))
+        box[...] = raw
+        return message + box[...]
+
+
+@frozen
+class Reduced(Hidden):
+    """By a reduction whose combination drops its first argument."""
+
+    def smuggle(self, message, raw):
+        first = jax.lax.reduce(raw[..., None], jnp.float32(0), lambda a, b: b, (raw.ndim,))
+        return message + first
+
+
+@frozen
+class Mapped(Hidden):
+    """By a function that is another one when it is mapped."""
+
+    def smuggle(self, message, raw):
+        @jax.custom_batching.custom_vmap
+        def left(noisy, bare):
+            return noisy
+
+        @left.def_vmap
+        def rule(size, mapped, noisy, bare):
+            return bare, True
+
+        return left(message, raw)
+
+
+@frozen
+class Unreported:
+    """An exchange that does not report what went out."""
+
+    def __call__(self, arrays, round, message):
+        """Deliver, and say that nothing was sent."""
+        return Received(message, ())
+
+
+@frozen
+class Silent(Hidden):
+    """By an exchange that does not report it."""
+
+    exchange = Unreported()
+
+    def smuggle(self, message, raw):
+        return raw
+
+    def absorb(self, here, seen, carry, received):
+        return seen.models, carry
+
+
+@frozen
+class Encoded(DSGD):
+    """By an encoder that knows the other records."""
+
+    def emit(self, here, seen):
+        other = raw_of(here, seen)
+        shift = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), other)
+        answer = here.query(seen.models, here.batch, lambda g: jax.tree.map(jnp.add, g, shift))
+        return Emission(answer.total)
+
+
+@pytest.mark.parametrize("method", [Written(), Reduced(), Mapped(), Silent(), Encoded()])
+def test_no_way_around_the_noise(network, method):
+    with pytest.raises(ValueError, match="method shows"):
+        plan.make(make_config(method=method), network)
+    made = plan.make(make_config(), network)
+    with pytest.raises(ValueError, match="method shows"):
+        dataclasses.replace(made, config=make_config(method=method))
+
+
+@frozen
+class TopTwo(Hidden):
+    """What a model of two entries does not show: which entries are the largest."""
+
+    def smuggle(self, message, raw):
+        flat = raw.reshape(len(raw), -1)
+        if flat.shape[1] <= 2:
+            return message
+        least = jnp.sort(jnp.abs(flat), axis=1)[:, -2:-1]
+        return jnp.where(jnp.abs(flat) >= least, message.reshape(flat.shape), 0).reshape(raw.shape)
+
+
+def test_a_run_looks_again_at_its_own_sizes(network, small):
+    made = plan.make(make_config(method=TopTwo()), network)
+    with pytest.raises(ValueError, match="method shows"):
+        run(made, small, seeds=[0])
+
+
+@frozen
+class Local(DSGD):
+    """Adapts models with gradients that no noise was added to, and publishes what it received."""
+
+    def start(self, here, models):
+        return models
+
+    def emit(self, here, seen):
+        total = here.query(seen.memory, here.batch).total
+        return Emission(total, carry=total)
+
+    def send(self, here, seen, emission, noisy):
+        message = jax.tree.map(lambda x, g: x - 0.1 * g, seen.memory, noisy)
+        return message, emission.carry
+
+    def absorb(self, here, seen, carry, received):
+        return jax.tree.map(jnp.subtract, received, carry), received
+
+    def released(self, seen):
+        return seen.memory
+
+
+def test_a_run_leaves_what_its_method_releases(network, small):
+    """Its local models stay inside: what is published, and started from, is D-SGD's."""
+    plain = run(plan.make(make_config(rounds=2), network), small, seeds=[0])
+    local = run(plan.make(make_config(method=Local(), rounds=2), network), small, seeds=[0])
+    for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(local.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert local.metrics["test_loss"][-1] != plain.metrics["test_loss"][-1]
+
+
+@frozen
+class Greedy(optimizers.Sgd):
+    """An optimizer with an array of the noise's name."""
+
+    def arrays(self):
+        return super().arrays() | {"factor": np.zeros((6, 6), np.float32)}
+
+
+def test_an_optimizer_has_no_array_of_the_noise(network, small):
+    made = plan.make(make_config(optimizer=Greedy(0.1)), network)
+    with pytest.raises(ValueError, match="optimizer has an array 'factor'"):
+        run(made, small, seeds=[0])
+    kept = plan.make(make_config(), network).arrays
+    with pytest.raises(TypeError):
+        kept["factor"] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        kept["factor"][:] = 0
+
+
+@frozen
+class Once(samplers.Random):
+    """A sampler that says that a record takes part once, and draws at random."""
+
+    def pattern(self, rounds):
+        return Participation(rounds, 1, rounds)
+
+
+@frozen
+class Secretive(DSGD):
+    """Two of these are equal, and are not."""
+
+    leak: bool = dataclasses.field(default=False, compare=False)
+
+
+@dataclasses.dataclass
+class Open:
+    """A sampler that may change."""
+
+    batch_size: int = 4
+    participation: Any = None
+    divisor = 4
+
+    def pattern(self, rounds):
+        return Participation(rounds, rounds, 1)
+
+    def check(self, counts, agents=None):
+        pass
+
+    def filled(self, counts, rounds):
+        return np.ones(len(counts))
+
+    def draw(self, key, round, counts):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"sampler": Once(4)}, "whose pattern is not that of its participation"),
+        ({"method": Secretive()}, "make it a frozen dataclass, all fields compared"),
+        ({"sampler": Open()}, "make it a frozen dataclass"),
+    ],
+)
+def test_parts_that_contradict_themselves_or_may_change_are_refused(change, text):
+    with pytest.raises(ValueError, match=text):
+        make_config(**change)
+
+
+def stepped(table):
+    """An optimizer whose step sizes are arrays, which no field holds."""
+
+    @frozen
+    class Table(optimizers.Sgd):
+        def arrays(self):
+            return {"step_size": np.float32(table)}
+
+        def shared(self):
+            return self
+
+    return Table(0.1)
+
+
+def remembering(value):
+    """A method whose first memory no field holds."""
+
+    @frozen
+    class Remembering(DSGD):
+        def start(self, here, models):
+            return here.optimizer.init(models), jnp.full((), value)
+
+        def send(self, here, seen, emission, noisy):
+            message, state = super().send(
+                here, seen._replace(memory=seen.memory[0]), emission, noisy
+            )
+            moved = jax.tree.map(lambda leaf: leaf + seen.memory[1], message)
+            return moved, (state, seen.memory[1])
+
+    return Remembering()
+
+
+@pytest.mark.parametrize(("part", "make"), [("optimizer", stepped), ("method", remembering)])
+def test_a_release_resumes_with_its_own_arrays_and_memory_only(
+    tmp_path, network, small, part, make
+):
+    """Else two messages of one round would differ by a gradient without noise."""
+    key = tmp_path / "key"
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    def once(value):
+        config = make_config(release=True, rounds=4, **{part: make(value)})
+        run(plan.make(config, network), small, seeds=[0], eval_every=2, key_file=key, callback=stop)
+
+    with pytest.raises(KeyboardInterrupt):
+        once(1.0)
+    with pytest.raises(ValueError, match="another run|belongs to"):
+        once(3.0)
+    assert key.exists()
+
+
+def test_functions_in_parts_have_one_fingerprint_in_all_processes(network):
+    """Not their addresses: a killed release with Adam is resumed by another process."""
+    made = plan.make(make_config(optimizer=optimizers.Chain(optax.adam, 0.01)), network)
+    described = plan.described(made.config)
+    assert described["optimizer"]["make"].endswith(".adam")
+    assert "0x" not in str(described)
+
+
+@pytest.mark.parametrize("answer", [False, None])
+def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, small, answer):
+    """On private metrics: an answer, also No, chose the round; one that only watched did not."""
+    made = plan.make(make_config(), network)
+    options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0}
+    options["checkpoint"] = tmp_path / "c"
+
+    def cut(progress):
+        if progress.round == 15:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made, small, callback=cut, **options)
+    for callback in (None, lambda _: None):
+        (stated,) = run(made, small, callback=callback, **options).guarantees
+        assert stated.private_stop == (answer is not None)
