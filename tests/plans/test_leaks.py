@@ -201,7 +201,9 @@ class Open:
 
     batch_size: int = 4
     participation: Any = None
+    capacity = None
     divisor = 4
+    capacity = None
 
     def pattern(self, rounds):
         return Participation(rounds, rounds, 1)
