@@ -40,7 +40,9 @@ class Result:
         guarantees: What each plan states: its own guarantee, also after an early stop, which
             anything seen on the way may have decided; less only where the rounds were fixed
             beforehand (``stop_at``) or a curve over marks was (``stopping="curve"``).
-        params: Final agent-stacked parameters, leaves [S, V, n, ...].
+        params: What the method releases at the end, the agents' models as a rule, leaves
+            [S, V, n, ...]: functions of messages, which the guarantee covers. Under
+            gradients="view" the agents' own models, which it does not.
         seconds: Time in the compiled loop, this process only, compilation included.
         rounds_per_second: One seed's round of one plan counts one; the first chunk, which
             compiles, is left out where there is a second one.

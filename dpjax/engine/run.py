@@ -377,13 +377,15 @@ def _result(
 ) -> Result:
     """What a run leaves."""
     keep = course.marks <= at.done
+    # Nothing is published under "view": agents keep their own models, and phases are refused.
+    own = any(plan.config.protect.gradients == "view" for plan in plans)
     return Result(
         plans=plans,
         seeds=seeds,
         rounds=course.marks[keep],
         metrics={name: value[keep] for name, value in at.taken.items()},
         guarantees=states.at(at.done, private_stop=private and at.decided),
-        params=jax.device_get(program.released(job.statics, at.state)),
+        params=jax.device_get(at.state.models if own else program.released(job.statics, at.state)),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=at.done == course.total,

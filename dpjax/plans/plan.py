@@ -22,7 +22,7 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import export, forecasts, guarantees, releases
+from dpjax.plans import dependence, export, forecasts, guarantees, releases
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
@@ -337,6 +337,9 @@ def make(
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
+    method: Any = on(config.method, matrix)  # Hashable, as all parts are.
+    # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
+    dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
     records = guarantees.records(config, counts, n)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):

@@ -201,7 +201,6 @@ class Open:
 
     batch_size: int = 4
     participation: Any = None
-    capacity = None
     divisor = 4
     capacity = None
 
@@ -213,6 +212,12 @@ class Open:
 
     def filled(self, counts, rounds):
         return np.ones(len(counts))
+
+    def rates(self, counts):
+        return None
+
+    def holding(self, records):
+        return self
 
     def draw(self, key, round, counts):
         raise NotImplementedError
