@@ -49,6 +49,8 @@ class Checkpoints:
         self._fingerprint = identity_.fingerprint(identity)
         with self._using("be used"):
             _check_folder(self.folder, identity)
+            # Models of every saved round are not for everybody's eyes.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not (self.folder / _MARK).exists():
                 mark = {"format": 1, "identity": identity}
                 _files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())

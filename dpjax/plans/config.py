@@ -46,7 +46,10 @@ class Config:
         kinds = {
             "protect": (Protect, "plans.protect.Protect(relation, clip_norm)"),
             "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
-            "optimizer": (Optimizer, "plans.optimizers.Sgd(step_size)"),
+            "optimizer": (
+                Optimizer,
+                "plans.optimizers.Sgd(step_size), or Chain(optax.adam, step_size)",
+            ),
             "noise": (Noise | None, "plans.noise.Whisper(), or None"),
             "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
             "method": (Method | Networked, "algorithms.dsgd.DSGD()"),

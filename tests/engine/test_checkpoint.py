@@ -175,3 +175,13 @@ def test_unfinished_makes_nothing(tmp_path, whole):
     assert not checkpoint.unfinished(tmp_path / "none", RUN)
     assert not os.listdir(tmp_path)
     assert json.loads((whole / "dpjax.json").read_text())["identity"] == RUN
+
+
+def test_a_new_folder_is_its_owners_alone(tmp_path):
+    """Models of saved rounds are in it; a folder that was there keeps its mode."""
+    Checkpoints(tmp_path / "new" / "c", {"plans": "a"}).close()
+    assert (tmp_path / "new" / "c").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "mine").mkdir(mode=0o750)
+    before = (tmp_path / "mine").stat().st_mode
+    Checkpoints(tmp_path / "mine", {"plans": "a"}).close()
+    assert (tmp_path / "mine").stat().st_mode == before

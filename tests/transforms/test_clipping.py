@@ -218,3 +218,31 @@ def test_malformed_updates_are_refused():
             transform.update(updates, optax.EmptyState())
     with pytest.raises(ValueError, match="below what rounding"):
         clipping.per_agent(1e-9).update(jnp.ones((2, 3), jnp.float16), optax.EmptyState())
+
+
+@pytest.mark.parametrize("method", ["flat", "automatic"])
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_what_an_encoder_returns_is_clipped(method, microbatch):
+    """A sketch of every gradient, clipped after it is made: the sketch may stretch."""
+    random = np.random.default_rng(0)
+    sketch = jnp.asarray(50 * random.normal(size=(3, 7)), jnp.float32)
+    x, y = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((5, 7), (5,)))
+    params = jnp.asarray(random.normal(size=7), jnp.float32)
+
+    def loss(params, x, y):
+        return jnp.square(x @ params - y)
+
+    def answer(x, y):
+        summed = clipping.per_example(
+            loss, 0.5, method=method, microbatch=microbatch, encode=lambda g: sketch @ g
+        )
+        return np.asarray(summed(params, x, y))
+
+    each = [np.asarray(sketch @ jax.grad(loss)(params, *pair)) for pair in zip(x, y, strict=True)]
+    extra = 0.01 if method == "automatic" else 0.0
+    wanted = sum(g * min(1.0, 0.5 / (np.linalg.norm(g) + extra)) for g in each)
+    np.testing.assert_allclose(answer(x, y), wanted, rtol=1e-4, atol=1e-5)
+    # One record moves it by no more than the clip norm; without the second clip it would.
+    alone = np.linalg.norm(answer(x, y) - answer(x[1:], y[1:]))
+    assert alone <= 0.5 * (1 + 1e-5) < np.linalg.norm(each[0])
+    assert answer(x[:0], y[:0]).shape == (3,)
