@@ -107,9 +107,11 @@ class Plan:
         audit(self)
 
     def __repr__(self) -> str:
-        """One line: the design, the network's size, the guarantee, the model it affords."""
+        """One line: design, network's size, guarantee, the model it affords, who shares a seed."""
         affords = self.forecast(1).affords()
         told = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
+        if self.design is not None and len(set(export.seed_groups(self))) < self.agents:
+            told += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:
             told += (
                 f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "

@@ -260,3 +260,11 @@ def test_sensitivity_is_that_of_the_rounded_coefficients():
         larger += truth > c * (1 + 1e-8)
     # What forgets the rounding would understate these.
     assert larger > 10
+
+
+def test_the_plan_says_whom_the_seed_betrays(network):
+    text = "agents who share its seed are NOT protected from each other"
+    assert text in repr(plan.make(make_config(), network))
+    assert text in repr(plan.make(make_config(subgroups=((0, 1, 2), (3, 4, 5))), network))
+    for alone in ("independent", "mafalda", "non_private"):
+        assert text not in repr(plan.make(make_config(design=alone), network))
