@@ -24,7 +24,7 @@ class Push(DSGD):
     stochastic = "columns"  # An agent divides what it sends.
 
     def start(self, here, models):
-        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1])
+        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1], "f4")
 
     def emit(self, here, seen):  # Models are x / w; the weights are public.
         total, metrics = here.query(seen.models, here.batch)

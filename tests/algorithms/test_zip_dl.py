@@ -84,7 +84,7 @@ def bare(one, rounds):
 
 @pytest.mark.parametrize("rule", ["messages", "with_own_copy"])
 def test_the_map_of_the_noise_is_the_one_drawn(rule):
-    zeros = jnp.zeros((N, 3))
+    zeros = jnp.zeros((N, 3), jnp.float32)
     (_, info), *_ = rounds(make(rule, step=0.0), zeros, zeros)
     leaf_key = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
     z = np.asarray(normals(leaf_key, (len(SENT.sender), 3), jnp.float32))
