@@ -74,7 +74,7 @@ class Wire:
             os.replace(self.folder / "copying", copy)
         state, metrics = self.advance(*args, **kwargs)
         digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(state.params):
+        for leaf in jax.tree.leaves(state.models):
             digest.update(np.asarray(leaf).tobytes())
         line = f"{int(state.round)} {digest.hexdigest()}\n"
         handle = os.open(self.folder / "sent", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
