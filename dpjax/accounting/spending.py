@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpjax import _validate
 from dpjax.accounting import budget, gdp, losses, stopping
@@ -23,6 +23,13 @@ def exact(of: "Guarantee", loss: losses.AnyLoss) -> float:
     """
     delta = of.delta - of.added_delta if of.curve is None else of.curve.delta
     return loss.epsilon(delta) + of.added_epsilon
+
+
+def _open(of: "Guarantee", **changes: Any) -> "Guarantee":
+    """The record with changes, its epsilon still to be stated."""
+    return dataclasses.replace(
+        of, epsilon=math.inf, per_agent_epsilon=None, unsound=False, **changes
+    )
 
 
 def _of_mu(of: "Guarantee", mu: float) -> float:
@@ -45,14 +52,7 @@ def with_finite_precision(of: "Guarantee", epsilon: float, delta: float) -> "Gua
             "exact noise"
         )
     # Checks the two before they are used.
-    free = dataclasses.replace(
-        of,
-        epsilon=math.inf,
-        per_agent_epsilon=None,
-        unsound=False,
-        added_epsilon=epsilon,
-        added_delta=delta,
-    )
+    free = _open(of, added_epsilon=epsilon, added_delta=delta)
 
     def grown(stated: float, loss: losses.AnyLoss) -> float:
         # The paper's rule stays as false as it was.
@@ -163,15 +163,7 @@ def with_curve(
 
 def _curved(of: "Guarantee", curve: stopping.Curve, added_delta: float) -> "Guarantee":
     """The record of the whole run at the curve's delta."""
-    bare = dataclasses.replace(
-        of,
-        epsilon=math.inf,
-        per_agent_epsilon=None,
-        accountant="gdp",
-        unsound=False,
-        added_delta=added_delta,
-        curve=curve,
-    )
+    bare = _open(of, accountant="gdp", added_delta=added_delta, curve=curve)
     each = None
     if of.per_agent_epsilon is not None:
         each = tuple(_of_mu(bare, mu) for mu in _agents_mus(of))
@@ -226,11 +218,8 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
             f"added_delta is {of.added_delta}, then {later.added_delta}, which uses up delta "
             f"{of.delta}; state the two runs apart"
         )
-    base = dataclasses.replace(
+    base = _open(
         of,
-        epsilon=math.inf,
-        per_agent_epsilon=None,
-        unsound=False,
         added_epsilon=added_epsilon,
         added_delta=added_delta,
         clip_norm=max(of.clip_norm, later.clip_norm),

@@ -18,7 +18,7 @@ from dpjax.engine import identity as identity_
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 from dpjax.engine.course import Course, Meter
 from dpjax.engine.result import Progress, Result
-from dpjax.plans import dependence, forecasts, releases
+from dpjax.plans import dependence, forecasts, registry, releases
 from dpjax.plans.plan import Plan, Statics, shared
 from dpjax.plans.problem import Problem
 from dpjax.plans.stated import Stated, Stopping, stated
@@ -129,7 +129,8 @@ def run(
             problems,
             seeds,
             course.options(phase, stopping),
-            (job.models, begun),
+            # Without a start all agents' models follow from the problem's.
+            (job.models, None if start is None else begun),
             job.arrays,
             *job.computed(course, begun, release=plans[0].config.release),
             1 if job.mesh is None else job.mesh.size,
@@ -205,7 +206,7 @@ class _Job:
         if summed:
             arguments.check_dtypes(self._payload())
         method, statics = self.statics.method, self.statics
-        if type(method).__module__.startswith("dpjax."):
+        if registry.packaged(type(method)):
             return
         arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
         dependence.check(

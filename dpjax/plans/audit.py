@@ -32,7 +32,7 @@ def audit(plan: "Plan") -> None:
     if type(config) is not Config:
         raise ValueError(f"config is {type(config).__name__}; give a plans.config.Config itself")
     method: Any = plan.method  # Hashable, as all parts are.
-    dependence.check_method(method, config.optimizer.shared(), plan.agents, plan.mixing.shape)
+    dependence.check_method(method, config.optimizer.shared(), plan.mixing.shape)
     matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     if (plan.noise is None) != (config.noise is None):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
+from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, sampled
 from dpjax.accounting.sampled import Pld
@@ -48,6 +49,14 @@ class Target:
     divisor: float
     rates: Float[np.ndarray, " n"] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse budgets that are not one an agent."""
+        each = self.budget.each
+        if each is not None and len(each) != self.agents:
+            raise ValueError(
+                f"epsilon has {len(each)} entries for {self.agents} agents; give one an agent"
+            )
+
     @property
     def agents(self) -> int:
         """Number of agents n."""
@@ -65,11 +74,7 @@ class Target:
         return strategies.sensitivity_squared(strategy, self.pattern)
 
     def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
-        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent.
-
-        Raises:
-            ValueError: For budgets that are not one an agent.
-        """
+        """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
         if self.rates is not None:
             return sampled.bound(
                 self.rates,
@@ -78,7 +83,7 @@ class Target:
                 self.budget.delta,
                 sensitivity=self.protect.sensitivity,
             )
-        bound = np.asarray(
+        return np.asarray(
             budget_.precision_bound(
                 self.budget.epsilon,
                 self.budget.delta,
@@ -89,11 +94,6 @@ class Target:
                 sensitivity_squared=self.over_rounds(strategy),
             )
         )
-        if bound.ndim and len(bound) != self.agents:
-            raise ValueError(
-                f"epsilon has {len(bound)} entries for {self.agents} agents; give one an agent"
-            )
-        return bound
 
     def sampled(self, factor: np.ndarray) -> Pld:
         """What sampled batches cost every agent, against an outsider, with a factor of white noise.
@@ -187,8 +187,8 @@ class Factored:
 
     def frozen(self) -> "Factored":
         """The same on copies that nobody can change afterwards."""
-        strategy = None if self.strategy is None else _fixed(self.strategy)
-        return Factored(_fixed(self.factor), strategy, self.design)
+        strategy = None if self.strategy is None else fixed(self.strategy)
+        return Factored(fixed(self.factor), strategy, self.design)
 
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], another strategy than [T, T], or attacker.
@@ -248,9 +248,3 @@ class Coloured:
         return noise_.correlated(
             arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
         )
-
-
-def _fixed(array: np.ndarray) -> np.ndarray:
-    array = np.array(array)
-    array.flags.writeable = False
-    return array

@@ -97,7 +97,7 @@ def _repeated(
         outputs = reached(body, [*fixed, *carried, *others])
         new = [a or b for a, b in zip(carried, outputs, strict=False)]
         if new == carried:
-            return outputs[:0] + new + outputs[len(carried) :]
+            return new + outputs[len(carried) :]
         carried = new
 
 
@@ -156,17 +156,13 @@ def check(
     noisy = jax.eval_shape(method.payload, models)
     _check_keys({"models": models, "memory": memory})
 
-    def private(kept: Any, batch: Any, arrays: Any, key: Any, round: Any) -> Any:
-        watched.clear()
-        payload = method.emit(here(arrays, key, round, batch), Seen(*kept)).private
-        if not hasattr(method, "sensitivity"):
-            _check_answer(payload, watched.totals)
-        return payload
-
     def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
         seen, now = Seen(*kept), here(arrays, key, round, batch)
         watched.clear()
         emission = method.emit(now, seen)
+        if not hasattr(method, "sensitivity"):
+            _check_answer(emission.private, watched.totals)
+        _check_payload(emission.private, noisy)
         asked = list(watched.asked)
         hidden = Emission((), emission.public, emission.carry)
         message, carry = method.send(now, seen, hidden, noisy)
@@ -179,7 +175,6 @@ def check(
     key = jax.eval_shape(lambda: jax.random.key(0))
     round = jax.ShapeDtypeStruct((), jnp.int32)
     inputs = ((models, memory), batch, arrays, key, round, noisy)
-    _check_payload(jax.eval_shape(private, *inputs[:5]), noisy)
     closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
     _check_keys(dict(zip(("models", "memory"), shapes[0], strict=True)))
     _check_keys(shapes[1]._asdict())
@@ -204,24 +199,21 @@ def check(
 
 
 @functools.lru_cache(maxsize=64)
-def check_method(
-    method: Method, optimizer: Optimizer, agents: int, mixing: tuple[int, ...]
-) -> None:
+def check_method(method: Method, optimizer: Optimizer, mixing: tuple[int, ...]) -> None:
     """`check` a method on a small model, once for a method, an optimizer and a network's size.
 
     Args:
         method: What agents compute, keep and send.
         optimizer: What turns noisy means into updates.
-        agents: Number of agents n.
-        mixing: Shape of the mixing matrix or schedule.
+        mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
 
     Raises:
         ValueError: As `check`.
     """
     arrays: dict[str, Any] = {"mixing": jax.ShapeDtypeStruct(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
-    models = {"w": jax.ShapeDtypeStruct((agents, 2), jnp.float32)}
-    batch = jax.ShapeDtypeStruct((agents, 1), jnp.float32)
+    models = {"w": jax.ShapeDtypeStruct((mixing[-1], 2), jnp.float32)}
+    batch = jax.ShapeDtypeStruct((mixing[-1], 1), jnp.float32)
     check(
         method,
         arrays,

@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._arrays import fixed
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
@@ -252,6 +253,4 @@ def _largest(algorithm: Any, protect: Protect, pattern: Participation, n: int) -
         larger = [loss.mu for loss in views.losses(every, pattern, gradients="any")]
         found = [np.fmin(*pair) for pair in zip(found, larger, strict=True)]
     # Losses that are not flagged exceed those of exact arithmetic by no more.
-    mu = np.nan_to_num(np.fmax.reduce(found), nan=0.0, posinf=np.inf) * (1 + 1e-9)
-    mu.flags.writeable = False
-    return mu
+    return fixed(np.nan_to_num(np.fmax.reduce(found), nan=0.0, posinf=np.inf) * (1 + 1e-9))

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax._arrays import fixed
 from dpjax.mechanism import design as design_
 from dpjax.plans import factor as factor_
 from dpjax.plans import own, strategies
@@ -259,9 +260,8 @@ class Covariance(Correlated):
                 "up to 60 characters that no other design has, for records and figures"
             )
         if self.matrix is not None:
-            matrix = np.array(_validate.square("covariance", self.matrix))
-            matrix.flags.writeable = False
-            object.__setattr__(self, "matrix", matrix)
+            matrix = _validate.square("covariance", self.matrix)
+            object.__setattr__(self, "matrix", fixed(matrix))
 
     @property
     def label(self) -> str:  # type: ignore[override]

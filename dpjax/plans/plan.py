@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import _validate
+from dpjax._arrays import fixed
 from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
@@ -99,9 +100,7 @@ class Plan:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
         for name in ("mixing", "counts"):
             if getattr(self, name) is not None:
-                array = np.array(getattr(self, name))
-                array.flags.writeable = False
-                object.__setattr__(self, name, array)
+                object.__setattr__(self, name, fixed(getattr(self, name)))
         if self.noise is not None:
             object.__setattr__(self, "noise", self.noise.frozen())
         audit(self)
@@ -173,8 +172,7 @@ class Plan:
                     raise ValueError(
                         f"optimizer has an array {name!r}, which is the plan's; name it otherwise"
                     )
-                made[name] = np.array(array)
-                made[name].flags.writeable = False
+                made[name] = fixed(array)
         return types.MappingProxyType(made)
 
     @functools.cached_property
@@ -341,7 +339,7 @@ def make(
     n = matrix.shape[-1]
     method: Any = on(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
-    dependence.check_method(method, config.optimizer.shared(), n, matrix.shape)
+    dependence.check_method(method, config.optimizer.shared(), matrix.shape)
     records = guarantees.records(config, counts, n)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._arrays import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
 from dpjax.models import losses
@@ -73,12 +74,10 @@ class Problem:
         _check_partition(self.partition)
         # Copies that nobody can change after the check.
         for name in ("x", "y"):
-            array = np.array(getattr(self, name))
+            array = fixed(getattr(self, name))
             _validate.check_range(name, array)
-            array.flags.writeable = False
             object.__setattr__(self, name, array)
-        indices, counts = (np.array(part, np.int32) for part in self.partition[:2])
-        indices.flags.writeable = counts.flags.writeable = False
+        indices, counts = (fixed(part, np.int32) for part in self.partition[:2])
         object.__setattr__(
             self, "partition", self.partition._replace(indices=indices, counts=counts)
         )

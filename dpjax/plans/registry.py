@@ -19,6 +19,7 @@ __all__ = [
     "check_noise",
     "method",
     "noise",
+    "packaged",
 ]
 
 OUTSIDER = (("outsider", "any"),)
@@ -188,10 +189,19 @@ _CORRELATED = NoiseRow(
 _OWN = MethodRow(part="", builds="a user's own", view="views.linear(...)")
 
 
+def packaged(kind: type) -> bool:
+    """Return whether a class is the package's, and not a user's own.
+
+    Args:
+        kind: A part's class.
+    """
+    return kind.__module__.startswith("dpjax.")
+
+
 def _named(part: Any, rows: Any, otherwise: Any) -> Any:
     by_name = {row.part: row for row in reversed(rows)}
     for kind in type(part).__mro__:
-        if kind.__name__ in by_name and kind.__module__.startswith("dpjax."):
+        if kind.__name__ in by_name and packaged(kind):
             return by_name[kind.__name__]
     return otherwise
 
@@ -199,7 +209,7 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
 def _exact(part: Any) -> str | None:
     """Name of a part of the package; None for a user's own."""
     kind = type(part)
-    return kind.__name__ if kind.__module__.startswith("dpjax.") else None
+    return kind.__name__ if packaged(kind) else None
 
 
 def method(part: Any) -> MethodRow:

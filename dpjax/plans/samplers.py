@@ -94,8 +94,37 @@ def _check_rates(
                 )
 
 
+class _Anytime:
+    """Samplers by which a record may take part in every round."""
+
+    @property
+    def participation(self) -> None:
+        """Nothing is fixed: a record may take part in every round."""
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record may take part: all."""
+        return Participation(rounds, rounds, 1)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of a batch, of the size divided by, is records, [n]."""
+        return np.ones(len(counts))
+
+
+class _Plain:
+    """Samplers that claim no amplification, whose batches have one size."""
+
+    capacity = None
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
+        """No amplification is claimed, whatever the counts."""
+
+    def holding(self, records: int) -> Self:
+        """Itself, whatever the number of records."""
+        return self
+
+
 @dataclass(frozen=True)
-class Random:
+class Random(_Anytime, _Plain):
     """Distinct records drawn in every round; see `dpjax.data.batches.draw`.
 
     No amplification by subsampling is claimed: a record may take part in every round.
@@ -116,23 +145,6 @@ class Random:
         """Sums are divided by the batch size."""
         return self.batch_size
 
-    capacity = None
-
-    @property
-    def participation(self) -> None:
-        """Nothing is fixed: a record may take part in every round."""
-
-    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
-        """No amplification is claimed, whatever the counts."""
-
-    def holding(self, records: int) -> Self:
-        """Itself, whatever the number of records."""
-        return self
-
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record may take part: all."""
-        return Participation(rounds, rounds, 1)
-
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than a batch has."""
         batches.check(counts, self.batch_size, agents)
@@ -142,13 +154,9 @@ class Random:
         del round
         return Draw(batches.draw(key, counts, self.batch_size), None)
 
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of each batch is records, [n]."""
-        return np.ones(len(counts))
-
 
 @dataclass(frozen=True)
-class Cyclic:
+class Cyclic(_Plain):
     """Every record ``epochs`` times, exactly ``separation`` rounds apart, in a fixed order.
 
     Record r of an agent is in the batches of the rounds r mod b, r mod b + b, ..., see
@@ -176,19 +184,10 @@ class Cyclic:
         """Sums are divided by the places in a batch."""
         return self.batch_size
 
-    capacity = None
-
     @property
     def participation(self) -> tuple[int, int]:
         """(epochs, separation)."""
         return self.epochs, self.separation
-
-    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
-        """No amplification is claimed, whatever the counts."""
-
-    def holding(self, records: int) -> Self:
-        """Itself, whatever the number of records."""
-        return self
 
     def pattern(self, rounds: int) -> Participation:
         """Rounds in which one record takes part.
@@ -220,7 +219,7 @@ class Cyclic:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Anytime):
     """Every record is in a batch with probability ``expected / count_i``, apart from all others.
 
     Guarantee: no record of agent i is drawn with a probability above `rates`, and its presence is
@@ -253,14 +252,6 @@ class Poisson:
     def divisor(self) -> float:
         """Sums are divided by the expected size, which is public; a batch's own size is not."""
         return self.expected
-
-    @property
-    def participation(self) -> None:
-        """Nothing is fixed: a record may take part in every round."""
-
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record may take part: all."""
-        return Participation(rounds, rounds, 1)
 
     def holding(self, records: int) -> "Poisson":
         """The same sampler, for agents of at most so many records.
@@ -306,7 +297,3 @@ class Poisson:
         rows = jnp.pad(rows, ((0, 0), (0, more)), constant_values=self.records)
         padding = rows == self.records
         return Draw(jnp.where(padding, 0, rows), padding)
-
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of an expected batch is records, [n]."""
-        return np.ones(len(counts))

@@ -1,5 +1,6 @@
 """Noise designs that are one shape of noise times one scale, which a budget decides."""
 
+import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, gdp
 from dpjax.mechanism import design as design_
@@ -18,23 +20,23 @@ from dpjax.protocols import Privatizer
 __all__ = ["Scaled", "Shaped"]
 
 
-class Shaped:
+class Shaped(abc.ABC):
     """A noise design that is one shape times one scale."""
 
     label = ""
     """What records, figures and plans call the design."""
 
+    @abc.abstractmethod
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
         """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def drawn(self, target: Target) -> Privatizer:
         """How it is drawn, from ``arrays["noise_scale"]``."""
-        raise NotImplementedError
 
     def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Scaled":
         """Make the noise for a budget on a network.
@@ -48,8 +50,8 @@ class Shaped:
             The noise, of the least float32 scale at which every agent's loss is within its budget.
 
         Raises:
-            ValueError: For a given design or strategy, budgets that are not one an agent, or an
-                attacker to whom some agent's loss is infinite at every scale.
+            ValueError: For a given design or strategy, or an attacker to whom some agent's loss is
+                infinite at every scale.
         """
         for name, given in (("design", design), ("strategy", strategy)):
             if given is not None:
@@ -70,10 +72,6 @@ class Shaped:
                 allow_unsound=budget.allow_unsound,
             )
         )
-        if mu.ndim and len(mu) != target.agents:
-            raise ValueError(
-                f"epsilon has {len(mu)} entries for {target.agents} agents; give one an agent"
-            )
         scale = np.float32(_validate.spread("scale", float(np.max(unit / mu))))
         allowed = np.broadcast_to(budget.epsilon, unit.shape)
         made = Scaled(self, scale, self.source(target))
@@ -117,9 +115,7 @@ class Scaled:
 
     def frozen(self) -> "Scaled":
         """The same on a copy that nobody can change afterwards."""
-        source = np.array(self.source)
-        source.flags.writeable = False
-        return Scaled(self.part, np.float32(self.scale), source)
+        return Scaled(self.part, np.float32(self.scale), fixed(self.source))
 
     def check(self, target: Target) -> None:
         """Refuse a scale that float32 noise cannot have, and what the design does not join.

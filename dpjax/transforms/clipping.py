@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
+from dpjax.transforms.leaves import check as check_leaf
 
 __all__ = ["METHODS", "Method", "fraction", "per_agent", "per_example", "slack"]
 
@@ -146,13 +147,9 @@ def _check(clip_norm: float, method: str, stability: float) -> tuple[float, floa
 def _check_leaves(updates: Any) -> None:
     agents: int | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        shape = jnp.shape(leaf)
         agents = shape[0] if shape and agents is None else agents
-        if not shape or shape[0] != agents or not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
-                "floating leaves with the agents as their leading axis"
-            )
+        check_leaf(path, leaf, agents, "the agents")
 
 
 def per_agent(

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
 
@@ -154,12 +155,7 @@ def pairwise(
         leaves = jax.tree_util.tree_leaves_with_path(updates)
         noisy = []
         for index, (path, leaf) in enumerate(leaves):
-            if leaf.ndim < 1 or len(leaf) != n or not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ValueError(
-                    f"updates{jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype "
-                    f"{leaf.dtype}; give floating leaves with the n={n} agents as their leading "
-                    "axis"
-                )
+            check_leaf(path, leaf, n, f"the n={n} agents")
             dtype = jnp.promote_types(leaf.dtype, jnp.float32)
 
             def draw(key: PRNGKeyArray, index: int = index, leaf: Array = leaf) -> Array:

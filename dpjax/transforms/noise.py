@@ -22,6 +22,7 @@ from dpjax import _validate
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms import hardened
 from dpjax.transforms import rounds as rounds_
+from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.normals import normals
 
 __all__ = ["PACK", "NoiseState", "check_key", "check_round", "correlated", "network_mean_variance"]
@@ -248,11 +249,7 @@ def _groups(paths: list[tuple[Any, Any]], n: int, released: bool) -> list[_Group
     open_groups: dict[Any, int] = {}
     for position, (path, leaf) in enumerate(paths):
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-        if not shape or shape[0] != n or not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
-                f"floating leaves with the n={n} agents of the factor as their leading axis"
-            )
+        check_leaf(path, leaf, n, f"the n={n} agents of the factor")
         size, wide = int(np.prod(shape[1:])), jnp.promote_types(dtype, jnp.float32)
         dtype = np.dtype(np.float64) if released else wide
         index = open_groups.get(dtype)

@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import NoiseState, check_key, check_round
 from dpjax.transforms.normals import normals
 
@@ -119,12 +120,7 @@ def zero_sum(
         paths = jax.tree_util.tree_leaves_with_path(updates)
         leaves = []
         for index, (path, leaf) in enumerate(paths):
-            shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-            if not shape or shape[0] != count or not jnp.issubdtype(dtype, jnp.floating):
-                raise ValueError(
-                    f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; "
-                    f"give floating leaves with the {count} messages as their leading axis"
-                )
+            check_leaf(path, leaf, count, f"the {count} messages")
             leaves.append(noisy(index, leaf))
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
         return updates, NoiseState(state.key, state.round + 1)
