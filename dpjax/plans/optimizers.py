@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -63,8 +64,9 @@ class Sgd:
 class Chain:
     """Any optax optimizer: ``Chain(optax.adam, 0.01)``, ``Chain(my_chain, step_size=0.05)``.
 
-    Post-processing of what was made private: it costs nothing, whatever it keeps. Its state is
-    the agent's own, one for every model.
+    Post-processing of what was made private: it costs nothing, whatever it keeps. Every agent has
+    its own, which sees that agent's model and updates alone: a norm over all leaves is a norm of
+    one agent's, a matrix is a matrix.
 
     Attributes:
         make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
@@ -107,8 +109,9 @@ class Chain:
         )
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
-        """The transformation, its step size from the arrays."""
-        return self.make(self.step_size if callable(self.step_size) else arrays["step_size"])
+        """The transformation of every agent by itself, its step size from the arrays."""
+        step = self.step_size if callable(self.step_size) else arrays["step_size"]
+        return _each(self.make(step))
 
     def relative(self, rounds: int) -> np.ndarray:
         """Step sizes over the first one, [T]: those of a schedule."""
@@ -116,3 +119,12 @@ class Chain:
             return np.ones(rounds)
         steps = np.asarray([float(self.step_size(t)) for t in range(rounds)])
         return steps / steps[0] if steps[0] else np.ones(rounds)
+
+
+def _each(one: optax.GradientTransformation) -> optax.GradientTransformation:
+    """A transformation of one model as one of agent-stacked models, its state stacked too."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.vmap(one.update)(updates, state, params)
+
+    return optax.GradientTransformation(jax.vmap(one.init), update)

@@ -61,6 +61,26 @@ def test_the_updates_are_those_of_optax(network, small, name):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-3, atol=2e-5)
 
 
+def test_an_agents_optimizer_sees_that_agent_alone():
+    """A norm over all leaves, and one over matrices, agent by agent as in loops of their own."""
+    rng = np.random.default_rng(0)
+    models = {"w": rng.normal(size=(3, 4, 5)).astype(np.float32), "b": np.ones((3, 5), np.float32)}
+    updates = jax.tree.map(lambda leaf: leaf * np.float32(3.0) ** leaf.shape[-1], models)
+
+    def links(step):
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.contrib.muon(step))
+
+    together = optimizers.Chain(links, 0.05).chain({"step_size": np.float32(0.05)})
+    moved, state = together.update(updates, together.init(models), models)
+    for agent in range(3):
+        own = [jax.tree.map(lambda leaf, i=agent: leaf[i], tree) for tree in (updates, models)]
+        alone = links(np.float32(0.05))
+        expected, _ = alone.update(own[0], alone.init(own[1]), own[1])
+        for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a[agent], b, rtol=2e-4, atol=1e-6)
+    assert all(len(leaf) == 3 for leaf in jax.tree.leaves(state))
+
+
 def test_step_sizes_of_one_chain_share_a_run(network, small):
     config = make_config(optimizer=optimizers.Chain(optax.adam, 0.05))
     plans = [
