@@ -12,44 +12,18 @@ Each row is made in a process of its own: seconds, compilation included (``first
 without it, and peak memory, that of the imports included (``import_bytes``).
 """
 
-import argparse
 import json
-import os
-import resource
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpjax.accounting import dense, observer, views
 from dpjax.mechanism.participation import Participation
+from dpjax.results.timing import Bench, peak, timed
 from dpjax.topology import graphs, mixing
 
 MEMORY = 4 * 2**30
 """Bytes that the dense route may take in all."""
-
-
-def timed(call: Callable[[], Any], repeats: int) -> tuple[Any, float, float]:
-    """Return the result, the seconds of the first call, and the median of ``repeats`` more."""
-    began = time.perf_counter()
-    result = call()
-    first = time.perf_counter() - began
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - began)
-    return result, first, statistics.median(times) if times else first
-
-
-def peak() -> int:
-    """Return the process's largest resident size so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def dense_bytes(weights: np.ndarray, rounds: int) -> float:
@@ -65,10 +39,12 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     view = views.dsgd(weights).pndp(0)
     when = Participation(rounds, rounds, 1)
     before = peak()
-    loss, first, seconds = timed(lambda: view.loss(when, gradients="view"), repeats)
+    timing = timed(lambda: view.loss(when, gradients="view"), repeats)
+    loss = timing.result
     row = {"algorithm": "versus", "graph": graph, "n": len(weights), "rounds": rounds}
-    row |= {"seconds": seconds, "first_seconds": first, "import_bytes": before}
-    row |= {"peak_bytes": peak(), "upper_bounds": int(loss.upper_bound.sum())}
+    row |= {"seconds": timing.median, "first_seconds": timing.first}
+    row |= {"import_bytes": before, "peak_bytes": peak()}
+    row |= {"upper_bounds": int(loss.upper_bound.sum())}
     if dense_bytes(weights, rounds) > MEMORY:
         return row | {"dense_seconds": None, "ratio": None, "difference": None}
 
@@ -77,10 +53,11 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
         return np.sqrt(observer.pattern_sums(found.values, when))
 
     # Nothing is compiled there, and a call takes seconds at the larger sizes: one is enough.
-    other, slow, _ = timed(slowly, 0)
+    dense_timing = timed(slowly, 0)
     victims = np.nan_to_num(loss.mu) > 0  # 0 where no message arrives within T
-    difference = float(np.abs(other[victims] / loss.mu[victims] - 1).max())
-    row |= {"dense_seconds": slow, "ratio": slow / seconds, "difference": difference}
+    difference = float(np.abs(dense_timing.result[victims] / loss.mu[victims] - 1).max())
+    row |= {"dense_seconds": dense_timing.first, "difference": difference}
+    row |= {"ratio": dense_timing.first / timing.median}
     return row | {"dense_peak_bytes": peak()}
 
 
@@ -90,10 +67,12 @@ def alone(graph: str, participation: str, repeats: int) -> dict[str, Any]:
     weights = mixing.uniform_neighbors(graphs.parse(graph))
     view = views.dsgd(weights).pndp(0)
     before = peak()
-    loss, first, seconds = timed(lambda: view.loss(when, gradients="view"), repeats)
+    timing = timed(lambda: view.loss(when, gradients="view"), repeats)
+    loss = timing.result
     row = {"algorithm": "alone", "graph": graph, "n": len(weights), "rounds": when.rounds}
-    row |= {"epochs": when.epochs, "separation": when.separation, "seconds": seconds}
-    row |= {"first_seconds": first, "import_bytes": before, "peak_bytes": peak()}
+    row |= {"epochs": when.epochs, "separation": when.separation}
+    row |= {"seconds": timing.median, "first_seconds": timing.first}
+    row |= {"import_bytes": before, "peak_bytes": peak()}
     return row | {"upper_bounds": int(loss.upper_bound.sum())}
 
 
@@ -103,11 +82,11 @@ def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     algorithm, when = views.dsgd(weights), Participation(rounds, rounds, 1)
     seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
     before = peak()
-    found, first, seconds = timed(lambda: views.losses(seen, when, gradients="view"), repeats)
+    timing = timed(lambda: views.losses(seen, when, gradients="view"), repeats)
     row = {"algorithm": "every", "graph": graph, "n": len(weights), "rounds": rounds}
-    row |= {"attackers": len(seen), "seconds": seconds, "first_seconds": first}
+    row |= {"attackers": len(seen), "seconds": timing.median, "first_seconds": timing.first}
     row |= {"import_bytes": before, "peak_bytes": peak()}
-    return row | {"upper_bounds": int(sum(each.upper_bound.sum() for each in found))}
+    return row | {"upper_bounds": int(sum(each.upper_bound.sum() for each in timing.result))}
 
 
 def one(words: list[str], repeats: int) -> dict[str, Any]:
@@ -120,61 +99,28 @@ def one(words: list[str], repeats: int) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--graphs", nargs="*", default=["florentine", "facebook_ego"])
-    parser.add_argument("--versus", type=int, nargs="*", default=[5, 10, 20, 40, 60])
-    parser.add_argument(
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument("--graphs", nargs="*", default=["florentine", "facebook_ego"])
+    bench.parser.add_argument("--versus", type=int, nargs="*", default=[5, 10, 20, 40, 60])
+    bench.parser.add_argument(
         "--alone", nargs="*", metavar="GRAPH/T,k,b",
         default=["facebook_ego/380,20,19", "er:271:0.05/400,20,20", "er:1000:0.02/100,10,10"],
     )  # fmt: skip
-    parser.add_argument("--every", nargs="*", default=["facebook_ego/10"], metavar="GRAPH/T")
-    parser.add_argument("--repeats", type=int, default=3, help="of what takes seconds; else one")
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    parser.add_argument("--one", nargs=3, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-
+    bench.parser.add_argument("--every", nargs="*", default=["facebook_ego/10"], metavar="GRAPH/T")
+    options = bench.parse(argv)
     if options.one is not None:
         print(json.dumps(one(options.one, options.repeats)))
         return 0
-    rows: list[dict[str, Any]] = []
-    busy = os.getloadavg()[0]
-
-    def report(kind: str, graph: str, setting: str, repeats: int) -> None:
-        command = [sys.executable, __file__, "--one", kind, graph, setting]
-        answer = subprocess.run(
-            [*command, "--repeats", str(repeats)], capture_output=True, text=True
-        )
-        if answer.returncode:
-            # A graph that is not here, or too little memory: the other rows still count.
-            print(f"{kind} {graph} {setting}: {answer.stderr.splitlines()[-1]}", flush=True)
-            return
-        row = json.loads(answer.stdout.splitlines()[-1])
-        rows.append({"experiment": "bench_accounting"} | row)
-        told = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(told), flush=True)
-
     for graph in options.graphs:
         for rounds in options.versus:
-            report("versus", graph, str(rounds), options.repeats)
+            bench.in_own_process("versus", graph, rounds, repeats=options.repeats)
     for kind, cases in (("alone", options.alone), ("every", options.every)):
         for case in cases:
             # Edge-list files have slashes of their own.
             graph, _, setting = case.rpartition("/")
-            report(kind, graph, setting, min(options.repeats, 1))
-    if options.output is not None:
-        from dpjax.results import records
-
-        command_line = " ".join(
-            ["python", "benchmarks/bench_accounting.py", *(argv or sys.argv[1:])]
-        )
-        about = records.metadata(command=command_line, seed=0)
-        # Times on a busy machine say little; readers see how busy it was.
-        about["load_average"] = [busy, os.getloadavg()[0]]
-        about["threads"] = os.environ.get("OPENBLAS_NUM_THREADS")
-        records.write(options.output, rows, about)
-    return 0
+            # These take minutes: they are repeated once.
+            bench.in_own_process(kind, graph, setting, repeats=min(options.repeats, 1))
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ process; times are a call's, the least of repeated ones, compilation excluded. `
 ``microbatch=None``, which chooses by cost; ``whole`` is the whole batch at once.
 """
 
-import argparse
-import sys
-import time
-from pathlib import Path
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpjax.results import records, tables
+from dpjax.results.timing import Bench, turns
 from dpjax.transforms import clipping
 
 CLASSES = 10
@@ -36,44 +33,25 @@ def seconds(size: int, agents: int, batch: int, repeats: int) -> dict[str, float
         name: jax.jit(jax.vmap(clipping.per_example(loss, 1.0, microbatch=count)))
         for name, count in (("default", None), ("whole", batch), ("one", 1))
     }
-    best = {}
-    for name, fn in ways.items():
-        jax.block_until_ready(fn(params, x, y))
-        best[name] = float("inf")
-    for _ in range(repeats):
-        for name, fn in ways.items():
-            began = time.perf_counter()
-            jax.block_until_ready(fn(params, x, y))
-            best[name] = min(best[name], time.perf_counter() - began)
-    return best
+    calls = {name: functools.partial(fn, params, x, y) for name, fn in ways.items()}
+    return {name: timing.least for name, timing in turns(calls, repeats).items()}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 400_000])
-    parser.add_argument("--agents", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    options = parser.parse_args(argv)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} exists; records are never overwritten")
-    rows: list[dict[str, Any]] = []
+    bench = Bench(__file__, __doc__, repeats=5)
+    sizes = [1_000, 10_000, 100_000, 400_000]
+    bench.parser.add_argument("--sizes", type=int, nargs="+", default=sizes)
+    bench.parser.add_argument("--agents", type=int, default=8)
+    bench.parser.add_argument("--batch", type=int, default=16)
+    options = bench.parse(argv)
     for size in options.sizes:
         best = seconds(size, options.agents, options.batch, options.repeats)
         for name, value in best.items():
-            row = {"experiment": "bench_clipping", "algorithm": name, "parameters": size}
+            row = {"algorithm": name, "parameters": size}
             row |= {"agents": options.agents, "batch_size": options.batch}
-            rows.append(row | {"milliseconds": 1e3 * value})
-            rows[-1]["times_best"] = value / min(best.values())
-    print(tables.text(rows))
-    if options.output is not None:
-        command = " ".join(["python", "benchmarks/bench_clipping.py", *(argv or sys.argv[1:])])
-        records.write(options.output, rows, records.metadata(command=command, seed=0))
-    return 0
+            bench.row(**row, milliseconds=1e3 * value, times_best=value / min(best.values()))
+    return bench.finish()
 
 
 if __name__ == "__main__":

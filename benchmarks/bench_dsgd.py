@@ -12,11 +12,6 @@ per-sample gradients clipped and noised (record unit) or the agent's mean gradie
 One seed's round of one plan counts one. Reports medians of repeated runs, compilation excluded.
 """
 
-import argparse
-import statistics
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +22,7 @@ from dpjax.data import load, partition
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import records, tables
+from dpjax.results.timing import Bench, timed
 from dpjax.topology import graphs, mixing
 
 
@@ -73,12 +68,12 @@ def torch_rounds_per_second(
             sent[i] = models[i] - step_size * released
         models = matrix @ sent
 
-    for _ in range(3):
-        one_round()
-    began = time.perf_counter()
-    for _ in range(rounds):
-        one_round()
-    return rounds / (time.perf_counter() - began)
+    def many(count: int) -> None:
+        for _ in range(count):
+            one_round()
+
+    many(3)
+    return rounds / timed(lambda: many(rounds), 0).first
 
 
 def floor_rounds_per_second(
@@ -103,13 +98,7 @@ def floor_rounds_per_second(
         return jax.lax.scan(body, models, None, length=rounds)[0]
 
     models = jnp.zeros((lanes, n, x.shape[-1]))
-    scan(models, x, y).block_until_ready()
-    rates = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        scan(models, x, y).block_until_ready()
-        rates.append(lanes * rounds / (time.perf_counter() - began))
-    return statistics.median(rates)
+    return lanes * rounds / timed(lambda: scan(models, x, y), repeats).median
 
 
 def dpjax_rounds_per_second(
@@ -117,29 +106,24 @@ def dpjax_rounds_per_second(
 ) -> float:
     """Rounds per second of full runs; the first call compiles and is not counted."""
     rounds = plans[0].config.rounds
-    rates = []
-    for _ in range(repeats + 1):
-        result = run(plans, task, seeds=range(seeds), eval_every=rounds)
-        rates.append(len(plans) * seeds * rounds / result.seconds)
-    return statistics.median(rates[1:])
+    timing = timed(
+        lambda: run(plans, task, seeds=range(seeds), eval_every=rounds),
+        repeats,
+        clock=lambda result: result.seconds,
+    )
+    return len(plans) * seeds * rounds / timing.median
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dataset", default="a9a")
-    parser.add_argument("--agents", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--torch-rounds", type=int, default=50, help="0 leaves PyTorch out")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    options = parser.parse_args(argv)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} exists; records are never overwritten")
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument("--dataset", default="a9a")
+    bench.parser.add_argument("--agents", type=int, default=20)
+    bench.parser.add_argument("--rounds", type=int, default=1000)
+    bench.parser.add_argument("--torch-rounds", type=int, default=50, help="0 leaves PyTorch out")
+    bench.parser.add_argument("--seeds", type=int, default=10)
+    bench.parser.add_argument("--steps", type=int, default=5)
+    options = bench.parse(argv)
 
     data = load.load(options.dataset)
     graph = graphs.erdos_renyi(options.agents, 0.5, 0)
@@ -147,7 +131,6 @@ def main(argv: list[str] | None = None) -> int:
     shards = partition.dirichlet(data.y_train, options.agents, 10.0, 0, minimum=128)
     train, test = (data.x_train, data.y_train), (data.x_train[:256], data.y_train[:256])
     task = problem.supervised(Linear(), "logistic", train, test, shards)
-    rows: list[dict[str, Any]] = []
     for relation in ("replace_agent", "replace_record"):
         plans = [
             plan.make(
@@ -165,10 +148,9 @@ def main(argv: list[str] | None = None) -> int:
         lanes = options.steps * options.seeds
 
         def add(name: str, lanes: int, rate: float, unit: str = unit) -> None:
-            row = {"experiment": "bench_dsgd", "algorithm": name, "unit": unit, "lanes": lanes}
-            row |= {"dataset": options.dataset, "agents": options.agents, "batch_size": 128}
-            rows.append(row | {"rounds_per_second": rate})
-            print(f"{unit:7s} {name:8s} {lanes:4d} side by side {rate:12,.1f} rounds/s", flush=True)
+            row = {"algorithm": name, "unit": unit, "lanes": lanes, "dataset": options.dataset}
+            row |= {"agents": options.agents, "batch_size": 128}
+            bench.row(**row, rounds_per_second=rate)
 
         if options.torch_rounds:
             add("torch", 1, torch_rounds_per_second(plans[0], task, unit, options.torch_rounds))
@@ -177,17 +159,15 @@ def main(argv: list[str] | None = None) -> int:
         add("dpjax", 1, dpjax_rounds_per_second(plans[:1], task, 1, options.repeats))
         add("floor", lanes, floor(plans[0], task, options.rounds // 10, options.repeats, lanes))
         add("dpjax", lanes, dpjax_rounds_per_second(plans, task, options.seeds, options.repeats))
-    best = {(row["unit"], row["algorithm"], row["lanes"]): row["rounds_per_second"] for row in rows}
-    for row in rows:
-        floor_rate = best[row["unit"], "floor", row["lanes"]]
-        row["times_floor"] = row["rounds_per_second"] / floor_rate
+    rates = {
+        (row["unit"], row["algorithm"], row["lanes"]): row["rounds_per_second"]
+        for row in bench.rows
+    }
+    for row in bench.rows:
+        row["times_floor"] = row["rounds_per_second"] / rates[row["unit"], "floor", row["lanes"]]
         if options.torch_rounds:
-            row["times_torch"] = row["rounds_per_second"] / best[row["unit"], "torch", 1]
-    print(tables.text(rows))
-    if options.output is not None:
-        command = " ".join(["python", "benchmarks/bench_dsgd.py", *(argv or sys.argv[1:])])
-        records.write(options.output, rows, records.metadata(command=command, seed=0))
-    return 0
+            row["times_torch"] = row["rounds_per_second"] / rates[row["unit"], "torch", 1]
+    return bench.finish()
 
 
 if __name__ == "__main__":

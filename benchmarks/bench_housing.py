@@ -12,12 +12,6 @@ A run is complete: batches, clipping, noise, gossip. One seed's round of one des
 medians of repeated runs, compilation and the measurement of losses excluded.
 """
 
-import argparse
-import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,7 +23,7 @@ from dpjax.data import bundled, load, partition
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import records, tables
+from dpjax.results.timing import Bench, timed
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import normals as draw
 
@@ -61,17 +55,6 @@ def make_plan(design: str, matrix: np.ndarray, counts: np.ndarray) -> plan.Plan:
         optimizer=optimizers.Sgd(0.1), rounds=ROUNDS,
     )  # fmt: skip
     return plan.make(config.using(noise.named(design)), matrix)
-
-
-def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of a call after a first one, which compiles."""
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def floors(made: problem.Problem, matrix: np.ndarray, batch: int, repeats: int) -> dict[str, float]:
@@ -117,62 +100,51 @@ def floors(made: problem.Problem, matrix: np.ndarray, batch: int, repeats: int) 
         return jax.lax.scan(body, models, None, length=ROUNDS)[0]
 
     drawn = jnp.ones((ROUNDS, n * d))
-    return {
-        "normals": seconds(lambda: normals(models), repeats) / ROUNDS,
-        "colour": seconds(lambda: colour(drawn), repeats) / CHUNK,
-        "gossip": seconds(lambda: gossip(models), repeats) / ROUNDS,
-        "gradients": seconds(lambda: gradients(models), repeats) / ROUNDS,
+    calls = {
+        "normals": (lambda: normals(models), ROUNDS),
+        "colour": (lambda: colour(drawn), CHUNK),
+        "gossip": (lambda: gossip(models), ROUNDS),
+        "gradients": (lambda: gradients(models), ROUNDS),
     }
+    return {name: timed(call, repeats).median / count for name, (call, count) in calls.items()}
 
 
 def training(plans: list[plan.Plan], made: problem.Problem, seeds: int, repeats: int) -> float:
     """Seconds a round of complete runs."""
-    times = []
-    for _ in range(repeats + 1):
-        result = run(plans, made, seeds=range(seeds), eval_every=ROUNDS)
-        times.append(result.seconds / (ROUNDS * seeds * len(plans)))
-    return statistics.median(times[1:])
+    timing = timed(
+        lambda: run(plans, made, seeds=range(seeds), eval_every=ROUNDS),
+        repeats,
+        clock=lambda result: result.seconds,
+    )
+    return timing.median / (ROUNDS * seeds * len(plans))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument(
+        "--graph", default="facebook_ego", choices=("facebook_ego", "florentine")
     )
-    parser.add_argument("--graph", default="facebook_ego", choices=("facebook_ego", "florentine"))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    options = parser.parse_args(argv)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} exists; records are never overwritten")
+    bench.parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4])
+    options = bench.parse(argv)
     made, matrix = task(options.graph)
     parts: dict[str, tuple[str, ...]] = {
         "non_private": ("gossip", "gradients"),
         "independent": ("normals", "gossip", "gradients"),
         "mafalda": ("normals", "colour", "gossip", "gradients"),
     }
-    rows: list[dict[str, Any]] = []
     for design in DESIGNS:
         one = make_plan(design, matrix, made.partition.counts)
         for lanes in options.seeds:
             floor = floors(made, matrix, one.config.sampler.batch_size, options.repeats)
             below = sum(floor[part] for part in parts[design])
             took = training([one], made, lanes, options.repeats)
-            rows.append(
-                {
-                    "experiment": "bench_housing", "algorithm": design, "graph": options.graph,
-                    "agents": len(matrix), "seeds": lanes, "steps_per_second": 1 / took,
-                    "milliseconds": 1e3 * took, "floor_milliseconds": 1e3 * below,
-                    "times_floor": took / below,
-                    **{f"{part}_milliseconds": 1e3 * value for part, value in floor.items()},
-                }
-            )  # fmt: skip
-            print(tables.text([rows[-1]]), flush=True)
-    if options.output is not None:
-        command = " ".join(["python", "benchmarks/bench_housing.py", *(argv or sys.argv[1:])])
-        records.write(options.output, rows, records.metadata(command=command, seed=0))
-    return 0
+            row = {"algorithm": design, "graph": options.graph, "agents": len(matrix)}
+            row |= {"seeds": lanes, "steps_per_second": 1 / took, "milliseconds": 1e3 * took}
+            row |= {"floor_milliseconds": 1e3 * below, "times_floor": took / below}
+            row |= {f"{part}_milliseconds": 1e3 * value for part, value in floor.items()}
+            bench.row(**row)
+    return bench.finish()
 
 
 if __name__ == "__main__":

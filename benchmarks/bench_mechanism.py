@@ -11,13 +11,7 @@
 Compilation is excluded (reported as ``first_seconds``); medians of repeated calls.
 """
 
-import argparse
-import os
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,23 +21,11 @@ import numpy as np
 from dpjax.mechanism import fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace, minimize_traces
 from dpjax.mechanism.x64 import double_precision
+from dpjax.results.timing import Bench, Timing, timed, turns
 from dpjax.topology import graphs, mixing
 
 _EPSILONS = (3, 5, 7, 10, 15, 20, 25, 30, 40)
 _PROBABILITIES = (0.2, 0.4, 0.6, 0.8, 1.0)
-
-
-def timed(call: Callable[[], Any], repeats: int) -> tuple[Any, float, float]:
-    """Return the result, the seconds of the first call, and the median of ``repeats`` more."""
-    began = time.perf_counter()
-    result = call()
-    first = time.perf_counter() - began
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - began)
-    return result, first, statistics.median(times) if times else first
 
 
 def decomposition(factor: np.ndarray, times: int) -> Callable[[], None]:
@@ -72,7 +54,12 @@ def described(solution: Solution) -> dict[str, Any]:
     }
 
 
-def versus(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], None]) -> None:
+def seconds(timing: Timing) -> dict[str, float]:
+    """Return what a row says of a call's time."""
+    return {"seconds": timing.median, "first_seconds": timing.first}
+
+
+def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
     """Both solvers on the same graphs."""
     for n in sizes:
         factor = mixing.metropolis_hastings(graphs.erdos_renyi(n, 0.5, 0))
@@ -84,17 +71,17 @@ def versus(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], No
             return minimize_trace(factor=factor, solver="sdp")
 
         minimize_trace(factor=np.eye(3), solver="sdp")  # imports cvxpy outside the clock
-        one, first, seconds = timed(ours, repeats)
+        timing = timed(ours, repeats)
         # Nothing is compiled there, and at n = 30 a call takes a minute: one is enough.
-        began = time.perf_counter()
-        other = theirs()
-        slow = time.perf_counter() - began
-        row = {"algorithm": "versus", "n": n, "seconds": seconds, "first_seconds": first}
-        row |= {"clarabel_seconds": slow, "ratio": slow / seconds, "clarabel_gap": other.gap}
-        report(row | {"difference": one.value / other.value - 1.0} | described(one))
+        slow = timed(theirs, 0)
+        one, other = timing.result, slow.result
+        row = {"algorithm": "versus", "n": n} | seconds(timing)
+        row |= {"clarabel_seconds": slow.first, "ratio": slow.first / timing.median}
+        row |= {"clarabel_gap": other.gap, "difference": one.value / other.value - 1.0}
+        bench.row(**row, **described(one))
 
 
-def alone(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], None]) -> None:
+def alone(sizes: list[int], repeats: int, bench: Bench) -> None:
     """The solver beside as many bare decompositions."""
     for n in sizes:
         factor = mixing.metropolis_hastings(graphs.erdos_renyi(n, 0.05 if n >= 200 else 0.1, 0))
@@ -102,59 +89,36 @@ def alone(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], Non
         def ours(factor: np.ndarray = factor) -> Solution:
             return minimize_trace(factor=factor)
 
-        solution, first, _ = timed(ours, 1)
-        bare = decomposition(factor, solution.iterations)
-        bare()
-        # In turn, so that whatever else the machine does falls on both alike.
-        pairs = [(timed(ours, 0)[1], timed(bare, 0)[1]) for _ in range(repeats)]
-        seconds, floor = (statistics.median(times) for times in zip(*pairs, strict=True))
-        row = {"algorithm": "alone", "n": n, "seconds": seconds, "first_seconds": first}
-        row |= {"floor_seconds": floor, "times_floor": seconds / floor}
-        report(row | described(solution))
+        compiling = timed(ours, 0)
+        bare = decomposition(factor, compiling.result.iterations)
+        both = turns({"ours": ours, "floor": bare}, repeats)
+        took, floor = both["ours"].median, both["floor"].median
+        row = {"algorithm": "alone", "n": n, "seconds": took, "first_seconds": compiling.first}
+        row |= {"floor_seconds": floor, "times_floor": took / floor}
+        bench.row(**row, **described(compiling.result))
 
 
-def sweep(repeats: int, report: Callable[[dict[str, Any]], None]) -> None:
+def sweep(repeats: int, bench: Bench) -> None:
     """The 9 x 5 sweep over epsilon and p at twenty agents."""
     five = [mixing.metropolis_hastings(graphs.erdos_renyi(20, p, 0)) for p in _PROBABILITIES]
     problems = np.stack(five * len(_EPSILONS))
     for name, factors in (("sweep 45", problems), ("sweep 5 rescaled", np.stack(five))):
-        solutions, first, seconds = timed(lambda f=factors: minimize_traces(factors=f), repeats)
-        worst = max(solutions, key=lambda solution: solution.gap if solution.attained else 0.0)
-        row = {"algorithm": name, "n": 20, "seconds": seconds, "first_seconds": first}
-        report(row | described(worst))
+        timing = timed(lambda f=factors: minimize_traces(factors=f), repeats)
+        attained = [solution for solution in timing.result if solution.attained]
+        worst = max(attained or timing.result, key=lambda solution: solution.gap)
+        bench.row(algorithm=name, n=20, **seconds(timing), **described(worst))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--versus", type=int, nargs="*", default=[10, 20, 30])
-    parser.add_argument("--alone", type=int, nargs="*", default=[100, 300, 1000])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    options = parser.parse_args(argv)
-
-    rows: list[dict[str, Any]] = []
-    busy = os.getloadavg()[0]
-
-    def report(row: dict[str, Any]) -> None:
-        rows.append({"experiment": "bench_mechanism"} | row)
-        told = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(told), flush=True)
-
-    versus(options.versus, options.repeats, report)
-    alone(options.alone, options.repeats, report)
-    sweep(options.repeats, report)
-    if options.output is not None:
-        from dpjax.results import records
-
-        command = " ".join(["python", "benchmarks/bench_mechanism.py", *(argv or sys.argv[1:])])
-        about = records.metadata(command=command, seed=0)
-        # Times on a busy machine say little; readers see how busy it was.
-        about["load_average"] = [busy, os.getloadavg()[0]]
-        records.write(options.output, rows, about)
-    return 0
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument("--versus", type=int, nargs="*", default=[10, 20, 30])
+    bench.parser.add_argument("--alone", type=int, nargs="*", default=[100, 300, 1000])
+    options = bench.parse(argv)
+    versus(options.versus, options.repeats, bench)
+    alone(options.alone, options.repeats, bench)
+    sweep(options.repeats, bench)
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -22,12 +22,8 @@ both leave that out. ``state_bytes`` is what a seed keeps between rounds and ``t
 what the compiled scan of all seeds allocates beside its arguments and results.
 """
 
-import argparse
 import functools
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +32,7 @@ import numpy as np
 
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.results import records, tables
+from dpjax.results.timing import Bench, turns
 from dpjax.transforms import noise, normals, rounds
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -141,15 +137,9 @@ def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callabl
 
 
 def least(calls: dict[str, tuple[Callable[[], Any], int]], repeats: int) -> dict[str, float]:
-    """Least seconds of each call, over its count; the first ones compile and do not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
-        for name, (call, count) in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            if repeat:
-                times[name].append((time.perf_counter() - began) / count)
-    return {name: min(each) for name, each in times.items()}
+    """Least seconds of each call, over its count."""
+    took = turns({name: call for name, (call, _) in calls.items()}, repeats)
+    return {name: took[name].least / count for name, (_, count) in calls.items()}
 
 
 def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[str, Any]]:
@@ -175,7 +165,7 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
         blocks = plain == "blocked"
         loose = took["normals"] + (took["colour"] if blocks else 0)
         tight = took["normals"] + took["agents"] + (took["trapezoid"] if blocks else 0)
-        row = {"experiment": "bench_noise", "algorithm": name, "agents": n, "entries": d}
+        row = {"algorithm": name, "agents": n, "entries": d}
         row |= {"rounds": length, "seeds": seeds, "block": rounds.BLOCK if blocks else 1}
         row |= {"milliseconds": 1e3 * took[name], "rounds_per_second": 1 / took[name]}
         row |= {"times_floor": took[name] / loose, "times_tight_floor": took[name] / tight}
@@ -192,28 +182,17 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--agents", type=int, default=148)
-    parser.add_argument("--entries", type=int, default=641, help="parameters d of an agent")
-    parser.add_argument("--rounds", type=int, default=380)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    options = parser.parse_args(argv)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} exists; records are never overwritten")
-
-    rows: list[dict[str, Any]] = []
+    bench = Bench(__file__, __doc__, repeats=5)
+    bench.parser.add_argument("--agents", type=int, default=148)
+    bench.parser.add_argument("--entries", type=int, default=641, help="parameters d of an agent")
+    bench.parser.add_argument("--rounds", type=int, default=380)
+    bench.parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    options = bench.parse(argv)
     for seeds in options.seeds:
-        found = measure(options.agents, options.entries, options.rounds, seeds, options.repeats)
-        print(tables.text(found), flush=True)
-        rows += found
-    if options.output is not None:
-        command = " ".join(["python", "benchmarks/bench_noise.py", *(argv or sys.argv[1:])])
-        records.write(options.output, rows, records.metadata(command=command, seed=0))
-    return 0
+        sizes = options.agents, options.entries, options.rounds
+        for row in measure(*sizes, seeds, options.repeats):
+            bench.row(**row)
+    return bench.finish()
 
 
 if __name__ == "__main__":

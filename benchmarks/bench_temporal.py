@@ -11,17 +11,8 @@ jax_privacy compiles in every call, so its first call is its time; dpjax's solve
 for k > 1. Medians of repeated calls for dpjax, one call for jax_privacy.
 """
 
-import argparse
 import json
 import math
-import os
-import resource
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +21,7 @@ import numpy as np
 
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
+from dpjax.results.timing import Bench, peak, timed
 from dpjax.topology import graphs, mixing
 
 SEPARATION = 32
@@ -39,22 +31,7 @@ WEIGHTS = {
 }
 
 
-def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[Any, float]:
-    """Return the result and the median seconds of ``repeats`` calls."""
-    times = []
-    for _ in range(max(1, repeats)):
-        began = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - began)
-    return result, statistics.median(times)
-
-
-def peak() -> int:
-    """Return the process's largest resident size so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def versus(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], None]) -> None:
+def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
     """Both solvers on the same workloads."""
     from jax_privacy.matrix_factorization import dense
 
@@ -62,20 +39,22 @@ def versus(sizes: list[int], repeats: int, report: Callable[[dict[str, Any]], No
     for rounds in sizes:
         k = rounds // SEPARATION
         participation = Participation(rounds, k, SEPARATION)
-        gram, gram_seconds = timed(lambda t=rounds: temporal.workload_gram(matrix, t), repeats)
-        solution, seconds = timed(lambda h=gram, p=participation: temporal.solve(h, p), repeats)
+        # Nothing is compiled here, so that the first call counts as well.
+        workload = timed(lambda t=rounds: temporal.workload_gram(matrix, t), repeats - 1)
+        gram = workload.result
+        solved = timed(lambda h=gram, p=participation: temporal.solve(h, p), repeats - 1)
 
         def theirs(gram: np.ndarray = gram, rounds: int = rounds, k: int = k) -> np.ndarray:
             root = np.linalg.cholesky(gram).T
             with jax.enable_x64(True):
                 return np.array(dense.optimize(rounds, epochs=k, A=jnp.asarray(root)))
 
-        other, slow = timed(theirs)
-        value = temporal.objective(other, gram, participation)
-        row = {"algorithm": "versus", "rounds": rounds, "epochs": k, "seconds": seconds}
-        row |= {"gram_seconds": gram_seconds, "jax_privacy_seconds": slow}
-        row |= {"ratio": slow / seconds, "difference": solution.value / value - 1.0}
-        report(row | {"iterations": solution.iterations, "gap": solution.gap})
+        other, solution = timed(theirs, 0), solved.result
+        value = temporal.objective(other.result, gram, participation)
+        row = {"algorithm": "versus", "rounds": rounds, "epochs": k, "seconds": solved.median}
+        row |= {"gram_seconds": workload.median, "jax_privacy_seconds": other.first}
+        row |= {"ratio": other.first / solved.median, "difference": solution.value / value - 1.0}
+        bench.row(**row, iterations=solution.iterations, gap=solution.gap)
 
 
 def gram_alone(agents: int, rounds: int, weights: str) -> dict[str, Any]:
@@ -84,59 +63,30 @@ def gram_alone(agents: int, rounds: int, weights: str) -> dict[str, Any]:
     density = min(1.0, max(0.05, 2.0 * math.log(agents + 1) / agents))
     matrix = WEIGHTS[weights](graphs.erdos_renyi(agents, density, 0))
     before = peak()
-    _, seconds = timed(lambda: temporal.workload_gram(matrix, rounds))
+    seconds = timed(lambda: temporal.workload_gram(matrix, rounds), 0).first
     row = {"algorithm": "gram", "mixing": weights, "n": agents, "rounds": rounds}
     return row | {"seconds": seconds, "import_bytes": before, "peak_bytes": peak()}
 
 
-def grams(sizes: list[str], report: Callable[[dict[str, Any]], None]) -> None:
-    """Each Gram in a fresh process."""
-    for size in sizes:
-        for weights in WEIGHTS:
-            command = [sys.executable, __file__, "--one", size, weights]
-            answer = subprocess.run(command, capture_output=True, text=True, check=True)
-            report(json.loads(answer.stdout.splitlines()[-1]))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--versus", type=int, nargs="*", default=[128, 256, 512, 1024])
-    parser.add_argument(
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument("--versus", type=int, nargs="*", default=[128, 256, 512, 1024])
+    bench.parser.add_argument(
         "--gram", nargs="*", default=["271x380", "1000x2000"], metavar="NxT", help="agents x rounds"
     )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=None, help="record file to write")
-    parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-
+    options = bench.parse(argv)
     if options.one is not None:
         agents, rounds = map(int, options.one[0].split("x"))
         print(json.dumps(gram_alone(agents, rounds, options.one[1])))
         return 0
     if any(rounds % SEPARATION for rounds in options.versus):
-        parser.error(f"--versus takes multiples of {SEPARATION}")
-    rows: list[dict[str, Any]] = []
-    busy = os.getloadavg()[0]
-
-    def report(row: dict[str, Any]) -> None:
-        rows.append({"experiment": "bench_temporal"} | row)
-        told = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(told), flush=True)
-
-    grams(options.gram, report)
-    versus(options.versus, options.repeats, report)
-    if options.output is not None:
-        from dpjax.results import records
-
-        command = " ".join(["python", "benchmarks/bench_temporal.py", *(argv or sys.argv[1:])])
-        about = records.metadata(command=command, seed=0)
-        # Times on a busy machine say little; readers see how busy it was.
-        about["load_average"] = [busy, os.getloadavg()[0]]
-        records.write(options.output, rows, about)
-    return 0
+        bench.parser.error(f"--versus takes multiples of {SEPARATION}")
+    for size in options.gram:
+        for weights in WEIGHTS:
+            bench.in_own_process(size, weights, repeats=0)
+    versus(options.versus, options.repeats, bench)
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""What every benchmark shares: repeated timing, peak memory, a command line, rows and their record.
+
+Times are taken in turns where calls are compared, so that whatever else the machine does falls on
+all of them alike. A first call compiles; it is told apart and never counted.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpjax.results import records, tables
+
+__all__ = ["Bench", "Timing", "peak", "timed", "turns"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, repeated.
+
+    Attributes:
+        result: What the last call gave.
+        first: Seconds of the first call, compilation included.
+        times: Seconds of the others.
+    """
+
+    result: Any
+    first: float
+    times: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median of the repeated calls; the first one's seconds where it was the only one."""
+        return statistics.median(self.times) if self.times else self.first
+
+    @property
+    def least(self) -> float:
+        """Least of the repeated calls: a floor, which other work on the machine must not raise."""
+        return min(self.times, default=self.first)
+
+
+def timed(
+    call: Callable[[], Any], repeats: int, *, clock: Callable[[Any], float] | None = None
+) -> Timing:
+    """Time a call once and then ``repeats`` times more.
+
+    Args:
+        call: What to time; its arrays are waited for.
+        repeats: How often after the first call.
+        clock: Seconds as the result itself states them, where setting up shall not count.
+
+    Returns:
+        The last result and the seconds.
+    """
+    return turns({"": call}, repeats, clock=clock)[""]
+
+
+def turns(
+    calls: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    *,
+    clock: Callable[[Any], float] | None = None,
+) -> dict[str, Timing]:
+    """Time several calls, one of each in turn. Arguments as in `timed`; a timing by name."""
+    import jax
+
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    results = {}
+    for _ in range(repeats + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            results[name] = jax.block_until_ready(call())
+            took = time.perf_counter() - began
+            seconds[name].append(took if clock is None else clock(results[name]))
+    return {
+        name: Timing(results[name], taken[0], tuple(taken[1:])) for name, taken in seconds.items()
+    }
+
+
+def peak() -> int:
+    """Return the process's largest resident size so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Bench:
+    """A benchmark's command line and the rows that it makes.
+
+    Args:
+        script: The benchmark's ``__file__``.
+        doc: Its docstring, shown by ``--help``.
+        repeats: Default of ``--repeats``.
+
+    Attributes:
+        parser: Add the benchmark's own options to it before `parse`.
+        rows: What was measured so far.
+    """
+
+    def __init__(self, script: str, doc: str | None, *, repeats: int = 3):
+        self.script = Path(script)
+        self.parser = argparse.ArgumentParser(
+            description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self.parser.add_argument("--repeats", type=int, default=repeats)
+        self.parser.add_argument("--output", type=Path, help="record file to write")
+        self.parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+        self.rows: list[dict[str, Any]] = []
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """Return the options; an output that exists is an error before anything is measured."""
+        words = list(sys.argv[1:] if argv is None else argv)
+        options = self.parser.parse_args(words)
+        if options.output is not None and options.output.exists():
+            self.parser.error(f"--output {options.output} exists; records are never overwritten")
+        self._command = shlex.join(["python", f"benchmarks/{self.script.name}", *words])
+        self._output = options.output
+        self._busy = os.getloadavg()[0]
+        return options
+
+    def row(self, **entries: Any) -> None:
+        """Keep a row and print it in one line."""
+        self.rows.append({"experiment": self.script.stem, **entries})
+        words = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in entries.items())
+        print("  ".join(words), flush=True)
+
+    def in_own_process(self, *words: Any, repeats: int) -> None:
+        """Keep the row that this script prints as JSON when called with ``--one words``.
+
+        A process that fails (a graph that is not here, too little memory) is told, and costs its
+        own row alone.
+        """
+        command = [sys.executable, str(self.script), "--one", *map(str, words)]
+        answer = subprocess.run(
+            [*command, "--repeats", str(repeats)], capture_output=True, text=True
+        )
+        if answer.returncode:
+            reason = (answer.stderr.splitlines() or [f"exit status {answer.returncode}"])[-1]
+            print(f"{' '.join(map(str, words))}: {reason}", flush=True)
+            return
+        self.row(**json.loads(answer.stdout.splitlines()[-1]))
+
+    def finish(self) -> int:
+        """Print all rows as a table, write the record where one is asked for, and return 0."""
+        print(tables.text(self.rows))
+        if self._output is not None:
+            about = records.metadata(command=self._command, seed=0)
+            # Times on a busy machine say little; readers see how busy it was.
+            about["load_average"] = [self._busy, os.getloadavg()[0]]
+            about["threads"] = os.environ.get("OPENBLAS_NUM_THREADS")
+            records.write(self._output, self.rows, about)
+        return 0

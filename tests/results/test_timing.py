@@ -1,0 +1,71 @@
+"""What benchmarks share: times, a command line and a record."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dpjax.results import records
+from dpjax.results.timing import Bench, Timing, peak, timed, turns
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+OWN_CLOCK = re.compile(r"perf_counter|getrusage|ArgumentParser|getloadavg|records\.write")
+
+
+def test_calls_take_turns_and_the_first_is_told_apart() -> None:
+    order = []
+    calls = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    found = turns(calls, 2, clock=float)
+    assert order == ["a", "b"] * 3
+    assert found["a"] == Timing(5, 1.0, (3.0, 5.0)) and found["b"] == Timing(6, 2.0, (4.0, 6.0))
+    assert (found["a"].median, found["a"].least) == (4.0, 3.0)
+
+
+def test_a_call_that_is_not_repeated_counts_itself() -> None:
+    timing = timed(lambda: 7, 0)
+    assert timing.result == 7 and timing.median == timing.least == timing.first > 0
+
+
+def test_peak_memory_is_in_bytes() -> None:
+    # Python with JAX takes tens of megabytes at the least.
+    assert 2**25 < peak() < 2**40
+
+
+SCRIPT = """
+import json, sys
+from dpjax.results.timing import Bench
+bench = Bench(__file__, None)
+options = bench.parse(sys.argv[1:])
+if options.one == ["fails"]:
+    raise SystemExit("no such graph")
+print(json.dumps({"words": options.one, "repeats": options.repeats}))
+"""
+
+
+def test_rows_and_record(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    script = tmp_path / "bench_some.py"
+    script.write_text(SCRIPT)
+    output = tmp_path / "some.jsonl"
+    bench = Bench(str(script), None)
+    options = bench.parse(["--output", str(output)])
+    assert options.repeats == 3
+    bench.row(algorithm="ours", seconds=0.12345)
+    bench.in_own_process("a b", 3, repeats=1)
+    bench.in_own_process("fails", repeats=1)
+    assert bench.finish() == 0
+    told = capsys.readouterr().out
+    assert "algorithm ours  seconds 0.123" in told and "fails: no such graph" in told
+    frame = records.read(output)
+    assert list(frame["experiment"]) == ["bench_some"] * 2 and frame["repeats"][1] == 1
+    about = records.read_metadata(output)
+    assert about["command"] == f"python benchmarks/bench_some.py --output {output}"
+    assert len(about["load_average"]) == 2 and "versions" in about
+    assert json.dumps(about["platform"])
+    with pytest.raises(SystemExit):
+        bench.parse(["--output", str(output)])
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_have_no_clock_of_their_own(path: Path) -> None:
+    assert not OWN_CLOCK.search(path.read_text())
