@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "noted_checkpoint",
     "read_key_file",
     "spent_key",
+    "stacked",
 ]
 
 PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
@@ -60,6 +61,20 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     phase = _validate.integer("phase", phase, least=0)
     key = jax.random.fold_in(jax.random.key(seed, impl=_IMPLEMENTATION), PURPOSES[purpose])
     return jax.random.fold_in(key, phase)
+
+
+def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
+    """Derive the keys of one purpose from several seeds.
+
+    Args:
+        seeds: S seeds.
+        purpose: As in `derive`.
+        phase: As in `derive`.
+
+    Returns:
+        [S] keys.
+    """
+    return jnp.stack([derive(seed, purpose, phase) for seed in seeds])
 
 
 def create_key_file(

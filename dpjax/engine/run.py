@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import arguments, keys, placing, program, sharding
+from dpjax.engine import arguments, program
 from dpjax.engine import identity as identity_
-from dpjax.engine.checkpoint import Checkpoints, unfinished
+from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course, Meter
+from dpjax.engine.job import Job, prepared
 from dpjax.engine.result import Progress, Result
-from dpjax.plans import dependence, forecasts, registry, releases
-from dpjax.plans.plan import Plan, Statics, shared
+from dpjax.engine.stand import Stand
+from dpjax.engine.storage import Storage
+from dpjax.plans import forecasts, releases
+from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
 from dpjax.plans.stated import Stated, Stopping, stated
-from dpjax.protocols import State
 
 __all__ = ["Progress", "Result", "run"]
 
@@ -111,230 +112,91 @@ def run(
     together = shared(plans)
     course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)
     phase = arguments.check_phase(plans, phase, start, spent)
-    job = _prepared(plans, problems, seeds, together, devices, phase)
-    begun = job.start(start, len(plans))
+    job = prepared(plans, problems, seeds, together, devices, phase)
+    models = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
     plans = tuple(releases.priced(plan, job.payload) for plan in plans)
-    states = stated(
-        plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
-        planned=planned,
+    terms = _Terms(
+        stated(
+            plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
+            planned=planned,
+        ),
+        any(one.evaluation_data == "private" for one in problems),
+        callback,
     )  # fmt: skip
     expected = forecasts.tell(plans, job.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
     identity = {}
     if checkpoint is not None or key_file is not None:
-        identity = identity_.of_run(
-            plans,
-            problems,
-            seeds,
-            course.options(phase, stopping),
-            # Without a start all agents' models follow from the problem's.
-            (job.models, None if start is None else begun),
-            job.arrays,
-            *job.computed(course, begun, release=plans[0].config.release),
-            1 if job.mesh is None else job.mesh.size,
-        )
-    store = Checkpoints(checkpoint, identity) if checkpoint is not None else None
-    noise_keys = _noise_keys(plans, seeds, identity, key_file, store, phase)
-    at = _begun(job, course, begun, noise_keys, store, plans[0].config.release)
-    del begun  # As large as all models.
-    private = any(one.evaluation_data == "private" for one in problems)
-
-    def ask(at: _Stand, latest: dict[str, np.ndarray], rate: float) -> Any:
-        if callback is None:
-            return None
-        would = states.at(at.done, private_stop=private)
-        return callback(Progress(at.done, latest, would, rate))
-
+        options = course.options(phase, stopping)
+        # Without a start all agents' models follow from the problem's.
+        given = None if start is None else models
+        identity = _identity(job, plans, problems, seeds, course, options, models, given)
+    storage = Storage.of(identity, checkpoint, key_file)
+    noise_keys = storage.noise_keys(seeds, phase)
+    at = Stand.first(
+        job, course, models, noise_keys, storage.store, release=plans[0].config.release
+    )
+    del models  # As large as all models.
     meter = Meter(len(plans) * len(seeds))
-    _drive(job, course, at, meter, ask, store, checkpoint_seconds, progress)
-    if store is not None:
-        store.close()
-    if key_file is not None:
-        keys.delete_key_file(key_file, identity_.fingerprint(identity))
-    return _result(job, plans, seeds, course, at, meter, states, private)
+    _drive(job, course, at, meter, terms, storage.store, checkpoint_seconds, progress)
+    storage.close()
+    return _result(job, plans, seeds, course, at, meter, terms)
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """What the compiled program is called with, but for the secret.
-
-    Attributes:
-        statics: What is static.
-        arrays: What differs between plans, stacked.
-        data: Training and evaluation data.
-        batch_keys: [S] keys of the batches.
-        models: Initial models of one agent, leaves [S, ...].
-        mesh: Over which the agents are spread; None is one device.
-    """
-
-    statics: program.Statics
-    arrays: Any
-    data: program.Data
-    batch_keys: Any
-    models: Any
-    mesh: Any
-
-    @property
-    def entries(self) -> int:
-        """Numbers in one model."""
-        return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
-
-    @property
-    def payload(self) -> int:
-        """Numbers that an agent adds noise to in a round, the most."""
-        return -(-forecasts.entries(self._payload()) // self.statics.agents)
-
-    def _agents_models(self) -> Any:
-        n = self.statics.agents
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), self.models
-        )
-
-    def _payload(self) -> Any:
-        return jax.eval_shape(self.statics.method.payload, self._agents_models())
-
-    def check(self, *, summed: bool) -> None:
-        """Refuse payloads too narrow for sums, and what a method of one's own shows on this task.
-
-        The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
-
-        Args:
-            summed: Whether records' gradients are summed before the noise.
-        """
-        if summed:
-            arguments.check_dtypes(self._payload())
-        method, statics = self.statics.method, self.statics
-        if registry.packaged(type(method)):
-            return
-        arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
-        dependence.check(
-            method,
-            arrays,
-            query=statics.query,
-            optimizer=statics.optimizer.chain(arrays),
-            divisor=statics.divisor,
-            models=self._agents_models(),
-            batch=program.batch_shapes(statics, self.data, self.batch_keys),
-        )
-
-    def start(self, given: Any, plans: int) -> Any:
-        """Models to start from, leaves [S, V, n, ...]: those given, or all agents alike."""
-        n = self.statics.agents
-        if given is not None:
-            return arguments.starting(given, self.models, plans, n)
-
-        def spread(leaf: Any) -> Any:
-            return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
-
-        return jax.tree.map(spread, self.models)
-
-    def initial(self, start: Any, noise_keys: Any) -> State:
-        """The state before the first round."""
-        state = program.initial(self.statics, self.arrays, start, noise_keys)
-        return state._replace(models=sharding.place(state.models, self.mesh, 2))
-
-    def computed(self, course: Course, start: Any, *, release: bool) -> tuple[Any, str]:
-        """The memory before the first round, and the hash of the program of every chunk's length.
-
-        Now, before a callback may change what the model closes over: later calls find what was
-        traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
-        and not shapes: a release keeps past noise in float64, which shapes are traced without.
-        """
-        state = self.initial(start, self.batch_keys)
-        given = self.statics, self.arrays, self.data, state, self.batch_keys, self.batch_keys
-        traced = [program.advance.trace(*given, **lengths) for lengths in course.variants]
-        return state.memory, identity_.computation(traced, release=release)
-
-
-def _prepared(
+def _identity(
+    job: Job,
     plans: tuple[Plan, ...],
     problems: tuple[Problem, ...],
     seeds: tuple[int, ...],
-    together: Statics,
-    devices: Any,
-    phase: int,
-) -> _Job:
-    """Put on the devices what a run reads, its models checked."""
-    task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
-    models = jax.vmap(task.init)(_stack([keys.derive(seed, "initial") for seed in seeds]))
-    if together.unit == "record":
-        arguments.check_dtypes(models)
-    job = _Job(
-        statics=placing.statics(together, problems, mesh),
-        arrays=placing.arrays(plans, mesh),
-        data=placing.data(problems, mesh),
-        batch_keys=_stack([keys.derive(seed, "batches", phase) for seed in seeds]),
-        models=models,
-        mesh=mesh,
-    )
-    job.check(summed=together.unit == "record")
-    return job
+    course: Course,
+    options: dict[str, Any],
+    models: Any,
+    given: Any,
+) -> dict[str, str]:
+    """What the run is; ``given`` are the models that it was asked to start from."""
+    memory, computed = job.computed(course, models, release=plans[0].config.release)
+    return identity_.of_run(
+        plans, problems, seeds, options, (job.models, given), job.arrays, memory, computed,
+        job.devices,
+    )  # fmt: skip
 
 
-@dataclass(eq=False)
-class _Stand:
-    """How far a run is.
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """What a run states wherever it ends, and who is asked whether it shall.
 
     Attributes:
-        state: The stacked state.
-        noise_keys: [S] keys of the noise.
-        taken: name -> [E, S, V] metrics, nan where none were taken yet.
-        done: Rounds done.
-        ended: Whether it has ended: all rounds, or stopped.
-        decided: Whether a callback may have decided where.
+        states: Guarantees by round.
+        private: Whether metrics are of private data.
+        callback: Who is asked, or None.
     """
 
-    state: State
-    noise_keys: Any
-    taken: dict[str, np.ndarray]
-    done: int = 0
-    ended: bool = False
-    decided: bool = False
+    states: Stated
+    private: bool
+    callback: Callable[[Progress], bool | None] | None
 
-
-def _begun(
-    job: _Job,
-    course: Course,
-    start: Any,
-    noise_keys: Any,
-    store: Checkpoints | None,
-    release: bool,
-) -> _Stand:
-    """Where a run begins: before its first round, or at its newest checkpoint."""
-    state = job.initial(start, noise_keys)
-    names = program.metric_names(job.statics, job.data, state)
-    shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
-    at = _Stand(state, noise_keys, {name: np.full(shape, np.nan) for name in names})
-    if store is None:
-        return at
-    if (restored := store.restore(_portable(at))) is not None:
-        at.done, (portable, at.taken, decided), at.ended = restored
-        at.decided = bool(decided)
-        at.state = _adopt(portable, at.state, job.mesh)
-        if program.keeps_noise(at.state) and not at.ended:
-            at.state = program.replay(
-                job.statics, job.arrays, at.state, noise_keys, jnp.int32(at.done)
-            )
-    elif release:
-        # Before anything is sent: from here on, losing the key is noticed.
-        store.save(0, _portable(at), ended=False)
-    return at
+    def ask(self, at: Stand, latest: dict[str, np.ndarray], rate: float) -> Any:
+        """The callback's answer; None where it only watches."""
+        if self.callback is None:
+            return None
+        would = self.states.at(at.done, private_stop=self.private)
+        return self.callback(Progress(at.done, latest, would, rate))
 
 
 def _drive(
-    job: _Job,
+    job: Job,
     course: Course,
-    at: _Stand,
+    at: Stand,
     meter: Meter,
-    ask: Callable[[_Stand, dict[str, np.ndarray], float], Any],
+    terms: _Terms,
     store: Checkpoints | None,
     checkpoint_seconds: float,
     progress: bool,
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
-    marks, saved_at = course.marks, time.monotonic()
+    saved_at = time.monotonic()
     with tqdm(
         total=course.total, initial=at.done, disable=not progress, unit=" rounds",
         desc=meter.title, smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
@@ -348,33 +210,28 @@ def _drive(
                     **lengths,
                 )  # fmt: skip
                 new = jax.device_get(new)
-            inside = (marks > at.done) & (marks <= at.done + length)
-            for name, value in new.items():
-                at.taken[name][inside] = value
-            at.done += length
+            at.measured(course, length, new)
             bar.update(length)
             if progress and meter.chunks == 1:
                 # The rate and the time left are of what is still to come, which is compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
-            latest = {name: value[inside][-1].copy() for name, value in at.taken.items()}
-            answer = ask(at, latest, meter.rate)
+            answer = terms.ask(at, at.latest(course), meter.rate)
             at.decided = at.decided or answer is not None
             at.ended = bool(answer) or at.done == course.total
             due = time.monotonic() - saved_at >= checkpoint_seconds
             if store is not None and (at.ended or due):
-                store.save(at.done, _portable(at), ended=at.ended)
+                at.save(store)
                 saved_at = time.monotonic()
 
 
 def _result(
-    job: _Job,
+    job: Job,
     plans: tuple[Plan, ...],
     seeds: tuple[int, ...],
     course: Course,
-    at: _Stand,
+    at: Stand,
     meter: Meter,
-    states: Stated,
-    private: bool,
+    terms: _Terms,
 ) -> Result:
     """What a run leaves."""
     keep = course.marks <= at.done
@@ -385,66 +242,9 @@ def _result(
         seeds=seeds,
         rounds=course.marks[keep],
         metrics={name: value[keep] for name, value in at.taken.items()},
-        guarantees=states.at(at.done, private_stop=private and at.decided),
+        guarantees=terms.states.at(at.done, private_stop=terms.private and at.decided),
         params=jax.device_get(at.state.models if own else program.released(job.statics, at.state)),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=at.done == course.total,
     )
-
-
-def _stack(tree: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tree)
-
-
-def _noise_keys(
-    plans: tuple[Plan, ...],
-    seeds: tuple[int, ...],
-    identity: dict[str, str],
-    key_file: Any,
-    store: Checkpoints | None,
-    phase: int,
-) -> Any:
-    """The noise key of each seed: derived in a simulation, secret in a release."""
-    if not plans[0].config.release:
-        return _stack([keys.derive(seed, "noise", phase) for seed in seeds])
-    fingerprint = identity_.fingerprint(identity)
-    begun, ended = (False, False) if store is None else store.status()
-    if ended:
-        return _stack([keys.spent_key()])
-    folder = None if store is None else store.folder
-    if not begun and not os.path.lexists(key_file):
-        return _stack([keys.create_key_file(key_file, fingerprint, checkpoint=folder)])
-    key, noted = (
-        keys.read_key_file(key_file, fingerprint),
-        keys.noted_checkpoint(key_file, fingerprint),
-    )
-    if not begun and noted not in (None, folder) and unfinished(noted, identity):
-        raise ValueError(
-            f"key_file {key_file} keeps the noise of a release whose checkpoint is {noted}; give "
-            f"checkpoint={str(noted)!r} to carry on, or move that folder away to send all rounds "
-            "again, with the same noise"
-        )
-    if folder is not None and folder != noted:
-        keys.note_checkpoint(key_file, fingerprint, folder)
-    return _stack([key])
-
-
-def _portable(at: _Stand) -> Any:
-    """The state without its secret, the metrics, and whether a callback has decided anything."""
-    # Past noise would give later rounds' away; it follows from the key, see program.replay.
-    state = at.state
-    open_ = jax.device_get((state.models, state.memory, state.round))
-    return open_, at.taken, np.asarray(at.decided)
-
-
-def _adopt(portable: Any, state: State, mesh: Any) -> State:
-    """Put a checkpoint's values into a fresh state, which has the keys."""
-    models, memory, done = jax.tree.map(jnp.asarray, portable)
-
-    def counted(leaf: Any) -> Any:
-        # A copy: buffers are given to the program, and none twice.
-        return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
-
-    secret = jax.tree.map(counted, state.secret)
-    return State(sharding.place(models, mesh, 2), memory, secret, done)

@@ -1,0 +1,174 @@
+"""What a run's rounds are called with: statics, arrays, data, keys and models."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax.engine import arguments, identity, keys, placing, program, sharding
+from dpjax.engine.course import Course
+from dpjax.plans import dependence, forecasts, registry
+from dpjax.plans.plan import Plan, Statics
+from dpjax.plans.problem import Problem
+from dpjax.protocols import State
+
+__all__ = ["Job", "prepared"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What the compiled program is called with, but for the secret.
+
+    Attributes:
+        statics: What is static.
+        arrays: What differs between plans, stacked.
+        data: Training and evaluation data.
+        batch_keys: [S] keys of the batches.
+        models: Initial models of one agent, leaves [S, ...].
+        mesh: Over which the agents are spread; None is one device.
+    """
+
+    statics: program.Statics
+    arrays: Any
+    data: program.Data
+    batch_keys: Any
+    models: Any
+    mesh: Any
+
+    @property
+    def entries(self) -> int:
+        """Numbers in one model."""
+        return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
+
+    @property
+    def payload(self) -> int:
+        """Numbers that an agent adds noise to in a round, the most."""
+        return -(-forecasts.entries(self._payload()) // self.statics.agents)
+
+    @property
+    def devices(self) -> int:
+        """Devices that the agents are spread over."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def _agents_models(self) -> Any:
+        n = self.statics.agents
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), self.models
+        )
+
+    def _payload(self) -> Any:
+        return jax.eval_shape(self.statics.method.payload, self._agents_models())
+
+    def check(self, *, summed: bool) -> None:
+        """Refuse payloads too narrow for sums, and what a method of one's own shows on this task.
+
+        The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
+
+        Args:
+            summed: Whether records' gradients are summed before the noise.
+
+        Raises:
+            ValueError: Naming the leaf.
+        """
+        if summed:
+            arguments.check_dtypes(self._payload())
+        method, statics = self.statics.method, self.statics
+        if registry.packaged(type(method)):
+            return
+        arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
+        dependence.check(
+            method,
+            arrays,
+            query=statics.query,
+            optimizer=statics.optimizer.chain(arrays),
+            divisor=statics.divisor,
+            models=self._agents_models(),
+            batch=program.batch_shapes(statics, self.data, self.batch_keys),
+        )
+
+    def start(self, given: Any, plans: int) -> Any:
+        """Models to start from, leaves [S, V, n, ...].
+
+        Args:
+            given: Those that the run is asked to start from; None: all agents alike.
+            plans: V.
+
+        Raises:
+            ValueError: For given ones that do not fit the problem's.
+        """
+        n = self.statics.agents
+        if given is not None:
+            return arguments.starting(given, self.models, plans, n)
+
+        def spread(leaf: Any) -> Any:
+            return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
+
+        return jax.tree.map(spread, self.models)
+
+    def initial(self, start: Any, noise_keys: Any) -> State:
+        """The state before the first round.
+
+        Args:
+            start: Models, leaves [S, V, n, ...].
+            noise_keys: [S] keys of the noise.
+        """
+        state = program.initial(self.statics, self.arrays, start, noise_keys)
+        return state._replace(models=sharding.place(state.models, self.mesh, 2))
+
+    def computed(self, course: Course, start: Any, *, release: bool) -> tuple[Any, str]:
+        """The memory before the first round, and the hash of the program of every chunk's length.
+
+        Now, before a callback may change what the model closes over: later calls find what was
+        traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
+        and not shapes: a release keeps past noise in float64, which shapes are traced without.
+
+        Args:
+            course: The rounds.
+            start: Models, leaves [S, V, n, ...].
+            release: Whether to refuse work outside the program.
+
+        Raises:
+            ValueError: For such work.
+        """
+        state = self.initial(start, self.batch_keys)
+        given = self.statics, self.arrays, self.data, state, self.batch_keys, self.batch_keys
+        traced = [program.advance.trace(*given, **lengths) for lengths in course.variants]
+        return state.memory, identity.computation(traced, release=release)
+
+
+def prepared(
+    plans: tuple[Plan, ...],
+    problems: tuple[Problem, ...],
+    seeds: tuple[int, ...],
+    together: Statics,
+    devices: int | None,
+    phase: int,
+) -> Job:
+    """Put on the devices what a run reads, its models checked.
+
+    Args:
+        plans: V plans.
+        problems: One, or one a seed.
+        seeds: S seeds.
+        together: What the plans share.
+        devices: To spread the agents over; None is one.
+        phase: Number of the run among several in a row.
+
+    Raises:
+        ValueError: For models that the run cannot protect.
+    """
+    task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
+    models = jax.vmap(task.init)(keys.stacked(seeds, "initial"))
+    if together.unit == "record":
+        arguments.check_dtypes(models)
+    job = Job(
+        statics=placing.statics(together, problems, mesh),
+        arrays=placing.arrays(plans, mesh),
+        data=placing.data(problems, mesh),
+        batch_keys=keys.stacked(seeds, "batches", phase),
+        models=models,
+        mesh=mesh,
+    )
+    job.check(summed=together.unit == "record")
+    return job

@@ -1,0 +1,132 @@
+"""How far a run is, and what of that a checkpoint holds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.engine import program, sharding
+from dpjax.engine.checkpoint import Checkpoints
+from dpjax.engine.course import Course
+from dpjax.engine.job import Job
+from dpjax.protocols import State
+
+__all__ = ["Stand"]
+
+
+@dataclass(eq=False)
+class Stand:
+    """How far a run is.
+
+    Attributes:
+        state: The stacked state.
+        noise_keys: [S] keys of the noise.
+        taken: name -> [E, S, V] metrics, nan where none were taken yet.
+        done: Rounds done.
+        ended: Whether it has ended: all rounds, or stopped.
+        decided: Whether a callback may have decided where.
+    """
+
+    state: State
+    noise_keys: Any
+    taken: dict[str, np.ndarray]
+    done: int = 0
+    ended: bool = False
+    decided: bool = False
+
+    @classmethod
+    def first(
+        cls,
+        job: Job,
+        course: Course,
+        start: Any,
+        noise_keys: Any,
+        store: Checkpoints | None,
+        *,
+        release: bool,
+    ) -> "Stand":
+        """Where a run begins: before its first round, or at its newest checkpoint.
+
+        Args:
+            job: What it is called with.
+            course: Its rounds.
+            start: Models to start from, leaves [S, V, n, ...].
+            noise_keys: [S] keys of the noise.
+            store: Its checkpoints, or None.
+            release: Whether its messages really go out.
+
+        Raises:
+            ValueError: For a checkpoint that is damaged or cannot be written.
+        """
+        state = job.initial(start, noise_keys)
+        names = program.metric_names(job.statics, job.data, state)
+        shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
+        at = cls(state, noise_keys, {name: np.full(shape, np.nan) for name in names})
+        if store is None:
+            return at
+        if (restored := store.restore(at._portable())) is not None:
+            at.done, portable, at.ended = restored
+            at._adopt(portable, job)
+        elif release:
+            # Before anything is sent: from here on, losing the key is noticed.
+            at.save(store)
+        return at
+
+    def measured(self, course: Course, length: int, new: dict[str, Any]) -> None:
+        """Note the metrics of rounds that were just done.
+
+        Args:
+            course: The run's rounds.
+            length: Rounds done since.
+            new: name -> [e, S, V] metrics of the marks among them.
+        """
+        inside = (course.marks > self.done) & (course.marks <= self.done + length)
+        for name, value in new.items():
+            self.taken[name][inside] = value
+        self.done += length
+
+    def latest(self, course: Course) -> dict[str, np.ndarray]:
+        """Metrics of the last mark, name -> [S, V].
+
+        Args:
+            course: The run's rounds.
+        """
+        last = np.flatnonzero(course.marks <= self.done)[-1]
+        return {name: value[last].copy() for name, value in self.taken.items()}
+
+    def save(self, store: Checkpoints) -> None:
+        """Store it.
+
+        Args:
+            store: The run's checkpoints.
+
+        Raises:
+            ValueError: If it cannot be written.
+        """
+        store.save(self.done, self._portable(), ended=self.ended)
+
+    def _portable(self) -> Any:
+        """The state without its secret, the metrics, and whether a callback decided anything."""
+        # Past noise would give later rounds' away; it follows from the key, see program.replay.
+        state = self.state
+        open_ = jax.device_get((state.models, state.memory, state.round))
+        return open_, self.taken, np.asarray(self.decided)
+
+    def _adopt(self, portable: Any, job: Job) -> None:
+        """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""
+        open_, self.taken, decided = portable
+        self.decided = bool(decided)
+        models, memory, done = jax.tree.map(jnp.asarray, open_)
+
+        def counted(leaf: Any) -> Any:
+            # A copy: buffers are given to the program, and none twice.
+            return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
+
+        secret = jax.tree.map(counted, self.state.secret)
+        self.state = State(sharding.place(models, job.mesh, 2), memory, secret, done)
+        if program.keeps_noise(self.state) and not self.ended:
+            self.state = program.replay(
+                job.statics, job.arrays, self.state, self.noise_keys, jnp.int32(self.done)
+            )

@@ -1,0 +1,89 @@
+"""Where a run keeps its state and its key: the checkpoint folder and the key file, together."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpjax.engine import identity, keys
+from dpjax.engine.checkpoint import Checkpoints, unfinished
+
+__all__ = ["Storage"]
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """What a run keeps on disk, tied to it by its identity.
+
+    Attributes:
+        identity: What the run is; empty where nothing is kept.
+        store: Its checkpoints, or None.
+        key_file: Where a release keeps its noise key, or None.
+    """
+
+    identity: dict[str, str]
+    store: Checkpoints | None = None
+    key_file: str | os.PathLike | None = None
+
+    @classmethod
+    def of(cls, identity: dict[str, str], checkpoint: Any, key_file: Any) -> "Storage":
+        """Open the folder of checkpoints, where there is one.
+
+        Args:
+            identity: What the run is.
+            checkpoint: Folder, or None.
+            key_file: File, or None.
+
+        Raises:
+            ValueError: For a folder of another run, or that cannot be used.
+        """
+        store = None if checkpoint is None else Checkpoints(checkpoint, identity)
+        return cls(identity, store, key_file)
+
+    def noise_keys(self, seeds: tuple[int, ...], phase: int) -> Any:
+        """The [S] noise keys: derived from the seeds in a simulation, secret in a release.
+
+        Guarantee: a release that has begun gets the key that it began with, or none: rounds sent
+        again with fresh noise would spend their budget again. The key of one that has ended is
+        not read.
+
+        Args:
+            seeds: The seeds.
+            phase: Number of the run among several in a row.
+
+        Raises:
+            ValueError: For a key file that is missing, damaged or another run's, or whose release
+                has its checkpoints elsewhere.
+        """
+        if self.key_file is None:
+            return keys.stacked(seeds, "noise", phase)
+        fingerprint = identity.fingerprint(self.identity)
+        begun, ended = (False, False) if self.store is None else self.store.status()
+        if ended:
+            return keys.spent_key()[None]
+        folder = None if self.store is None else self.store.folder
+        if not begun and not os.path.lexists(self.key_file):
+            return keys.create_key_file(self.key_file, fingerprint, checkpoint=folder)[None]
+        key = keys.read_key_file(self.key_file, fingerprint)
+        self._note(folder, fingerprint, begun)
+        return key[None]
+
+    def _note(self, folder: Path | None, fingerprint: str, begun: bool) -> None:
+        """Keep the key file's note of the checkpoints, and refuse to begin beside others."""
+        assert self.key_file is not None
+        noted = keys.noted_checkpoint(self.key_file, fingerprint)
+        if not begun and noted not in (None, folder) and unfinished(noted, self.identity):
+            raise ValueError(
+                f"key_file {self.key_file} keeps the noise of a release whose checkpoint is "
+                f"{noted}; give checkpoint={str(noted)!r} to carry on, or move that folder away to "
+                "send all rounds again, with the same noise"
+            )
+        if folder is not None and folder != noted:
+            keys.note_checkpoint(self.key_file, fingerprint, folder)
+
+    def close(self) -> None:
+        """End the run: its checkpoints stay, its key is deleted."""
+        if self.store is not None:
+            self.store.close()
+        if self.key_file is not None:
+            keys.delete_key_file(self.key_file, identity.fingerprint(self.identity))
