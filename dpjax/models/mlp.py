@@ -59,7 +59,7 @@ def weighted_gradients(
         model: The network.
         loss: ``loss(outputs, y)``, elementwise over examples, as in `dpjax.models.losses`.
         params: Of one agent.
-        x: [B, f] examples, finite.
+        x: [B, f] examples, finite; integers are taken as the kernels' numbers.
         y: [B] labels.
         weights: From the [B] norms to the [B] weights, at most 1.
 
@@ -70,6 +70,9 @@ def weighted_gradients(
         Goodfellow (2015), Efficient per-example gradient computations.
     """
     layers = params["params"]
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        # Squares of integers would wrap around, and the norms with them.
+        x = x.astype(layers["Dense_0"]["kernel"].dtype)
     names = [f"Dense_{index}" for index in range(len(model.hidden) + 1)]
     activation = _ACTIVATIONS[model.activation]
 

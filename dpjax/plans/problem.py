@@ -16,17 +16,10 @@ from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
-from dpjax.models import losses
-from dpjax.models.mlp import MLP, weighted_gradients
+from dpjax.plans import _modules
+from dpjax.plans._modules import LOSSES
 
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
-
-LOSSES: dict[str, tuple[Callable, Callable | None]] = {
-    "logistic": (losses.logistic, losses.sign_accuracy),
-    "cross_entropy": (losses.cross_entropy, losses.multiclass_accuracy),
-    "squared": (losses.squared, None),
-}
-"""Losses by name, each with the score that is reported beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +109,13 @@ def supervised(
     *,
     name: str = "supervised",
     evaluation_data: Literal["private", "public"] = "private",
+    eval_batch: int | None = None,
 ) -> Problem:
     """A flax model, a named loss, and arrays.
 
     The metrics are the test loss (and accuracy) of every agent's model on the pooled test set,
-    averaged over agents.
+    averaged over agents. Integers in x (tokens, images of bytes) reach the model as integers, all
+    other numbers as float32.
 
     Args:
         model: Module whose ``apply`` maps [..., features] to scores or logits.
@@ -130,6 +125,9 @@ def supervised(
         partition: The training rows of each agent.
         name: For records.
         evaluation_data: Whose ``test`` is: "private", what the agents hold, or "public".
+        eval_batch: Test records that all agents' models are measured on at once, to bound memory;
+            the metrics are those of the whole set up to rounding. None takes all, or fewer where
+            a layer's outputs would be more than 2^27 numbers.
 
     Returns:
         The problem.
@@ -138,30 +136,41 @@ def supervised(
         ValueError: For an unknown loss, NaN in the data, or labels the loss cannot take.
     """
     _validate.one_of("loss", loss, LOSSES)
+    if eval_batch is not None:
+        eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     arrays = []
     for split, (x, y) in (("train", train), ("test", test)):
-        x = _validate.single(f"{split} x", x)
-        y = _labels(loss, split, y)
+        x, y = _modules.inputs(split, x), _modules.labels(loss, split, y)
         if len(x) != len(y):
             raise ValueError(f"{split} x has {len(x)} rows, y {len(y)}; give one label a row")
         arrays.append((x, y))
-    try:
-        functions = _functions(model, loss, arrays[0][0].shape[1:])
-    except TypeError:  # A module with an unhashable field: no sharing of compiled code.
-        functions = _functions.__wrapped__(model, loss, arrays[0][0].shape[1:])
-    (x, _), (x_test, _) = arrays
+    (x, y), (x_test, y_test) = arrays
     if x.shape[1:] != x_test.shape[1:]:
         raise ValueError(
             f"test x has records of shape {x_test.shape[1:]}, train x of {x.shape[1:]}; give both "
             "the same columns, in the same order"
         )
-    _check_outputs(model, loss, arrays)
-    (x, y), evaluation = arrays
-    init, example_loss, metrics, batch_loss, weighted = functions
+    if x.dtype != x_test.dtype:
+        raise ValueError(
+            f"test x is {x_test.dtype} and train x {x.dtype}; give both as numbers of one kind"
+        )
+    _modules.check_outputs(model, loss, x, max(y.max(), y_test.max()))
+    if eval_batch is None:
+        eval_batch = _modules.at_once(model, x_test, _agents(partition))
+    parts = loss, x.shape[1:], x.dtype, eval_batch
+    try:
+        made = _modules.functions(model, *parts)
+    except TypeError:  # A module with an unhashable field: no sharing of compiled code.
+        made = _modules.functions.__wrapped__(model, *parts)
     return Problem(
-        init, example_loss, metrics, x, y, partition, evaluation, name, batch_loss, weighted,
-        evaluation_data,
+        made.init, made.loss, made.metrics, x, y, partition, (x_test, y_test), name,
+        made.batch_loss, made.weighted, evaluation_data,
     )  # fmt: skip
+
+
+def _agents(partition: Any) -> int:
+    _check_partition(partition)
+    return len(partition.counts)
 
 
 def _check_partition(partition: Any) -> None:
@@ -190,78 +199,6 @@ def _check_partition(partition: Any) -> None:
             f"partition gives record {values[times.argmax()]} {times.max()} times; every record "
             "belongs to one agent, once, or its sensitivity would be more than stated"
         )
-
-
-def _labels(loss: str, split: str, y: Any) -> np.ndarray:
-    y = _validate.finite_array(f"{split} y", y, ndim=1)
-    if loss == "logistic" and not np.isin(y, (-1, 1)).all():
-        raise ValueError(
-            f"{split} y holds {sorted(set(y.tolist()))[:4]}; the logistic loss takes -1 and +1"
-        )
-    if loss == "cross_entropy":
-        if (y != np.round(y)).any() or y.min() < 0:
-            raise ValueError(f"{split} y holds {y.min()}; cross_entropy takes classes 0 .. c-1")
-        if y.max() > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{split} y reaches {y.max():.10g}; cross_entropy takes classes 0 .. c-1: number "
-                "them from 0"
-            )
-        return y.astype(np.int32)
-    return _validate.single(f"{split} y", y)
-
-
-def _check_outputs(model: nn.Module, loss: str, arrays: list[tuple[Any, Any]]) -> None:
-    """Refuse labels beyond the model's outputs, which would train on something else or on nan."""
-    one = jax.ShapeDtypeStruct((2, *arrays[0][0].shape[1:]), jnp.float32)
-    outputs = jax.eval_shape(lambda x: model.init_with_output(jax.random.key(0), x)[0], one)
-    wanted = 2 if loss == "cross_entropy" else 1
-    if len(outputs.shape) != wanted:
-        shape = "[batch, classes]" if wanted == 2 else "[batch]"
-        raise ValueError(
-            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {shape}"
-        )
-    if loss == "cross_entropy":
-        largest = int(max(y.max() for _, y in arrays))
-        if largest >= outputs.shape[-1]:
-            raise ValueError(
-                f"y reaches class {largest}, the model has {outputs.shape[-1]} outputs for classes "
-                f"0 .. {outputs.shape[-1] - 1}; number the classes from 0, or widen the model"
-            )
-
-
-@functools.lru_cache(maxsize=64)
-def _functions(model: nn.Module, loss: str, shape: tuple[int, ...]) -> tuple:
-    """Functions of one model and loss; the same objects each time, so compiled code is shared."""
-    loss_fn, score_fn = LOSSES[loss]
-
-    def init(key: PRNGKeyArray) -> Any:
-        return model.init(key, jnp.zeros((1, *shape), jnp.float32))
-
-    def example_loss(params: Any, x: Any, y: Any) -> Any:
-        return loss_fn(model.apply(params, x[None])[0], y)
-
-    def batch_loss(params: Any, x: Any, y: Any) -> Any:
-        return jnp.mean(loss_fn(model.apply(params, x), y))
-
-    def metrics(params: Any, evaluation: Any) -> dict[str, Any]:
-        x, y = evaluation
-
-        def of_agent(agent_params: Any) -> dict[str, Any]:
-            outputs = model.apply(agent_params, x)
-            result = {"test_loss": jnp.mean(loss_fn(outputs, y))}
-            if score_fn is not None:
-                result["test_accuracy"] = jnp.mean(score_fn(outputs, y))
-            return result
-
-        # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
-        deep = type(model) is MLP and jax.default_backend() == "cpu"
-        taken = jax.lax.map(of_agent, params) if deep else jax.vmap(of_agent)(params)
-        return jax.tree.map(jnp.mean, taken)
-
-    weighted = None
-    if type(model) is MLP and len(shape) == 1:
-        weighted = functools.partial(weighted_gradients, model, loss_fn)
-    return init, example_loss, metrics, batch_loss, weighted
 
 
 def quadratics(agents: int, *, start: str = "origin") -> Problem:

@@ -1,0 +1,215 @@
+"""Flax modules as problems: integer inputs, and evaluation in batches."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine.run import run
+from dpjax.models import losses, mlp
+from dpjax.models.linear import Linear
+from dpjax.plans import _modules as modules
+from dpjax.plans import plan, problem
+from tests.support import make_config
+
+AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
+
+
+class Reader(nn.Module):
+    """Classes of short texts: an embedding takes integers alone."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        """Return the logits."""
+        return nn.Dense(3)(nn.Embed(WORDS, 5)(tokens).mean(axis=-2))
+
+
+def texts(kind=np.int64, seed=0):
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, WORDS, size=(AGENTS * RECORDS, LENGTH)).astype(kind)
+    return tokens, tokens[:, 0] % 3
+
+
+def reading(kind=np.int64, seed=0, **options):
+    x, y = texts(kind, seed)
+    shards = partition.iid(len(x), AGENTS, 0)
+    return problem.supervised(
+        Reader(), "cross_entropy", (x, y), (x[:20], y[:20]), shards, **options
+    )
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
+def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, relation):
+    task = reading()
+    assert task.x.dtype == np.int32 and task.evaluation[0].dtype == np.int32
+    assert jax.eval_shape(task.init, jax.random.key(0))["params"]["Embed_0"]["embedding"].shape
+    one = plan.make(make_config(relation=relation, rounds=6, clip_norm=0.5), network)
+    options = {"seeds": [0], "eval_every": 2, "checkpoint_seconds": 0}
+    straight = run(one, task, **options)
+    assert np.isfinite(straight.metrics["test_loss"]).all()
+    assert straight.guarantees == (one.guarantee,)
+
+    class Cut(Exception):
+        pass
+
+    def cut(_):
+        raise Cut
+
+    with pytest.raises(Cut):
+        run(one, task, checkpoint=tmp_path / "c", callback=cut, **options)
+    resumed = run(one, task, checkpoint=tmp_path / "c", **options)
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = reading(seed=1)
+    with pytest.raises(ValueError, match="differs in data"):
+        run(one, other, checkpoint=tmp_path / "c", **options)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "automatic"])
+def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
+    from dpjax.plans.query import RecordQuery
+
+    task = reading()
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * AGENTS), task.init(jax.random.key(1)))
+    x = jnp.asarray(task.x).reshape(AGENTS, RECORDS, LENGTH)
+    y = jnp.asarray(task.y).reshape(AGENTS, RECORDS)
+    changed = x.at[2, 0].set((x[2, 0] + 3) % WORDS), y.at[2, 0].set((y[2, 0] + 1) % 3), None
+
+    def moved(clip_norm):
+        query = RecordQuery(task.loss, task.weighted, clip_norm, clipping, None)
+        first, second = query(models, (x, y, None)).total, query(models, changed).total
+        squares = [
+            ((a - b) ** 2).reshape(AGENTS, -1).sum(1)
+            for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+        ]
+        return np.sqrt(sum(squares))
+
+    norms = moved(0.05)
+    assert 0 < norms[2] <= 0.1 * (1 + 1e-6) and np.delete(norms, 2).max() == 0
+    # The broken twin, which clips at twice the norm.
+    assert moved(0.1)[2] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        (np.uint8, np.uint8), (np.int16, np.int16), (np.int64, np.int32), (np.uint32, np.int32),
+        (np.float64, np.float32), (np.float32, np.float32), (bool, np.float32),
+    ],
+)  # fmt: skip
+def test_integers_stay_and_other_numbers_are_float32(kind, kept):
+    assert modules.inputs("train", np.ones((3, 2), kind)).dtype == kept
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.array([[2**31]]), "train x reaches 2147483648, beyond what int32"),
+        (np.zeros((0, 2), int), r"shape \(0, 2\); give at least one entry"),
+        (np.array([["a"]]), "train x is not an array of numbers"),
+    ],
+)
+def test_integers_that_no_run_can_hold(x, message):
+    with pytest.raises(ValueError, match=message):
+        modules.inputs("train", x)
+
+
+def test_test_data_of_another_kind_are_refused():
+    x, y = texts()
+    with pytest.raises(ValueError, match="test x is float32 and train x int32"):
+        problem.supervised(
+            Reader(), "cross_entropy", (x, y), (x + 0.5, y), partition.iid(len(x), AGENTS, 0)
+        )
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32])
+def test_fast_norms_of_integers_do_not_wrap_around(kind):
+    """200 squared is 64 in the eight bits of an image: norms of it would be far too short."""
+    model, limit = mlp.MLP(hidden=(3,), outputs=2), 70_000 if kind == np.int32 else 255
+    x = np.random.default_rng(0).integers(0, limit, size=(5, 4)).astype(kind)
+    y = jnp.array([0, 1, 0, 1, 1])
+    params = jax.tree.map(
+        lambda leaf: leaf / limit, model.init(jax.random.key(0), jnp.zeros((1, 4)))
+    )
+    seen = []
+
+    def weights(norms):
+        seen.append(norms)
+        return jnp.ones_like(norms)
+
+    mlp.weighted_gradients(model, losses.cross_entropy, params, jnp.asarray(x), y, weights)
+
+    def loss(params, x, y):
+        return losses.cross_entropy(model.apply(params, x[None])[0], y)
+
+    each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, jnp.asarray(x, jnp.float32), y)
+    squares = [jnp.sum(leaf.reshape(5, -1) ** 2, axis=1) for leaf in jax.tree.leaves(each)]
+    np.testing.assert_allclose(seen[0], jnp.sqrt(sum(squares)), rtol=1e-5)
+
+
+def measured(task, agents=AGENTS):
+    params = jax.vmap(task.init)(jax.random.split(jax.random.key(3), agents))
+    return jax.jit(task.metrics)(params, task.evaluation)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 19, 20, 1000])
+def test_evaluation_in_batches_is_the_whole_evaluation(batch):
+    """Every record counts once, those of a short last batch too."""
+    whole, parts = measured(reading()), measured(reading(eval_batch=batch))
+    assert set(whole) == set(parts) == {"test_loss", "test_accuracy"}
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6)
+
+
+def test_a_test_set_that_a_batch_repeats_or_drops_is_noticed():
+    """The broken twins of the test above: the mean of the batches' means, and whole batches."""
+    x, y = texts()
+    pieces = [(0, 7), (7, 14), (14, 20)]
+
+    def of(part):
+        shards = partition.iid(len(x), AGENTS, 0)
+        made = problem.supervised(
+            Reader(), "cross_entropy", (x, y), (x[part[0] : part[1]], y[part[0] : part[1]]), shards
+        )
+        return float(measured(made)["test_loss"])
+
+    whole = float(measured(reading())["test_loss"])
+    assert abs(np.mean([of(part) for part in pieces]) / whole - 1) > 1e-4
+    assert abs(of((0, 14)) / whole - 1) > 1e-4
+
+
+def test_layers_of_all_agents_and_records_are_not_held_together(monkeypatch):
+    """By default from a size on; below, the whole evaluation is the program that it was."""
+    big, small = (
+        jax.jit(task.metrics).lower(
+            jax.eval_shape(jax.vmap(task.init), jax.random.split(jax.random.key(0), 50)),
+            (jnp.zeros((4000, LENGTH), jnp.int32), jnp.zeros(4000, jnp.int32)),
+        ).compile().memory_analysis().temp_size_in_bytes
+        for task in (reading(), reading(eval_batch=40))
+    )  # fmt: skip
+    assert small < big / 20
+    x = np.zeros((100, LENGTH), np.int32)
+    assert modules.at_once(Reader(), x, AGENTS) is None
+    monkeypatch.setattr(modules, "_EVALUATED", 5_000)
+    assert 1 <= modules.at_once(Reader(), x, AGENTS) < 100
+    assert modules.at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
+
+
+@pytest.mark.parametrize("batch", [0, 2.5, True])
+def test_no_number_of_records(batch):
+    with pytest.raises(ValueError, match="eval_batch is"):
+        reading(eval_batch=batch)
+
+
+def test_a_run_measures_in_batches(network):
+    one = plan.make(make_config(rounds=4), network)
+    whole, parts = (run(one, reading(**made), seeds=[0]) for made in ({}, {"eval_batch": 6}))
+    for name, values in whole.metrics.items():
+        np.testing.assert_allclose(parts.metrics[name], values, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert dataclasses.replace(reading()).fingerprint() == reading(eval_batch=6).fingerprint()
