@@ -274,6 +274,14 @@ def precision_bound(
 
     Reference:
         Rodio et al., Whisper D-SGD, Theorem 2 and (10b).
+
+    Example:
+        >>> from dpjax.accounting import budget
+        >>> bound = budget.precision_bound(
+        ...     10.0, 1e-5, rounds=100, clip_norm=1.0, relation="replace_record"
+        ... )
+        >>> round(bound, 6)
+        0.010004
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)

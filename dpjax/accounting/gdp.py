@@ -116,6 +116,11 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
 
     Reference:
         Dong, Roth and Su (2022), Corollary 2.13; Balle and Wang (2018), Theorem 8.
+
+    Example:
+        >>> from dpjax.accounting import gdp
+        >>> round(gdp.delta(mu=1.0, epsilon=1.0), 4)
+        0.1269
     """
     m, e = _arguments(mu=mu, epsilon=epsilon)
     usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
@@ -148,6 +153,11 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
 
     Reference:
         Balle and Wang (2018), Theorem 8, solved by bisection.
+
+    Example:
+        >>> from dpjax.accounting import gdp
+        >>> round(gdp.epsilon(mu=1.0, delta=1e-5), 4)
+        4.3772
     """
     m, d = _arguments(mu=mu, delta=delta)
     usual = (m > 0) & np.isfinite(m) & (d > 0)
@@ -188,6 +198,11 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
 
     Reference:
         Balle and Wang (2018), Algorithm 1, solved by bisection.
+
+    Example:
+        >>> from dpjax.accounting import gdp
+        >>> round(gdp.mu(epsilon=1.0, delta=1e-5), 4)
+        0.2681
     """
     e, d = _arguments(epsilon=epsilon, delta=delta)
     usual = np.isfinite(e) & (d > 0)
@@ -233,6 +248,11 @@ def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
 
     Reference:
         Mironov (2017), Proposition 7.
+
+    Example:
+        >>> from dpjax.accounting import gdp
+        >>> round(gdp.rdp(mu=1.0, alpha=4.0), 6)
+        2.0
     """
     m, a = _arguments(mu=mu, alpha=alpha)
     shift = np.where(m == 0, 1.0, m)
@@ -255,6 +275,11 @@ def zcdp(mu: ArrayLike) -> Result:
 
     Reference:
         Bun and Steinke (2016), Proposition 1.6.
+
+    Example:
+        >>> from dpjax.accounting import gdp
+        >>> round(gdp.zcdp(mu=1.0), 6)
+        0.5
     """
     (m,) = _arguments(mu=mu)
     with np.errstate(over="ignore", under="ignore"):

@@ -39,6 +39,12 @@ class Gaussian:
             from the first round on.
         participation: (epochs, separation) of what is protected; None where it may take part in
             all rounds.
+
+    Example:
+        >>> from dpjax.accounting import losses
+        >>> loss = losses.Gaussian(mu=1.0, rounds=100)
+        >>> round(loss.epsilon(1e-5), 3), round(loss.after(25).mu, 3)
+        (4.377, 0.5)
     """
 
     kind: ClassVar[str] = "gdp"
@@ -134,6 +140,11 @@ class Concentrated:
 
     Reference:
         Bun and Steinke (2016); Canonne, Kamath and Steinke (2020), Proposition 12, for epsilon.
+
+    Example:
+        >>> from dpjax.accounting import losses
+        >>> round(losses.Concentrated(rho=0.5).epsilon(1e-5), 3)
+        4.728
     """
 
     kind: ClassVar[str] = "zcdp"
@@ -194,6 +205,11 @@ class Pure:
         bound: Epsilon of all rounds together.
         rounds: Rounds T.
         even: As in `Concentrated`.
+
+    Example:
+        >>> from dpjax.accounting import losses
+        >>> losses.Pure(bound=2.0).epsilon(0.0)
+        2.0
     """
 
     kind: ClassVar[str] = "pure"

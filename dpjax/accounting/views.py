@@ -77,6 +77,14 @@ def dsgd(
     Raises:
         ValueError: For matrices that do not fit, a covariance that is not positive semidefinite,
             or a strategy that runs refuse too.
+
+    Example:
+        >>> from dpjax.accounting import views
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> seen = views.dsgd(mixing.metropolis_hastings(graphs.ring(4))).ldp()
+        >>> seen.gdp(Participation(9, 9, 1)).round(3)
+        array([3., 3., 3., 3.])
     """
     schedule = _validate.stochastic("mixing", mixing, ("row",))
     schedule = schedule[None] if schedule.ndim == 2 else schedule
@@ -115,6 +123,14 @@ def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> Algorithm:
 
     Returns:
         The algorithm.
+
+    Example:
+        >>> from dpjax.accounting import views
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> seen = views.muffliato(mixing.metropolis_hastings(graphs.ring(4)), gossip_steps=3).ldp()
+        >>> seen.gdp(Participation(3, 1, 1)).round(3)
+        array([1., 1., 1., 1.])
     """
     return dsgd(mixing, gossip_steps=gossip_steps, **options)
 
@@ -218,6 +234,14 @@ def zip_dl(
 
     Reference:
         Biswas et al. (2025).
+
+    Example:
+        >>> from dpjax.accounting import views
+        >>> from dpjax.topology import graphs, mixing
+        >>> seen = views.zip_dl(mixing.metropolis_hastings(graphs.ring(4))).pndp([0])
+        >>> gradients, noise = seen.materialize(rounds=3)
+        >>> gradients.shape
+        (9, 12)
     """
     _validate.one_of("zero_sum", zero_sum, ("messages", "with_own_copy"))
     matrix = _validate.stochastic("mixing", mixing, ("row",))
@@ -267,6 +291,14 @@ def linear(
 
     Raises:
         ValueError: Naming the matrix that does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import views
+        >>> one, none = np.ones((1, 1)), np.zeros((1, 1))
+        >>> seen = views.linear(none, none, none, none, J=one, D=2 * one)
+        >>> [part.tolist() for part in seen.materialize(rounds=2)]
+        [[[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]]]
     """
     model = Model.of(F, Gamma, Sigma, H, J, D)
     n = model.gradient.shape[-1]

@@ -30,6 +30,11 @@ class DSGD:
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update; Cyffers et al.
         2022 (Muffliato) for several gossip steps.
+
+    Example:
+        >>> from dpjax.algorithms.dsgd import DSGD
+        >>> DSGD(gossip_steps=4).exchange
+        Gossip(steps=4)
     """
 
     gossip_steps: int = 1

@@ -58,6 +58,11 @@ class ZipDL:
 
     Reference:
         Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
+
+    Example:
+        >>> from dpjax.algorithms.zip_dl import ZipDL
+        >>> ZipDL().sensitivity(answer=2.0, step_size=0.1, divisor=8)
+        0.025
     """
 
     stochastic: ClassVar[Literal["rows"]] = "rows"

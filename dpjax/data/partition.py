@@ -61,6 +61,13 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
 
     Raises:
         ValueError: For a name given twice, an owner that is no agent, or an agent without records.
+
+    Example:
+        >>> from dpjax.data import partition
+        >>> shards = partition.by_owner(["b", "a", "b"], labels=["a", "b"])
+        >>> shards.counts, shards.indices
+        (array([1, 2], dtype=int32), array([[1, 1],
+               [0, 2]], dtype=int32))
     """
     names = [str(label) for label in labels]
     held = np.array([str(owner) for owner in owners])
@@ -87,6 +94,11 @@ def iid(n_records: int, n: int, seed: int) -> Partition:
 
     Raises:
         ValueError: For more agents than records.
+
+    Example:
+        >>> from dpjax.data import partition
+        >>> partition.iid(10, n=4, seed=0).counts
+        array([3, 3, 2, 2], dtype=int32)
     """
     n_records, n, _ = _enough(n_records, n, 1)
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
@@ -106,6 +118,11 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
 
     Raises:
         ValueError: If the sizes do not sum to the records.
+
+    Example:
+        >>> from dpjax.data import partition
+        >>> partition.by_size(10, sizes=[7, 3], seed=0).counts
+        array([7, 3], dtype=int32)
     """
     n_records = _validate.integer("n_records", n_records)
     sizes = [_validate.integer("sizes", size) for size in sizes]
@@ -132,6 +149,12 @@ def dirichlet(
 
     Raises:
         ValueError: For more agents than records, or when no draw gives everyone the minimum.
+
+    Example:
+        >>> from dpjax.data import partition
+        >>> shards = partition.dirichlet([0] * 50 + [1] * 50, n=3, alpha=0.5, seed=0)
+        >>> int(shards.counts.sum())
+        100
     """
     labels = np.asarray(labels)
     total, n, minimum = _enough(len(labels), n, minimum)

@@ -25,6 +25,13 @@ def split(
 
     Raises:
         ValueError: If x and y differ in length, or a part would be empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import split
+        >>> train, test = split.split(np.eye(8), np.arange(8), 0.25, seed=0)
+        >>> len(train[1]), len(test[1])
+        (6, 2)
     """
     fraction = _validate.probability("fraction", fraction)
     if len(x) != len(y):

@@ -105,6 +105,21 @@ def run(
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
             (`dpjax.plans.forecasts`).
+
+    Example:
+        >>> from dpjax.engine.run import run
+        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.topology import graphs, mixing
+        >>> config = plan.Config(
+        ...     protect=protect.Protect("replace_agent", clip_norm=1000.0), rounds=50,
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
+        >>> result = run(made, problem.quadratics(6), seeds=range(2), eval_every=25)
+        >>> result.metrics["mean_gap"].shape
+        (2, 2, 1)
+        >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]
+        ['0.00', '0.00']
     """
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)

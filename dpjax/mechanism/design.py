@@ -177,6 +177,14 @@ def make(
 
     Raises:
         ValueError: for an unknown kind, or options that do not fit it.
+
+    Example:
+        >>> from dpjax.mechanism import design
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> made = design.make("independent", weights, precision_bound=2.0)
+        >>> round(made.value, 3), made.n
+        (1.0, 6)
     """
     _validate.one_of("kind", kind, KINDS)
     matrix = mixing_.check(mixing, stochastic=None)

@@ -23,6 +23,11 @@ class Participation:
 
     Raises:
         ValueError: when no start fits, start + (epochs - 1) separation >= rounds.
+
+    Example:
+        >>> from dpjax.mechanism.participation import Participation
+        >>> Participation(rounds=6, epochs=2, separation=3).patterns.tolist()
+        [[0, 3], [1, 4], [2, 5]]
     """
 
     rounds: int

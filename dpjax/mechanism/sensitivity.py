@@ -41,6 +41,12 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
 
     Reference:
         Choquette-Choo et al. 2023, eq. (5); Pillutla et al., Lemma 3.15.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> round(float(temporal.sensitivity(temporal.anti_pgd(4), Participation(4, 1, 4))), 6)
+        2.0
     """
     scale = _scale(strategy)
     gram, rounding = _gram(np.asarray(strategy, np.float64) / scale, participation)

@@ -91,6 +91,15 @@ def design(
 
     Raises:
         ValueError: for another participation, a bad mixing matrix or a bad option.
+
+    Example:
+        >>> from dpjax.mechanism import spacetime
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> made = spacetime.design(weights, Participation(4, 2, 2))
+        >>> round(float(made.value), 3), made.converged
+        (14.19, True)
     """
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)

@@ -37,7 +37,17 @@ Bound = Float[np.ndarray, " n"] | float
 
 
 def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
-    """Return R = diag(1 / b_i): every agent on its own (local differential privacy)."""
+    """Return R = diag(1 / b_i): every agent on its own (local differential privacy).
+
+    Example:
+        >>> from dpjax.mechanism import spatial
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(3))
+        >>> spatial.independent(weights, precision_bound=4.0).round(6)
+        array([[0.25, 0.  , 0.  ],
+               [0.  , 0.25, 0.  ],
+               [0.  , 0.  , 0.25]])
+    """
     limits = bounds(precision_bound, np.shape(mixing)[-1])
     # One unit upwards, so that 1 / (1 / b) rounds to no more than b.
     return np.diag(np.nextafter(1.0 / limits, np.inf))
@@ -48,6 +58,15 @@ def central(mixing: Mixing, precision_bound: Bound) -> Covariance:
 
     It breaks [R^-1]_ii <= b (R is singular), and accounting for outsiders refuses it. With
     unequal bounds the strictest one counts.
+
+    Example:
+        >>> from dpjax.mechanism import spatial
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(3))
+        >>> spatial.central(weights, precision_bound=1.0).round(3)
+        array([[0.111, 0.111, 0.111],
+               [0.111, 0.111, 0.111],
+               [0.111, 0.111, 0.111]])
     """
     n = np.shape(mixing)[-1]
     limits = bounds(precision_bound, n)
@@ -73,6 +92,13 @@ def pairwise(
 
     Reference:
         Allouah et al., "The privacy power of correlated noise in decentralized learning", 2024.
+
+    Example:
+        >>> from dpjax.mechanism import spatial
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> round(spatial.energy(spatial.pairwise(weights, 1.0), weights), 3)
+        1.499
     """
     matrix = _validate.finite_array("mixing", mixing)
     limits = bounds(precision_bound, matrix.shape[-1])
@@ -114,6 +140,13 @@ def whisper(
 
     Reference:
         Rodio, Chen and Larsson, "Whisper D-SGD", problem (10).
+
+    Example:
+        >>> from dpjax.mechanism import spatial
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> round(spatial.energy(spatial.whisper(weights, 1.0), weights), 3)
+        1.185
     """
     root = horizon_.factor(
         mixing,
@@ -172,6 +205,13 @@ def energy(
     """Return tr(M R): the expected squared noise, per coordinate, in all agents' models.
 
     For one step it is tr(W R W'); divide by n for one agent's share.
+
+    Example:
+        >>> from dpjax.mechanism import spatial
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> round(spatial.energy(spatial.independent(weights, 1.0), weights), 3)
+        2.0
     """
     root = horizon_.factor(mixing, horizon, **options)
     return float(np.einsum("ij,jk,ik->", root, np.asarray(covariance), root, optimize=True))

@@ -51,6 +51,11 @@ def identity(rounds: int) -> Strategy:
 
     Raises:
         ValueError: for rounds below 1, or more than memory holds.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> temporal.identity(2).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     _memory.over_rounds(_validate.integer("rounds", rounds))
     return np.eye(rounds)
@@ -66,6 +71,13 @@ def anti_pgd(rounds: int) -> Strategy:
 
     Raises:
         ValueError: for rounds below 1, or more than memory holds.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> temporal.anti_pgd(3)
+        array([[1., 0., 0.],
+               [1., 1., 0.],
+               [1., 1., 1.]])
     """
     _memory.over_rounds(_validate.integer("rounds", rounds))
     return np.tri(rounds)
@@ -85,6 +97,15 @@ def prefix_sum(participation: Participation) -> Strategy:
 
     Reference:
         Denisov et al. 2022; Choquette-Choo et al. 2022.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> temporal.prefix_sum(Participation(4, 2, 2)).round(3)
+        array([[ 0.667,  0.   ,  0.   ,  0.   ],
+               [ 0.38 ,  0.705,  0.   ,  0.   ],
+               [-0.017,  0.275,  0.606,  0.   ],
+               [ 0.05 ,  0.   ,  0.2  ,  0.654]])
     """
     return solve(workload.prefix_sum(checked(participation).rounds), participation).strategy
 
@@ -108,6 +129,17 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
     Reference:
         "MAFALDA-SGD", eq. (11). Its Algorithm 1 leaves the sensitivity out of the noise's
         standard deviation, and its code factorises P with the wrong flip.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
+        >>> temporal.mafalda(weights, Participation(4, 2, 2)).round(3)
+        array([[ 0.684,  0.   ,  0.   ,  0.   ],
+               [ 0.313,  0.714,  0.   ,  0.   ],
+               [-0.012,  0.232,  0.634,  0.   ],
+               [ 0.044,  0.   ,  0.173,  0.66 ]])
     """
     return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
 
@@ -144,5 +176,13 @@ def workload_gram(
 
     Raises:
         ValueError: for a bad mixing matrix, covariance or rounds.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> temporal.workload_gram(np.eye(1), 3)
+        array([[3., 2., 1.],
+               [2., 2., 1.],
+               [1., 1., 1.]])
     """
     return workload.gram(mixing, rounds, covariance=covariance)

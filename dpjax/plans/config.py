@@ -30,6 +30,16 @@ class Config:
         method: What agents compute and send.
         release: True for a run whose messages really go out: its noise key comes from the
             operating system. False is a simulation, whose seed reveals the noise.
+
+    Example:
+        >>> from dpjax.plans import noise, optimizers, plan, protect, samplers
+        >>> config = plan.Config(
+        ...     noise=noise.Independent(), budget=protect.Budget(10.0, delta=1e-5), rounds=100,
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0),
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> config.label, config.using(None).label
+        ('independent', 'non_private')
     """
 
     protect: Protect

@@ -52,6 +52,11 @@ class PairKeys(Shaped):
 
     Reference:
         Allouah et al. (2024), DECOR.
+
+    Example:
+        >>> from dpjax.plans.links import PairKeys
+        >>> PairKeys(shared=2.0).label
+        'pair_keys'
     """
 
     shared: float = 1.0
@@ -99,6 +104,11 @@ class ZeroSum(Shaped):
 
     Reference:
         Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
+
+    Example:
+        >>> from dpjax.plans.links import ZeroSum
+        >>> ZeroSum().label
+        'zip_dl'
     """
 
     over: zero_sum_.Over = "with_own_copy"

@@ -109,13 +109,25 @@ class Correlated:
 
 
 class Independent(Correlated):
-    """Noise of its own at every agent: LDP."""
+    """Noise of its own at every agent: LDP.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.Independent().label
+        'independent'
+    """
 
     label = "independent"
 
 
 class Pairwise(Correlated):
-    """Noise that cancels over links: DECOR, with one seed for all agents."""
+    """Noise that cancels over links: DECOR, with one seed for all agents.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.Pairwise().label
+        'pairwise'
+    """
 
     label = "pairwise"
 
@@ -131,6 +143,11 @@ class Whisper(Correlated):
         subgroups: Agents that share a seed, each agent in one group; None is one group of all.
             Members of other groups are outsiders to a group's noise, provided that each group
             draws its own; a run here is one process, whose one key draws all.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.Whisper().label, noise.Whisper("run").label
+        ('whisper', 'whisper_horizon')
     """
 
     horizon: int | Literal["run"] | None = None
@@ -198,25 +215,49 @@ class Whisper(Correlated):
 
 
 class AntiPgd(Correlated):
-    """Noise of which the next round takes most away, at each agent alone."""
+    """Noise of which the next round takes most away, at each agent alone.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.AntiPgd().label
+        'anti_pgd'
+    """
 
     label, temporal = "anti_pgd", True
 
 
 class PrefixSum(Correlated):
-    """Noise optimised for the sums of gradients over rounds: D-MF."""
+    """Noise optimised for the sums of gradients over rounds: D-MF.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.PrefixSum().label
+        'prefix_sum'
+    """
 
     label, temporal = "prefix_sum", True
 
 
 class Mafalda(Correlated):
-    """Noise over rounds optimised for what the network makes of it."""
+    """Noise over rounds optimised for what the network makes of it.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.Mafalda().label
+        'mafalda'
+    """
 
     label, temporal = "mafalda", True
 
 
 class SpaceTime(Correlated):
-    """Noise optimised over agents and rounds in turn."""
+    """Noise optimised over agents and rounds in turn.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.SpaceTime().label
+        'spacetime'
+    """
 
     label, temporal = "spacetime", True
 
@@ -244,6 +285,12 @@ class Covariance(Correlated):
         matrix: [n, n] R, symmetric positive definite, at any scale; None where a design that was
             made of it is given to the plan.
         name: What records and figures call it; no other design's name.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.plans import noise
+        >>> noise.Covariance(np.array([[2.0, 1.0], [1.0, 2.0]]), name="mine").label
+        'mine'
     """
 
     matrix: Float[np.ndarray, "n n"] | None
@@ -305,6 +352,11 @@ def named(label: str | None) -> Correlated | None:
 
     Raises:
         ValueError: For another name.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.named("whisper_horizon")
+        Whisper(horizon='run', max_variance=None, subgroups=None)
     """
     if label is None or label == "non_private":
         return None

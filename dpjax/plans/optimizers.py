@@ -23,6 +23,11 @@ class Sgd:
     Attributes:
         step_size: Step size eta, of the first round when it decays.
         decay: "constant", or "sqrt" for eta / sqrt(t), t = 1, 2, ...
+
+    Example:
+        >>> from dpjax.plans.optimizers import Sgd
+        >>> Sgd(0.1, decay="sqrt").relative(4).round(3)
+        array([1.   , 0.707, 0.577, 0.5  ])
     """
 
     step_size: float
@@ -72,6 +77,12 @@ class Chain:
         make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
             argument alone; the step size may be traced, so that plans of one run can differ in it.
         step_size: A number, or an optax schedule of the round.
+
+    Example:
+        >>> import optax
+        >>> from dpjax.plans.optimizers import Chain
+        >>> Chain(optax.adam, step_size=0.01).first
+        0.01
     """
 
     make: Callable[[Any], optax.GradientTransformation]

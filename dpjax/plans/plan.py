@@ -334,6 +334,20 @@ def make(
         ValueError: If the mixing matrix is unfit, counts are missing or do not fit the sampler,
             the design is another network's or budget's, the noise has no such strategy, or the
             method shows what no noise was added to.
+
+    Example:
+        >>> from dpjax.plans import noise, optimizers, plan, protect, samplers
+        >>> config = plan.Config(
+        ...     noise=noise.Independent(), budget=protect.Budget(10.0, delta=1e-5), rounds=100,
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0),
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> from dpjax.topology import graphs, mixing
+        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
+        >>> round(made.guarantee.epsilon, 6), made.guarantee.attacker
+        (10.0, 'outsider')
+        >>> round(float(made.factor[0, 0]), 2)
+        10.0
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]

@@ -134,6 +134,16 @@ def supervised(
 
     Raises:
         ValueError: For an unknown loss, NaN in the data, or labels the loss cannot take.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import partition
+        >>> from dpjax.models.linear import Linear
+        >>> from dpjax.plans import problem
+        >>> x, y = np.eye(4), np.array([1, -1, 1, -1])
+        >>> shards = partition.iid(4, n=2, seed=0)
+        >>> problem.supervised(Linear(), "logistic", (x, y), (x, y), shards).agents
+        2
     """
     _validate.one_of("loss", loss, LOSSES)
     if eval_batch is not None:
@@ -220,6 +230,11 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
 
     Reference:
         Rodio et al., Whisper D-SGD, section VI-A.
+
+    Example:
+        >>> from dpjax.plans import problem
+        >>> problem.quadratics(6).agents
+        6
     """
     _validate.one_of("start", start, ("origin", "optimum"))
     made = quadratics_.make(agents)

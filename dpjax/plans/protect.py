@@ -36,6 +36,12 @@ class Protect:
         nodes: The agents of a coalition.
         clipping: "flat" or "automatic" (normalised) clipping.
         microbatch: Records a pass of per-record clipping, to bound memory; None chooses by cost.
+
+    Example:
+        >>> from dpjax.plans.protect import Protect
+        >>> protect = Protect("replace_record", clip_norm=0.5)
+        >>> protect.sensitivity, protect.unit
+        (1.0, 'record')
     """
 
     relation: budget.Relation
@@ -97,6 +103,11 @@ class Budget:
         delta: Target delta.
         accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper".
         allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
+
+    Example:
+        >>> from dpjax.plans.protect import Budget
+        >>> Budget(epsilon=(1.0, 4.0), delta=1e-5).largest
+        4.0
     """
 
     epsilon: float | tuple[float, ...]

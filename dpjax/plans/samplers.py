@@ -131,6 +131,11 @@ class Random(_Anytime, _Plain):
 
     Attributes:
         batch_size: Distinct records an agent draws each round.
+
+    Example:
+        >>> from dpjax.plans.samplers import Random
+        >>> Random(batch_size=8).divisor
+        8
     """
 
     batch_size: int
@@ -167,6 +172,11 @@ class Cyclic(_Plain):
         separation: Rounds between two times, b; a run has k b rounds.
         batch_size: Places in a batch, padding included: at least the largest number of an agent's
             records over the separation, rounded up. Sums are divided by it.
+
+    Example:
+        >>> from dpjax.plans.samplers import Cyclic
+        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(6).patterns.tolist()
+        [[0, 3], [1, 4], [2, 5]]
     """
 
     epochs: int
@@ -233,6 +243,12 @@ class Poisson(_Anytime):
             the batch.
         capacity: Records a pass, to bound memory.
         records: Most records of an agent; the plan fills it in.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.plans.samplers import Poisson
+        >>> Poisson(expected=8, capacity=16).rates(np.array([80, 160])).round(3)
+        array([0.1 , 0.05])
     """
 
     expected: float

@@ -50,6 +50,13 @@ def write(
 
     Raises:
         ValueError: If the file exists or cannot be written, or for a value that JSON cannot hold.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> rows = [{"seed": 0, "loss": 0.5}, {"seed": 1, "loss": float("inf")}]
+        >>> path = records.write("some.jsonl", rows, {"command": "by hand"})
+        >>> records.read(path)["loss"].tolist(), records.read_metadata(path)["rows"]
+        ([0.5, inf], 2)
     """
     path = Path(path)
     taken = ValueError(

@@ -49,6 +49,17 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     Raises:
         ValueError: For a column that is not there or holds lists, a value that is no number, or a
             group whose guarantees are for different participations.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import tables
+        >>> frame = pandas.DataFrame(
+        ...     [("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 3.0), ("b", 1, 3.5)],
+        ...     columns=["algorithm", "seed", "loss"],
+        ... )
+        >>> summary = tables.summary(frame, "algorithm", "loss")
+        >>> summary["mean"].tolist()
+        [1.5, 3.25]
     """
     import pandas
 
@@ -88,6 +99,16 @@ def paired(
     Raises:
         ValueError: For columns or entries that are not there, lists in place of plain values,
             several rows for one seed, or a seed that only one of the two has.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import tables
+        >>> frame = pandas.DataFrame(
+        ...     [("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 3.0), ("b", 1, 3.5)],
+        ...     columns=["algorithm", "seed", "loss"],
+        ... )
+        >>> tables.paired(frame, better="a", worse="b", value="loss")
+        Paired(mean=1.75, standard_error=0.25, count=2, t=7.0)
     """
     names = [on] if isinstance(on, str) else list(on)
     comparable(frame, [*names, column])
@@ -133,6 +154,14 @@ def text(
 
     Returns:
         Lines without a final newline.
+
+    Example:
+        >>> from dpjax.results import tables
+        >>> print(tables.text([{"n": 10, "loss": 0.123456}, {"n": 1000, "loss": 0.05}]))
+           n     loss
+        ----  -------
+          10   0.1235
+        1000  0.05000
     """
     header, cells, right = _cells(rows, columns)
     table = [header, *cells]
@@ -157,6 +186,14 @@ def markdown(
 
     Returns:
         Lines without a final newline.
+
+    Example:
+        >>> from dpjax.results import tables
+        >>> print(tables.markdown([{"n": 10, "loss": 0.123456}, {"n": 1000, "loss": 0.05}]))
+        |    n |    loss |
+        | ---: | ------: |
+        |   10 |  0.1235 |
+        | 1000 | 0.05000 |
     """
     header, cells, right = _cells(rows, columns)
     table = [[cell.replace("|", "\\|") for cell in line] for line in [header, *cells]]

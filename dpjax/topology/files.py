@@ -34,6 +34,13 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
         FileNotFoundError: when there is no such file.
         ValueError: for a line with one name or three, a self-loop or names that commas and spaces
             separate differently (with its number), a file without edges, or one that is not text.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dpjax.topology import graphs
+        >>> _ = Path("links.csv").write_text("Rome,Milan\\nMilan,Turin")
+        >>> graphs.from_edgelist("links.csv").nodes(data="label")
+        NodeDataView({0: 'Rome', 1: 'Milan', 2: 'Turin'}, data='label')
     """
     path = Path(path)
     if path.is_dir():

@@ -27,6 +27,13 @@ def mix(mixing: Float[Array, "n n"], tree: Tree) -> Tree:
 
     Raises:
         ValueError: for a leaf whose leading axis is not n, or that is not of floating dtype.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.topology import gossip
+        >>> models = {"weights": np.array([[1.0], [3.0]], np.float32)}
+        >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
+        [[2.0], [2.0]]
     """
     n = mixing.shape[-1]
 

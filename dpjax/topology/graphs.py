@@ -41,6 +41,12 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
 
     Raises:
         ValueError: for a bad argument, or when 100 draws in a row are disconnected.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> graph = graphs.erdos_renyi(20, 0.5, seed=0)
+        >>> graph.number_of_nodes(), graph.number_of_edges()
+        (20, 88)
     """
     n = _validate.integer("n", n)
     p = _validate.positive("p", p, remedy="give an edge probability in (0, 1]")
@@ -68,28 +74,58 @@ def _room(name: str, value: int, nodes: int, edges: int) -> int:
 
 
 def ring(n: int) -> nx.Graph:
-    """Return the cycle over ``n`` >= 3 agents."""
+    """Return the cycle over ``n`` >= 3 agents.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> list(graphs.ring(4).edges)
+        [(0, 1), (0, 3), (1, 2), (2, 3)]
+    """
     return nx.cycle_graph(_room("n", _validate.integer("n", n, least=3), n, n))
 
 
 def complete(n: int) -> nx.Graph:
-    """Return the graph in which all ``n`` agents are joined to each other."""
+    """Return the graph in which all ``n`` agents are joined to each other.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> graphs.complete(20).number_of_edges()
+        190
+    """
     n = _validate.integer("n", n)
     return nx.complete_graph(_room("n", n, n, n * (n - 1) // 2))
 
 
 def star(n: int) -> nx.Graph:
-    """Return the star over ``n`` agents, agent 0 in the middle."""
+    """Return the star over ``n`` agents, agent 0 in the middle.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> list(graphs.star(4).edges)
+        [(0, 1), (0, 2), (0, 3)]
+    """
     return nx.star_graph(_room("n", _validate.integer("n", n, least=2), n, n) - 1)
 
 
 def path(n: int) -> nx.Graph:
-    """Return the path 0 - 1 - ... - n-1."""
+    """Return the path 0 - 1 - ... - n-1.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> list(graphs.path(4).edges)
+        [(0, 1), (1, 2), (2, 3)]
+    """
     return nx.path_graph(_room("n", _validate.integer("n", n), n, n))
 
 
 def grid(rows: int, columns: int) -> nx.Graph:
-    """Return the grid; the agent in row r and column c is number ``r * columns + c``."""
+    """Return the grid; the agent in row r and column c is number ``r * columns + c``.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> list(graphs.grid(2, 3).edges)
+        [(0, 3), (0, 1), (1, 4), (1, 2), (2, 5), (3, 4), (4, 5)]
+    """
     rows = _validate.integer("rows", rows)
     columns = _validate.integer("columns", columns)
     _room("rows and columns", rows * columns, rows * columns, 2 * rows * columns)
@@ -97,7 +133,13 @@ def grid(rows: int, columns: int) -> nx.Graph:
 
 
 def exponential(n: int) -> nx.DiGraph:
-    """Return the directed exponential graph: i sends to i + 1, i + 2, i + 4, ... modulo n."""
+    """Return the directed exponential graph: i sends to i + 1, i + 2, i + 4, ... modulo n.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> sorted(graphs.exponential(8).successors(0))
+        [1, 2, 4]
+    """
     n = _validate.integer("n", n, least=2)
     _room("n", n, n, n * (n - 1).bit_length())
     graph = nx.DiGraph()
@@ -108,7 +150,14 @@ def exponential(n: int) -> nx.DiGraph:
 
 
 def florentine() -> nx.Graph:
-    """Return the 15 Florentine families and their marriages; names in the ``label`` attribute."""
+    """Return the 15 Florentine families and their marriages; names in the ``label`` attribute.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> graph = graphs.florentine()
+        >>> len(graph), graph.nodes[8]["label"]
+        (15, 'Albizzi')
+    """
     return nx.convert_node_labels_to_integers(
         nx.florentine_families_graph(), label_attribute="label"
     )
@@ -141,6 +190,11 @@ def parse(spec: str) -> nx.Graph:
 
     Raises:
         ValueError: naming the part of ``spec`` that is wrong.
+
+    Example:
+        >>> from dpjax.topology import graphs
+        >>> graphs.parse("grid:3:4").number_of_nodes()
+        12
     """
     name, *words = str(spec).split(":")
     if name not in _NUMBERED:

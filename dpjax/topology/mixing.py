@@ -51,6 +51,13 @@ def metropolis_hastings(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
 
     Raises:
         ValueError: for a disconnected or directed graph.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> mixing.metropolis_hastings(graphs.path(3)).round(2)
+        array([[0.67, 0.33, 0.  ],
+               [0.33, 0.33, 0.33],
+               [0.  , 0.33, 0.67]])
     """
     sends = _adjacency(graph)
     if (sends != sends.T).any():
@@ -77,6 +84,13 @@ def uniform_neighbors(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
 
     Raises:
         ValueError: for a graph that is not connected.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> mixing.uniform_neighbors(graphs.path(3)).round(2)
+        array([[0.5 , 0.5 , 0.  ],
+               [0.33, 0.33, 0.33],
+               [0.  , 0.5 , 0.5 ]])
     """
     receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
     return receives / receives.sum(axis=1, keepdims=True)
@@ -96,6 +110,13 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
 
     Raises:
         ValueError: for a graph that is not connected.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> mixing.push_sum(graphs.path(3)).round(2)
+        array([[0.5 , 0.33, 0.  ],
+               [0.5 , 0.33, 0.5 ],
+               [0.  , 0.33, 0.5 ]])
     """
     receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
     return receives / receives.sum(axis=0, keepdims=True)
@@ -145,6 +166,11 @@ def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:
 
     Raises:
         ValueError: when ``mixing`` is not stochastic by rows or by columns.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> round(mixing.spectral_gap(mixing.metropolis_hastings(graphs.ring(12))), 3)
+        0.089
     """
     matrix = np.asarray(mixing, dtype=np.float64)
     tolerance = _validate.SUM_TOLERANCE

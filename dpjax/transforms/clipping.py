@@ -178,6 +178,15 @@ def per_agent(
 
     Reference:
         Bu et al. (2023), Automatic clipping, for "automatic".
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.transforms import clipping
+        >>> clip = clipping.per_agent(1.0)
+        >>> gradients = np.array([[3.0, 4.0], [0.0, 0.5]], np.float32)
+        >>> clipped, _ = clip.update(gradients, clip.init(gradients))
+        >>> np.linalg.norm(clipped, axis=1).round(3).tolist()
+        [1.0, 0.5]
     """
     clip_norm, stability = _check(clip_norm, method, stability)
 
@@ -267,6 +276,15 @@ def per_example(
 
     Reference:
         Abadi et al. (2016); jax_privacy's clipped_grad does the differentiation and the sum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import clipping
+        >>> sum_of_clipped = clipping.per_example(lambda w, x, y: x @ w, clip_norm=1.0)
+        >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+        >>> total = sum_of_clipped(jnp.zeros(2), x, jnp.zeros(2))
+        >>> [round(float(entry), 3) for entry in total]
+        [0.6, 1.3]
     """
     clip_norm, stability = _check(clip_norm, method, stability)
     if microbatch is not None:

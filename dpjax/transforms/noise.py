@@ -101,6 +101,16 @@ def correlated(
 
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Denisov et al. (2022) for the strategy.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.transforms import noise
+        >>> key = jax.random.key(0, impl="threefry2x32")
+        >>> add = noise.correlated(np.array([[1.0, 0.0], [-1.0, 0.0]]), key=key, rounds=10)
+        >>> gradients = np.zeros((2, 3), np.float32)
+        >>> noisy, state = add.update(gradients, add.init(gradients))
+        >>> noisy.sum(axis=0).tolist(), int(state.round)
+        ([0.0, 0.0, 0.0], 1)
     """
     rounds = _validate.integer("rounds", rounds)
     if rounds >= 2**31 - 1:

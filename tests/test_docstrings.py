@@ -1,0 +1,88 @@
+"""Examples in docstrings are run, and what users call first has one."""
+
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from dpjax.plans import links, noise, optimizers, samplers
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NAMED = {
+    "topology.graphs": "erdos_renyi ring complete grid exponential florentine from_edgelist",
+    "topology.mixing": "metropolis_hastings uniform_neighbors",
+    "topology.gossip": "mix",
+    "mechanism.participation": "Participation",
+    "mechanism.factorization": "minimize_trace",
+    "mechanism.spatial": "independent pairwise whisper central",
+    "mechanism.temporal": "workload_gram mafalda prefix_sum identity anti_pgd sensitivity",
+    "mechanism.spacetime": "design",
+    "accounting.gdp": "epsilon delta mu rdp zcdp",
+    "accounting.views": "dsgd muffliato zip_dl linear",
+    "transforms.noise": "correlated",
+    "transforms.clipping": "per_agent per_example",
+    "data.partition": "iid by_size dirichlet by_owner",
+    "algorithms.dsgd": "DSGD",
+    "algorithms.zip_dl": "ZipDL",
+    "plans.protect": "Protect Budget",
+    "plans.plan": "Config make",
+    "plans.problem": "supervised quadratics",
+    "engine.run": "run",
+    "results.records": "write",
+    "results.tables": "summary paired text markdown",
+}
+"""What scripts call by names that stay, and what a run is made of."""
+
+BASES = {"Correlated"}
+"""Noise that is no design by itself."""
+
+
+def sources() -> list[str]:
+    """Return the modules that hold examples."""
+    paths = (ROOT / "dpjax").rglob("*.py")
+    names = (path.relative_to(ROOT).with_suffix("") for path in paths if ">>>" in path.read_text())
+    return sorted(".".join(name.parts) for name in names)
+
+
+def called() -> list[tuple[str, str]]:
+    """Return (module, name) of all that must have an example."""
+    names = [(f"dpjax.{module}", name) for module, all in NAMED.items() for name in all.split()]
+    for module in (noise, links, optimizers, samplers):
+        parts = [name for name in module.__all__ if inspect.isclass(getattr(module, name))]
+        names += [(module.__name__, name) for name in parts if name not in BASES]
+    return names
+
+
+@pytest.mark.parametrize("name", sources())
+def test_examples_are_true(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Some write a file.
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert tried and not failed, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("module", "name"), called())
+def test_what_users_call_first_has_an_example(module: str, name: str) -> None:
+    thing = getattr(importlib.import_module(module), name)
+    assert ">>>" in (thing.__doc__ or ""), f"{module}.{name} has no example"
+
+
+def test_an_untrue_example_is_caught() -> None:
+    def double(x: float) -> float:
+        """Return twice the number.
+
+        Example:
+            >>> 2 * 2.0
+            5.0
+        """
+        return 2 * x
+
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(verbose=False)
+    told: list[str] = []
+    for test in finder.find(double, "double", globs={}):
+        runner.run(test, out=told.append)
+    assert runner.summarize(verbose=False).failed == 1 and "5.0" in "".join(told)
