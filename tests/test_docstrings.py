@@ -67,7 +67,9 @@ def test_examples_are_true(
 
 @pytest.mark.parametrize(("module", "name"), called())
 def test_what_users_call_first_has_an_example(module: str, name: str) -> None:
-    thing = getattr(importlib.import_module(module), name)
+    home = importlib.import_module(module)
+    thing = getattr(home, name)
+    assert name in home.__all__, f"{module}.{name} is not public"
     assert ">>>" in (thing.__doc__ or ""), f"{module}.{name} has no example"
 
 

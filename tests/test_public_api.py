@@ -2,19 +2,28 @@
 
 Other people's scripts call these. Adding is free, renaming and removing break somebody: read the
 difference, then write the file anew with ``python tests/test_public_api.py --write``.
+
+Public is what stands in a module's ``__all__``: what README, docs, examples, experiments and
+benchmarks call, what authors of methods, designs and samplers write against (the protocols, the
+parts and their rows), and the classes that these return, at the module from which they are called.
+What only the package calls stays out of ``__all__``, whatever its name.
 """
 
+import ast
 import difflib
 import functools
 import importlib
 import inspect
 import os
+import re
 import sys
 import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -105,9 +114,58 @@ def difference(stored: str, now: str) -> str:
     return "\n".join(both)
 
 
+def called(source: str) -> set[str]:
+    """Return the dotted names of the package that a script imports, or calls on its modules."""
+    modules, names = {}, set()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dpjax":
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                if (ROOT / dotted.replace(".", "/")).with_suffix(".py").exists():
+                    modules[alias.asname or alias.name] = dotted
+                else:
+                    names.add(dotted)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules:
+                names.add(f"{modules[node.value.id]}.{node.attr}")
+    return names
+
+
+def scripts() -> dict[str, str]:
+    """Return what users read and run: scripts, and the Python in documents, by path."""
+    folders = ("examples", "experiments", "benchmarks")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))):
+        blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+        if blocks:
+            found[str(path.relative_to(ROOT))] = "\n".join(blocks)
+    return found
+
+
+def stored_names() -> set[str]:
+    """Return the dotted names of the snapshot, without methods."""
+    return {re.match(r"[\w.]+", line)[0] for line in SNAPSHOT.read_text().splitlines()}
+
+
 def test_public_api_is_the_stored_one() -> None:
     changed = difference(SNAPSHOT.read_text(), render())
     assert not changed, f"the public names changed; {REMEDY}\n{changed}"
+
+
+@pytest.mark.parametrize("path", scripts())
+def test_what_scripts_and_documents_call_is_public(path: str) -> None:
+    unknown = called(scripts()[path]) - stored_names()
+    assert not unknown, f"not in public_api.txt: {sorted(unknown)}"
+
+
+def test_a_call_on_a_module_is_found() -> None:
+    source = "from dpjax.topology import graphs as g\nfrom dpjax.engine.run import run\ng.ring(3)"
+    assert called(source) == {"dpjax.topology.graphs.ring", "dpjax.engine.run.run"}
+    assert "dpjax.topology.graphs.ring" in stored_names()
+    assert called("from dpjax.accounting import kalman\nkalman.sweep") - stored_names()
 
 
 def test_a_renamed_parameter_and_a_lost_name_are_caught() -> None:

@@ -28,19 +28,13 @@ from dpjax import _validate
 from dpjax.accounting import gdp, precision
 
 __all__ = [
-    "ACCOUNTANTS",
-    "RELATIONS",
     "Accountant",
     "Loss",
     "PaperLimits",
     "Relation",
-    "allowed_mu",
-    "claimed_epsilon",
     "loss",
     "paper_limits",
     "precision_bound",
-    "sensitivity",
-    "unit",
 ]
 
 Relation = Literal["replace_agent", "replace_record", "zero_out_record"]

@@ -10,7 +10,7 @@ from dpjax.accounting.wording import ATTACKERS
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
 
-__all__ = ["check"]
+__all__: list[str] = []
 
 
 def check(of: "Guarantee") -> None:

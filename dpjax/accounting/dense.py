@@ -3,10 +3,11 @@
 import numpy as np
 from jaxtyping import Float
 
-from dpjax.accounting.observer import DROPPED, KEPT, LEAK, Energies, Model, rounding
+from dpjax.accounting.kalman import DROPPED, KEPT, Model
+from dpjax.accounting.observer import LEAK, Energies, rounding
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["LARGEST", "check_causal", "check_factors", "energies", "materialize"]
+__all__ = ["energies"]
 
 LARGEST = 3 * 2**30
 """Bytes that A and B together may take."""

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from dpjax.accounting.observer import Energies, Model
+from dpjax.accounting.kalman import Model
+from dpjax.accounting.observer import Energies
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["LARGEST_LOSS", "LARGEST_RANK", "confirmed", "energies", "ranks"]
+__all__: list[str] = []
 
 LARGEST_RANK = 2e8
 """Multiplications that deciding a rank may take."""

@@ -20,7 +20,7 @@ from scipy import special
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 
-__all__ = ["LIMIT", "SAMPLER", "Cost", "Grid", "Sampler", "cost", "grid"]
+__all__ = ["Cost", "Grid", "cost", "grid"]
 
 LIMIT = 0.01
 """Largest share of delta that finite precision may use."""

@@ -39,7 +39,7 @@ from dpjax import _validate
 from dpjax.accounting import budget
 from dpjax.accounting.sampled import Pld
 
-__all__ = ["GOOD", "HOPELESS", "KEPT", "Forecast", "Level", "forecast", "weights"]
+__all__ = ["Forecast"]
 
 GOOD = {"agent": 0.5, "record": 0.2}
 """Noise over the largest drift, by unit, up to which most of what can be learned is learned.

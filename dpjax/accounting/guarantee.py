@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from dpjax import _validate
 from dpjax.accounting import budget, consistency, losses, spending, stopping, stored, wording
-from dpjax.accounting.wording import ATTACKERS
 
-__all__ = ["ATTACKERS", "Attacker", "Guarantee"]
+__all__ = ["Guarantee"]
 
 Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
-"""Words of `ATTACKERS`; "nodes" is what older records call a coalition."""
+"""Words of `wording.ATTACKERS`; "nodes" is what older records call a coalition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Guarantee:
         mu: Gaussian-DP parameter of the whole run, the largest over agents; None where
             ``other_loss`` is given.
         relation: Neighbouring relation; None when non-private, no default.
-        attacker: Whom it defends against, a key of `ATTACKERS`.
+        attacker: Whom it defends against, a key of `wording.ATTACKERS`.
         rounds: Rounds T that it covers.
         clip_norm: Clip norm C; infinity when non-private and unclipped.
         accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 
-__all__ = ["DROPPED", "EXACT", "KEPT", "SHARP", "Model", "each", "lagged", "sweep", "windows"]
+__all__: list[str] = []
 
 KEPT = 1e-6
 """Singular values above this, of rows in units of their own noise, are certainly there."""

@@ -21,7 +21,7 @@ from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.sampled import Phase, Pld
 
-__all__ = ["KINDS", "AnyLoss", "Concentrated", "Gaussian", "Phase", "Pld", "Pure", "from_dict"]
+__all__ = ["Concentrated", "Gaussian", "Phase", "Pld", "Pure"]
 
 _UP = 1 + 1e-15
 

@@ -26,27 +26,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dpjax.accounting import kalman
-from dpjax.accounting.kalman import DROPPED, KEPT, Model
+from dpjax.accounting.kalman import Model
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = [
-    "DROPPED",
-    "KEPT",
-    "LARGEST",
-    "LEAK",
-    "SHOWN",
-    "SMALL",
-    "TOGETHER",
-    "Energies",
-    "Model",
-    "clear",
-    "energies",
-    "energies_of_each",
-    "pattern_sums",
-    "rounding",
-    "squares",
-]
+__all__ = ["pattern_sums"]
 
 LEAK = 1e-6
 """A response of this share of its terms where no noise is: the loss is infinite."""

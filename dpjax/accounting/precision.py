@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["inverse_diagonal"]
+__all__: list[str] = []
 
 _UNIT = float(np.finfo(np.float64).eps)
 

@@ -26,7 +26,7 @@ from dpjax import _validate
 from dpjax.accounting.view import Gradients, View
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["LARGEST", "NUMERATORS", "Claim", "Numerator", "mafalda", "muffliato_pndp"]
+__all__ = ["Claim", "Numerator", "mafalda", "muffliato_pndp"]
 
 Numerator = Literal["plain", "squared"]
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dpjax.accounting.observer import Model
+from dpjax.accounting.kalman import Model
 
-__all__ = ["Gossip", "Memory", "model_of", "rational_model_of", "remember"]
+__all__: list[str] = []
 
 LARGEST_STATE = 1500
 """Numbers in the state beyond which a strategy takes the dense route."""

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from dpjax import _validate
 from dpjax.accounting import gdp
 
-__all__ = ["Phase", "Pld", "bound"]
+__all__: list[str] = []
 
 # Losses within ten deviations of a round's noise are told apart in so many cells.
 _CELLS = 20_000

@@ -11,7 +11,7 @@ from dpjax.accounting import budget, gdp, losses, stopping
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
 
-__all__ = ["composed", "exact", "part", "restated", "with_curve", "with_finite_precision"]
+__all__: list[str] = []
 
 
 def exact(of: "Guarantee", loss: losses.AnyLoss) -> float:

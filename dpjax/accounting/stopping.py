@@ -33,7 +33,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax.accounting import gdp
 
-__all__ = ["Curve", "inner_delta", "supremum"]
+__all__: list[str] = []
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 # Relative error of a transition probability, by far: quadrature, exponentials, sums.

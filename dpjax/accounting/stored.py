@@ -10,7 +10,7 @@ from dpjax.accounting import losses, stopping
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
 
-__all__ = ["fields", "to_dict"]
+__all__: list[str] = []
 
 _LATER = ("nodes", "other_loss")
 """Fields that records leave out where they are None, as those of before had none."""

@@ -8,12 +8,12 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Float
 
-from dpjax.accounting import dense, observer, recursions
-from dpjax.accounting.observer import Model
+from dpjax.accounting import dense, kalman, observer, recursions
+from dpjax.accounting.kalman import Model
 from dpjax.accounting.view import Loss, View
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["Algorithm", "nodes_of"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,14 +199,14 @@ def _block_energy(units: Float[np.ndarray, "b q"]) -> tuple[np.ndarray, np.ndarr
     count = len(units)
     u, values, _ = np.linalg.svd(units, full_matrices=True)
     values = np.pad(values[:count], (0, max(0, count - len(values))))
-    kept = values > observer.DROPPED * values[0]
+    kept = values > kalman.DROPPED * values[0]
     if not kept.all():
         # A combination without noise: whom it leaves alone, rounding cannot tell.
         leak = np.sqrt((u[:, ~kept] ** 2).sum(axis=1))
         return np.full(count, np.inf), leak < observer.LEAK
     energy = ((u / values) ** 2).sum(axis=1)
     condition = float(values[0] / values[-1])
-    if condition <= 1 / observer.KEPT:
+    if condition <= 1 / kalman.KEPT:
         return energy, np.zeros(count, bool)
     return energy * (1.0 + 1e3 * np.finfo(float).eps * condition), np.ones(count, bool)
 

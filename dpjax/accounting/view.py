@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 
 from dpjax import _validate
 from dpjax.accounting import dense, exact, observer
-from dpjax.accounting.observer import Model
+from dpjax.accounting.kalman import Model
 from dpjax.mechanism.participation import Participation, checked
 
-__all__ = ["Gradients", "Loss", "View", "losses", "of_model", "with_state"]
+__all__: list[str] = []
 
 Gradients = Literal["view", "any"]
 

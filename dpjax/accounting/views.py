@@ -27,24 +27,14 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import recursions
-from dpjax.accounting.observer import Model
+from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import Algorithm
 from dpjax.accounting.view import Loss, View, losses, of_model, with_state
 from dpjax.accounting.zipdl import ZipDL
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 
-__all__ = [
-    "Algorithm",
-    "Loss",
-    "View",
-    "decor",
-    "dsgd",
-    "linear",
-    "losses",
-    "muffliato",
-    "zip_dl",
-]
+__all__ = ["Algorithm", "Loss", "View", "decor", "dsgd", "linear", "losses", "muffliato", "zip_dl"]
 
 
 def dsgd(

@@ -7,7 +7,7 @@ from dpjax._rounding import up
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
 
-__all__ = ["ATTACKERS", "caption", "statement"]
+__all__: list[str] = []
 
 _NODES = (
     "nodes of the network who see the messages they receive and know their own gradients and "

@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax.accounting import dense
-from dpjax.accounting.observer import Model
+from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import nodes_of
 from dpjax.accounting.view import Loss, View, of_model
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["ZipDL"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)

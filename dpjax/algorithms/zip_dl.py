@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from dpjax.algorithms.exchange import Copies
 from dpjax.protocols import Emission, Round, Seen
 
-__all__ = ["Links", "ZipDL", "ZipDLOnLinks", "links"]
+__all__ = ["ZipDL"]
 
 
 class Links(NamedTuple):

@@ -15,7 +15,7 @@ from dpjax.commands import account_report, inputs, loss_tables, victims
 from dpjax.commands import multiplier as multiplier_
 from dpjax.topology import nodes
 
-__all__ = ["insiders", "run"]
+__all__: list[str] = []
 
 _OF_LDP: dict[str, Any] = {
     "design": None,

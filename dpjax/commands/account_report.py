@@ -11,7 +11,7 @@ from dpjax.commands.multiplier import Needed
 from dpjax.commands.victims import ASSUMPTIONS, NOISE, Setting, grouped
 from dpjax.topology import nodes
 
-__all__ = ["attackers", "check_place", "lines", "multiplier_lines", "write"]
+__all__: list[str] = []
 
 _SEES = {
     "ldp": "LDP: an eavesdropper of every message on every link",

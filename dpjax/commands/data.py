@@ -2,7 +2,7 @@
 
 from dpjax.data import cache, canonical, catalog, load, networks
 
-__all__ = ["check", "everything", "fetch", "where"]
+__all__: list[str] = []
 
 
 def everything() -> int:

@@ -14,7 +14,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.topology import nodes
 
-__all__ = ["run"]
+__all__: list[str] = []
 
 _OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gradients")
 

@@ -14,17 +14,7 @@ from dpjax.mechanism.design import Design
 from dpjax.plans import export, noise
 from dpjax.plans import plan as plan_
 
-__all__ = [
-    "COMPARED",
-    "FIGURES",
-    "by_agent",
-    "energies",
-    "figures",
-    "forecast",
-    "gap",
-    "plans",
-    "trust",
-]
+__all__: list[str] = []
 
 COMPARED = (
     ("independent", "LDP (independent)"),

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dpjax.topology import graphs, mixing
 
-__all__ = ["HIDDEN", "free", "network"]
+__all__: list[str] = []
 
 HIDDEN = {
     "replace_agent": "all data of one agent",

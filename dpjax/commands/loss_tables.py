@@ -6,7 +6,7 @@ from typing import Any
 from dpjax._rounding import up
 from dpjax.commands.victims import grouped
 
-__all__ = ["FEW", "TITLES", "by_agent", "by_distance"]
+__all__: list[str] = []
 
 FEW = 24
 """Up to how many agents a table or figure has a line for each."""

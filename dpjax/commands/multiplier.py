@@ -10,7 +10,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting.view import Gradients
 from dpjax.commands import victims
 
-__all__ = ["Needed", "needed"]
+__all__: list[str] = []
 
 
 class Needed(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 from dpjax.results import plots
 
-__all__ = ["run"]
+__all__: list[str] = []
 
 
 def run(command: Any) -> int:

@@ -19,23 +19,7 @@ from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
 
-__all__ = [
-    "ALGORITHMS",
-    "ASSUMPTIONS",
-    "NOISE",
-    "ROUNDING",
-    "TRUST",
-    "Setting",
-    "StatedLoss",
-    "distances",
-    "grouped",
-    "least",
-    "participation",
-    "rows",
-    "rows_of_each",
-    "stated_losses",
-    "view",
-]
+__all__ = ["distances", "least"]
 
 TRUST = ("ldp", "pndp", "secldp")
 """Trust models; see `dpjax.accounting.views`."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["check", "check_cyclic", "cyclic", "draw"]
+__all__: list[str] = []
 
 # Its square fits into 32 bits.
 _LARGEST = 46_340

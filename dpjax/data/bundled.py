@@ -4,7 +4,7 @@ import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["read", "standardise"]
+__all__ = ["standardise"]
 
 _TEST_SHARE = 0.2
 _SEED = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpjax import _files
 
-__all__ = ["beside", "fetch", "folder", "locked"]
+__all__: list[str] = []
 
 _CHUNK = 1 << 16
 _TRIES = 3

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax import _files
 from dpjax.data import cache, libsvm
 
-__all__ = ["Arrays", "check", "combined", "digest", "read", "write"]
+__all__: list[str] = []
 
 Arrays = dict[str, np.ndarray]
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-__all__ = ["SETS", "Known"]
+__all__: list[str] = []
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _GITHUB = "https://raw.githubusercontent.com/"

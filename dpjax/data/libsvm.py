@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["labels", "read"]
+__all__: list[str] = []
 
 _OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _LARGEST = 2**31  # entries of a dense array, 8 GiB

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpjax.data import cache
 
-__all__ = ["NAME", "SOURCE", "fetch"]
+__all__: list[str] = []
 
 NAME = "facebook_ego"
 SOURCE = "a graph: SNAP ego-Facebook, McAuley and Leskovec 2012, ego 414; 148 agents, 1,692 edges"

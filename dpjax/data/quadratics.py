@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["Quadratics", "gradient", "make", "value"]
+__all__: list[str] = []
 
 _STEEP, _FLAT = 15.0, 1.0
 _ANGLE = np.deg2rad(15.0)

@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.data import libsvm
 
-__all__ = ["LABELS", "read"]
+__all__: list[str] = []
 
 LABELS = ("label", "target", "class", "y")
 """Column names that are taken for the label when none is named."""

@@ -16,7 +16,7 @@ from dpjax.engine import placing
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
-__all__ = ["check", "check_dtypes", "check_options", "check_phase", "check_storage", "starting"]
+__all__: list[str] = []
 
 
 def check(

@@ -14,7 +14,7 @@ import numpy as np
 from dpjax import _files
 from dpjax.engine import identity as identity_
 
-__all__ = ["Checkpoints", "unfinished"]
+__all__: list[str] = []
 
 _MARK = "dpjax.json"
 """The file that makes a folder one of checkpoints and says of which run."""

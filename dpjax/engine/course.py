@@ -12,7 +12,7 @@ from jaxtyping import Int
 from dpjax import _validate
 from dpjax.plans.stated import check_stop_at
 
-__all__ = ["Course", "Meter"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import dpjax
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
-__all__ = ["computation", "differences", "digest", "fingerprint", "of_run"]
+__all__: list[str] = []
 
 _SETTINGS = (
     "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",

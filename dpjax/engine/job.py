@@ -13,7 +13,7 @@ from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.protocols import State
 
-__all__ = ["Job", "prepared"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,17 +24,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _files, _validate
 
-__all__ = [
-    "PURPOSES",
-    "create_key_file",
-    "delete_key_file",
-    "derive",
-    "note_checkpoint",
-    "noted_checkpoint",
-    "read_key_file",
-    "spent_key",
-    "stacked",
-]
+__all__ = ["derive"]
 
 PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
 """What a seed's keys are for; the number is folded into the seed's key."""

@@ -13,7 +13,7 @@ from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
 from dpjax.topology import nodes
 
-__all__ = ["arrays", "check", "data", "statics"]
+__all__: list[str] = []
 
 
 def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) -> None:

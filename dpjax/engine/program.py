@@ -21,18 +21,7 @@ from dpjax.engine.sharding import AXIS
 from dpjax.plans.query import Drawn
 from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler, Seen, State
 
-__all__ = [
-    "Data",
-    "Statics",
-    "advance",
-    "algorithm",
-    "batch_shapes",
-    "initial",
-    "metric_names",
-    "released",
-    "replay",
-    "traces",
-]
+__all__: list[str] = []
 
 
 class Statics(NamedTuple):

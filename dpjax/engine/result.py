@@ -8,7 +8,7 @@ import numpy as np
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans.plan import Plan
 
-__all__ = ["Progress", "Result"]
+__all__: list[str] = []
 
 
 class Progress(NamedTuple):

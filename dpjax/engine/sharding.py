@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["AXIS", "agent_mesh", "place"]
+__all__: list[str] = []
 
 AXIS = "agents"
 

@@ -13,7 +13,7 @@ from dpjax.engine.course import Course
 from dpjax.engine.job import Job
 from dpjax.protocols import State
 
-__all__ = ["Stand"]
+__all__: list[str] = []
 
 
 @dataclass(eq=False)

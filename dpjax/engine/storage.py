@@ -8,7 +8,7 @@ from typing import Any
 from dpjax.engine import identity, keys
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 
-__all__ = ["Storage"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from dpjax.mechanism.factorization import factor_of
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = ["banded", "toeplitz"]
+__all__: list[str] = []
 
 _STALL = 1e-9  # relative decrease ...
 _PATIENCE = 10  # ... over this many steps, below which the search ends

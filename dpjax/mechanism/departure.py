@@ -16,7 +16,6 @@ from dpjax.mechanism import design as design_
 from dpjax.topology import mixing as mixing_
 
 __all__ = [
-    "POLICIES",
     "Policy",
     "arrivals",
     "effective_mixing",

@@ -14,7 +14,7 @@ from dpjax.mechanism import horizon as horizon_
 from dpjax.mechanism import pairwise, spatial, store
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["KINDS", "Design", "make"]
+__all__ = ["Design", "make"]
 
 KINDS = ("independent", "pairwise", "whisper", "whisper_horizon", "central")
 

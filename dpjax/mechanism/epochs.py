@@ -25,13 +25,7 @@ from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.sensitivity import sensitivity
 
-__all__ = [
-    "TemporalSolution",
-    "minimize_trace_epochs",
-    "normalized",
-    "objective",
-    "strategy_of",
-]
+__all__: list[str] = []
 
 _EPS = float(np.finfo(np.float64).eps)
 _WINDOW = 8

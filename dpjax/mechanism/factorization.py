@@ -16,7 +16,7 @@ from dpjax.mechanism import certificate, fixed_point, sdp
 from dpjax.mechanism.solution import Solution
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = ["Solution", "factor_of", "minimize_trace", "minimize_traces"]
+__all__ = ["Solution", "minimize_trace", "minimize_traces"]
 
 _EPS = float(np.finfo(np.float64).eps)
 # A larger gap without regularisation means that the infimum is not attained (or that rounding

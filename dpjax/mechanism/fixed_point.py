@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["LARGEST_SVD", "LOG_FLOOR", "WINDOW", "Iterate", "climb", "climb_batch"]
+__all__ = ["LARGEST_SVD"]
 
 WINDOW = 8
 LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest

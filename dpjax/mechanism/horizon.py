@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["factor"]
+__all__: list[str] = []
 
 
 def factor(

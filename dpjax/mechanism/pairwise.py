@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["LARGEST_COUPLING", "Pairwise", "solve"]
+__all__ = ["Pairwise", "solve"]
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
 # this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.

@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from dpjax import _validate
 
-__all__ = ["Participation", "checked"]
+__all__ = ["Participation"]
 
 
 @dataclass(frozen=True)

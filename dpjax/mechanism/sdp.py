@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["LARGEST", "library", "solve"]
+__all__: list[str] = []
 
 LARGEST = 30
 

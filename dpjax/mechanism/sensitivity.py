@@ -13,7 +13,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax.mechanism.participation import Participation, checked
 
-__all__ = ["sensitivity", "sensitivity_is_exact"]
+__all__: list[str] = []
 
 _EPS = float(np.finfo(np.float64).eps)
 _TIE = 1e-12

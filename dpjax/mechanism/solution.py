@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dpjax.mechanism import store
 
-__all__ = ["Solution"]
+__all__: list[str] = []
 
 _ARRAYS = ("precision", "covariance", "multipliers")
 

@@ -19,7 +19,6 @@ from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.solution import Solution
 
 __all__ = [
-    "bounds",
     "central",
     "energy",
     "figures",
@@ -27,7 +26,6 @@ __all__ = [
     "independent",
     "pairwise",
     "sampling_factor",
-    "solve_whisper",
     "whisper",
 ]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _files
 
-__all__ = ["read", "write"]
+__all__: list[str] = []
 
 _FORMAT = 1
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["EXTREME", "WORST", "checked", "inverse_of"]
+__all__: list[str] = []
 
 EXTREME = 1e12
 """Largest and inverse of the smallest diagonal entry of a strategy."""

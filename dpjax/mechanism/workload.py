@@ -12,7 +12,7 @@ from dpjax import _memory, _validate
 from dpjax.mechanism.factorization import factor_of
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["gram", "prefix_sum", "schedule_of"]
+__all__: list[str] = []
 
 # Weights d with d_i W_ij = d_j W_ji count as exact up to what their products round to; a wider
 # spread of d would cost the digits that the eigenvalues of the symmetrised W bring.

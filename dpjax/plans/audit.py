@@ -14,7 +14,7 @@ from dpjax.topology import mixing as mixing_
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
 
-__all__ = ["audit"]
+__all__: list[str] = []
 
 
 def audit(plan: "Plan") -> None:

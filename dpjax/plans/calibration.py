@@ -20,7 +20,7 @@ from dpjax.protocols import Method, Networked, Privatizer
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["Calibrated", "Coloured", "Factored", "Target"]
+__all__ = ["Calibrated", "Factored", "Target"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Cyclic, Poisson, Random
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
 
-__all__ = ["Config"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, kw_only=True)

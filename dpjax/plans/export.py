@@ -31,7 +31,7 @@ from dpjax.transforms import rounds as rounds_
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
 
-__all__ = ["instructions", "save", "seed_groups"]
+__all__: list[str] = []
 
 
 def save(

@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 from dpjax.accounting import precision
 
-__all__ = ["rounded"]
+__all__: list[str] = []
 
 _TRIES = 40
 

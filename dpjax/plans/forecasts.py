@@ -16,7 +16,7 @@ from dpjax.accounting.sampled import Pld
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
 
-__all__ = ["HopelessWarning", "entries", "of_plan", "tell"]
+__all__ = ["HopelessWarning"]
 
 
 class HopelessWarning(UserWarning):

@@ -11,7 +11,7 @@ from dpjax.plans.calibration import Calibrated, Target
 if TYPE_CHECKING:
     from dpjax.plans.config import Config
 
-__all__ = ["of", "records"]
+__all__: list[str] = []
 
 
 def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:

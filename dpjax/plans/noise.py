@@ -30,7 +30,6 @@ __all__ = [
     "PrefixSum",
     "SpaceTime",
     "Whisper",
-    "described",
     "named",
 ]
 

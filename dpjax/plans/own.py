@@ -9,7 +9,7 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["KIND", "design"]
+__all__: list[str] = []
 
 KIND = "covariance"
 """What a design made of a covariance of the user's is called in its file."""

@@ -32,7 +32,7 @@ from dpjax.protocols import Method, Networked, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["Config", "Plan", "Statics", "audit", "make", "shared"]
+__all__ = ["Config", "Plan", "Statics", "make"]
 
 
 _TAKEN = {"mixing", "factor"}

@@ -8,7 +8,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting import budget
 
-__all__ = ["ATTACKERS", "Budget", "Protect"]
+__all__ = ["Budget", "Protect"]
 
 ATTACKERS = ("outsider", "node", "coalition")
 """Attackers that a plan can be calibrated for; which noise defends against whom is the registry's.

@@ -13,7 +13,7 @@ from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 from dpjax.transforms.sums import clipped_sum
 
-__all__ = ["AgentQuery", "Drawn", "Passes", "RecordQuery"]
+__all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 
 
 @dataclass(frozen=True)

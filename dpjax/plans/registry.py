@@ -9,18 +9,7 @@ loss holds because messages depend on data through the noisy payload alone.
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "METHODS",
-    "NOISES",
-    "REFERENCES",
-    "MethodRow",
-    "NoiseRow",
-    "check",
-    "check_noise",
-    "method",
-    "noise",
-    "packaged",
-]
+__all__ = ["METHODS", "NOISES", "MethodRow", "NoiseRow"]
 
 OUTSIDER = (("outsider", "any"),)
 KEYS_APART = tuple(

@@ -12,7 +12,7 @@ from dpjax.transforms import rounds as rounds_
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
 
-__all__ = ["grid", "priced"]
+__all__: list[str] = []
 
 
 def grid(plan: "Plan") -> finite.Grid | None:

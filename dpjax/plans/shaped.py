@@ -17,7 +17,7 @@ from dpjax.plans import registry
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 
-__all__ = ["Scaled", "Shaped"]
+__all__: list[str] = []
 
 
 class Shaped(abc.ABC):

@@ -12,7 +12,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import strategies
 from dpjax.plans.plan import Plan
 
-__all__ = ["STOPPING", "Stated", "Stopping", "check_stop_at", "stated"]
+__all__: list[str] = []
 
 Stopping = Literal["plan", "curve"]
 

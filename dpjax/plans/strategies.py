@@ -16,16 +16,7 @@ from dpjax.mechanism.spatial import bounds
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds
 
-__all__ = [
-    "DESIGNS",
-    "Fixed",
-    "JointStrategy",
-    "check",
-    "make",
-    "partial_energies",
-    "sensitivity_squared",
-    "spatial",
-]
+__all__: list[str] = []
 
 DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
 """Designs whose noise is correlated over rounds."""
@@ -207,7 +198,7 @@ def partial_energies(
     kinds = (np.float32, np.float64)
     applied = [rounds.applied(strategy, kind) for kind in kinds]
     # What inverting the coefficients may have lost.
-    margin = 4 * len(strategy) * rounds.WORST * np.finfo(np.float64).eps
+    margin = 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
     largest = [
         max(temporal.sensitivity(one[:mark], participation) for one in applied) for mark in marks
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpjax._rounding import up
 
-__all__ = ["guarantees", "listed", "participation"]
+__all__: list[str] = []
 
 _KIND = ("delta", "unit", "relation", "attacker", "accountant", "release", "unsound")
 _FALSE = "by the paper's rule, which is FALSE here"

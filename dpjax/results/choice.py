@@ -11,7 +11,7 @@ from dpjax.results import captions
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["SETTINGS", "Choice", "choose", "where"]
+__all__: list[str] = []
 
 SETTINGS = (
     *("experiment", "dataset", "budget", "budget_name", "budget_epsilon", "delta", "relation"),

@@ -6,7 +6,6 @@ and a cell whose file exists is read instead of run, so a stopped experiment car
 was, inside the cell from its checkpoint.
 """
 
-import dataclasses
 import json
 import shlex
 import shutil
@@ -25,7 +24,7 @@ from dpjax.results import records
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Lab", "Options", "as_dict", "main"]
+__all__ = ["Lab", "Options", "main"]
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,3 @@ def _parser(
         preset: Named config that sets the defaults above: {", ".join(presets)}.
     """
     return parse
-
-
-def as_dict(config: Any) -> dict[str, Any]:
-    """A config dataclass as plain values, for `Lab.cell`."""
-    return dataclasses.asdict(config)

@@ -16,7 +16,7 @@ import numpy as np
 from dpjax import _files, _validate
 from dpjax.results import captions
 
-__all__ = ["INK", "Notes", "figure", "finish", "notes_of", "save", "style"]
+__all__: list[str] = []
 
 _LARGEST = 200_000  # bytes of a figure that is kept with the code
 INK = "#333333"

@@ -12,7 +12,7 @@ from dpjax.results import captions
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Paired", "comparable", "markdown", "numbers", "paired", "summary", "text"]
+__all__ = ["Paired", "markdown", "paired", "summary", "text"]
 
 
 class Paired(NamedTuple):

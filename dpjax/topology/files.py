@@ -6,7 +6,7 @@ from pathlib import Path
 
 import networkx as nx
 
-__all__ = ["facebook_ego", "from_edgelist"]
+__all__: list[str] = []
 
 _EGO = "facebook_ego.edgelist"
 _EGO_SHAPE = (148, 1692)

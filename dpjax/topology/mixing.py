@@ -15,8 +15,6 @@ from dpjax import _memory, _validate
 from dpjax.topology import nodes
 
 __all__ = [
-    "at",
-    "check",
     "fingerprint",
     "metropolis_hastings",
     "push_sum",

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import networkx as nx
 
-__all__ = ["find", "find_all", "labels", "named", "order", "title"]
+__all__ = ["find", "labels"]
 
 _INDEX, _LABEL = "index:", "label:"
 

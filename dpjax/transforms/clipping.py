@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 from dpjax import _validate
 from dpjax.transforms.leaves import check as check_leaf
 
-__all__ = ["METHODS", "Method", "fraction", "per_agent", "per_example", "slack"]
+__all__ = ["fraction", "per_agent", "per_example"]
 
 Method = Literal["flat", "automatic"]
 

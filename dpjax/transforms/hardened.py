@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax.transforms.normals import words
 
-__all__ = ["normals", "quantile", "rounded", "signed_probabilities"]
+__all__: list[str] = []
 
 _FINER = 2.0**-32
 """Tail probability below which 64 more bits are drawn."""

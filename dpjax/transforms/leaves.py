@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["check"]
+__all__: list[str] = []
 
 
 def check(path: Any, leaf: Any, count: int | None, told: str) -> None:

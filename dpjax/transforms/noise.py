@@ -25,7 +25,7 @@ from dpjax.transforms import rounds as rounds_
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.normals import normals
 
-__all__ = ["PACK", "NoiseState", "check_key", "check_round", "correlated", "network_mean_variance"]
+__all__ = ["NoiseState", "correlated", "network_mean_variance"]
 
 PACK = 65_536
 """Entries an agent up to which leaves share one draw."""

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = ["LARGEST", "normals", "words"]
+__all__ = ["normals"]
 
 LARGEST = 5.42
 """No float32 normal is larger."""

@@ -22,9 +22,8 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.strategy import EXTREME, WORST
 
-__all__ = ["BLOCK", "EXTREME", "WIDEST", "WORST", "Route", "applied", "memory", "route"]
+__all__ = ["BLOCK", "Route", "applied", "memory", "route"]
 
 BLOCK = 32
 """Rounds coloured together."""
@@ -109,7 +108,7 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
         rounds: T.
 
     Raises:
-        ValueError: For another matrix, or one beyond `EXTREME` or `WORST`.
+        ValueError: For another matrix, or one beyond the limits of `dpjax.mechanism.strategy`.
     """
     matrix = strategy_.checked(strategy, rounds)
     diagonal, inverse = np.diag(matrix), strategy_.inverse_of(matrix)

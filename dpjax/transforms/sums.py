@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from dpjax.transforms import clipping
 
-__all__ = ["clipped_sum"]
+__all__: list[str] = []
 
 _STABILITY = 0.01
 

@@ -17,7 +17,7 @@ from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import NoiseState, check_key, check_round
 from dpjax.transforms.normals import normals
 
-__all__ = ["Over", "projection", "zero_sum"]
+__all__ = ["Over", "zero_sum"]
 
 Over = Literal["messages", "with_own_copy"]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dpjax import _rounding
 from dpjax.accounting import budget, gdp, stopping
-from dpjax.accounting.guarantee import ATTACKERS, Guarantee
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.wording import ATTACKERS
 
 
 def make(**change):

@@ -94,7 +94,7 @@ def test_a_response_that_cancels_is_no_less_than_its_rounding(monkeypatch, exact
     loss = views.linear(*CANCELLED).loss(when, gradients="view")
     assert true * (1 - 1e-9) <= loss.mu[0] <= (true * (1 + 1e-9) if exactly else 1e-13)
     assert loss.upper_bound[0] == (not exactly)
-    found = observer.energies(observer.Model.of(*CANCELLED), when)
+    found = observer.energies(kalman.Model.of(*CANCELLED), when)
     assert observer.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
 
 

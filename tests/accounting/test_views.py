@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.accounting import dense, observer, views
+from dpjax.accounting import dense, kalman, observer, views
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
 from dpjax.topology import graphs, mixing
@@ -448,7 +448,7 @@ def test_losses_of_many_views_are_those_of_each(monkeypatch, epochs):
 
 
 def test_too_large_views_are_refused():
-    model = observer.Model.of(*(np.zeros((2, 2)),) * 6)
+    model = kalman.Model.of(*(np.zeros((2, 2)),) * 6)
     with pytest.raises(ValueError, match="GiB"):
         dense.materialize(model, 20_000)
 
