@@ -336,6 +336,11 @@ class Sampler(Protocol):
         """[n] probability that a record is in a batch, where that may amplify; else None."""
         ...
 
+    @property
+    def counted(self) -> bool:
+        """Whether a plan must know how many records each agent has (``counts``)."""
+        ...
+
     def holding(self, records: int) -> "Sampler":
         """The sampler for agents of at most so many records; itself where it need not know."""
         ...

@@ -70,7 +70,14 @@ def audit(plan: "Plan") -> None:
                 f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
                 "one config with plan.make"
             )
-    if config.sampler.capacity is not None or plan.counts is not None:
+    if config.sampler.counted != (plan.counts is not None):
+        raise ValueError(
+            f"counts is {_validate.shown(plan.counts)} for sampler {config.sampler}; make the "
+            "plan with plan.make(config, mixing, counts=partition.counts)"
+        )
+    if plan.counts is not None:
+        config.sampler.check(plan.counts)
+    if config.sampler.capacity is not None:
         _sampled(plan)
         return
     loss = plan.noise.loss(wanted)
@@ -86,17 +93,11 @@ def audit(plan: "Plan") -> None:
 
 def _sampled(plan: "Plan") -> None:
     """Refuse a stated loss below that of the factor and the sampler's rates."""
-    if plan.counts is None or plan.config.sampler.capacity is None:
-        raise ValueError(
-            f"counts is {_validate.shown(plan.counts)} for sampler {plan.config.sampler}; make the "
-            "plan with plan.make(config, mixing, counts=partition.counts)"
-        )
     if not isinstance(plan.noise, Factored) or plan.noise.strategy is not None:
         raise ValueError(
             f"noise is {type(plan.noise).__name__} for sampler {plan.config.sampler}; give a "
             "covariance over agents that is fresh in every round"
         )
-    plan.config.sampler.check(plan.counts)
     stated = plan.guarantee.loss
     (runs,) = plan.target.sampled(plan.factor).phases
     phases = stated.phases if isinstance(stated, Pld) else ()

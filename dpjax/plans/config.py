@@ -10,7 +10,6 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import registry
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Cyclic, Poisson, Random
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
 
 __all__: list[str] = []
@@ -43,7 +42,7 @@ class Config:
     """
 
     protect: Protect
-    sampler: Random | Cyclic | Poisson
+    sampler: Sampler
     optimizer: Sgd | Chain
     rounds: int
     noise: Noise | None = None
@@ -82,50 +81,12 @@ class Config:
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
-        if self.sampler.participation is not None and self.protect.unit == "agent":
-            raise ValueError(
-                f"sampler is {self.sampler} under relation {self.protect.relation!r}; an agent "
-                "takes part in every round: use Random, or protect records"
-            )
-        if self.sampler.capacity is not None:
-            self._check_amplified()
+        registry.check(self)
         if self.sampler.pattern(rounds) != self.pattern:
             raise ValueError(
                 f"sampler is {_validate.shown(self.sampler)}, whose pattern is not that of its "
                 f"participation {self.participation}; give one that says the same in both"
             )
-        registry.check(self)
-
-    def _check_amplified(self) -> None:
-        """Refuse what amplification by sampling is not known for, in one place."""
-        protect, budget = self.protect, self.budget
-        rules = [
-            (protect.relation == "zero_out_record", f"relation {protect.relation!r}",
-             "protect zero_out_record, or use Random"),
-            (protect.attacker == "outsider", f"attacker {protect.attacker!r}",
-             "whoever takes part may know its batches: use Random"),
-            (protect.gradients == "any", f"gradients {protect.gradients!r}",
-             "what the attacker cannot see is not all that is unknown here: use Random"),
-            (not hasattr(self.method, "sensitivity"), f"method {type(self.method).__name__}",
-             "what it sends carries a record into rounds that did not draw it: use Random"),
-            # Designs that do not say so may depend on earlier rounds, or be no covariance.
-            (self.noise is None or not getattr(self.noise, "temporal", True),
-             f"noise {self.label!r}",
-             "use a covariance over agents that is fresh in every round, or Cyclic"),
-            (budget is None or budget.accountant == "gdp",
-             f"accountant {budget and budget.accountant!r}",
-             "its rule is for Gaussian losses: use 'gdp', the exact one, here numerically"),
-            (budget is None or budget.each is None, "one epsilon an agent",
-             "give one for all"),
-            (not self.release, "release=True",
-             "what finite precision costs beside secret batches is not derived: use Random"),
-        ]  # fmt: skip
-        for holds, told, remedy in rules:
-            if not holds:
-                raise ValueError(
-                    f"sampler is {self.sampler} with {told}, for which batches drawn by coin flips "
-                    f"amplify nothing that is accounted here; {remedy}"
-                )
 
     def using(self, noise: Noise | None) -> "Config":
         """The same config with another noise design; None is without noise and budget.

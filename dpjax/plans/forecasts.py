@@ -58,7 +58,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         patterns=config.participation or (rounds, 1),
         clip_norm=config.protect.clip_norm,
         relation=config.protect.relation,
-        batch_size=config.sampler.divisor,
+        batch_size=plan.sampler.divisor,
         mu=mu,
         sampled=sampled,
         # Without noise neither is read.
@@ -75,7 +75,9 @@ def _filled(plan: "Plan", counts: Any) -> np.ndarray:
     records = _validate.finite_array("counts", counts, ndim=1)
     if len(records) != plan.agents:
         raise ValueError(f"counts has {len(records)} entries for {plan.agents} agents; give [n]")
-    return plan.config.sampler.filled(records, plan.config.rounds)
+    if plan.config.protect.unit == "agent":
+        return np.ones(plan.agents)
+    return plan.sampler.filled(records, plan.config.rounds)
 
 
 def entries(params: Any) -> int:

@@ -61,7 +61,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
 
 
 def records(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
-    """The records of each agent as a plan keeps them: None where its loss does not depend on them.
+    """The records of each agent as a plan keeps them: None where its sampler need not know them.
 
     Args:
         config: The config.
@@ -71,12 +71,12 @@ def records(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
     Raises:
         ValueError: For counts that are missing, no numbers of records, or unfit for the sampler.
     """
-    depends = config.sampler.capacity is not None
+    needed = config.sampler.counted
     if counts is None:
-        if depends:
+        if needed:
             raise ValueError(
-                f"counts is None for sampler {config.sampler}, whose rates depend on them; give "
-                "plan.make(config, mixing, counts=partition.counts)"
+                f"counts is None for sampler {config.sampler}, whose rates or divisor depend on "
+                "them; give plan.make(config, mixing, counts=partition.counts)"
             )
         return None
     whole = _validate.finite_array("counts", counts, ndim=1)
@@ -87,4 +87,4 @@ def records(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
         )
     made = whole.astype(np.int64)
     config.sampler.check(made)
-    return made if depends else None
+    return made if needed else None

@@ -83,8 +83,8 @@ class Plan:
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
         noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
-        counts: [n] records of each agent, where the loss depends on them (Poisson-sampled
-            batches); else None.
+        counts: [n] records of each agent, where the sampler must know them (Poisson-sampled
+            batches, whose loss depends on them, and full ones); else None.
 
     Raises:
         ValueError: If the audit fails.
@@ -149,6 +149,11 @@ class Plan:
         return on(self.config.method, self.mixing)
 
     @property
+    def sampler(self) -> Sampler:
+        """Which records take part, told how many there are where it must know."""
+        return _told(self.config.sampler, self.counts)
+
+    @property
     def target(self) -> Target:
         """What the noise is made for.
 
@@ -179,9 +184,6 @@ class Plan:
     def statics(self) -> Statics:
         """What plans of one call share; hashable."""
         config, noise, protect = self.config, None, self.config.protect
-        sampler: Sampler = config.sampler
-        if self.counts is not None:
-            sampler = sampler.holding(int(self.counts.max()))
         if self.noise is not None:
             noise = self.noise.privatizer(self.target, self.grid)
         return Statics(
@@ -189,7 +191,7 @@ class Plan:
             self.agents,
             self.method,
             config.optimizer.shared(),
-            sampler,
+            self.sampler,
             protect.clip_norm,
             protect.clipping,
             protect.microbatch,
@@ -275,13 +277,18 @@ def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None)
     Args:
         config: A private config.
         mixing: [n, n] or [P, n, n] mixing matrix.
-        counts: [n] records of each agent, where the loss depends on them.
+        counts: [n] records of each agent, where the sampler must know them.
 
     Raises:
         ValueError: For a config without a budget.
     """
     if config.budget is None:
         raise ValueError("budget is None; a config without noise keeps none")
+    rates = None
+    # Where the sampler claims them, and so keeps to the rules of those that do.
+    if counts is not None and config.sampler.capacity is not None:
+        rates = config.sampler.rates(counts)
+    divisor = _told(config.sampler, counts).divisor if config.protect.unit == "record" else 1
     return Target(
         mixing,
         config.budget,
@@ -290,9 +297,13 @@ def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None)
         config.optimizer.relative,
         config.method,
         config.optimizer.first,
-        config.sampler.divisor if config.protect.unit == "record" else 1,
-        None if counts is None else config.sampler.rates(counts),
+        divisor,
+        rates,
     )
+
+
+def _told(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
+    return sampler if counts is None else sampler.holding(int(counts.max()))
 
 
 def on(method: Method | Networked, mixing: np.ndarray) -> Method:
@@ -319,8 +330,8 @@ def make(
         config: The mechanism.
         mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
             what the method asks for.
-        counts: [n] records of each agent (`Partition.counts`): needed where the loss depends on
-            them, as with Poisson-sampled batches; else they are checked alone.
+        counts: [n] records of each agent (`Partition.counts`): needed where the sampler must know
+            them, as for Poisson-sampled batches and full ones; else they are checked alone.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise

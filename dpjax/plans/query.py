@@ -53,10 +53,14 @@ class AgentQuery:
         return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
-        x, y, _ = batch
-        if self.batch_loss is not None:
+        x, y, padding = batch
+        if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
-        return jnp.mean(jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y))
+        losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
+        if padding is None:
+            return jnp.mean(losses)
+        # Over the agent's own records, however many.
+        return jnp.sum(jnp.where(padding, 0, losses)) / jnp.sum(~padding)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Methods and noise designs by row: what each builds, its view, what it joins, and why no more.
+"""Methods, noise designs and samplers by row: what each builds, what it joins, and why no more.
 
 Rows name parts and read none of them, so that figures can ask for labels and colours without
 loading anything else. A part that has no row is a user's own: it is what its nearest named class
@@ -6,10 +6,11 @@ is (a subclass of `Correlated`, say), or a method of one payload an agent, for w
 loss holds because messages depend on data through the noisy payload alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["METHODS", "NOISES", "MethodRow", "NoiseRow"]
+__all__ = ["METHODS", "NOISES", "SAMPLERS", "MethodRow", "NoiseRow", "Rule", "SamplerRow"]
 
 OUTSIDER = (("outsider", "any"),)
 KEYS_APART = tuple(
@@ -70,6 +71,41 @@ class NoiseRow:
     methods: tuple[str, ...] | None = None
     released: bool = True
     why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
+
+
+class Rule(NamedTuple):
+    """What a sampler asks of the parts that it joins.
+
+    Attributes:
+        holds: Of a config, whether it is kept.
+        told: Of a config, what breaks it, for the message.
+        why: Why, with the remedy.
+    """
+
+    holds: Callable[[Any], bool]
+    told: Callable[[Any], str]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerRow:
+    """A row of `SAMPLERS`.
+
+    Attributes:
+        part: Name of its class.
+        builds: Which records take part in a round.
+        claims: What of that makes a guarantee better: "rates" (secret batches amplify), "pattern"
+            (a record comes only at times) or "nothing". All that claim the same, a user's own
+            samplers among them, are held to the same rules.
+        rules: What it asks of other parts.
+        unknown: What a message says of a config that breaks one.
+    """
+
+    part: str
+    builds: str
+    claims: Literal["rates", "pattern", "nothing"] = "nothing"
+    rules: tuple[Rule, ...] = ()
+    unknown: str = ""
 
 
 METHODS = (
@@ -168,6 +204,72 @@ NOISES = (
 )  # fmt: skip
 """One row a design that records may name."""
 
+_FLIPPED = (
+    Rule(
+        lambda c: c.protect.relation == "zero_out_record",
+        lambda c: f"with relation {c.protect.relation!r}",
+        "protect zero_out_record, or use Random",
+    ),
+    Rule(
+        lambda c: c.protect.attacker == "outsider",
+        lambda c: f"with attacker {c.protect.attacker!r}",
+        "whoever takes part may know its batches: use Random",
+    ),
+    Rule(
+        lambda c: c.protect.gradients == "any",
+        lambda c: f"with gradients {c.protect.gradients!r}",
+        "what the attacker cannot see is not all that is unknown here: use Random",
+    ),
+    Rule(
+        lambda c: not hasattr(c.method, "sensitivity"),
+        lambda c: f"with method {type(c.method).__name__}",
+        "what it sends carries a record into rounds that did not draw it: use Random",
+    ),
+    Rule(
+        # Designs that do not say so may depend on earlier rounds, or be no covariance.
+        lambda c: c.noise is None or not getattr(c.noise, "temporal", True),
+        lambda c: f"with noise {c.label!r}",
+        "use a covariance over agents that is fresh in every round, or Cyclic",
+    ),
+    Rule(
+        lambda c: c.budget is None or c.budget.accountant == "gdp",
+        lambda c: f"with accountant {c.budget and c.budget.accountant!r}",
+        "its rule is for Gaussian losses: use 'gdp', the exact one, here numerically",
+    ),
+    Rule(
+        lambda c: c.budget is None or c.budget.each is None,
+        lambda c: "with one epsilon an agent",
+        "give one for all",
+    ),
+    Rule(
+        lambda c: not c.release,
+        lambda c: "with release=True",
+        "what finite precision costs beside secret batches is not derived: use Random",
+    ),
+)
+_DEALT = (
+    Rule(
+        lambda c: c.protect.unit == "record",
+        lambda c: f"under relation {c.protect.relation!r}",
+        "an agent takes part in every round: use Random, or protect records",
+    ),
+)
+
+SAMPLERS = (
+    SamplerRow(part="Random", builds="distinct records, drawn in every round"),
+    SamplerRow(part="Full", builds="all records, in every round"),
+    SamplerRow(
+        part="Cyclic", builds="all records in turn, each a fixed number of rounds apart",
+        claims="pattern", rules=_DEALT,
+    ),
+    SamplerRow(
+        part="Poisson", builds="each record by a coin flip of its own", claims="rates",
+        rules=_FLIPPED,
+        unknown=", for which batches drawn by coin flips amplify nothing that is accounted here",
+    ),
+)  # fmt: skip
+"""One row a sampler."""
+
 REFERENCES = {"non_private": ("non-private", "#000000", "x")}
 """Title, colour and marker of runs without noise."""
 
@@ -219,6 +321,33 @@ def noise(part: Any) -> NoiseRow:
     return _named(part, NOISES, _CORRELATED)
 
 
+def _claimed(part: Any) -> str:
+    """What a sampler claims of its batches."""
+    if part.capacity is not None:
+        return "rates"
+    return "nothing" if part.participation is None else "pattern"
+
+
+def sampler(part: Any) -> SamplerRow:
+    """Return the row of a sampler: by what it claims, then by its name.
+
+    Args:
+        part: A sampler.
+    """
+    rows = [row for row in SAMPLERS if row.claims == _claimed(part)]
+    return _named(part, rows, rows[0])
+
+
+def _check_sampler(config: Any) -> None:
+    """Refuse parts that a sampler does not join."""
+    row = sampler(config.sampler)
+    for rule in row.rules:
+        if not rule.holds(config):
+            raise ValueError(
+                f"sampler is {config.sampler} {rule.told(config)}{row.unknown}; {rule.why}"
+            )
+
+
 def check_noise(part: Any, joined: Any, protect: Any) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
@@ -257,6 +386,7 @@ def check(config: Any) -> None:
     Raises:
         ValueError: Naming the parts, why they do not, and the remedy.
     """
+    _check_sampler(config)
     of_method = method(config.method)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.

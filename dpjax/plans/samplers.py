@@ -1,9 +1,9 @@
-"""Which records take part in a round: drawn at random, dealt in a fixed order, or by coin flips."""
+"""Which records take part in a round: all, drawn at random, dealt in turn, or by coin flips."""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
 from dpjax.protocols import Draw, Sampler
 
-__all__ = ["Cyclic", "Poisson", "Random", "audit"]
+__all__ = ["Cyclic", "Full", "Poisson", "Random", "audit"]
 
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -94,6 +94,13 @@ def _check_rates(
                 )
 
 
+def _known(records: int | None) -> int:
+    """The most records of an agent, where the plan has said it."""
+    if records is None:
+        raise ValueError("records is None; draw with the sampler of plan.statics")
+    return records
+
+
 class _Anytime:
     """Samplers by which a record may take part in every round."""
 
@@ -114,6 +121,7 @@ class _Plain:
     """Samplers that claim no amplification, whose batches have one size."""
 
     capacity = None
+    counted: ClassVar[bool] = False
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> None:
         """No amplification is claimed, whatever the counts."""
@@ -158,6 +166,72 @@ class Random(_Anytime, _Plain):
         """Draw a round's records; no place is padding."""
         del round
         return Draw(batches.draw(key, counts, self.batch_size), None)
+
+
+@dataclass(frozen=True)
+class Full(_Anytime, _Plain):
+    """All records, in every round; agents with fewer than the most have padding.
+
+    Where records are protected, every agent's sum is divided by ``records``, the largest number
+    of an agent's: a public number, the same for all, so that every record weighs alike in the
+    average model, and no count is told. The numbers themselves are the plan's, and public: the
+    relations of records keep them. Where agents are protected, one gradient of an agent's mean
+    loss over its own records is clipped, whatever their number.
+
+    Attributes:
+        records: Most records of an agent; the plan fills it in.
+    """
+
+    records: int | None = None
+
+    counted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of records."""
+        if self.records is not None:
+            records = _validate.integer("records", self.records, most=2**31 - 2)
+            object.__setattr__(self, "records", records)
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the largest number of records; nan before a plan has said it."""
+        return float("nan") if self.records is None else self.records
+
+    def holding(self, records: int) -> "Full":
+        """The same sampler, for agents of at most so many records.
+
+        Args:
+            records: Most records of an agent.
+        """
+        return dataclasses.replace(self, records=records)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents without records, or with more than there are places."""
+        counts = np.asarray(counts)
+        most = counts.max() if self.records is None else self.records
+        wrong = np.flatnonzero((counts < 1) | (counts > most))
+        if len(wrong):
+            told = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
+            raise ValueError(
+                f"sampler is {self}, but {told} has {counts[wrong[0]]} records; give each at least "
+                "one, and make the plan with counts=partition.counts"
+            )
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """All records, whatever the key and the round.
+
+        Raises:
+            ValueError: Where ``records`` is None.
+        """
+        del key, round
+        positions = jnp.arange(_known(self.records), dtype=jnp.int32)
+        padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
+        return Draw(jnp.where(padding, 0, positions), padding)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of the largest batch is records, [n]."""
+        del rounds
+        return np.asarray(counts) / _known(self.records)
 
 
 @dataclass(frozen=True)
@@ -255,6 +329,8 @@ class Poisson(_Anytime):
     capacity: int
     records: int | None = None
 
+    counted: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Refuse what is no number of records."""
         expected = _validate.positive("expected", self.expected)
@@ -298,18 +374,17 @@ class Poisson(_Anytime):
             ValueError: Where ``records`` is None.
         """
         del round
-        if self.records is None:
-            raise ValueError("records is None; draw with the sampler of plan.statics")
+        most_records = _known(self.records)
         counts = jnp.asarray(counts, jnp.int32)[:, None]
         # Slightly fewer than asked for, so that float32 does not draw more often than it says.
         rate = jnp.float32(self.expected * (1 - 2.0**-20)) / counts.astype(jnp.float32)
         most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
-        bits = jax.random.bits(key, (counts.shape[0], self.records), jnp.uint32)
-        positions = jnp.arange(self.records, dtype=jnp.int32)
+        bits = jax.random.bits(key, (counts.shape[0], most_records), jnp.uint32)
+        positions = jnp.arange(most_records, dtype=jnp.int32)
         drawn = (bits < most) & (positions < counts)
         # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
-        rows = jnp.sort(jnp.where(drawn, positions, self.records), axis=1)
-        more = -self.records % self.capacity
-        rows = jnp.pad(rows, ((0, 0), (0, more)), constant_values=self.records)
-        padding = rows == self.records
+        rows = jnp.sort(jnp.where(drawn, positions, most_records), axis=1)
+        more = -most_records % self.capacity
+        rows = jnp.pad(rows, ((0, 0), (0, more)), constant_values=most_records)
+        padding = rows == most_records
         return Draw(jnp.where(padding, 0, rows), padding)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import views
+from dpjax.accounting.sampled import Pld
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import keys, placing, program
@@ -19,11 +20,12 @@ from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
 from dpjax.plans.links import PairKeys, ZeroSum
+from dpjax.plans.query import Drawn
 from dpjax.protocols import Answer, Draw
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 
-N, ROUNDS = 6, 4
+N, ROUNDS, RECORDS = 6, 4, 24
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
 KEY = jax.random.key(11, impl="threefry2x32")
 
@@ -36,6 +38,13 @@ METHODS = DESIGNS | {
         "batch_size": 12,
         "design": "mafalda",
     },
+    "dsgd-poisson": {
+        "relation": "zero_out_record",
+        "sampler": samplers.Poisson(6.0, 4),
+        "design": "whisper",
+        "epsilon": 2.0,
+    },
+    "dsgd-full": {"relation": "zero_out_record", "sampler": samplers.Full()},
     "muffliato": {"method": DSGD(gossip_steps=3), "design": "independent"},
     "decor": {"noise": PairKeys(2.0), "attacker": "outsider"},
     "decor-nodes": {"noise": PairKeys(2.0), "attacker": "node", "method": DSGD(gossip_steps=2)},
@@ -48,7 +57,8 @@ PRIVATE = [name for name in METHODS if name not in ("dsgd-non_private", "decor-n
 
 
 def made(name, matrix=MATRIX, **changes):
-    return plan.make(make_config(**{"rounds": ROUNDS, **METHODS[name], **changes}), matrix)
+    config = make_config(**{"rounds": ROUNDS, **METHODS[name], **changes})
+    return plan.make(config, matrix, counts=np.full(N, RECORDS))
 
 
 def parts(one, task=None):
@@ -189,9 +199,12 @@ def test_the_noise_sent_has_the_loss_that_is_stated(name):
         for pattern in when.patterns:
             worst = max(worst, np.abs(of_agent[np.ix_(pattern, pattern)]).sum())
     mu = one.config.protect.sensitivity * np.sqrt(worst)
-    assert mu == pytest.approx(one.guarantee.mu, rel=0.1)
+    # Of sampled batches: what their noise would be worth if they were known.
+    loss = one.guarantee.loss
+    stated = loss.unamplified if isinstance(loss, Pld) else one.guarantee.mu
+    assert mu == pytest.approx(stated, rel=0.1)
     # The broken twin: a privatizer with half the noise would show twice the loss.
-    assert not 2 * mu == pytest.approx(one.guarantee.mu, rel=0.3)
+    assert not 2 * mu == pytest.approx(stated, rel=0.3)
 
 
 def norms_of(tree):
@@ -207,9 +220,13 @@ def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
     statics, _ = parts(one)
     task = make_problem(N)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), task.init(KEY))
-    x, y, padding = batch_of(one)
-    changed = x.at[2, 0].set(50 * x[2, 0] + 9), y.at[2, 0].set(-y[2, 0]), padding
-    answers = [statics.query(models, each).total for each in ((x, y, padding), changed)]
+    batch = batch_of(one)
+    # Where the query gathers the batch itself, its first record among all.
+    where = batch.rows[2, 0] if isinstance(batch, Drawn) else (2, 0)
+    x, y, *rest = batch
+    other = x.at[where].set(50 * x[where] + 9), y.at[where].set(-y[where]), *rest
+    other = Drawn(*other) if isinstance(batch, Drawn) else other
+    answers = [statics.query(models, each).total for each in (batch, other)]
     moved = jax.tree.map(lambda a, b: a - b, *answers)
     norms = norms_of(moved)
     assert 0 < norms[2] <= 2 * one.config.protect.clip_norm * (1 + 1e-6)
@@ -237,14 +254,22 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
     result = run(one, task, seeds=[3])
     statics, _ = parts(one)
     power = np.linalg.matrix_power(MATRIX, steps_of(one))
-    grad = jax.grad(lambda p, x, y: jnp.mean(jax.vmap(task.loss, (None, 0, 0))(p, x, y)))
+
+    def of_agent(p, x, y, skip):
+        grads = jax.vmap(jax.grad(task.loss), (None, 0, 0))(p, x, y)
+        over = statics.sampler.divisor
+        return jax.tree.map(lambda g: jnp.tensordot(~skip, g, 1) / over, grads)
+
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(keys.derive(3, "initial")))
     data = program.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
-        key = jax.random.fold_in(keys.derive(3, "batches"), t)
-        x, y, padding = program._batch(statics, data, key, t)
-        assert padding is None or not np.asarray(padding).any()
-        step = jax.vmap(grad)(models, x, y)
+        key = keys.derive(3, "batches")
+        if statics.capacity is not None:
+            key = jax.random.fold_in(keys.derive(3, "noise"), 2**32 - 1)
+        drawn = statics.sampler.draw(jax.random.fold_in(key, t), t, data.counts)
+        rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1)
+        skip = np.zeros(rows.shape, bool) if drawn.padding is None else drawn.padding
+        step = jax.vmap(of_agent)(models, data.x[rows], data.y[rows], np.asarray(skip))
         models = jax.tree.map(
             lambda p, g: jnp.tensordot(power, np.asarray(p) - 0.3 * np.asarray(g), 1), models, step
         )
@@ -295,8 +320,8 @@ def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     """The rounds in which each record takes part, counted, against the pattern accounted for."""
     one = made(name)
     pattern: Participation = one.config.pattern
-    counts = np.array([5, 6, 7, 8, 8, 8])
-    sampler = one.config.sampler
+    counts = np.array([6, 6, 7, 8, 8, 8])
+    sampler = one.config.sampler.holding(8)
 
     def rounds_of(sampler):
         taken = np.zeros((len(counts), counts.max(), ROUNDS), int)

@@ -1,0 +1,174 @@
+"""Full batches: all records in every round, divided by a public number, whatever the counts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine import keys, placing
+from dpjax.engine.run import run
+from dpjax.models.linear import Linear
+from dpjax.plans import config as config_
+from dpjax.plans import plan, problem, registry, samplers
+from dpjax.plans.samplers import Full, Poisson, Random
+from dpjax.protocols import Draw
+from dpjax.topology import graphs, mixing
+from tests.support import make_config, make_problem
+
+N = 4
+RING = mixing.metropolis_hastings(graphs.ring(N))
+COUNTS = np.array([5, 9, 2, 8])
+
+
+def task():
+    """Records split unequally."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(COUNTS.sum(), 3)).astype(np.float32)
+    y = np.sign(x @ rng.normal(size=3)).astype(np.float32)
+    places = np.split(np.arange(COUNTS.sum()), np.cumsum(COUNTS)[:-1])
+    indices = np.zeros((N, COUNTS.max()), np.int32)
+    for agent, own in enumerate(places):
+        indices[agent, : len(own)] = own
+    shards = partition.Partition(indices, COUNTS)
+    return problem.supervised(Linear(), "logistic", (x, y), (x, y), shards)
+
+
+def made(relation="zero_out_record", **changes):
+    config = make_config(sampler=Full(), relation=relation, rounds=3, **changes)
+    return plan.make(config, RING, counts=COUNTS)
+
+
+def test_every_record_is_in_every_round_and_padding_is_none():
+    sampler = Full().holding(9)
+    rows, padding = sampler.draw(jax.random.key(0), 2, jnp.asarray(COUNTS))
+    for agent, count in enumerate(COUNTS):
+        assert sorted(np.asarray(rows[agent])[~np.asarray(padding[agent])]) == [*range(count)]
+    assert sampler.divisor == 9 and sampler.participation is None
+    np.testing.assert_allclose(sampler.filled(COUNTS, 3), COUNTS / 9)
+    pattern = sampler.pattern(7)
+    assert (pattern.rounds, pattern.epochs, pattern.separation) == (7, 7, 1)
+
+
+@pytest.mark.parametrize("relation", ["zero_out_record", "replace_agent"])
+def test_a_run_is_full_gradient_descent(relation):
+    """Without noise or clip: sums over the largest count, or the agents' own means."""
+    one = made(relation, clip_norm=1e6, noise=None, budget=None, step_size=0.3)
+    given = task()
+    result = run(one, given, seeds=[3])
+    models = jax.tree.map(lambda leaf: np.stack([leaf] * N), given.init(keys.derive(3, "initial")))
+    for _ in range(3):
+        steps = []
+        for agent in range(N):
+            own = given.partition.indices[agent, : COUNTS[agent]]
+            model = jax.tree.map(lambda leaf: leaf[agent], models)  # noqa: B023
+
+            def total(params, own=own):
+                return jax.vmap(given.loss, (None, 0, 0))(params, given.x[own], given.y[own]).sum()
+
+            over = COUNTS.max() if relation == "zero_out_record" else COUNTS[agent]
+            steps.append(jax.tree.map(lambda g: g / over, jax.grad(total)(model)))  # noqa: B023
+        step = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+        models = jax.tree.map(lambda p, g: np.tensordot(RING, p - 0.3 * g, 1), models, step)
+    for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_allclose(b[0, 0], a, rtol=2e-5, atol=2e-6)
+
+
+def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
+    full = made()
+    random = plan.make(make_config(relation="zero_out_record", rounds=3, batch_size=2), RING)
+    assert full.guarantee == random.guarantee
+    np.testing.assert_array_equal(full.factor, random.factor)
+    assert full.statics.sampler == Full(9) and full.target.divisor == 9
+    # The forecast knows how many places of the batch hold records.
+    told, whole = full.forecast(5, counts=COUNTS), full.forecast(5)
+    assert told.ratio == pytest.approx(whole.ratio / np.mean(COUNTS / 9))
+
+
+def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
+    one, given = made(), task()
+    statics = placing.statics(plan.shared([one]), (given,), None)
+    assert statics.divisor == 9
+    rows, padding = statics.sampler.draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
+    rows = np.take_along_axis(given.partition.indices, np.asarray(rows), 1)
+    models = jax.vmap(given.init)(jax.random.split(jax.random.key(0), N))
+    x, y = np.asarray(given.x), np.asarray(given.y)
+    changed = x.copy()
+    changed[rows[1, 4]] *= -40
+    totals = [statics.query(models, (each[rows], y[rows], padding)).total for each in (x, changed)]
+    moved = jax.tree.map(lambda a, b: np.asarray(a - b).reshape(N, -1), *totals)
+    norms = np.sqrt(sum((leaf**2).sum(1) for leaf in jax.tree.leaves(moved)))
+    assert 0 < norms[1] <= 2 * 0.5 * (1 + 1e-6) and np.delete(norms, 1).max() == 0
+
+
+def test_counts_are_needed_and_are_those_of_the_problem():
+    config = make_config(sampler=Full(), relation="zero_out_record")
+    with pytest.raises(ValueError, match=r"counts is None for sampler Full.*counts=partition"):
+        plan.make(config, RING)
+    with pytest.raises(ValueError, match="counts is None"):
+        dataclasses.replace(made(), counts=None)
+    with pytest.raises(ValueError, match="but agent 0 has 24 records"):
+        run(made(), make_problem(N), seeds=[0])
+    with pytest.raises(ValueError, match="records is None"):
+        Full().draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
+    with pytest.raises(ValueError, match="agent 1 has 9 records"):
+        Full(8).check(COUNTS)
+    with pytest.raises(ValueError, match="records is 0"):
+        Full(0)
+
+
+class Doubled(Full):
+    """The broken twin: the first record stands in for padding."""
+
+    def draw(self, key, round, counts):
+        """No place is padding."""
+        rows, padding = super().draw(key, round, counts)
+        return Draw(rows, jnp.zeros_like(padding))
+
+
+def test_a_full_sampler_that_repeats_a_record_is_refused():
+    config = make_config(sampler=dataclasses.dataclass(frozen=True)(Doubled)(), rounds=3)
+    with pytest.raises(ValueError, match="draws a record of agent 0 twice"):
+        run(plan.make(config, RING, counts=COUNTS), task(), seeds=[0])
+
+
+def test_every_sampler_has_a_row_which_says_what_it_joins():
+    named = {name for name in samplers.__all__ if isinstance(getattr(samplers, name), type)}
+    assert {row.part for row in registry.SAMPLERS} == named
+    assert registry.sampler(Full()).part == "Full"
+    assert registry.sampler(Poisson(2, 4)).claims == "rates"
+    # The config asks the registry, and has no rule of its own.
+    assert not hasattr(config_.Config, "_check_amplified")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFlips(Random):
+    """A user's own sampler that claims rates, under a name of its own."""
+
+    capacity = 3
+
+
+def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
+    assert registry.sampler(OwnFlips(4)).part == "Poisson"
+    with pytest.raises(ValueError, match="amplify nothing that is accounted here"):
+        make_config(sampler=OwnFlips(4), relation="replace_record")
+
+
+@dataclasses.dataclass(frozen=True)
+class Quiet(Random):
+    """The broken twin: rates without a claim, so that no rule would be asked."""
+
+    counted = True
+
+    def rates(self, counts):
+        """Next to nothing."""
+        return np.full(len(counts), 1e-3)
+
+
+def test_rates_without_a_claim_amplify_nothing():
+    config = make_config(sampler=Quiet(2), relation="replace_record", rounds=3)
+    one = plan.make(config, RING, counts=COUNTS)
+    plain = make_config(sampler=Random(2), relation="replace_record", rounds=3)
+    assert one.guarantee == plan.make(plain, RING).guarantee
