@@ -69,12 +69,13 @@ def of_run(
     Returns:
         A flat dict, name -> text.
     """
-    device = jax.devices()[0]
+    device, frozen = jax.devices()[0], problems[0].frozen
     return {
         **_configs(plans),
         **{name: str(value) for name, value in options.items()},
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
+        **({} if frozen is None else {"frozen values": digest(frozen)}),
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "initial models": digest(models),
         "arrays": digest(arrays),

@@ -80,7 +80,7 @@ class Job:
         dependence.check(
             method,
             arrays,
-            query=statics.query,
+            query=program.asked(statics, self.data.frozen),
             optimizer=statics.optimizer.chain(arrays),
             divisor=statics.divisor,
             models=self._agents_models(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.engine import program, sharding
-from dpjax.plans import samplers
+from dpjax.plans import _parameters, samplers
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
@@ -36,10 +36,15 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
         if not isinstance(problem, Problem):
             raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
         for name in ("init", "loss", "metrics", "batch_loss"):
-            if getattr(problem, name) is not getattr(first, name):
+            if getattr(problem, name) != getattr(first, name):
                 raise ValueError(
                     f"problem differs in {name} between seeds; make all with one model and loss"
                 )
+        if not _parameters.same(problem.frozen, first.frozen):
+            raise ValueError(
+                "problem has other frozen values for another seed; give all the same ones, which "
+                "are held once"
+            )
         shapes = [jax.tree.map(np.shape, _parts(one)) for one in (first, problem)]
         if shapes[0] != shapes[1]:
             raise ValueError(
@@ -107,7 +112,8 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
         mesh: From `sharding.agent_mesh`.
 
     Returns:
-        The data; with several problems every leaf has the seeds as its leading axis.
+        The data; with several problems every leaf has the seeds as its leading axis, but for
+        frozen values, which are one for all.
     """
     if len(problems) == 1:
         whole, axis = jax.tree.map(jnp.asarray, _parts(problems[0])), 0
@@ -120,6 +126,7 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
         indices=sharding.place(whole.indices, mesh, axis),
         counts=sharding.place(whole.counts, mesh, axis),
         evaluation=sharding.place(whole.evaluation, mesh, None),
+        frozen=sharding.place(problems[0].frozen, mesh, None),
     )
 
 

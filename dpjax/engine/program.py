@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax.engine import rounds as rounds_
 from dpjax.engine.sharding import AXIS
-from dpjax.plans.query import Drawn
+from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
 from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler, Seen, State
 
 __all__: list[str] = []
@@ -36,12 +36,12 @@ class Statics(NamedTuple):
 
     agents: int
     method: Method
-    query: Query
+    query: AgentQuery | RecordQuery | Passes
     sampler: Sampler
     optimizer: Optimizer
     divisor: float
     privatizer: Privatizer | None
-    metrics: Callable[[Any, Any], dict[str, Any]]
+    metrics: Callable[..., dict[str, Any]]
     mesh: Mesh | None = None
     sequential: bool = False
     own_data: bool = False
@@ -49,13 +49,18 @@ class Statics(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Training data over agents, and what the metrics read; with ``own_data`` stacked by seed."""
+    """Training data over agents, and what the metrics read; with ``own_data`` stacked by seed.
+
+    ``frozen`` are the public values of leaves that are not trained, once for all agents, plans and
+    seeds; None where all are trained.
+    """
 
     x: Any
     y: Any
     indices: Int[Array, "n m"]
     counts: Int[Array, " n"]
     evaluation: Any
+    frozen: Any = None
 
 
 _INSIDE = "promise_in_bounds"
@@ -69,13 +74,26 @@ def traces() -> int:
     return len(_TRACES)
 
 
-def algorithm(statics: Statics, arrays: Any, noise_key: PRNGKeyArray) -> Algorithm:
+def asked(statics: Statics, frozen: Any) -> Query:
+    """The query of models that lack frozen leaves.
+
+    Args:
+        statics: What is static.
+        frozen: `Data.frozen`.
+    """
+    return statics.query if frozen is None else statics.query.merging(frozen)
+
+
+def algorithm(
+    statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None
+) -> Algorithm:
     """Join the parts of a run for one plan.
 
     Args:
         statics: What is static.
         arrays: One plan's arrays, traced or not.
         noise_key: The seed's noise key.
+        frozen: `Data.frozen`.
 
     Returns:
         The algorithm.
@@ -83,7 +101,7 @@ def algorithm(statics: Statics, arrays: Any, noise_key: PRNGKeyArray) -> Algorit
     return rounds_.compose(
         statics.method,
         arrays,
-        query=statics.query,
+        query=asked(statics, frozen),
         privatizer=_privatizer(statics, arrays, noise_key),
         optimizer=statics.optimizer.chain(arrays),
         divisor=statics.divisor,
@@ -163,7 +181,8 @@ def _vmap_over(function: Any, axes: State, state: State, *others: Any) -> Any:
 def _loop_over(function: Any, axes: State, state: State, *others: Any) -> Any:
     """`_vmap_over` as a loop."""
     leaves, structure = jax.tree.flatten(state)
-    mapped = [axis == 0 for axis in jax.tree.leaves(axes, is_leaf=lambda axis: axis is None)]
+    # Not by leaves: None is a shared value's axis, and the place of a frozen leaf.
+    mapped = jax.tree.leaves(jax.tree.map(lambda _, axis: axis == 0, state, axes))
 
     def body(item: Any) -> Any:
         own, rest = item
@@ -224,13 +243,24 @@ def first(statics: Statics, data: Data) -> Data:
         statics: What is static.
         data: The problem's data.
     """
-    return jax.tree.map(lambda leaf: leaf[0], data) if statics.own_data else data
+    if not statics.own_data:
+        return data
+    own = jax.tree.map(lambda leaf: leaf[0], data._replace(frozen=None))
+    return own._replace(frozen=data.frozen)
+
+
+def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """The metrics of models that lack frozen leaves."""
+    if frozen is None:
+        return statics.metrics
+    return functools.partial(statics.metrics, frozen=frozen)
 
 
 def metric_names(statics: Statics, data: Data, state: State) -> list[str]:
     """Names of the metrics `advance` returns, without tracing it."""
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.models)
-    names = list(jax.eval_shape(statics.metrics, one, first(statics, data).evaluation))
+    metrics = _measures(statics, data.frozen)
+    names = list(jax.eval_shape(metrics, one, first(statics, data).evaluation))
     return [*names, "consensus", *statics.query.metrics]
 
 
@@ -331,6 +361,7 @@ def advance(
     """
     _TRACES.append(statics)
     over = _loop_over if statics.sequential else _vmap_over
+    frozen, data = data.frozen, data._replace(frozen=None)
     shared, owned = (None, (data,)) if statics.own_data else (data, ())
 
     def one_round(carry: Any, _: None) -> tuple[Any, None]:
@@ -351,7 +382,8 @@ def advance(
             batch = _batch(statics, _one(own, shared), sampler_key, state.round)
 
             def of_plan(state: State, arrays: Any) -> Any:
-                state, info = algorithm(statics, arrays, noise_key).step(round_key, state, batch)
+                step = algorithm(statics, arrays, noise_key, frozen).step
+                state, info = step(round_key, state, batch)
                 return state, {
                     name: info.metrics.get(name, jnp.float32(jnp.nan))
                     for name in statics.query.metrics
@@ -375,7 +407,8 @@ def advance(
         def measure(item: Any) -> dict[str, Any]:
             models, *own = item
             evaluation = _one(own, shared).evaluation
-            taken = jax.vmap(lambda p: statics.metrics(p, evaluation))(models)
+            metrics = _measures(statics, frozen)
+            taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
             return taken | {"consensus": jax.vmap(_consensus)(models)}
 
         # One seed after the other bounds the memory of the evaluation.

@@ -14,8 +14,18 @@ from jaxtyping import PRNGKeyArray
 from dpjax import _validate
 from dpjax.models import losses
 from dpjax.models.mlp import MLP, weighted_gradients
+from dpjax.plans import _parameters
 
-__all__ = ["LOSSES", "Functions", "at_once", "check_outputs", "functions", "inputs", "labels"]
+__all__ = [
+    "LOSSES",
+    "Functions",
+    "at_once",
+    "check_outputs",
+    "functions",
+    "inputs",
+    "labels",
+    "started",
+]
 
 LOSSES: dict[str, tuple[Callable, Callable | None]] = {
     "logistic": (losses.logistic, losses.sign_accuracy),
@@ -33,7 +43,7 @@ class Functions(NamedTuple):
 
     init: Callable[[PRNGKeyArray], Any]
     loss: Callable[[Any, Any, Any], Any]
-    metrics: Callable[[Any, Any], dict[str, Any]]
+    metrics: Callable[..., dict[str, Any]]
     batch_loss: Callable[[Any, Any, Any], Any]
     weighted: Callable[[Any, Any, Any, Any], Any] | None
 
@@ -170,9 +180,25 @@ def functions(
     return Functions(init, example_loss, _metrics(model, loss, batch), batch_loss, weighted)
 
 
-def _metrics(
-    model: nn.Module, loss: str, batch: int | None
-) -> Callable[[Any, Any], dict[str, Any]]:
+def started(made: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:
+    """Return the functions of a model that starts from given values, and which of these stay.
+
+    Args:
+        made: From `functions`.
+        params: Of one agent.
+        frozen: As in `dpjax.plans.problem.supervised`.
+
+    Raises:
+        ValueError: For another model's values, or a choice of all or none.
+    """
+    values = _parameters.given(params, jax.eval_shape(made.init, jax.random.key(0)))
+    if frozen is None:
+        return made._replace(init=_parameters.Given(values)), None
+    trained, kept = _parameters.split(values, frozen)
+    return made._replace(init=_parameters.Given(trained), weighted=None), kept
+
+
+def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., dict[str, Any]]:
     """Loss (and score) of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = LOSSES[loss]
 
@@ -186,12 +212,16 @@ def _metrics(
         deep = type(model) is MLP and jax.default_backend() == "cpu"
         return jax.lax.map(of_agent, params) if deep else jax.vmap(of_agent)(params)
 
-    def metrics(params: Any, evaluation: Any) -> dict[str, Any]:
+    def metrics(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
         x, y = evaluation
-        taken = over_agents(lambda one: jax.tree.map(jnp.mean, each(one, x, y)), params)
+
+        def of_agent(one: Any) -> Any:
+            return jax.tree.map(jnp.mean, each(_parameters.merge(one, frozen), x, y))
+
+        taken = over_agents(of_agent, params)
         return jax.tree.map(jnp.mean, taken)
 
-    def in_batches(params: Any, evaluation: Any) -> dict[str, Any]:
+    def in_batches(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
         x, y = evaluation
         size = min(batch or len(x), len(x))
 
@@ -204,7 +234,10 @@ def _metrics(
             def total(values: Any) -> Any:
                 return jnp.sum(jnp.where(new, values, 0))
 
-            taken = over_agents(lambda one: jax.tree.map(total, each(one, *part)), params)
+            def of_agent(one: Any) -> Any:
+                return jax.tree.map(total, each(_parameters.merge(one, frozen), *part))
+
+            taken = over_agents(of_agent, params)
             return jax.tree.map(jnp.mean, taken)
 
         sums = jax.lax.map(of_batch, jnp.arange(-(-len(x) // size)))

@@ -16,7 +16,7 @@ from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
-from dpjax.plans import _modules
+from dpjax.plans import _modules, _parameters
 from dpjax.plans._modules import LOSSES
 
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
@@ -40,6 +40,11 @@ class Problem:
         weighted: ``weighted(params, x, y, weights) -> gradient``, a sum of per-example gradients
             with weights from their norms, where the model has one (see
             `dpjax.models.mlp.weighted_gradients`); used for the record unit only.
+        frozen: Public values of parameters that are neither trained nor clipped, noised, sent or
+            copied for each agent, in a tree like the model's with None in the places of trained
+            ones; ``init`` then returns None in theirs, ``loss`` and ``batch_loss`` are given both
+            together, and ``metrics`` is ``metrics(params, evaluation, frozen=frozen)``, of trained
+            ones. No guarantee covers what these values tell of the data that they were made from.
         evaluation_data: "private" where the metrics come from data that must not leak, as held-out
             records of the agents do; "public" where anybody may have them. A run whose callback
             reads metrics of private data does not cover the round at which it ended.
@@ -47,7 +52,7 @@ class Problem:
 
     init: Callable[[PRNGKeyArray], Any]
     loss: Callable[[Any, Any, Any], Any]
-    metrics: Callable[[Any, Any], dict[str, Any]]
+    metrics: Callable[..., dict[str, Any]]
     x: np.ndarray
     y: np.ndarray
     partition: Partition
@@ -56,6 +61,7 @@ class Problem:
     batch_loss: Callable[[Any, Any, Any], Any] | None = None
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
     evaluation_data: Literal["private", "public"] = "private"
+    frozen: Any = None
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
@@ -65,6 +71,13 @@ class Problem:
             raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
         _validate.finite_array("y", self.y)
         _check_partition(self.partition)
+        if self.frozen is not None:
+            _parameters.check_split(self.init, self.frozen)
+            if self.weighted is not None:
+                raise ValueError(
+                    "weighted is given with frozen values, whose gradients it would take; leave "
+                    "it None"
+                )
         # Copies that nobody can change after the check.
         for name in ("x", "y"):
             array = fixed(getattr(self, name))
@@ -110,6 +123,8 @@ def supervised(
     name: str = "supervised",
     evaluation_data: Literal["private", "public"] = "private",
     eval_batch: int | None = None,
+    params: Any = None,
+    frozen: Any = None,
 ) -> Problem:
     """A flax model, a named loss, and arrays.
 
@@ -128,12 +143,20 @@ def supervised(
         eval_batch: Test records that all agents' models are measured on at once, to bound memory;
             the metrics are those of the whole set up to rounding. None takes all, or fewer where
             a layer's outputs would be more than 2^27 numbers.
+        params: Values that all agents and seeds start from, all of the model's parameters as its
+            ``init`` returns them (pretrained ones, say); None draws them from the seed. They are
+            taken as public: no guarantee covers what they tell of the data they were made from.
+        frozen: Which of them stay as they are: ``frozen(path) -> bool`` of "params/Dense_0/kernel"
+            and so on, or a tree of bools whose leaves may stand for whole branches. Frozen
+            leaves are neither clipped nor noised nor sent, and are held once for all agents; clip
+            norms, noise and numbers of parameters are of trained ones. None trains all.
 
     Returns:
         The problem.
 
     Raises:
-        ValueError: For an unknown loss, NaN in the data, or labels the loss cannot take.
+        ValueError: For an unknown loss, NaN in data or parameters, labels the loss cannot take,
+            another model's parameters, or a ``frozen`` that holds for all of them or none.
 
     Example:
         >>> import numpy as np
@@ -172,9 +195,15 @@ def supervised(
         made = _modules.functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         made = _modules.functions.__wrapped__(model, *parts)
+    if params is not None:
+        made, kept = _modules.started(made, params, frozen)
+    elif frozen is not None:
+        raise ValueError("frozen is given without params; give the values that stay as they are")
+    else:
+        kept = None
     return Problem(
         made.init, made.loss, made.metrics, x, y, partition, (x_test, y_test), name,
-        made.batch_loss, made.weighted, evaluation_data,
+        made.batch_loss, made.weighted, evaluation_data, kept,
     )  # fmt: skip
 
 

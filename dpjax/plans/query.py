@@ -1,5 +1,6 @@
 """How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int
 
+from dpjax.plans import _parameters
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 from dpjax.transforms.sums import clipped_sum
@@ -51,6 +53,15 @@ class AgentQuery:
         taken = (jnp.mean(norms), jnp.mean(norms > self.clip_norm))
         narrow = [value.astype(jnp.float32) for value in taken]
         return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))
+
+    def merging(self, frozen: Any) -> "AgentQuery":
+        """The query of models that lack these leaves, whose gradients are not taken.
+
+        Args:
+            frozen: Values of one model, None in the places of trained ones.
+        """
+        whole = None if self.batch_loss is None else _merging(self.batch_loss, frozen)
+        return dataclasses.replace(self, loss=_merging(self.loss, frozen), batch_loss=whole)
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
         x, y, padding = batch
@@ -108,6 +119,19 @@ class RecordQuery:
             )
         return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
 
+    def merging(self, frozen: Any) -> "RecordQuery":
+        """The query of models that lack these leaves, whose gradients are not taken.
+
+        Args:
+            frozen: Values of one model, None in the places of trained ones.
+        """
+        # A model's own sum is of all its leaves.
+        return dataclasses.replace(self, loss=_merging(self.loss, frozen), weighted=None)
+
+
+def _merging(loss: Callable[[Any, Any, Any], Any], frozen: Any) -> Callable[[Any, Any, Any], Any]:
+    return lambda params, x, y: loss(_parameters.merge(params, frozen), x, y)
+
 
 class Drawn(NamedTuple):
     """A batch that is not gathered yet.
@@ -147,6 +171,14 @@ class Passes:
     def one_by_one(self) -> bool:
         """Whether gradients of single records are formed."""
         return self.inner.one_by_one
+
+    def merging(self, frozen: Any) -> "Passes":
+        """The query of models that lack these leaves.
+
+        Args:
+            frozen: Values of one model, None in the places of trained ones.
+        """
+        return dataclasses.replace(self, inner=self.inner.merging(frozen))
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None

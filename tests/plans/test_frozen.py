@@ -1,0 +1,338 @@
+"""Frozen leaves: neither trained, clipped, noised, sent nor copied; and values to start from."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine import identity, placing, program
+from dpjax.engine.run import run
+from dpjax.models.mlp import MLP
+from dpjax.plans import plan, problem
+from dpjax.plans.query import AgentQuery, Passes, RecordQuery
+from tests.support import make_config
+
+AGENTS, RECORDS, FEATURES, HIDDEN = 6, 12, 5, 7
+X = np.random.default_rng(0).normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)
+Y = np.argmax(X[:, :3], axis=1)
+SHARDS = partition.iid(len(X), AGENTS, 0)
+KEY = jax.random.key(0)
+
+
+class Net(nn.Module):
+    """A body and a head."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3, name="head")(nn.tanh(nn.Dense(HIDDEN, name="body")(x)))
+
+
+PARAMS = Net().init(KEY, jnp.zeros((1, FEATURES)))
+
+
+def body(path):
+    return "body" in path
+
+
+def make(model=None, frozen=body, params=PARAMS, x=X, **options):
+    return problem.supervised(
+        model or Net(), "cross_entropy", (x, Y), (x[:30], Y[:30]), SHARDS,
+        params=params, frozen=frozen, **options,
+    )  # fmt: skip
+
+
+def head_alone():
+    """The same task by other means: a head on features that the body has made beforehand."""
+    made = PARAMS["params"]["body"]
+    features = np.tanh(X @ np.asarray(made["kernel"]) + np.asarray(made["bias"]))
+    return make(Net.head(), None, {"params": PARAMS["params"]["head"]}, features)
+
+
+Net.head = staticmethod(lambda: nn.Dense(3))
+
+
+def leaves_of(result, *path):
+    tree = result.params["params"]
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+CONFIGS = {
+    "agent": {"relation": "replace_agent"},
+    "record": {"relation": "replace_record"},
+    "automatic": {"relation": "zero_out_record", "clipping": "automatic"},
+    "rounds": {"relation": "zero_out_record", "participation": (2, 2), "design": "mafalda"},
+}
+
+SLOW = ("automatic", "rounds")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["agent", "record", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
+)
+def test_training_a_head_is_training_it_on_the_bodys_features(network, name):
+    """Gradient, clip, noise and gossip of the head are those of a model that has no body."""
+    changes = {"batch_size": 6, "rounds": 4, "clip_norm": 0.2} | CONFIGS[name]
+    one = plan.make(make_config(**changes), network)
+    frozen, alone = (run(one, task, seeds=[0, 1]) for task in (make(), head_alone()))
+    for leaf in ("kernel", "bias"):
+        np.testing.assert_allclose(
+            leaves_of(frozen, "head", leaf), leaves_of(alone, leaf), rtol=2e-4, atol=2e-5
+        )
+        assert leaves_of(frozen, "body", leaf) is None
+    for metric, values in alone.metrics.items():
+        np.testing.assert_allclose(frozen.metrics[metric], values, rtol=2e-4, atol=1e-5)
+    # The broken twin: a body whose gradients count in the norm, and that gets noise and moves.
+    twin = run(one, make(frozen=None), seeds=[0, 1])
+    gap = np.abs(leaves_of(twin, "head", "kernel") - leaves_of(alone, "kernel")).max()
+    assert gap > 1e-3 and leaves_of(twin, "body", "kernel") is not None
+
+
+def queries(task, clip_norm=0.1):
+    return {
+        "agent": AgentQuery(task.loss, task.batch_loss, clip_norm, "flat"),
+        "record": RecordQuery(task.loss, task.weighted, clip_norm, "flat", None),
+        "record-microbatch": RecordQuery(task.loss, task.weighted, clip_norm, "flat", 2),
+    }
+
+
+def norms_of(tree):
+    leaves = [np.asarray(leaf).reshape(AGENTS, -1) for leaf in jax.tree.leaves(tree)]
+    return np.sqrt(sum((leaf**2).sum(1) for leaf in leaves))
+
+
+def batches():
+    x, y = X.reshape(AGENTS, RECORDS, FEATURES), Y.reshape(AGENTS, RECORDS)
+    other = x.copy(), y.copy()
+    other[0][2, 0] *= -40
+    other[1][2, 0] = (y[2, 0] + 1) % 3
+    return (jnp.asarray(x), jnp.asarray(y), None), (*map(jnp.asarray, other), None)
+
+
+@pytest.mark.parametrize("kind", ["agent", "record", "record-microbatch"])
+def test_one_record_moves_the_trained_leaves_by_no_more_than_stated(kind):
+    task = make()
+    query = queries(task)[kind].merging(task.frozen)
+    models = jax.tree.map(lambda leaf: jnp.stack([2 * leaf] * AGENTS), task.init(KEY))
+    first, second = (query(models, batch).total for batch in batches())
+    assert jax.tree.structure(first) == jax.tree.structure(models)
+    moved = norms_of(jax.tree.map(lambda a, b: a - b, first, second))
+    assert 0 < moved[2] <= 2 * 0.1 * (1 + 1e-6) and np.delete(moved, 2).max() == 0
+
+
+@pytest.mark.parametrize("kind", ["agent", "record", "record-microbatch"])
+def test_the_norm_is_of_trained_gradients_alone(kind):
+    """Each term by hand; a clip that counts frozen gradients, the broken twin, gives less."""
+    task, (batch, _) = make(), batches()
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * AGENTS), task.init(KEY))
+    total = queries(task)[kind].merging(task.frozen)(models, batch).total["params"]["head"]
+
+    def by_hand(counted):
+        sums = []
+        for i in range(AGENTS):
+
+            def loss(params, x, y):
+                logits = Net().apply(params, x)
+                chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)
+                return -jnp.mean(chosen)
+
+            parts = [(batch[0][i], batch[1][i])]
+            if kind != "agent":
+                parts = [(batch[0][i][j : j + 1], batch[1][i][j : j + 1]) for j in range(RECORDS)]
+            terms = []
+            for x, y in parts:
+                gradient = jax.grad(loss)(PARAMS, x, y)["params"]
+                seen = [gradient[name] for name in counted]
+                norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(seen)))
+                terms.append(np.asarray(gradient["head"]["kernel"]) * min(1, 0.1 / norm))
+            sums.append(sum(terms))
+        return np.stack(sums)
+
+    np.testing.assert_allclose(total["kernel"], by_hand(["head"]), rtol=1e-4, atol=1e-6)
+    assert np.abs(total["kernel"] - by_hand(["head", "body"])).max() > 1e-3
+
+
+def constants(task, one):
+    """Shapes of arrays that a traced chunk of rounds captures, and of what it computes."""
+    statics = placing.statics(plan.shared([one]), (task,), None)
+    arrays = placing.arrays((one,), None)
+    data = placing.data((task,), None)
+    models = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (1, 1, AGENTS, *leaf.shape)), task.init(KEY)
+    )
+    keys = jax.random.split(KEY, 1)
+    state = program.initial(statics, arrays, models, keys)
+    traced = program.advance.trace(
+        statics, arrays, data, state, keys, keys, blocks=1, every=2, tail=0
+    )
+    held = [np.shape(each) for each in identity._constants(traced.jaxpr)]
+    made = [
+        variable.aval.shape
+        for jaxpr, _ in identity._jaxprs(traced.jaxpr)
+        for equation in jaxpr.eqns
+        for variable in equation.outvars
+    ]
+    return held, made
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_frozen_leaves_are_arguments_held_once(network, relation):
+    shape = (FEATURES, HIDDEN)
+    one = plan.make(make_config(relation=relation, rounds=4), network)
+    held, made = constants(make(), one)
+    assert shape not in held
+    copies = [each for each in made if each[-2:] == shape and len(each) > 2]
+    assert not copies
+    # The broken twins: values that the loss closes over, and a body of every agent's own.
+    task = make()
+    closed = dataclasses.replace(
+        head_alone(),
+        batch_loss=lambda p, x, y: jnp.sum(p["params"]["kernel"]) * jnp.sum(_body(task)),
+        loss=lambda p, x, y: jnp.sum(p["params"]["kernel"]) * jnp.sum(_body(task)),
+        weighted=None,
+    )
+    assert shape in constants(closed, one)[0]
+    assert any(
+        each[-2:] == shape and len(each) > 2 for each in constants(make(frozen=None), one)[1]
+    )
+
+
+def _body(task):
+    return task.frozen["params"]["body"]["kernel"]
+
+
+@pytest.mark.slow
+def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
+    from dpjax.plans import samplers
+
+    sampler = samplers.Poisson(4, capacity=3)
+    one = plan.make(
+        make_config(relation="zero_out_record", sampler=sampler, rounds=4, design="independent"),
+        network,
+        counts=SHARDS.counts,
+    )
+    whole = run(one, make(), seeds=[0])
+    alone = run(one, head_alone(), seeds=[0])
+    np.testing.assert_allclose(
+        leaves_of(whole, "head", "kernel"), leaves_of(alone, "kernel"), rtol=2e-4, atol=2e-5
+    )
+    assert isinstance(placing.statics(plan.shared([one]), (make(),), None).query, Passes)
+    two = plan.make(make_config(rounds=4), network)
+    each = run(two, [make(), make()], seeds=[0, 1])
+    spread = run(two, make(), seeds=[0, 1], devices=3)
+    for a, b in zip(jax.tree.leaves(each.params), jax.tree.leaves(spread.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    other = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
+    with pytest.raises(ValueError, match="other frozen values|differs in init"):
+        run(two, [make(), make(params=other)], seeds=[0, 1])
+
+
+def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
+    one = plan.make(make_config(rounds=4), network)
+
+    class Cut(Exception):
+        pass
+
+    def cut(_):
+        raise Cut
+
+    options = {"seeds": [0], "eval_every": 2, "checkpoint_seconds": 0}
+    straight = run(one, make(), **options)
+    with pytest.raises(Cut):
+        run(one, make(), checkpoint=tmp_path / "c", callback=cut, **options)
+    changed = jax.tree.map(jnp.array, PARAMS)
+    changed["params"]["body"]["kernel"] = PARAMS["params"]["body"]["kernel"].at[0, 0].add(1e-3)
+    with pytest.raises(ValueError, match="differs in frozen values"):
+        run(one, make(params=changed), checkpoint=tmp_path / "c", **options)
+    resumed = run(one, make(), checkpoint=tmp_path / "c", **options)
+    for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_counts_are_of_trained_leaves(network):
+    from dpjax.engine.job import prepared
+
+    one = plan.make(make_config(), network)
+    jobs = [prepared((one,), (task,), (0,), plan.shared([one]), None, 0)
+            for task in (make(), make(frozen=None))]  # fmt: skip
+    assert [job.entries for job in jobs] == [HIDDEN * 3 + 3, HIDDEN * 3 + 3 + FEATURES * HIDDEN + 7]
+    assert jobs[0].payload == jobs[0].entries
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        {"params": {"body": True, "head": False}},
+        {"params": {"body": {"kernel": True, "bias": True}, "head": False}},
+    ],
+)
+def test_a_tree_of_bools_says_the_same(frozen):
+    one, other = make(), make(frozen=frozen)
+    assert jax.tree.structure(one.frozen) == jax.tree.structure(other.frozen)
+
+
+def test_an_mlp_with_frozen_layers_takes_no_fast_norm():
+    """Its own sum of weighted gradients is of all layers."""
+    model = MLP(hidden=(HIDDEN,), outputs=3)
+    params = model.init(KEY, jnp.zeros((1, FEATURES)))
+    frozen = make(model, lambda path: "Dense_0" in path, params)
+    whole = make(model, None, params)
+    assert frozen.weighted is None and whole.weighted is not None
+    with pytest.raises(ValueError, match="weighted is given with frozen values"):
+        dataclasses.replace(frozen, weighted=whole.weighted)
+
+
+def with_leaf(value):
+    return {"params": {**PARAMS["params"], "body": {**PARAMS["params"]["body"], "bias": value}}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"frozen": lambda path: True}, "frozen holds for all of the parameters"),
+        ({"frozen": lambda path: "nothing" in path}, "frozen holds for none of the parameters"),
+        ({"frozen": lambda path: path}, r"frozen\('params/body/bias'\) is 'params/body/bias'; ret"),
+        ({"frozen": {"params": {"body": 1, "head": 0}}}, "frozen is .*; give a function of a leaf"),
+        ({"frozen": {"params": {"foot": True}}}, "frozen does not fit the parameters"),
+        ({"params": None}, "frozen is given without params"),
+        ({"params": with_leaf(np.full(HIDDEN, np.nan))}, "params params/body/bias hold nan"),
+        ({"params": with_leaf(np.full(HIDDEN, 1e300))}, r"params/body/bias reaches 1e\+300"),
+        ({"params": with_leaf(np.zeros(3))}, r"differs from the model in params/body/bias \(\(3,"),
+        ({"params": {"params": PARAMS["params"]["head"]}}, "params differs from the model in"),
+        ({"params": with_leaf(np.array(["a"] * HIDDEN))}, "params params/body/bias are no numbers"),
+        ({"params": jax.tree.map(lambda x: x.astype(int), PARAMS)}, "which nothing trains"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_a_problem_of_ones_own_has_one_value_in_every_place():
+    task = make()
+    for wrong in ({"params": {"body": None, "head": None}}, PARAMS, (jnp.zeros(3),)):
+        with pytest.raises(ValueError, match="frozen has other places than init leaves free"):
+            dataclasses.replace(task, frozen=wrong)
+
+
+def test_all_start_from_given_values(network):
+    """Without frozen leaves too; every agent and seed alike."""
+    task = make(frozen=None)
+    still = plan.make(make_config(design="non_private", step_size=1e-30, rounds=2), network)
+    result = run(still, task, seeds=[3, 5])
+    for wanted, got in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_allclose(got, np.broadcast_to(wanted, got.shape), rtol=1e-6, atol=1e-7)
+
+
+def test_given_values_are_held_as_they_were_checked():
+    values = jax.tree.map(np.array, PARAMS)
+    task = make(params=values)
+    values["params"]["body"]["kernel"][:] = np.nan
+    assert np.isfinite(_body(task)).all()
