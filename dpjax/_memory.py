@@ -36,8 +36,8 @@ def check(name: str, value: object, what: str, *shape: int, item: int = 8) -> No
     size, most = math.prod(map(int, shape)) * item, limit()
     if size > most:
         raise ValueError(
-            f"{name} is {value!r}, for which {what} takes {_told(size)}; this machine has "
-            f"{_told(most)}: give a smaller one"
+            f"{name} is {value!r}, for which {what} takes {_size_text(size)}; this machine has "
+            f"{_size_text(most)}: give a smaller one"
         )
 
 
@@ -46,6 +46,6 @@ def over_rounds(rounds: int) -> None:
     check("rounds", rounds, "a strategy [T, T] and what makes it", 3, rounds, rounds)
 
 
-def _told(size: int) -> str:
+def _size_text(size: int) -> str:
     power = min(int(math.log(size, 1024)), len(_UNITS) - 1) if size > 1 else 0
     return f"{size / 1024**power:,.1f} {_UNITS[power]}"

@@ -15,7 +15,17 @@ import tyro
 
 from dpjax import _refusals, _terminal
 
-__all__ = ["Account", "Check", "Data", "Design", "Fetch", "List", "Plot", "Where", "main"]
+__all__ = [
+    "AccountCommand",
+    "Check",
+    "DataCommand",
+    "DesignCommand",
+    "Fetch",
+    "List",
+    "PlotCommand",
+    "Where",
+    "main",
+]
 
 _Algorithm = Literal[
     "dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"
@@ -24,7 +34,7 @@ _Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 
 
 @dataclass(frozen=True)
-class Design:
+class DesignCommand:
     """Design the noise for a network and a privacy budget, and write it to a file.
 
     Prints the guarantee, the covariance's figures, its certified gap, and how much noise other
@@ -97,7 +107,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Account:
+class AccountCommand:
     """Tell what an algorithm costs every agent against an attacker, by distance from it.
 
     sigma is the noise multiplier: a noise's standard deviation a coordinate over the clip norm.
@@ -164,7 +174,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Plot:
+class PlotCommand:
     """Draw a figure from stored records.
 
     What varies besides x, y and the series is held at its most frequent value, and the caption
@@ -230,7 +240,7 @@ _Action = (
 
 
 @dataclass(frozen=True)
-class Data:
+class DataCommand:
     """The data sets and their cache: list, fetch, path, check.
 
     The cache is $DPJAX_DATA, else $XDG_CACHE_HOME/dpjax, else ~/.cache/dpjax.
@@ -243,10 +253,10 @@ class Data:
 
 
 _Command = (
-    Annotated[Design, tyro.conf.subcommand(name="design")]
-    | Annotated[Account, tyro.conf.subcommand(name="account")]
-    | Annotated[Plot, tyro.conf.subcommand(name="plot")]
-    | Annotated[Data, tyro.conf.subcommand(name="data")]
+    Annotated[DesignCommand, tyro.conf.subcommand(name="design")]
+    | Annotated[AccountCommand, tyro.conf.subcommand(name="account")]
+    | Annotated[PlotCommand, tyro.conf.subcommand(name="plot")]
+    | Annotated[DataCommand, tyro.conf.subcommand(name="data")]
 )
 
 
@@ -296,25 +306,25 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
 
 
-def _design(command: Design) -> int:
+def _design(command: DesignCommand) -> int:
     from dpjax.commands import account, design
 
     return account.insiders(command) if command.trust == "pndp" else design.run(command)
 
 
-def _account(command: Account) -> int:
+def _account(command: AccountCommand) -> int:
     from dpjax.commands import account
 
     return account.run(command)
 
 
-def _plot(command: Plot) -> int:
+def _plot(command: PlotCommand) -> int:
     from dpjax.commands import plot
 
     return plot.run(command)
 
 
-def _data(command: Data) -> int:
+def _data(command: DataCommand) -> int:
     from dpjax.commands import data
 
     action = command.action
@@ -325,7 +335,12 @@ def _data(command: Data) -> int:
     return data.where() if isinstance(action, Where) else data.everything()
 
 
-_COMMANDS: dict[type, Any] = {Design: _design, Account: _account, Plot: _plot, Data: _data}
+_COMMANDS: dict[type, Any] = {
+    DesignCommand: _design,
+    AccountCommand: _account,
+    PlotCommand: _plot,
+    DataCommand: _data,
+}
 
 
 if __name__ == "__main__":

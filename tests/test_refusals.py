@@ -92,7 +92,7 @@ def test_errors_name_options_not_arguments_of_python(
 
 
 def test_words_that_are_no_options_stay() -> None:
-    command = cli.Account("ring:4", "dsgd", "replace_record", 5, 1.0)
+    command = cli.AccountCommand("ring:4", "dsgd", "replace_record", 5, 1.0)
     for text in (
         "plan.make(config, clip_norm=1) takes config.gossip_steps and gossip_steps(2)",
         "rounds of training", "line 3 of a.txt is 'a a'; give two", "max_variance is 1",

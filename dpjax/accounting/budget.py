@@ -29,7 +29,7 @@ from dpjax.accounting import gdp, precision
 
 __all__ = [
     "Accountant",
-    "Loss",
+    "CovarianceLoss",
     "PaperLimits",
     "Relation",
     "loss",
@@ -294,7 +294,7 @@ def _over_rounds(rounds: int | None, sensitivity_squared: float | None) -> float
 
 
 @dataclass(frozen=True, eq=False)
-class Loss:
+class CovarianceLoss:
     """What T rounds cost each agent.
 
     Attributes:
@@ -323,7 +323,7 @@ def loss(
     factor: Float[np.ndarray, "n n"] | None = None,
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
-) -> Loss:
+) -> CovarianceLoss:
     """The privacy loss of any noise covariance over agents (Theorem 2 as a function of R).
 
     mu_i = s sqrt(T [R^-1]_ii), and epsilon_i by the accountant; or with sens(C)^2 for T.
@@ -359,4 +359,4 @@ def loss(
     mu = shift * np.sqrt(over_rounds * diagonal) * (1 + 1e-15)
     exact = np.asarray(gdp.epsilon(mu, delta))
     claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
-    return Loss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))
+    return CovarianceLoss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))

@@ -63,13 +63,13 @@ def check(of: "Guarantee") -> None:
         object.__setattr__(of, "per_agent_epsilon", values)
     if of.unsound != (exact > of.epsilon) or (of.unsound and of.accountant != "paper"):
         raise ValueError(
-            f"epsilon is {of.epsilon} with {_told(of)} and delta {of.delta}, whose exact "
+            f"epsilon is {of.epsilon} with {_loss_text(of)} and delta {of.delta}, whose exact "
             f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
             "where it is false)"
         )
 
 
-def _told(of: "Guarantee") -> str:
+def _loss_text(of: "Guarantee") -> str:
     return f"mu {of.mu}" if of.other_loss is None else f"a {type(of.other_loss).__name__} loss"
 
 

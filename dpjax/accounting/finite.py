@@ -44,7 +44,7 @@ def _quantile(p: float) -> float:
     return -float(special.ndtri(p))
 
 
-class Sampler(NamedTuple):
+class NormalSampler(NamedTuple):
     """How normals follow from bits: quantiles of the middles of cells of tail probability.
 
     Attributes:
@@ -80,7 +80,7 @@ class Sampler(NamedTuple):
         return float(max(coarse, finer)) * (1 + 2 * max(self.half / self.finer, 2.0**-30))
 
 
-SAMPLER = Sampler(2.0**-65, 2.0**-129, 2.0**-32, 2.0**-97, 2.0**-48)
+SAMPLER = NormalSampler(2.0**-65, 2.0**-129, 2.0**-32, 2.0**-97, 2.0**-48)
 """That of `dpjax.transforms.hardened`: 64 bits, 64 more below 2^-32, up to 11.3 deviations."""
 
 
@@ -180,7 +180,7 @@ def cost(
     delta: float,
     clip_norm: float,
     recursive: bool = False,
-    sampler: Sampler = SAMPLER,
+    sampler: NormalSampler = SAMPLER,
 ) -> Cost:
     """Bound what finite precision adds to a release, over all of its draws.
 
@@ -255,7 +255,7 @@ def cost(
 
 
 def _mean(
-    sampler: Sampler, sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float
+    sampler: NormalSampler, sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float
 ) -> float:
     """Sum of the mean effects of normals that are each moved by up to ``shift``."""
     zeroth = math.exp(shift**2 / 2)

@@ -46,7 +46,7 @@ class Guarantee:
             `dpjax.accounting.finite`; 0 where noise is taken to be exact, as in simulations.
         added_delta: The part of delta that finite-precision noise uses.
         gradients: "any", or "view" where it holds only for gradients that do not depend on what
-            the attacker cannot see, see `dpjax.accounting.view.View.loss`.
+            the attacker cannot see, see `dpjax.accounting.attacker.View.loss`.
         curve: The marks at which the run may have stopped by what was released, with what makes
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
         nodes: The agents of a coalition, which colludes; None for other attackers.

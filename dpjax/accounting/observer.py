@@ -112,7 +112,7 @@ def energies(model: Model, participation: Participation) -> Energies:
                     )
                 )
             values = np.concatenate([values, np.concatenate(columns, axis=2)[:, :, :n]], axis=1)
-        return _found(values, blur, leak, doubt, participation)
+        return _energies(values, blur, leak, doubt, participation)
 
 
 def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
@@ -157,11 +157,13 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
             for place, index in enumerate(chosen):
                 one = jax.tree.map(lambda leaf, at=place: leaf[at], doubt)
                 parts_ = values[place], blur[place], leak[place], one
-                found[index] = _found(*parts_, participation)
+                found[index] = _energies(*parts_, participation)
     return [found[index] for index in range(len(models))]
 
 
-def _found(values: Any, blur: Any, leak: Any, doubt: Any, participation: Participation) -> Energies:
+def _energies(
+    values: Any, blur: Any, leak: Any, doubt: Any, participation: Participation
+) -> Energies:
     hidden = bool(doubt.hidden)
     rank = np.asarray(doubt.rank) if hidden else None
     ambiguous, condition = bool(doubt.ambiguous), float(doubt.condition)

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting.view import Gradients, View
+from dpjax.accounting.attacker import Gradients, View
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["Claim", "Numerator", "mafalda", "muffliato_pndp"]

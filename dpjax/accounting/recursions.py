@@ -38,7 +38,7 @@ class Memory(NamedTuple):
     of_noise: bool
 
 
-class Gossip(NamedTuple):
+class GossipRounds(NamedTuple):
     """An algorithm, less its noise.
 
     Attributes:
@@ -87,7 +87,7 @@ def remember(strategy: Float[np.ndarray, "t t"]) -> Memory:
 
 
 def rational_model_of(
-    gossip: Gossip,
+    gossip: GossipRounds,
     source: Float[np.ndarray, "n q"],
     seen: Float[np.ndarray, "p m n"],
     victims: Float[np.ndarray, " n"],
@@ -106,7 +106,7 @@ def rational_model_of(
         The model, of objects.
     """
     whole = np.frompyfunc(Fraction, 1, 1)
-    exactly = Gossip(whole(gossip.mixing), gossip.steps, whole(gossip.contraction))
+    exactly = GossipRounds(whole(gossip.mixing), gossip.steps, whole(gossip.contraction))
     past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
     return model_of(exactly, whole(source), whole(seen), whole(victims), past)
 
@@ -117,7 +117,7 @@ def _width(matrix: Float[np.ndarray, "t t"]) -> int:
 
 
 def model_of(
-    gossip: Gossip,
+    gossip: GossipRounds,
     source: Float[np.ndarray, "n q"],
     seen: Float[np.ndarray, "p m n"],
     victims: Float[np.ndarray, " n"],
@@ -154,7 +154,7 @@ def model_of(
 
 
 def _round(
-    gossip: Gossip,
+    gossip: GossipRounds,
     source: Float[np.ndarray, "n q"],
     seen: Float[np.ndarray, "p m n"],
     victims: Float[np.ndarray, " n"],

@@ -9,15 +9,15 @@ import scipy.sparse.csgraph
 from jaxtyping import Float
 
 from dpjax.accounting import dense, kalman, observer, recursions
+from dpjax.accounting.attacker import View, ViewLoss
 from dpjax.accounting.kalman import Model
-from dpjax.accounting.view import Loss, View
 from dpjax.mechanism.participation import Participation
 
 __all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Algorithm:
+class LinearAlgorithm:
     """A gossip algorithm that waits for a trust model; made by `dsgd` and its like.
 
     Attributes:
@@ -28,7 +28,7 @@ class Algorithm:
         strategy: [T, T] C over rounds, or None.
     """
 
-    gossip: recursions.Gossip
+    gossip: recursions.GossipRounds
     source: Float[np.ndarray, "n q"]
     owners: tuple[frozenset[int], ...]
     secret: tuple[bool, ...]
@@ -148,7 +148,7 @@ class Algorithm:
             b = np.einsum("rtq,ts->rsq", moved, inverse)
             return whole * np.tile(victims, t), b.reshape(len(whole), -1)
 
-        def all_messages(participation: Participation) -> Loss:
+        def all_messages(participation: Participation) -> ViewLoss:
             return _closed_form(source, strategy, participation)
 
         complete = not nodes and np.array_equal(seen, np.eye(self.agents)[None])
@@ -169,7 +169,7 @@ def _closed_form(
     source: Float[np.ndarray, "n q"],
     strategy: Float[np.ndarray, "t t"] | None,
     participation: Participation,
-) -> Loss:
+) -> ViewLoss:
     """Loss when all messages are seen: they determine g_t + xi_t of every round.
 
     mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map. Agents
@@ -191,7 +191,7 @@ def _closed_form(
             energy[members] = found / norms[block] ** 2 / size[members] ** 2
             open_[members] = uncertain
         mu = np.sqrt(energy) * _over_rounds(strategy, participation)
-    return Loss(mu, open_, "closed form", "any")
+    return ViewLoss(mu, open_, "closed form", "any")
 
 
 def _block_energy(units: Float[np.ndarray, "b q"]) -> tuple[np.ndarray, np.ndarray]:

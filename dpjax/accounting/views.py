@@ -27,14 +27,24 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import recursions
+from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, with_state
 from dpjax.accounting.kalman import Model
-from dpjax.accounting.trust import Algorithm
-from dpjax.accounting.view import Loss, View, losses, of_model, with_state
-from dpjax.accounting.zipdl import ZipDL
+from dpjax.accounting.trust import LinearAlgorithm
+from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["Algorithm", "Loss", "View", "decor", "dsgd", "linear", "losses", "muffliato", "zip_dl"]
+__all__ = [
+    "LinearAlgorithm",
+    "ViewLoss",
+    "View",
+    "decor",
+    "dsgd",
+    "linear",
+    "losses",
+    "muffliato",
+    "zip_dl",
+]
 
 
 def dsgd(
@@ -46,7 +56,7 @@ def dsgd(
     gossip_steps: int = 1,
     subgroups: Sequence[Sequence[int]] | None = None,
     curvature: Any = None,
-) -> Algorithm:
+) -> LinearAlgorithm:
     """Decentralized SGD with Gaussian noise: DP-D-SGD, Anti-PGD, MAFALDA, Whisper, DECOR.
 
     Args:
@@ -86,7 +96,7 @@ def dsgd(
         if bends.shape not in ((), (n,)):
             raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
         contraction = 1.0 - np.broadcast_to(bends, (n,))
-    gossip = recursions.Gossip(schedule, steps, contraction)
+    gossip = recursions.GossipRounds(schedule, steps, contraction)
     made = None if strategy is None else strategy_.checked(strategy)
     source, owners = _own_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
@@ -100,10 +110,10 @@ def dsgd(
         source = np.hstack([source, edges])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
-    return Algorithm(gossip, source, tuple(owners), tuple(secret), made)
+    return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), made)
 
 
-def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> Algorithm:
+def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> LinearAlgorithm:
     """Muffliato-SGD(K): K gossip rounds a gradient, every one observed; T counts gradients.
 
     Args:
@@ -125,7 +135,7 @@ def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> Algorithm:
     return dsgd(mixing, gossip_steps=gossip_steps, **options)
 
 
-def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) -> Algorithm:
+def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) -> LinearAlgorithm:
     """DECOR: own noise of variance ``own``, and a secret of variance ``shared`` on every link.
 
     Args:
@@ -208,7 +218,7 @@ def _factor(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
 
 def zip_dl(
     mixing: Any, *, zero_sum: Literal["messages", "with_own_copy"] = "with_own_copy"
-) -> "ZipDL":
+) -> "ZipDLViews":
     """Zip-DL: another noise on each outgoing message, summing to zero over a node's messages.
 
     A node's m messages carry z_k - mean(z), z_k standard normal; ``"messages"`` counts those it
@@ -242,7 +252,7 @@ def zip_dl(
             f"mixing is of {len(matrix)} agents without a link; Zip-DL's noise goes out on links: "
             "give a connected network of at least 2 agents"
         )
-    return ZipDL(matrix, zero_sum == "with_own_copy")
+    return ZipDLViews(matrix, zero_sum == "with_own_copy")
 
 
 def linear(
@@ -315,7 +325,7 @@ def linear(
         raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
     wide = of_model(with_state(model, rows), (), None, as_given=True)
 
-    def any_gradients(participation: Participation) -> Loss:
+    def any_gradients(participation: Participation) -> ViewLoss:
         return wide.loss(participation, gradients="view")
 
     return of_model(model, (), any_gradients, as_given=True)

@@ -9,16 +9,16 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax.accounting import dense
+from dpjax.accounting.attacker import View, ViewLoss, of_model
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import nodes_of
-from dpjax.accounting.view import Loss, View, of_model
 from dpjax.mechanism.participation import Participation
 
 __all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
-class ZipDL:
+class ZipDLViews:
     """Zip-DL, waiting for a trust model; made by `zip_dl`."""
 
     mixing: Float[np.ndarray, "n n"]
@@ -83,9 +83,9 @@ class ZipDL:
             np.round(noise[rows] * whole),
         )
 
-        def infinite(participation: Participation) -> Loss:
+        def infinite(participation: Participation) -> ViewLoss:
             # Seeing every message and own copy, the zero sum takes the noise away.
-            return Loss(np.full(n, np.inf), np.zeros(n, bool), "closed form", "any")
+            return ViewLoss(np.full(n, np.inf), np.zeros(n, bool), "closed form", "any")
 
         def matrices(rounds: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
             return dense.materialize(model if reduced else sent, rounds)

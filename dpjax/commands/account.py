@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _terminal, _validate
-from dpjax.accounting.view import Gradients
+from dpjax.accounting.attacker import Gradients
 from dpjax.commands import account_report, inputs, loss_tables, victims
 from dpjax.commands import multiplier as multiplier_
 from dpjax.topology import nodes
@@ -32,7 +32,7 @@ def run(command: Any) -> int:
     """Account for an algorithm on a network: print the losses, write records and figure.
 
     Args:
-        command: The options, `dpjax.cli.Account`.
+        command: The options, `dpjax.cli.AccountCommand`.
 
     Returns:
         Exit status.
@@ -50,7 +50,7 @@ def insiders(command: Any) -> int:
     """Print the noise multiplier that a budget needs against insiders; nothing is written.
 
     Args:
-        command: The options, `dpjax.cli.Design`, under trust "pndp".
+        command: The options, `dpjax.cli.DesignCommand`, under trust "pndp".
 
     Returns:
         Exit status.
@@ -73,7 +73,7 @@ def _account(
     """Account, write records and figure, and return the report.
 
     Args:
-        command: The options, `dpjax.cli.Account`.
+        command: The options, `dpjax.cli.AccountCommand`.
         graph: The network.
         mixing: [n, n] W.
         out: Record file to write.
@@ -131,7 +131,7 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
     """Find the noise multiplier of a budget against insiders, and return the report.
 
     Args:
-        command: The options, `dpjax.cli.Design`.
+        command: The options, `dpjax.cli.DesignCommand`.
         graph: The network.
         mixing: [n, n] W.
 
@@ -153,7 +153,7 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
     sets = account_report.attackers(command.attacker or ("all",), names)
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
-    found = multiplier_.needed(setting, sets, **budget, gradients=gradients)
+    found = multiplier_.least_multiplier(setting, sets, **budget, gradients=gradients)
     each: list[str] = []
     if len(names) <= loss_tables.FEW:
         with_it = {"sigma": found.sigma, "delta": command.delta}
@@ -177,7 +177,7 @@ def _refuse_of_ldp(command: Any) -> None:
     """Refuse options of `dpjax design` that only an eavesdropper's design has.
 
     Args:
-        command: The options, `dpjax.cli.Design`.
+        command: The options, `dpjax.cli.DesignCommand`.
 
     Raises:
         ValueError: Naming the first one.

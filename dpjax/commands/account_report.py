@@ -7,7 +7,7 @@ from typing import Any
 
 from dpjax._rounding import up
 from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
-from dpjax.commands.multiplier import Needed
+from dpjax.commands.multiplier import Multiplier
 from dpjax.commands.victims import ASSUMPTIONS, NOISE, Setting, grouped
 from dpjax.topology import nodes
 
@@ -101,7 +101,7 @@ def lines(
 
 def multiplier_lines(
     setting: Setting,
-    found: Needed,
+    found: Multiplier,
     sets: Sequence[Sequence[int]],
     names: Sequence[str],
     each: Sequence[str] = (),
@@ -112,7 +112,7 @@ def multiplier_lines(
     gradients: str,
     mixing: str,
 ) -> list[str]:
-    """The report of `multiplier.needed`.
+    """The report of `multiplier.least_multiplier`.
 
     Args:
         setting: The algorithm.
@@ -160,7 +160,7 @@ def multiplier_lines(
         f"  when = Participation({when.rounds}, {when.epochs}, {when.separation})",
         f'  setting = commands.victims.Setting("{setting.algorithm}", W, when, '
         f'"{setting.relation}"{_options(setting)})',
-        f"  commands.multiplier.needed(setting, {_short(sets)}, epsilon={epsilon:g}, "
+        f"  commands.multiplier.least_multiplier(setting, {_short(sets)}, epsilon={epsilon:g}, "
         f'delta={delta:g}, gradients="{gradients}").sigma',
         '  commands.victims.rows(setting, "pndp", attackers=..., sigma=...)  # every victim',
     ]

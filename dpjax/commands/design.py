@@ -23,7 +23,7 @@ def run(command: Any) -> int:
     """Design noise against an eavesdropper, print what it is and does, and write the plan.
 
     Args:
-        command: The options, `dpjax.cli.Design`, under trust "ldp".
+        command: The options, `dpjax.cli.DesignCommand`, under trust "ldp".
 
     Returns:
         Exit status.

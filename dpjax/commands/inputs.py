@@ -22,7 +22,7 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
     """Return the graph, its mixing matrix, and a line about both.
 
     Args:
-        command: The options, `dpjax.cli.Design` or `dpjax.cli.Account`.
+        command: The options, `dpjax.cli.DesignCommand` or `dpjax.cli.AccountCommand`.
 
     Raises:
         ValueError: For a graph that cannot be read, or a seed that nothing reads.

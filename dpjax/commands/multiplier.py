@@ -7,13 +7,13 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
-from dpjax.accounting.view import Gradients
+from dpjax.accounting.attacker import Gradients
 from dpjax.commands import victims
 
 __all__: list[str] = []
 
 
-class Needed(NamedTuple):
+class Multiplier(NamedTuple):
     """The least noise that keeps every victim within a budget.
 
     Attributes:
@@ -37,14 +37,14 @@ class Needed(NamedTuple):
     independent: float
 
 
-def needed(
+def least_multiplier(
     setting: victims.Setting,
     attackers: Sequence[Sequence[int]],
     *,
     epsilon: float,
     delta: float,
     gradients: Gradients = "any",
-) -> Needed:
+) -> Multiplier:
     """The noise multiplier at which every victim keeps a budget against each set of attackers.
 
     mu falls as 1 / sigma, so sigma is the worst loss at noise 1 over the mu of the budget.
@@ -89,7 +89,7 @@ def needed(
         return sigma
 
     (outside,) = victims.stated_losses([algorithm.ldp()], setting.participation, "any")
-    return Needed(
+    return Multiplier(
         multiplier(worst),
         mu,
         seen[where].attackers,

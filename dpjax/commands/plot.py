@@ -11,7 +11,7 @@ def run(command: Any) -> int:
     """Draw a figure and say where it is.
 
     Args:
-        command: The options, `dpjax.cli.Plot`.
+        command: The options, `dpjax.cli.PlotCommand`.
 
     Returns:
         Exit status.

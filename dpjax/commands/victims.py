@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 
 from dpjax import _validate
 from dpjax.accounting import budget, gdp, views
-from dpjax.accounting.view import Gradients
-from dpjax.accounting.zipdl import ZipDL
+from dpjax.accounting.attacker import Gradients
+from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
@@ -104,7 +104,7 @@ class Setting:
         """How far a round's gradient moves at clip 1: 1 for zero-out, else 2."""
         return budget.sensitivity(self.relation, 1.0)
 
-    def make(self) -> "views.Algorithm | ZipDL":
+    def make(self) -> "views.LinearAlgorithm | ZipDLViews":
         """The algorithm at clip 1 and noise 1."""
         options: dict[str, Any] = {"gossip_steps": self.gossip_steps}
         if self.algorithm == "zip_dl":
@@ -149,7 +149,7 @@ class StatedLoss(NamedTuple):
 
 
 def view(
-    algorithm: "views.Algorithm | ZipDL",
+    algorithm: "views.LinearAlgorithm | ZipDLViews",
     trust: str,
     attackers: Sequence[int] = (),
     protected: Sequence[int] | None = None,
@@ -182,7 +182,7 @@ def view(
         if not attackers:
             raise ValueError("attacker is missing; trust 'pndp' needs at least one node")
         return algorithm.pndp(list(attackers))
-    if isinstance(algorithm, ZipDL) or not any(algorithm.secret):
+    if isinstance(algorithm, ZipDLViews) or not any(algorithm.secret):
         raise ValueError(
             "trust is 'secldp', about pairwise secrets, and this algorithm has none; take ldp or "
             "pndp, or algorithm decor"
@@ -212,7 +212,7 @@ def stated_losses(
     return least(views.losses(seen, participation, gradients=gradients), wide)
 
 
-def least(found: Sequence[views.Loss], wide: Sequence[views.Loss]) -> list[StatedLoss]:
+def least(found: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> list[StatedLoss]:
     """Losses of views, or of larger views where these are less, rounded up.
 
     The plain bound sums absolute values, and can exceed the loss of a larger view.

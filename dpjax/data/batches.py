@@ -36,12 +36,12 @@ def check(
     least = int(counts.argmin())
     if counts[least] < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_told(agents, least)} has {counts[least]} records; "
-            "lower it to that, or partition with minimum=batch_size"
+            f"batch_size is {batch_size}, but {_agent_name(agents, least)} has {counts[least]} "
+            "records; lower it to that, or partition with minimum=batch_size"
         )
 
 
-def _told(agents: Sequence[str] | None, index: int) -> str:
+def _agent_name(agents: Sequence[str] | None, index: int) -> str:
     return f"agent {index}" if agents is None else agents[index]
 
 
@@ -102,8 +102,9 @@ def check_cyclic(
     needed = -(-int(counts[most]) // separation)
     if needed > batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_told(agents, most)} has {counts[most]} records in "
-            f"cycles of {separation} batches; give batch_size={needed}, or a larger separation"
+            f"batch_size is {batch_size}, but {_agent_name(agents, most)} has {counts[most]} "
+            f"records in cycles of {separation} batches; give batch_size={needed}, or a "
+            "larger separation"
         )
     if batch_size * separation >= 2**31:
         raise ValueError(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from dpjax import _validate
-from dpjax.plans.stated import check_stop_at
+from dpjax.plans.endings import check_stop_at
 
 __all__: list[str] = []
 

@@ -21,9 +21,9 @@ from dpjax.engine.result import Progress, Result
 from dpjax.engine.stand import Stand
 from dpjax.engine.storage import Storage
 from dpjax.plans import forecasts, releases
+from dpjax.plans.endings import Endings, Stopping, endings
 from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
-from dpjax.plans.stated import Stated, Stopping, stated
 
 __all__ = ["Progress", "Result", "run"]
 
@@ -132,7 +132,7 @@ def run(
     # Only here is known how many numbers a release draws; nothing has been sent yet.
     plans = tuple(releases.priced(plan, job.payload) for plan in plans)
     terms = _Terms(
-        stated(
+        endings(
             plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
             planned=planned,
         ),
@@ -188,7 +188,7 @@ class _Terms:
         callback: Who is asked, or None.
     """
 
-    states: Stated
+    states: Endings
     private: bool
     callback: Callable[[Progress], bool | None] | None
 

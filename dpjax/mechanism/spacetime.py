@@ -22,7 +22,7 @@ from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 
-__all__ = ["Design", "design", "factor_over_agents", "objective", "unrestricted_bound"]
+__all__ = ["JointDesign", "design", "factor_over_agents", "objective", "unrestricted_bound"]
 
 Mixing = Float[np.ndarray, "*p n n"]
 
@@ -32,7 +32,7 @@ LARGEST = 2000
 _BLOCK = 1 << 24  # float64 numbers in one block of flattened powers: 128 MiB
 
 
-class Design(NamedTuple):
+class JointDesign(NamedTuple):
     """A strategy over rounds and a covariance over agents, with their certificates.
 
     Attributes:
@@ -67,7 +67,7 @@ def design(
     *,
     tolerance: float = 1e-9,
     max_iterations: int = 50,
-) -> Design:
+) -> JointDesign:
     """Return the strategy and covariance of least noise energy, both of sensitivity 1.
 
     min tr((C'C)^-1 H(R)),  sensitivity(C) <= 1,  [R^-1]_ii <= 1
@@ -128,7 +128,7 @@ def design(
         covariance_bound = minimize_trace(
             factor=factor_over_agents(mixing, strategy), warm_start=multipliers
         ).lower_bound
-    return Design(
+    return JointDesign(
         strategy=strategy,
         covariance=covariance,
         value=history[-1],

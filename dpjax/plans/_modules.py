@@ -191,7 +191,7 @@ def started(made: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:
     Raises:
         ValueError: For another model's values, or a choice of all or none.
     """
-    values = _parameters.given(params, jax.eval_shape(made.init, jax.random.key(0)))
+    values = _parameters.starting_values(params, jax.eval_shape(made.init, jax.random.key(0)))
     if frozen is None:
         return made._replace(init=_parameters.Given(values)), None
     trained, kept = _parameters.split(values, frozen)

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["Given", "check_split", "given", "merge", "same", "split"]
+__all__ = ["Given", "check_split", "starting_values", "merge", "same", "split"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def same(one: Any, other: Any) -> bool:
     return all(a is b or (a.dtype == b.dtype and np.array_equal(a, b)) for a, b in pairs)
 
 
-def given(params: Any, wanted: Any) -> Any:
+def starting_values(params: Any, wanted: Any) -> Any:
     """Return parameters to start from as a run holds them: arrays of at most 32 bits a number.
 
     Args:

@@ -146,7 +146,7 @@ class Calibrated(Protocol):
         """Refuse arrays of other shapes or types than the target's."""
         ...
 
-    def loss(self, target: Target) -> budget_.Loss:
+    def loss(self, target: Target) -> budget_.CovarianceLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
         ...
 
@@ -204,7 +204,7 @@ class Factored:
             )
         strategies.check(self.strategy, target.rounds)
 
-    def loss(self, target: Target) -> budget_.Loss:
+    def loss(self, target: Target) -> budget_.CovarianceLoss:
         """What every agent loses to an outsider."""
         return budget_.loss(
             None,

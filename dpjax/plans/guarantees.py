@@ -60,7 +60,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     )
 
 
-def records(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
+def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
     """The records of each agent as a plan keeps them: None where its sampler need not know them.
 
     Args:

@@ -81,10 +81,10 @@ class PairKeys(Shaped):
         """Own noise beside that of links."""
         return views.decor(target.mixing, 1.0, self.shared).source
 
-    def drawn(self, target: Target) -> "Paired":
+    def drawn(self, target: Target) -> "PairKeysPrivatizer":
         """How it is drawn."""
         pairs = tuple((int(i), int(j)) for i, j in edges_.links(target.mixing))
-        return Paired(target.rounds, target.agents, pairs, self.shared)
+        return PairKeysPrivatizer(target.rounds, target.agents, pairs, self.shared)
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class ZeroSum(Shaped):
             / self._moved(target)
         )
 
-    def drawn(self, target: Target) -> "Zipped":
+    def drawn(self, target: Target) -> "ZeroSumPrivatizer":
         """How it is drawn."""
         sent = zip_dl.links(target.mixing)
         pairs = tuple(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
-        return Zipped(target.rounds, pairs, self.over)
+        return ZeroSumPrivatizer(target.rounds, pairs, self.over)
 
     def _moved(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
@@ -149,7 +149,7 @@ class ZeroSum(Shaped):
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairKeysPrivatizer:
     """How `PairKeys` is drawn; see `dpjax.transforms.edges.pairwise`.
 
     Attributes:
@@ -180,7 +180,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Zipped:
+class ZeroSumPrivatizer:
     """How `ZeroSum` is drawn; see `dpjax.transforms.zero_sum.zero_sum`.
 
     Attributes:

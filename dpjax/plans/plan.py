@@ -151,7 +151,7 @@ class Plan:
     @property
     def sampler(self) -> Sampler:
         """Which records take part, told how many there are where it must know."""
-        return _told(self.config.sampler, self.counts)
+        return _counted_sampler(self.config.sampler, self.counts)
 
     @property
     def target(self) -> Target:
@@ -288,7 +288,9 @@ def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None)
     # Where the sampler claims them, and so keeps to the rules of those that do.
     if counts is not None and config.sampler.capacity is not None:
         rates = config.sampler.rates(counts)
-    divisor = _told(config.sampler, counts).divisor if config.protect.unit == "record" else 1
+    divisor = (
+        _counted_sampler(config.sampler, counts).divisor if config.protect.unit == "record" else 1
+    )
     return Target(
         mixing,
         config.budget,
@@ -302,7 +304,7 @@ def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None)
     )
 
 
-def _told(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
+def _counted_sampler(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
     return sampler if counts is None else sampler.holding(int(counts.max()))
 
 
@@ -365,7 +367,7 @@ def make(
     method: Any = on(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
     dependence.check_method(method, config.optimizer.shared(), matrix.shape)
-    records = guarantees.records(config, counts, n)
+    records = guarantees.kept_counts(config, counts, n)
     if config.noise is None:
         for name, given in (("design", design), ("strategy", strategy)):
             if given is not None:

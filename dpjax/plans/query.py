@@ -35,7 +35,7 @@ class AgentQuery:
     loss: Callable[[Any, Any, Any], Any]
     batch_loss: Callable[[Any, Any, Any], Any] | None
     clip_norm: float
-    clipping: clipping.Method
+    clipping: clipping.Clipping
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -93,7 +93,7 @@ class RecordQuery:
     loss: Callable[[Any, Any, Any], Any]
     weighted: Callable[[Any, Any, Any, Any], Any] | None
     clip_norm: float
-    clipping: clipping.Method
+    clipping: clipping.Clipping
     microbatch: int | None
 
     metrics = ()

@@ -78,12 +78,12 @@ class Rule(NamedTuple):
 
     Attributes:
         holds: Of a config, whether it is kept.
-        told: Of a config, what breaks it, for the message.
+        culprit: Of a config, what breaks it, for the message.
         why: Why, with the remedy.
     """
 
     holds: Callable[[Any], bool]
-    told: Callable[[Any], str]
+    culprit: Callable[[Any], str]
     why: str
 
 
@@ -344,7 +344,7 @@ def _check_sampler(config: Any) -> None:
     for rule in row.rules:
         if not rule.holds(config):
             raise ValueError(
-                f"sampler is {config.sampler} {rule.told(config)}{row.unknown}; {rule.why}"
+                f"sampler is {config.sampler} {rule.culprit(config)}{row.unknown}; {rule.why}"
             )
 
 

@@ -126,7 +126,7 @@ class Scaled:
         registry.check_noise(self.part, target.method, target.protect)
         _validate.spread("scale", float(self.scale))
 
-    def loss(self, target: Target) -> budget_.Loss:
+    def loss(self, target: Target) -> budget_.CovarianceLoss:
         """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
         budget = target.budget
         mu = self.part.unit(target) / float(self.scale)
@@ -135,7 +135,9 @@ class Scaled:
             mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
         )
         squared = target.protect.sensitivity**2 * target.over_rounds(None)
-        return budget_.Loss(np.asarray(claimed), exact, mu, mu**2 / squared, int(np.argmax(mu)))
+        return budget_.CovarianceLoss(
+            np.asarray(claimed), exact, mu, mu**2 / squared, int(np.argmax(mu))
+        )
 
     def grid(self, target: Target) -> finite.Grid:
         """Refused: its releases are many processes, each with keys of its own.

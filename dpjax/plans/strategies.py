@@ -97,14 +97,18 @@ def make(
     # Only what a strategy depends on is part of the key.
     at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
     if given is None:
-        return _made(name, at, participation)
+        return _joint_strategy(name, at, participation)
     check(given, participation.rounds)
-    covariance = _made(name, at, participation).covariance if name == "spacetime" else None
+    covariance = (
+        _joint_strategy(name, at, participation).covariance if name == "spacetime" else None
+    )
     return JointStrategy(np.asarray(given, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)
-def _made(name: str, mixing: _Mixing | None, participation: Participation) -> JointStrategy:
+def _joint_strategy(
+    name: str, mixing: _Mixing | None, participation: Participation
+) -> JointStrategy:
     if name == "anti_pgd":
         return JointStrategy(temporal.anti_pgd(participation.rounds))
     if name == "prefix_sum":

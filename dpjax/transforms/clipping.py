@@ -22,9 +22,9 @@ from dpjax.transforms.leaves import check as check_leaf
 
 __all__ = ["fraction", "per_agent", "per_example"]
 
-Method = Literal["flat", "automatic"]
+Clipping = Literal["flat", "automatic"]
 
-METHODS = ("flat", "automatic")
+CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
 
 
@@ -127,7 +127,7 @@ def _clip(tree: Any, clip_norm: float, method: str, stability: float) -> Any:
 
 
 def _check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
-    _validate.one_of("method", method, METHODS)
+    _validate.one_of("method", method, CLIPPINGS)
     stability = _validate.positive("stability", stability)
     if method == "flat" and clip_norm == math.inf:
         return math.inf, stability
@@ -153,7 +153,7 @@ def _check_leaves(updates: Any) -> None:
 
 
 def per_agent(
-    clip_norm: float, method: Method = "flat", stability: float = 0.01
+    clip_norm: float, method: Clipping = "flat", stability: float = 0.01
 ) -> optax.GradientTransformation:
     """Clip each agent's whole gradient, one norm an agent over all leaves.
 
@@ -238,7 +238,7 @@ def per_example(
     loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
     clip_norm: float,
     *,
-    method: Method = "flat",
+    method: Clipping = "flat",
     stability: float = 0.01,
     microbatch: int | None = None,
     encode: Callable[[Any], Any] | None = None,

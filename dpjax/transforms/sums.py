@@ -19,7 +19,7 @@ def clipped_sum(
     weighted: Callable[..., Any],
     clip_norm: float,
     *,
-    method: clipping.Method = "flat",
+    method: clipping.Clipping = "flat",
 ) -> Callable[..., Any]:
     """`dpjax.transforms.clipping.per_example` for a model that knows its gradients' norms.
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from dpjax.accounting import finite, gdp
 
-COARSE = finite.Sampler(2.0**-19, 2.0**-19, 2.0**-8, 2.0**-8, 1e-15)
+COARSE = finite.NormalSampler(2.0**-19, 2.0**-19, 2.0**-8, 2.0**-8, 1e-15)
 """18 bits, one of them the sign: every value can be counted."""
 
 
@@ -77,7 +77,7 @@ def test_cells_of_one_coordinate_counted_exactly(spacing, shift):
 
 def test_cells_of_two_correlated_coordinates_counted_exactly():
     factor, spacing = np.array([[1.0, 0.0], [-0.6, 0.7]]), 0.5
-    sampler = finite.Sampler(2.0**-12, 2.0**-12, 2.0**-4, 2.0**-4, 1e-15)
+    sampler = finite.NormalSampler(2.0**-12, 2.0**-12, 2.0**-4, 2.0**-4, 1e-15)
     z = values(11)
     first = np.round(factor[0, 0] * z / spacing).astype(int)
     second = np.round((factor[1, 0] * z[:, None] + factor[1, 1] * z) / spacing).astype(int)
@@ -113,7 +113,7 @@ def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=Non
 
 def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
     # One draw of one coordinate: its largest ratio, and what lies beyond its reach.
-    spacing, sampler = 0.25, finite.Sampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
+    spacing, sampler = 0.25, finite.NormalSampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
     cost = finite.cost(
         np.eye(1), 1, spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0,
         sampler=sampler,

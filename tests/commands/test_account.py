@@ -371,12 +371,12 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     setting = victims.Setting("dsgd", matrix, Participation(4, 1, 1), "zero_out_record")
     each = np.array([losses(matrix, 4, (a,), [[0], [1], [2], [3]]) for a in range(5)])
     sets = [(a,) for a in range(5)]
-    found = multiplier.needed(setting, sets, epsilon=2.0, delta=1e-6, gradients="view")
+    found = multiplier.least_multiplier(setting, sets, epsilon=2.0, delta=1e-6, gradients="view")
     attacker, victim = np.unravel_index(np.nanargmax(each), each.shape)
     assert each[found.attackers[0], found.victim] == pytest.approx(np.nanmax(each), rel=1e-9)
     assert found.sigma == pytest.approx(np.nanmax(each) / gdp.mu(2.0, 1e-6), rel=1e-8)
     assert found.ties >= 1 and each[attacker, victim] > np.nanmedian(each)
-    alone = multiplier.needed(setting, [(4,)], epsilon=2.0, delta=1e-6, gradients="view")
+    alone = multiplier.least_multiplier(setting, [(4,)], epsilon=2.0, delta=1e-6, gradients="view")
     assert alone.attackers == (4,) and alone.victim == int(np.nanargmax(each[4]))
     assert found.ldp == pytest.approx(1 / gdp.mu(2.0, 1e-6), rel=1e-8) == found.independent
     named = ["--graph", "florentine", "--attacker", "0", "3", "--trust", "pndp"]

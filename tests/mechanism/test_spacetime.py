@@ -70,7 +70,7 @@ def triangular(seed: int, rounds: int) -> np.ndarray:
 
 
 @functools.cache
-def designed(participation: Participation) -> spacetime.Design:
+def designed(participation: Participation) -> spacetime.JointDesign:
     return spacetime.design(SYMMETRIC, participation)
 
 

@@ -72,13 +72,13 @@ def check_sum(build, loss=logistic, method="flat", microbatch=None, spoil=False)
     np.testing.assert_allclose(everything, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize("microbatch", [None, 1, 3, 4, 20])
 def test_sum_of_clipped_gradients(method, microbatch):
     check_sum(clipping.per_example, method=method, microbatch=microbatch)
 
 
-@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize("microbatch", [None, 4])
 def test_gradients_that_are_not_finite_add_nothing(method, microbatch):
     check_sum(clipping.per_example, linear, method=method, microbatch=microbatch, spoil=True)
@@ -140,7 +140,7 @@ def check_sensitivity(build, method="flat") -> None:
     assert moved_most > 2 * CLIP * 0.999  # the data are adversarial enough
 
 
-@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
 def test_sensitivity_of_the_sum(method):
     check_sensitivity(clipping.per_example, method)
 

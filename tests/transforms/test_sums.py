@@ -31,7 +31,7 @@ def length(tree):
     return float(np.linalg.norm(np.concatenate(flat)))
 
 
-@pytest.mark.parametrize("method", clipping.METHODS)
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 1e6])
 def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0

@@ -21,7 +21,7 @@ STOPPING = ("plan", "curve")
 
 
 @dataclass(frozen=True)
-class Stated:
+class Endings:
     """What each plan of a run states, fixed before its first round.
 
     Guarantee: holds for runs stopped by what was released. Where the decision was left to whoever
@@ -54,7 +54,7 @@ class Stated:
         )
 
 
-def stated(
+def endings(
     plans: Sequence[Plan],
     ends: Sequence[int],
     *,
@@ -62,7 +62,7 @@ def stated(
     callback: bool,
     before: Sequence[Guarantee] | None,
     planned: bool,
-) -> Stated:
+) -> Endings:
     """Fix what a run states, before it begins.
 
     Args:
@@ -103,7 +103,7 @@ def stated(
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
         whole.append(one)
-    made = Stated(tuple(whole), None if before is None else tuple(before))
+    made = Endings(tuple(whole), None if before is None else tuple(before))
     # Phases that do not compose, or whose finite precision uses up delta, are refused here.
     made.at(rounds)
     return made

@@ -21,7 +21,7 @@ Gradients = Literal["view", "any"]
 _ROUNDING = 1e-9
 
 
-class Loss(NamedTuple):
+class ViewLoss(NamedTuple):
     """Gaussian-DP loss of every victim, and how it was found.
 
     Attributes:
@@ -61,7 +61,7 @@ class View:
     rounds: int | None
     _model: Callable[[], Model] | None
     _matrices: Callable[[int, bool], tuple[np.ndarray, np.ndarray]]
-    _all_messages: Callable[[Participation], Loss] | None
+    _all_messages: Callable[[Participation], ViewLoss] | None
     _sees_all: bool = False
     _as_given: bool = False
     _rational: Callable[[], Model] | None = None
@@ -105,7 +105,7 @@ class View:
         """
         return self.loss(participation, gradients=gradients).mu
 
-    def loss(self, participation: Participation, *, gradients: Gradients = "any") -> Loss:
+    def loss(self, participation: Participation, *, gradients: Gradients = "any") -> ViewLoss:
         """Gaussian-DP loss of every victim, with what is known of its exactness.
 
         The bound of the paper's (8), squared as it must be: mu_u^2 is the largest sum over a
@@ -155,7 +155,7 @@ class View:
             found = np.fmin(found, self.loss(participation, gradients="any").mu)
         return found * (1 + _ROUNDING)
 
-    def _closed_form(self, participation: Participation, gradients: Gradients) -> Loss | None:
+    def _closed_form(self, participation: Participation, gradients: Gradients) -> ViewLoss | None:
         """The loss where all messages decide it, None where the view itself does."""
         _validate.one_of("gradients", gradients, ("view", "any"))
         self._check_rounds(checked(participation).rounds)
@@ -175,7 +175,7 @@ class View:
         route: str,
         participation: Participation,
         gradients: Gradients,
-    ) -> Loss:
+    ) -> ViewLoss:
         """The loss of these energies; of a larger view where they leave it open."""
         if self._model is not None:
             rational = self._rational or self._model
@@ -188,7 +188,7 @@ class View:
             mu = np.where(open_, larger, mu)
             # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
             open_ &= np.isfinite(larger) | (found.leak < observer.LEAK) | self._as_given
-        return self._hide(Loss(mu, open_ | blurred, route, gradients))
+        return self._hide(ViewLoss(mu, open_ | blurred, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
         """Loss of a view that holds this one: the state as well, or all messages."""
@@ -222,7 +222,7 @@ class View:
             return exactly
         return exact.confirmed(model(), found, rational) if found.hidden else found
 
-    def _hide(self, loss: Loss) -> Loss:
+    def _hide(self, loss: ViewLoss) -> ViewLoss:
         # Only an attacker's loss is no number; what overflows is infinite.
         upper = loss.upper_bound | np.isnan(loss.mu)
         mu = np.where(np.isnan(loss.mu), np.inf, loss.mu)
@@ -240,7 +240,7 @@ class View:
 
 def losses(
     views: Sequence[View], participation: Participation, *, gradients: Gradients = "any"
-) -> list[Loss]:
+) -> list[ViewLoss]:
     """Losses of many views, say of every single attacker, vmapped over those of equal shapes.
 
     Args:
@@ -254,7 +254,7 @@ def losses(
     Raises:
         ValueError: As `View.loss`.
     """
-    found: dict[int, Loss] = {}
+    found: dict[int, ViewLoss] = {}
     open_: dict[int, Model] = {}
     for index, view in enumerate(views):
         closed = view._closed_form(participation, gradients)
@@ -296,7 +296,7 @@ def _round_by_round(model: Model) -> Model:
 def of_model(
     model: Model,
     attackers: tuple[int, ...],
-    all_messages: Callable[[Participation], Loss] | None,
+    all_messages: Callable[[Participation], ViewLoss] | None,
     *,
     as_given: bool = False,
 ) -> View:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dpjax.plans import plan
-from dpjax.plans.stated import stated
+from dpjax.plans.endings import endings
 from tests.support import make_config
 
 
@@ -16,7 +16,7 @@ def made(network):
 
 def fixed(made, **change):
     options = {"stopping": "plan", "callback": False, "before": None, "planned": False}
-    return stated([made], [5, 10, 20], **(options | change))
+    return endings([made], [5, 10, 20], **(options | change))
 
 
 def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
