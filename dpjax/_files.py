@@ -4,12 +4,15 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 __all__ = ["archive", "create", "replace", "writing"]
+
+Content = bytes | Callable[[BinaryIO], None]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -64,12 +67,12 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
         ) from None
 
 
-def create(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
     """Write a new file; its folder is made.
 
     Args:
         path: Where to; must be free, also at the last moment.
-        content: All of it.
+        content: All of it, or what writes all of it to an open file.
         mode: The file's mode, before the process's mask, from its first byte on.
 
     Raises:
@@ -101,7 +104,7 @@ def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 @contextlib.contextmanager
-def _beside(path: Path, content: bytes, mode: int) -> Iterator[Path]:
+def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
     """A written file in the same folder, gone when the block ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,10 @@ def _beside(path: Path, content: bytes, mode: int) -> Iterator[Path]:
     try:
         handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield beside

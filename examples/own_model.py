@@ -26,12 +26,12 @@ def main(rounds=400):
     config = plan.Config(noise=noise.Whisper("run"), budget=protect.Budget(8.0, delta=1e-5),
                          protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=rounds,
                          sampler=samplers.Random(32), optimizer=optimizers.Sgd(0.02))  # fmt: skip
-    plans = [plan.make(config.using(design), weights)
-             for design in (None, noise.Independent(), noise.Whisper("run"))]  # fmt: skip
+    plans = [plan.make(config.using(d), weights) for d in (None, noise.Independent(), config.noise)]
     result = run(plans, task, seeds=[0, 1, 2], progress=True)
     for each, accuracy in zip(plans, result.metrics["test_accuracy"][-1].mean(0), strict=True):
         print(f"{each.config.label:16} test accuracy {accuracy:.3f}")
-    print(result.guarantees[-1].statement())
+    predict = result.predictor(task, seed=0, plan="whisper_horizon")  # the average model
+    print(result.guarantees[-1].statement(), "\nclasses:", predict(test[0][:9]).argmax(axis=1))
     return result
 
 

@@ -1,11 +1,17 @@
 """What a run leaves, and what its callback sees on the way."""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+import dpjax
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import inference, saved
 from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
@@ -28,12 +34,55 @@ class Progress(NamedTuple):
     rounds_per_second: float
 
 
+class Terms(NamedTuple):
+    """What rows say of a plan, which a saved result keeps in its place.
+
+    Attributes:
+        label: What records call the design.
+        agents: Number of agents n.
+        epsilon: Of the plan's own guarantee.
+        delta: Of its budget; 0 without one.
+        accountant: How its epsilon follows; "none" without a budget.
+        relation: Neighbouring relation.
+        unit: "agent" or "record".
+        step_size: Of the first round.
+    """
+
+    label: str
+    agents: int
+    epsilon: float
+    delta: float
+    accountant: str
+    relation: str
+    unit: str
+    step_size: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Terms":
+        """The terms of a plan.
+
+        Args:
+            plan: The plan.
+        """
+        config, budget = plan.config, plan.config.budget
+        return cls(
+            config.label,
+            plan.agents,
+            plan.guarantee.epsilon,
+            0.0 if budget is None else budget.delta,
+            config.accountant or "none",
+            config.protect.relation,
+            config.protect.unit,
+            float(config.optimizer.first),
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a run leaves.
 
     Attributes:
-        plans: The V plans.
+        plans: The V plans; empty in a result that was loaded, since plans hold functions.
         seeds: The S seeds.
         rounds: [E] rounds at which metrics were taken.
         metrics: name -> [E, S, V].
@@ -42,11 +91,13 @@ class Result:
             beforehand (``stop_at``) or a curve over marks was (``stopping="curve"``).
         params: What the method releases at the end, the agents' models as a rule, leaves
             [S, V, n, ...]: functions of messages, which the guarantee covers. Under
-            gradients="view" the agents' own models, which it does not.
+            gradients="view" the agents' own models, which it does not. None in the places of frozen
+            leaves.
         seconds: Time in the compiled loop, this process only, compilation included.
         rounds_per_second: One seed's round of one plan counts one; the first chunk, which
             compiles, is left out where there is a second one.
         ended: False when a callback stopped the run.
+        terms: What rows say of each plan.
     """
 
     plans: tuple[Plan, ...]
@@ -58,11 +109,17 @@ class Result:
     seconds: float
     rounds_per_second: float
     ended: bool
+    terms: tuple[Terms, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the terms from the plans."""
+        if not self.terms:
+            object.__setattr__(self, "terms", tuple(map(Terms.of, self.plans)))
 
     def __repr__(self) -> str:
         """One line: how many runs, how far, which metrics."""
         return (
-            f"Result({len(self.plans)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
+            f"Result({len(self.terms)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
             f"metrics {', '.join(self.metrics)})"
         )
 
@@ -80,23 +137,22 @@ class Result:
                 of several designs.
         """
         rows = []
-        if "algorithm" in extra and len({plan.config.label for plan in self.plans}) > 1:
+        if "algorithm" in extra and len({terms.label for terms in self.terms}) > 1:
             raise ValueError(
                 f"algorithm is {extra['algorithm']!r} for plans of several designs, which it would "
                 "not tell apart; leave it out"
             )
-        for v, plan in enumerate(self.plans):
-            config, budget = plan.config, plan.config.budget
+        for v, terms in enumerate(self.terms):
             columns = {
-                "algorithm": config.label,
-                "agents": plan.agents,
+                "algorithm": terms.label,
+                "agents": terms.agents,
                 # Several phases together, and a curve's last numbers, are above the plan's.
-                "epsilon": max(plan.guarantee.epsilon, self.guarantees[v].epsilon),
-                "delta": 0.0 if budget is None else budget.delta,
-                "budget": config.accountant or "none",
-                "relation": config.protect.relation,
-                "unit": config.protect.unit,
-                "step_size": config.optimizer.first,
+                "epsilon": max(terms.epsilon, self.guarantees[v].epsilon),
+                "delta": terms.delta,
+                "budget": terms.accountant,
+                "relation": terms.relation,
+                "unit": terms.unit,
+                "step_size": terms.step_size,
                 "guarantee": self.guarantees[v].to_dict(),
             }
             own = [*columns, "seed", "round", *self.metrics]
@@ -106,9 +162,137 @@ class Result:
                         f"{name} is {extra[name]!r}, a column that the result states itself; give "
                         "it another name"
                     )
-            columns = {**extra, **columns, "algorithm": extra.get("algorithm", config.label)}
+            columns = {**extra, **columns, "algorithm": extra.get("algorithm", terms.label)}
             for s, seed in enumerate(self.seeds):
                 for e, rounds in enumerate(self.rounds):
                     taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}
                     rows.append({**columns, "seed": seed, "round": int(rounds), **taken})
         return rows
+
+    def model(
+        self, *, seed: int | None = None, plan: int | str | None = None, agent: int | None = None
+    ) -> Any:
+        """The average model of a run, or one agent's, for inference.
+
+        Guarantee: the run's; an average of released models is post-processing. Under
+        gradients="view" it is one of agents' own models, which the guarantee does not cover.
+
+        Args:
+            seed: Which of ``seeds``; may be left out where there is one.
+            plan: Which of the plans, by its number from 0 or by its label; may be left out where
+                there is one.
+            agent: Whose model; None averages all.
+
+        Returns:
+            Parameters of one model: ``module.apply(params, x)``. None in the places of frozen
+            leaves, see `predictor`.
+
+        Raises:
+            ValueError: For a seed, a plan or an agent that there is not, or that is left out where
+                there are several; where the method releases no models.
+        """
+        labels = [terms.label for terms in self.terms]
+        s = inference.place("seed", seed, self.seeds)
+        v = inference.place("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
+        return inference.one(jax.tree.map(lambda leaf: leaf[s, v], self.params), agent)
+
+    def predictor(
+        self,
+        problem: Any,
+        *,
+        seed: int | None = None,
+        plan: int | str | None = None,
+        agent: int | None = None,
+    ) -> Callable[[Any], Any]:
+        """What the trained model says of examples: ``predict = result.predictor(task)``.
+
+        Guarantee: that of `model`: for whoever does not know the examples, predictions are
+        post-processing.
+
+        Args:
+            problem: What was trained, whose frozen values are used and whose examples those to
+                come must resemble; or a flax module, where nothing was frozen.
+            seed: As in `model`.
+            plan: As in `model`.
+            agent: As in `model`.
+
+        Returns:
+            ``predict(x)`` of examples [M, ...]: logits or scores, as the module returns them.
+
+        Raises:
+            ValueError: As `model`; for another problem's model, or one without ``predict``.
+        """
+        return inference.predictor(problem, self.model(seed=seed, plan=plan, agent=agent))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result to a new .npz file, complete or not at all: no code, no keys.
+
+        Guarantee: none beyond the result's own. The file holds what ``params`` holds, which the
+        guarantees cover but for runs under gradients="view", whose agents' own models are in it;
+        metrics, which none covers; and seeds, with which a simulation's noise can be subtracted. It
+        never holds a noise key. It is its owner's alone (mode 0600): read SECURITY.md before it
+        is passed on.
+
+        Args:
+            path: Where to; ``.npz`` is appended where there is no suffix.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: Where the file exists or cannot be written, or parameters are in other
+                containers than dicts, lists and tuples.
+        """
+        header = {
+            "versions": {"dpjax": dpjax.__version__, "jax": jax.__version__},
+            "seeds": self.seeds,
+            "metrics": list(self.metrics),
+            "guarantees": [each.to_dict() for each in self.guarantees],
+            # In words, as JSON has no infinity.
+            "terms": [terms._asdict() | {"epsilon": repr(terms.epsilon)} for terms in self.terms],
+            "ended": self.ended,
+        }
+        arrays = {f"metric_{i}": values for i, values in enumerate(self.metrics.values())}
+        arrays |= {"rounds": self.rounds, "times": np.array([self.seconds, self.rounds_per_second])}
+        return saved.write(path, header, arrays, self.params)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Result":
+        """Read a result that `save` wrote; `rows`, metrics, guarantees and models are the same.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The result, without plans.
+
+        Raises:
+            FileNotFoundError: Where there is no such file.
+            ValueError: For a truncated, changed or foreign file.
+        """
+        try:
+            header, arrays, params = saved.read(path)
+            metrics = {name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])}
+            seconds, rate = map(float, arrays["times"])
+            return cls(
+                plans=(),
+                seeds=tuple(header["seeds"]),
+                rounds=arrays["rounds"],
+                metrics=metrics,
+                guarantees=tuple(map(Guarantee.from_dict, header["guarantees"])),
+                params=params,
+                seconds=seconds,
+                rounds_per_second=rate,
+                ended=header["ended"],
+                terms=tuple(
+                    Terms(**each | {"epsilon": float(each["epsilon"])}) for each in header["terms"]
+                ),
+            )
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # a foreign file may lack, or have, anything
+            raise ValueError(
+                f"path is {os.fspath(path)!r}, which cannot be read "
+                f"({type(error).__name__}: {error}); give a file that Result.save wrote with this "
+                "version, or make it again"
+            ) from None

@@ -54,8 +54,7 @@ def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
     _validate.one_of("metric", metric, result.metrics)
     final = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=np.inf)
     best: dict[str, tuple[float, float]] = {}
-    for plan, value in zip(result.plans, final, strict=True):
-        config = plan.config
-        if config.label not in best or value < best[config.label][0]:
-            best[config.label] = (float(value), config.optimizer.step_size)
+    for terms, value in zip(result.terms, final, strict=True):
+        if terms.label not in best or value < best[terms.label][0]:
+            best[terms.label] = (float(value), terms.step_size)
     return {design: step for design, (_, step) in best.items()}

@@ -46,6 +46,7 @@ class Functions(NamedTuple):
     metrics: Callable[..., dict[str, Any]]
     batch_loss: Callable[[Any, Any, Any], Any]
     weighted: Callable[[Any, Any, Any, Any], Any] | None
+    predict: Callable[[Any, Any], Any]
 
 
 def inputs(split: str, x: Any) -> np.ndarray:
@@ -177,7 +178,8 @@ def functions(
     weighted = None
     if type(model) is MLP and len(shape) == 1:
         weighted = functools.partial(weighted_gradients, model, loss_fn)
-    return Functions(init, example_loss, _metrics(model, loss, batch), batch_loss, weighted)
+    metrics = _metrics(model, loss, batch)
+    return Functions(init, example_loss, metrics, batch_loss, weighted, model.apply)
 
 
 def started(made: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:

@@ -45,6 +45,8 @@ class Problem:
             ones; ``init`` then returns None in theirs, ``loss`` and ``batch_loss`` are given both
             together, and ``metrics`` is ``metrics(params, evaluation, frozen=frozen)``, of trained
             ones. No guarantee covers what these values tell of the data that they were made from.
+        predict: ``predict(params, x) -> outputs`` of examples [M, ...] by one whole model, where
+            there is such a thing; for `Result.predictor`.
         evaluation_data: "private" where the metrics come from data that must not leak, as held-out
             records of the agents do; "public" where anybody may have them. A run whose callback
             reads metrics of private data does not cover the round at which it ended.
@@ -62,6 +64,7 @@ class Problem:
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
     evaluation_data: Literal["private", "public"] = "private"
     frozen: Any = None
+    predict: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
@@ -203,7 +206,7 @@ def supervised(
         kept = None
     return Problem(
         made.init, made.loss, made.metrics, x, y, partition, (x_test, y_test), name,
-        made.batch_loss, made.weighted, evaluation_data, kept,
+        made.batch_loss, made.weighted, evaluation_data, kept, made.predict,
     )  # fmt: skip
 
 

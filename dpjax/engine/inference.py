@@ -1,0 +1,110 @@
+"""A model for inference from what a run leaves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.plans import _parameters
+from dpjax.plans.problem import Problem
+
+__all__: list[str] = []
+
+
+def place(name: str, wanted: Any, there: Sequence[Any]) -> int:
+    """Return where one of several stands.
+
+    Args:
+        name: Argument, for messages.
+        wanted: The one; None where there is no choice.
+        there: All.
+
+    Raises:
+        ValueError: For one that is not there, or not once, or none of several.
+    """
+    told = _validate.shown(list(there))
+    if wanted is None:
+        if len(there) != 1:
+            raise ValueError(f"{name} is None for several; give one of {told}")
+        return 0
+    if isinstance(wanted, bool) or list(there).count(wanted) != 1:
+        raise ValueError(f"{name} is {_validate.shown(wanted)}; give one of {told}, by its number")
+    return list(there).index(wanted)
+
+
+def one(models: Any, agent: int | None) -> Any:
+    """Return one model of several, or their average.
+
+    Args:
+        models: Leaves [n, ...].
+        agent: Which; None averages.
+
+    Raises:
+        ValueError: For an agent that is not there, or without models.
+    """
+    leaves = jax.tree.leaves(models)
+    if not leaves:
+        raise ValueError("params are empty: this method releases no models")
+    if agent is not None:
+        number = _validate.integer("agent", agent, least=0, most=len(leaves[0]) - 1)
+        return jax.tree.map(lambda leaf: leaf[number], models)
+
+    def average(leaf: Any) -> np.ndarray:
+        return np.asarray(leaf).mean(axis=0, dtype=np.float64).astype(leaf.dtype)
+
+    return jax.tree.map(average, models)
+
+
+def predictor(problem: Any, params: Any) -> Callable[[Any], Any]:
+    """Return ``predict(x)`` of one model.
+
+    Args:
+        problem: The problem, or a module with ``apply``.
+        params: Of one model.
+
+    Raises:
+        ValueError: For what cannot predict, or another problem's parameters.
+    """
+    if isinstance(problem, Problem):
+        if problem.predict is None:
+            raise ValueError(
+                "problem has no predict; make it with problem.supervised, or give it one"
+            )
+        _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
+        whole, apply = _parameters.merge(params, problem.frozen), jax.jit(problem.predict)
+        return lambda x: apply(whole, _like(problem.x, x))
+    if isinstance(problem, type) or not callable(getattr(problem, "apply", None)):
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}; give the problem, or a flax module"
+        )
+    apply = jax.jit(problem.apply)
+    return lambda x: apply(params, jnp.asarray(x))
+
+
+def _check_fits(params: Any, wanted: Any) -> None:
+    def shapes(tree: Any) -> Any:
+        return [
+            (jax.tree_util.keystr(path), leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    if shapes(params) != shapes(wanted):
+        raise ValueError(
+            f"problem trains {_validate.shown(shapes(wanted))}, this result holds "
+            f"{_validate.shown(shapes(params))}; give the problem that was trained"
+        )
+
+
+def _like(trained: np.ndarray, x: Any) -> Any:
+    """Examples in the form of those that the model was trained on."""
+    given = jnp.asarray(x)
+    if given.shape[1:] != trained.shape[1:] or not given.ndim:
+        raise ValueError(
+            f"x has shape {given.shape}; give examples [M, {str(trained.shape[1:])[1:-1]}]"
+        )
+    if trained.dtype.kind in "iu" and given.dtype.kind not in "iu":
+        raise ValueError(f"x is {given.dtype}; the model was trained on integers, give such")
+    return given.astype(trained.dtype)

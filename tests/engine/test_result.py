@@ -1,0 +1,244 @@
+"""Results saved and read again, and models for inference from them."""
+
+import dataclasses
+import json
+import os
+import stat
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine import keys
+from dpjax.engine.run import Result, run
+from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
+from tests.support import make_config
+
+AGENTS = 6
+
+
+@pytest.fixture(scope="module")
+def result(network, small):
+    """Two designs and two seeds, one of them without noise."""
+    plans = [plan.make(make_config(design=name), network) for name in ("whisper", "non_private")]
+    return run(plans, small, seeds=[3, 5], eval_every=5)
+
+
+def equal(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_saved_result_gives_the_same_rows_to_the_byte(tmp_path, result):
+    path = result.save(tmp_path / "inside" / "run")
+    assert path == tmp_path / "inside" / "run.npz" and os.listdir(path.parent) == ["run.npz"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    again = Result.load(path)
+    assert json.dumps(again.rows(extra=1)) == json.dumps(result.rows(extra=1))
+    assert again.guarantees == result.guarantees and again.terms == result.terms
+    assert (again.seeds, again.ended, again.plans) == ((3, 5), True, ())
+    assert (again.seconds, again.rounds_per_second) == (result.seconds, result.rounds_per_second)
+    equal(
+        (again.params, again.metrics, again.rounds), (result.params, result.metrics, result.rounds)
+    )
+    assert repr(again) == repr(result)
+    # And once more, from what was read.
+    copy = again.save(tmp_path / "copy.npz")
+    assert copy.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        np.arange(24.0).reshape(2, 2, 6),
+        {"a": [np.ones((2, 2, 6)), None], "b": (np.zeros((2, 2, 6, 0)), {})},
+        {"w": jnp.arange(24.0).reshape(2, 2, 6).astype(jnp.bfloat16)},
+        {"w": np.ones((2, 2, 6), ">f4")},
+        (),
+    ],
+)
+def test_trees_come_back_as_they_were(tmp_path, result, params):
+    other = dataclasses.replace(result, params=params)
+    equal(Result.load(other.save(tmp_path / "r")).params, params)
+
+
+def test_guarantees_of_every_kind_come_back(tmp_path, result):
+    from dpjax.accounting.guarantee import Guarantee
+    from dpjax.accounting.losses import Pld
+
+    loss = Pld.of((0.1,), (0.5,), 10)
+    sampled = Guarantee(
+        epsilon=loss.epsilon(1e-5), delta=1e-5, mu=None, relation="zero_out_record",
+        attacker="outsider", rounds=10, clip_norm=1.0, accountant="pld", release=False,
+        other_loss=loss,
+    )  # fmt: skip
+    curved = result.guarantees[0].stopping_at([5, 20])
+    other = dataclasses.replace(result, guarantees=(sampled, curved))
+    assert Result.load(other.save(tmp_path / "r")).guarantees == (sampled, curved)
+
+
+def test_nothing_is_overwritten(tmp_path, result):
+    path = tmp_path / "r.npz"
+    path.write_text("somebody's")
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
+    for taken in (path, tmp_path / "folder.npz", tmp_path / "link.npz"):
+        with pytest.raises(ValueError, match="which exists; results are never overwritten"):
+            result.save(taken)
+    assert path.read_text() == "somebody's" and len(os.listdir(tmp_path)) == 3
+    with pytest.raises(ValueError, match="which cannot be written"):
+        result.save(path / "below.npz")
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path, result):
+    path = result.save(tmp_path / "r")
+    content = path.read_bytes()
+    for place in range(100, len(content), len(content) // 7):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        try:
+            again = Result.load(path)
+        except ValueError as error:
+            assert "make it again" in str(error)
+        else:  # A bit of the archive's own padding or attributes.
+            assert again.rows() == result.rows()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="cannot be read .*; give a file that Result.save wrote"):
+        Result.load(path)
+    with np.load(tmp_path / "r.npz" if path.write_bytes(content) else path) as file:
+        held = dict(file)
+    held["metric_0"] = held["metric_0"] - 1
+    np.savez(tmp_path / "changed.npz", **held)
+    with pytest.raises(ValueError, match="its content was changed"):
+        Result.load(tmp_path / "changed.npz")
+    np.savez(tmp_path / "foreign.npz", x=np.ones(3))
+    np.save(tmp_path / "bare.npy", np.ones(3))
+    np.savez(tmp_path / "objects.npz", header=np.array({"a": 1}, object))
+    for name in ("foreign.npz", "bare.npy", "objects.npz"):
+        with pytest.raises(ValueError, match="path is .*which cannot be read"):
+            Result.load(tmp_path / name)
+    with pytest.raises(ValueError, match="cannot be read"):
+        Result.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Result.load(tmp_path / "nowhere.npz")
+
+
+def test_other_containers_are_refused_before_anything_is_written(tmp_path, result):
+    class Pair(tuple):
+        """A container that only its code can make."""
+
+    for params in (Pair((np.ones(3),)), {1: np.ones(3)}, {"f": np.sin}):
+        other = dataclasses.replace(result, params=params)
+        with pytest.raises(ValueError, match="params hold a"):
+            other.save(tmp_path / "r")
+    assert not os.listdir(tmp_path)
+
+
+def test_no_noise_key_is_in_the_file(tmp_path, network, small):
+    release = plan.make(make_config(release=True, rounds=4), network)
+    words = []
+
+    def peek(_):
+        words.extend(json.loads((tmp_path / "noise.key").read_text())["key"])
+
+    left = run(release, small, seeds=[0], key_file=tmp_path / "noise.key", callback=peek)
+    simulated = run(plan.make(make_config(rounds=4), network), small, seeds=[0])
+    simulation = np.asarray(jax.random.key_data(keys.derive(0, "noise")))
+    for name, one, key in (("r", left, words[:2]), ("s", simulated, simulation)):
+        content = one.save(tmp_path / name).read_bytes()
+        assert np.asarray(key, np.uint32).tobytes() not in content
+        assert str(int(key[0])).encode() not in content
+    # The broken twin: a key among the parameters would be found.
+    twin = dataclasses.replace(left, params={"w": np.asarray(words[:2], np.uint32)})
+    found = np.asarray(words[:2], np.uint32).tobytes()
+    assert found in twin.save(tmp_path / "twin").read_bytes()
+
+
+def test_the_average_model_and_one_agents(result):
+    params = jax.tree.leaves(result.params)
+    average = result.model(seed=5, plan="whisper")
+    mine = result.model(seed=5, plan=0, agent=2)
+    for whole, mean, own in zip(params, *map(jax.tree.leaves, (average, mine)), strict=True):
+        np.testing.assert_allclose(mean, whole[1, 0].astype(float).mean(0), rtol=1e-6)
+        np.testing.assert_array_equal(own, whole[1, 0, 2])
+        assert mean.dtype == own.dtype == np.float32
+
+
+def test_predictions_are_the_modules(tmp_path, result, small):
+    x = np.asarray(small.x[:7])
+    wanted = Linear().apply(result.model(seed=3, plan=1), x)
+    loaded = Result.load(result.save(tmp_path / "r"))
+    for one in (result, loaded):
+        for what in (small, Linear()):
+            predict = one.predictor(what, seed=3, plan=1)
+            np.testing.assert_allclose(predict(x), wanted, rtol=1e-6)
+    # The broken twin: another agent's, or another plan's.
+    assert np.abs(result.predictor(small, seed=3, plan=0)(x) - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"plan": 0}, r"seed is None for several; give one of \[3, 5\]"),
+        ({"seed": 4, "plan": 0}, r"seed is 4; give one of \[3, 5\]"),
+        ({"seed": 3}, "plan is None for several"),
+        ({"seed": 3, "plan": 2}, "plan is 2; give one of"),
+        ({"seed": 3, "plan": "mafalda"}, r"plan is 'mafalda'; give one of \['whisper'"),
+        ({"seed": 3, "plan": 0, "agent": 6}, "agent is 6; give a whole number from 0 to 5"),
+        ({"seed": True, "plan": 0}, "seed is True"),
+    ],
+)
+def test_models_that_there_are_not(result, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        result.model(**arguments)
+
+
+def test_what_cannot_predict(result, small):
+    chosen = {"seed": 3, "plan": 0}
+    with pytest.raises(ValueError, match="problem has no predict"):
+        result.predictor(dataclasses.replace(small, predict=None), **chosen)
+    with pytest.raises(ValueError, match="give the problem that was trained"):
+        other = dataclasses.replace(small, init=lambda key: {"w": jnp.zeros(3)})
+        result.predictor(other, **chosen)
+    for wrong in (Linear, 3):
+        with pytest.raises(ValueError, match="give the problem, or a flax module"):
+            result.predictor(wrong, **chosen)
+    predict = result.predictor(small, **chosen)
+    for x in (np.ones(5), np.ones((2, 4)), 1.0):
+        with pytest.raises(ValueError, match=r"x has shape .*; give examples \[M, 5,\]"):
+            predict(x)
+    empty = dataclasses.replace(result, params=())
+    with pytest.raises(ValueError, match="releases no models"):
+        empty.model(**chosen)
+
+
+class Texts(nn.Module):
+    """A frozen embedding below a head."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        """Return the logits."""
+        return nn.Dense(2, name="head")(nn.Embed(9, 4, name="words")(tokens).mean(axis=-2))
+
+
+def test_frozen_leaves_and_integers_are_put_back(network):
+    tokens = np.random.default_rng(0).integers(0, 9, size=(AGENTS * 6, 3))
+    params = Texts().init(jax.random.key(1), tokens[:1])
+    task = problem.supervised(
+        Texts(), "cross_entropy", (tokens, tokens[:, 0] % 2), (tokens, tokens[:, 0] % 2),
+        partition.iid(len(tokens), AGENTS, 0), params=params, frozen=lambda path: "words" in path,
+    )  # fmt: skip
+    result = run(plan.make(make_config(rounds=3), network), task, seeds=[0])
+    predict, head = result.predictor(task), result.model()["params"]["head"]
+    whole = {"params": {"words": params["params"]["words"], "head": head}}
+    np.testing.assert_allclose(predict(tokens[:5]), Texts().apply(whole, tokens[:5]), rtol=1e-5)
+    assert result.model()["params"]["words"]["embedding"] is None
+    with pytest.raises(ValueError, match="x is float32; the model was trained on integers"):
+        predict(np.float32(tokens[:5]))
