@@ -1,5 +1,7 @@
-"""The documentation in an ordinary window: tables whose rows fit."""
+"""The documentation: tables that fit an ordinary window, and names that are there."""
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,44 @@ def test_a_release_s_limits_stand_where_it_is_named() -> None:
     text = (ROOT / "docs" / "choosing.md").read_text()
     after = text.partition("`release=True`")[2].partition("## ")[0]
     assert "One process holds everything" in after and "Nothing is really sent" in after
+
+
+def rooms() -> list[str]:
+    """Return the package's rooms."""
+    return sorted(path.parent.name for path in (ROOT / "dpjax").glob("*/__init__.py"))
+
+
+def unknown_names(text: str) -> list[str]:
+    """Return names like `room.module` or `room.module.thing` in backticks that lead nowhere."""
+    wrong = []
+    for name in re.findall(r"`(?:dpjax\.)?((?:[a-z_0-9]+\.)+[A-Za-z_0-9]+)[`(]", text):
+        room, module, *rest = name.split(".")
+        if room not in rooms():
+            continue
+        try:
+            thing = importlib.import_module(f"dpjax.{room}.{module}")
+            for part in rest:
+                thing = getattr(thing, part)
+        except (ImportError, AttributeError):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_that_a_page_names_are_there(page: str) -> None:
+    assert not unknown_names((ROOT / page).read_text())
+
+
+def test_a_module_that_is_gone_is_caught() -> None:
+    assert unknown_names("`plans.nowhere`, `engine.run.jog(plan)`, `engine.run.run(plan)`") == [
+        "plans.nowhere",
+        "engine.run.jog",
+    ]
+
+
+def test_the_lists_of_rooms_are_whole() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms")[2]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(listed) == sorted([*rooms(), "cli"])
+    layout = (ROOT / "CONTRIBUTING.md").read_text()
+    assert sorted(re.findall(r"^    dpjax/(\w+) ", layout, re.MULTILINE)) == rooms()

@@ -1,4 +1,4 @@
-"""Who may import whom, and what importing dpjax must not load."""
+"""Who may import whom, what importing dpjax must not load, and the form of modules."""
 
 import ast
 import importlib.util
@@ -145,6 +145,25 @@ def test_rooms_keep_the_arrows() -> None:
 
 def test_modules_have_a_docstring_and_all() -> None:
     assert not form_violations(modules(), packages())
+
+
+def lines_of(function: ast.FunctionDef) -> int:
+    """Return a function's lines, its docstring's left out."""
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    documented = ast.get_docstring(function) is not None
+    return lines - (first.end_lineno - first.lineno + 1 if documented else 0)
+
+
+@pytest.mark.parametrize("folder", ["dpjax", "experiments", "benchmarks", "examples"])
+def test_functions_fit_a_screen(folder: str) -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {node.name} has {lines_of(node)} lines"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and lines_of(node) > 80
+    ]
+    assert not long, long
 
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])
