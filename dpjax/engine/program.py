@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from dpjax._threefry import fold_in
 from dpjax.engine import rounds as rounds_
 from dpjax.engine.sharding import AXIS
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
@@ -372,13 +373,13 @@ def advance(
         def of_seed(
             state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
         ) -> Any:
-            round_key = jax.random.fold_in(batch_key, state.round)
+            round_key = fold_in(batch_key, state.round)
             sampler_key = round_key
             if statics.capacity is not None:
                 # Amplified by secret batches: their key is a part of the noise key, which draws
                 # noise under the numbers of rounds alone.
-                secret = jax.random.fold_in(noise_key, _BATCHES)
-                sampler_key = jax.random.fold_in(secret, state.round)
+                secret = fold_in(noise_key, _BATCHES)
+                sampler_key = fold_in(secret, state.round)
             batch = _batch(statics, _one(own, shared), sampler_key, state.round)
 
             def of_plan(state: State, arrays: Any) -> Any:

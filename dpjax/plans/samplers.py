@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax import _validate
+from dpjax import _threefry, _validate
 from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
 from dpjax.protocols import Draw, Sampler
@@ -379,7 +379,7 @@ class Poisson(_Anytime):
         # Slightly fewer than asked for, so that float32 does not draw more often than it says.
         rate = jnp.float32(self.expected * (1 - 2.0**-20)) / counts.astype(jnp.float32)
         most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
-        bits = jax.random.bits(key, (counts.shape[0], most_records), jnp.uint32)
+        bits = _threefry.bits(key, (counts.shape[0], most_records))
         positions = jnp.arange(most_records, dtype=jnp.int32)
         drawn = (bits < most) & (positions < counts)
         # In order, all that is not drawn behind; on a CPU faster than to count and scatter.

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._threefry import IMPLEMENTATION, fold_in
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
@@ -64,10 +65,10 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     """
     _check_keys("root", root, ())
     agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
-    own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
+    own, shared = (fold_in(root, purpose) for purpose in (0, 1))
 
     def split(key: PRNGKeyArray, count: int) -> Array:
-        return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
+        return jax.vmap(lambda index: fold_in(key, index))(jnp.arange(count))
 
     return split(own, agents), split(shared, edges)
 
@@ -150,7 +151,7 @@ def pairwise(
         del params
         check_round(state.round, rounds)
         keys = jnp.concatenate([state.own_keys, state.edge_keys])
-        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
+        keys = jax.vmap(fold_in, (0, None))(keys, state.round)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         leaves = jax.tree_util.tree_leaves_with_path(updates)
         noisy = []
@@ -160,7 +161,7 @@ def pairwise(
 
             def draw(key: PRNGKeyArray, index: int = index, leaf: Array = leaf) -> Array:
                 wide = jnp.promote_types(leaf.dtype, jnp.float32)
-                drawn = normals(jax.random.fold_in(key, index), (1, leaf.size // n), wide)
+                drawn = normals(fold_in(key, index), (1, leaf.size // n), wide)
                 return drawn.reshape(leaf.shape[1:])
 
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
@@ -178,7 +179,7 @@ def _check_keys(name: str, keys: PRNGKeyArray, shape: tuple[int, ...]) -> None:
     dtype = getattr(keys, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise ValueError(f"{name} is {type(keys).__name__} of dtype {dtype}; {_REMEDY}")
-    if str(jax.random.key_impl(keys)) != "threefry2x32":
+    if str(jax.random.key_impl(keys)) != IMPLEMENTATION:
         raise ValueError(f"{name} is of generator {str(jax.random.key_impl(keys))!r}; {_REMEDY}")
     if keys.shape != shape:
         raise ValueError(f"{name} has shape {keys.shape}; give {shape}, one key for each part")

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dpjax._threefry import IMPLEMENTATION, fold_in
 from dpjax.transforms.normals import words
 
 __all__: list[str] = []
 
 _FINER = 2.0**-32
 """Tail probability below which 64 more bits are drawn."""
-_IMPL = "threefry2x32"
 _EDGE = 6.23
 """Less than the quantile of it."""
 _FAR_FROM = 1.3888e-11
@@ -74,13 +74,15 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
     Returns:
         [n, d] float64.
     """
-    first, second = (jax.random.fold_in(key, part) for part in (0, 1))
+    first, second = (fold_in(key, part) for part in (0, 1))
 
     def finer(_: Any, values: Array) -> Array:
         # What does not depend on the values would be moved out of the loop, and always be done.
         data = [jax.random.key_data(key) for key in (first, second)]
         values, *data = jax.lax.optimization_barrier((values, *data))
-        coarsely, finely = (words(jax.random.wrap_key_data(d, impl=_IMPL), shape) for d in data)
+        coarsely, finely = (
+            words(jax.random.wrap_key_data(d, impl=IMPLEMENTATION), shape) for d in data
+        )
         coarse = signed_probabilities(*coarsely)
         refined = signed_probabilities(*coarsely, *finely)
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)

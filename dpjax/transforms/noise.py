@@ -19,6 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._threefry import IMPLEMENTATION, fold_in
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms import hardened
 from dpjax.transforms import rounds as rounds_
@@ -29,8 +30,6 @@ __all__ = ["NoiseState", "correlated", "network_mean_variance"]
 
 PACK = 65_536
 """Entries an agent up to which leaves share one draw."""
-
-_GENERATOR = "threefry2x32"
 
 
 class NoiseState(NamedTuple):
@@ -193,7 +192,7 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, rel
     """Normals of a group by round; key and round decide them, not what is vmapped around."""
 
     def draw(round: Any) -> Array:
-        round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
+        round_key = fold_in(fold_in(key, round), group)
         return hardened.normals(round_key, shape) if released else normals(round_key, shape, dtype)
 
     return draw
@@ -230,7 +229,7 @@ def check_key(key: Any) -> None:
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise ValueError(f"key is {type(key).__name__} of dtype {dtype}; {remedy}")
     generator = str(jax.random.key_impl(key))
-    if generator != _GENERATOR:
+    if generator != IMPLEMENTATION:
         raise ValueError(f"key is of generator {generator!r}; {remedy}")
     if key.shape != ():
         raise ValueError(f"key has shape {key.shape}; {remedy} (vmap over several)")

@@ -17,15 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
+from dpjax import _threefry
 from dpjax.mechanism.x64 import double_precision
 
 __all__ = ["normals"]
 
 LARGEST = 5.42
 """No float32 normal is larger."""
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 
 
 def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Array, "r c"]:
@@ -75,27 +73,12 @@ def words(
 ) -> tuple[UInt32[Array, "r c"], UInt32[Array, "r c"]]:
     """The two 32-bit words of the hash of every counter (row, column).
 
-    Written out, so that compilers fuse it with what follows; the tests hold it to JAX's own.
-
     Args:
         key: A threefry key.
         shape: (rows, columns), each below 2**32.
 
     Returns:
         Two arrays [rows, columns].
-
-    Reference:
-        Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3 (Threefry-2x32-20).
     """
-    first, second = jax.random.key_data(key)
-    schedule = (first, second, first ^ second ^ _PARITY)
-    x = jax.lax.broadcasted_iota(jnp.uint32, shape, 0) + schedule[0]
-    y = jax.lax.broadcasted_iota(jnp.uint32, shape, 1) + schedule[1]
-    for group in range(5):
-        for distance in _ROTATIONS[group % 2]:
-            x = x + y
-            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
-            y = x ^ y
-        x = x + schedule[(group + 1) % 3]
-        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x, y
+    row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    return _threefry.hashed(key, row, column)

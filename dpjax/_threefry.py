@@ -1,0 +1,76 @@
+"""Threefry hashes written out, so that compilers fuse them with what follows.
+
+On a CPU JAX hashes in a loop that nothing fuses with, which costs a small round most of its draws'
+time. Bits are those of `jax.random`, under its default layout of counters and whatever that setting
+says; the tests hold them to it.
+
+Reference:
+    Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3 (Threefry-2x32-20).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray, UInt32
+
+__all__ = ["IMPLEMENTATION", "bits", "fold_in", "hashed"]
+
+IMPLEMENTATION = "threefry2x32"
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+
+
+def hashed(
+    key: PRNGKeyArray, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+    """The two words of the hash of every counter.
+
+    Args:
+        key: A threefry key.
+        high: First words of the counters.
+        low: Second words, of the same shape.
+    """
+    first, second = jax.random.key_data(key)
+    schedule = (first, second, first ^ second ^ _PARITY)
+    x, y = high + schedule[0], low + schedule[1]
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
+            y = x ^ y
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+def fold_in(key: PRNGKeyArray, data: Any) -> PRNGKeyArray:
+    """`jax.random.fold_in`, of a scalar that may be traced.
+
+    Args:
+        key: One key; of another generator than threefry, JAX folds.
+        data: A whole number of 32 bits.
+    """
+    if str(jax.random.key_impl(key)) != IMPLEMENTATION:
+        return jax.random.fold_in(key, data)
+    low = jnp.uint32(data)
+    words = hashed(key, jnp.zeros_like(low), low)
+    return jax.random.wrap_key_data(jnp.stack(words), impl=IMPLEMENTATION)
+
+
+def bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r c"]:
+    """`jax.random.bits` of 32 bits each.
+
+    Args:
+        key: One key; of another generator than threefry, JAX draws.
+        shape: (rows, columns); where their product is beyond 32 bits, JAX draws.
+    """
+    rows, columns = shape
+    if str(jax.random.key_impl(key)) != IMPLEMENTATION or rows * columns >= 2**32:
+        return jax.random.bits(key, shape, jnp.uint32)
+    row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    counter = row * np.uint32(columns) + column
+    high, low = hashed(key, jnp.zeros_like(counter), counter)
+    return high ^ low
