@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import identity, placing, program
 from dpjax.engine.run import run
@@ -336,3 +337,29 @@ def test_given_values_are_held_as_they_were_checked():
     task = make(params=values)
     values["params"]["body"]["kernel"][:] = np.nan
     assert np.isfinite(_body(task)).all()
+
+
+class Own(DSGD):
+    """A method of one's own, which is followed through the program of a round."""
+
+
+Own = dataclasses.dataclass(frozen=True)(Own)
+
+
+def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
+    """The body stays where it is in all of them."""
+    own = plan.make(make_config(method=Own(), rounds=2), network)
+    first = run(own, make(), seeds=[0])
+    same = run(plan.make(make_config(rounds=2), network), make(), seeds=[0])
+    np.testing.assert_array_equal(leaves_of(first, "head", "bias"), leaves_of(same, "head", "bias"))
+    release = plan.make(make_config(release=True, rounds=2), network)
+    left = run(release, make(), seeds=[0], key_file=tmp_path / "noise.key")
+    assert leaves_of(left, "body", "kernel") is None
+    later = run(
+        own, make(), seeds=[0], start=first.params, phase=1, spent=first.guarantees, planned=True
+    )
+    moved = leaves_of(later, "head", "kernel") - leaves_of(first, "head", "kernel")
+    assert np.isfinite(moved).all() and np.abs(moved).max() > 0
+    with pytest.raises(ValueError, match="start has shapes"):
+        run(own, make(frozen=None), seeds=[0], start=first.params, phase=1,
+            spent=first.guarantees, planned=True)  # fmt: skip
