@@ -74,7 +74,22 @@ def starting_values(params: Any, wanted: Any) -> Any:
             f"params differs from the model in {name} ({here.get(name)} and {there.get(name)}); "
             f"{remedy}"
         )
-    return jax.tree_util.tree_map_with_path(_held, params)
+    return held("params", params)
+
+
+def held(name: str, params: Any) -> Any:
+    """Return values as arrays that nobody can change, at most 32 bits a number.
+
+    Args:
+        name: Argument, for messages.
+        params: A pytree of arrays; JAX's are not copied.
+
+    Raises:
+        ValueError: For leaves that are not finite real numbers.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _held(f"{name} {_path(path)}", leaf), params
+    )
 
 
 def _named(shapes: Any) -> dict[str, tuple[int, ...]]:
@@ -86,9 +101,7 @@ def _path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _held(path: Any, leaf: Any) -> jax.Array:
-    """A leaf that nobody can change; without a second copy where it is a JAX array."""
-    name = f"params {_path(path)}"
+def _held(name: str, leaf: Any) -> jax.Array:
     _validate.check_range(name, np.asarray(leaf))
     try:
         # Also of the narrow floats of models, which NumPy does not know by itself.

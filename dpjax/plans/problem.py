@@ -76,6 +76,7 @@ class Problem:
         _check_partition(self.partition)
         if self.frozen is not None:
             _parameters.check_split(self.init, self.frozen)
+            object.__setattr__(self, "frozen", _parameters.held("frozen", self.frozen))
             if self.weighted is not None:
                 raise ValueError(
                     "weighted is given with frozen values, whose gradients it would take; leave "

@@ -321,6 +321,12 @@ def test_a_problem_of_ones_own_has_one_value_in_every_place():
     for wrong in ({"params": {"body": None, "head": None}}, PARAMS, (jnp.zeros(3),)):
         with pytest.raises(ValueError, match="frozen has other places than init leaves free"):
             dataclasses.replace(task, frozen=wrong)
+    values = jax.tree.map(np.array, task.frozen)
+    mine = dataclasses.replace(task, frozen=values)
+    values["params"]["body"]["bias"][2] = np.nan
+    assert np.isfinite(mine.frozen["params"]["body"]["bias"]).all()
+    with pytest.raises(ValueError, match="frozen params/body/bias hold nan or infinity"):
+        dataclasses.replace(task, frozen=values)
 
 
 def test_all_start_from_given_values(network):
