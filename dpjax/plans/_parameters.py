@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["Given", "check_split", "starting_values", "merge", "same", "split"]
+__all__ = ["Given", "check_split", "held", "merge", "same", "split", "starting_values"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def held(name: str, params: Any) -> Any:
 
     Args:
         name: Argument, for messages.
-        params: A pytree of arrays; JAX's are not copied.
+        params: A pytree of arrays; those of JAX are not copied.
 
     Raises:
         ValueError: For leaves that are not finite real numbers.
