@@ -8,6 +8,7 @@ cancels over agents and rounds ("spacetime"), whose shared seed defends from out
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,25 +196,15 @@ def _level(config: Config, guarantee: dict[str, Any]) -> float:
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Train on California housing over a network under noise correlated over rounds."""
-    import pandas
-
-    frames = []
+    cells = []
     for graph in config.graphs:
         for design in config.designs:
             stored = {**dataclasses.asdict(config), "graph": graph, "design": design}
             for listed in ("graphs", "designs", "level", "together"):
                 del stored[listed]
-            frames.append(
-                lab.cell(
-                    f"{graph}_{design}",
-                    stored,
-                    lambda folder, graph=graph, design=design: train(
-                        config, graph, design, lab, folder
-                    ),
-                    seed=config.seeds,
-                )
-            )
-    report(config, lab, pandas.concat(frames, ignore_index=True))
+            compute = functools.partial(train, config, graph, design, lab)
+            cells.append((f"{graph}_{design}", stored, compute))
+    report(config, lab, lab.cells(cells, seed=config.seeds))
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -260,23 +251,15 @@ def differences(rows: Any) -> list[dict[str, Any]]:
     if "mafalda" not in present:
         return []
     own = rows[rows["algorithm"] == "mafalda"]["tail_loss"].mean()
-    found = []
+    rows_of_pairs = []
     for name in present:
         if name in ("mafalda", "non_private"):
             continue
         pair = tables.paired(rows, "mafalda", name, "tail_loss")
         theirs = rows[rows["algorithm"] == name]["tail_loss"].mean()
-        found.append(
-            {
-                "against": LABELS[name],
-                "gain in %": 100 * (1 - own / theirs),
-                "difference": pair.mean,
-                "standard error": pair.standard_error,
-                "seeds": pair.count,
-                "t": pair.t,
-            }
-        )
-    return found
+        gain = 100 * (1 - own / theirs)
+        rows_of_pairs.append({"against": LABELS[name], "gain in %": gain, **pair.row()})
+    return rows_of_pairs
 
 
 def needed(config: Config, lab: launch.Lab, rows: Any) -> None:
@@ -341,9 +324,8 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
             lab.say(f"figure: {path}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("mafalda_housing", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "mafalda_housing", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ what the published bound says, with either numerator, by distance in the graph.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -135,10 +136,8 @@ def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Exact losses to insiders beside Muffliato's bound, by distance; nothing is trained."""
-    import pandas
-
     stored = dataclasses.asdict(config)
-    frames = []
+    cells = []
     named = dict(zip(config.graphs, config.graphs, strict=True))
     if config.peertube is None:
         lab.say("peertube: passed over; give its edge list with --peertube FILE")
@@ -163,9 +162,9 @@ def experiment(config: Config, lab: launch.Lab) -> None:
                 return [row | {"graph": name} for row in losses(config, graph, weights)]
 
             cell = f"{name.replace(':', '_')}_{weights}"
-            frames.append(lab.cell(cell, kept, compute))
-    if frames:
-        report(config, lab, pandas.concat(frames, ignore_index=True))
+            cells.append((cell, kept, compute))
+    if cells:
+        report(config, lab, lab.cells(cells))
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -228,9 +227,8 @@ def verdict(part: Any) -> str:
     return "published over exact:\n" + "\n".join(told)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("pndp_accounting", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "pndp_accounting", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

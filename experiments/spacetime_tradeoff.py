@@ -7,6 +7,7 @@ least that any covariance could reach. Then the test loss of logistic regression
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -165,11 +166,7 @@ def train(
     data = load.load(config.dataset)
     matrix = mixing.metropolis_hastings(GRAPHS[graph]())
     k, b = fields
-    x_train, y_train = np.asarray(data.x_train), np.asarray(data.y_train)
-    if data.x_test is None:
-        (x_train, y_train), test = split.split(x_train, y_train, 0.2, seed=1)
-    else:
-        test = (data.x_test, data.y_test)
+    whole, test = split.with_test(data, 0.2, seed=1)
 
     def learn(train: Any, test: Any) -> problem.Problem:
         shards = partition.iid(len(train[1]), len(matrix), 0)
@@ -187,8 +184,8 @@ def train(
         )
         return base.using(noise.named(design))
 
-    fit, validation = split.split(x_train, y_train, config.validation, seed=0)
-    tuned, reported = learn(fit, validation), learn((x_train, y_train), test)
+    fit, validation = split.split(*whole, config.validation, seed=0)
+    tuned, reported = learn(fit, validation), learn(whole, test)
     where = {"graph": graph, "dataset": config.dataset, "epochs": k, "rounds": k * b}
     rows = []
     # Plans of one run share their strategy over rounds: a run for each design.
@@ -214,35 +211,23 @@ def train(
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Noise energy and test loss of noise correlated over agents, over rounds, and over both."""
-    import pandas
-
     stored = dataclasses.asdict(config)
     energy_keys = ("rounds", "epochs", "unrestricted")
     listed = ("graphs", "trained", "participations", *energy_keys)
-    frames = []
+    solved = []
     for graph in config.graphs:
         kept = {"graph": graph} | {name: stored[name] for name in energy_keys}
-        frames.append(
-            lab.cell(f"energy_{graph}", kept, lambda folder, graph=graph: energies(config, graph))
-        )
+        solved.append((f"energy_{graph}", kept, lambda _, graph=graph: energies(config, graph)))
     runs = []
     for graph in config.trained:
         for fields in config.participations:
             kept = {name: value for name, value in stored.items() if name not in listed}
             kept |= {"graph": graph, "participation": fields}
-            runs.append(
-                lab.cell(
-                    f"train_{graph}_{fields[0]}x{fields[1]}",
-                    kept,
-                    lambda folder, graph=graph, fields=fields: train(
-                        config, graph, fields, lab, folder
-                    ),
-                    seed=config.seeds,
-                )
-            )
-    report_energies(config, lab, pandas.concat(frames, ignore_index=True))
+            compute = functools.partial(train, config, graph, fields, lab)
+            runs.append((f"train_{graph}_{fields[0]}x{fields[1]}", kept, compute))
+    report_energies(config, lab, lab.cells(solved))
     if runs:
-        report_runs(config, lab, pandas.concat(runs, ignore_index=True))
+        report_runs(config, lab, lab.cells(runs, seed=config.seeds))
 
 
 def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -289,10 +274,7 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
         pairs = []
         for name in [n for n in LABELS if n in present - {"spacetime"} and "spacetime" in present]:
             pair = tables.paired(rows, "spacetime", name, "test_loss")
-            pairs.append(
-                {"agents and rounds against": LABELS[name], "difference": pair.mean,
-                 "standard error": pair.standard_error, "seeds": pair.count, "t": pair.t}
-            )  # fmt: skip
+            pairs.append({"agents and rounds against": LABELS[name], **pair.row()})
         if pairs:
             lab.say("paired over seeds, other - joint:\n" + tables.text(pairs))
     for _, first in final.drop_duplicates("algorithm").iterrows():
@@ -310,9 +292,8 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(f"figure: {plots.save(figure, lab.folder / 'spacetime_tradeoff_loss.svg')}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("spacetime_tradeoff", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "spacetime_tradeoff", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

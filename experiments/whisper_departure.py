@@ -7,6 +7,7 @@ down to those who stay or with the design solved again.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from dataclasses import dataclass
@@ -295,9 +296,8 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_departure.svg')}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("whisper_departure", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "whisper_departure", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ on other seeds and a validation split, then trained and tested: Fig. 3 of the Wh
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
@@ -140,12 +139,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
         rounds=config.rounds,
     )
     configs = {name: base.using(noise.named(name)) for name in config.designs}
-    x_train, y_train = np.asarray(data.x_train), np.asarray(data.y_train)
-    if data.x_test is None:
-        fitted, test = split.split(x_train, y_train, 0.2, seed=1)
-        (x_train, y_train) = fitted
-    else:
-        test = (data.x_test, data.y_test)
+    whole, test = split.with_test(data, 0.2, seed=1)
 
     def learn(train: Any, test: Any) -> problem.Problem:
         shards = partition.dirichlet(
@@ -156,7 +150,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     where = {"graph": f"er:{config.agents}:{cell['probability']:g}:{config.graph_seed}"}
     where |= {"dataset": config.dataset, "probability": cell["probability"]}
     where |= {"budget_epsilon": cell["epsilon"], "budget_name": cell["budget"]}
-    fit, validation = split.split(x_train, y_train, config.validation, seed=0)
+    fit, validation = split.split(*whole, config.validation, seed=0)
     tuning = run(
         tune.grid(configs, config.steps, matrix),
         learn(fit, validation),
@@ -171,7 +165,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
             for design, step in best.items()
             for made in tune.grid({design: configs[design]}, [step], matrix)
         ],
-        learn((x_train, y_train), test),
+        learn(whole, test),
         seeds=config.seeds,
         eval_every=math.ceil(config.rounds / config.measurements),
         **lab.run_options(folder / "final"),
@@ -188,23 +182,14 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Train logistic regression over a network under several noise designs at equal guarantee."""
-    import pandas
-
-    frames = []
+    sweep = []
     for cell in cells(config):
         name = "_".join(str(value) for value in (config.dataset, *cell.values()))
         stored = {**dataclasses.asdict(config), **cell}
         for listed in ("budgets", "relations", "at_epsilon", "compared"):
             del stored[listed]
-        frames.append(
-            lab.cell(
-                name,
-                stored,
-                lambda folder, cell=cell: train(config, cell, lab, folder),
-                seed=config.seeds,
-            )
-        )
-    report(config, lab, pandas.concat(frames, ignore_index=True))
+        sweep.append((name, stored, functools.partial(train, config, cell, lab)))
+    report(config, lab, lab.cells(sweep, seed=config.seeds))
 
 
 CLAIMS = (
@@ -241,10 +226,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             if {better, worse} <= present:
                 pair = tables.paired(group, better, worse, "test_loss")
                 labels = {"better": plots.LABELS[better], "worse": plots.LABELS[worse]}
-                rows.append(
-                    {**labels, "difference": pair.mean, "standard error": pair.standard_error,
-                     "seeds": pair.count, "t": pair.t}
-                )  # fmt: skip
+                rows.append({**labels, **pair.row()})
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
     private = last[last["algorithm"] != "non_private"]
@@ -296,9 +278,8 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         lab.say(f"figure: {path}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("whisper_logistic", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "whisper_logistic", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ each.
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,31 +116,21 @@ def sweep(
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Decentralized optimisation of quadratics under several noise designs at equal guarantee."""
-    import pandas
-
-    frames = []
     points = [
         (start, budget, probability, config.epsilon if number == 0 else (config.at_epsilon,))
         for start in config.starts
         for budget in config.budgets
         for number, probability in enumerate(config.probability)
     ]
+    cells = []
     for start, budget, probability, epsilons in points:
         stored = dataclasses.asdict(config)
         stored |= {"epsilon": epsilons, "probability": probability, "budgets": budget}
         stored |= {"starts": start}
         stored.pop("at_epsilon")
-        frames.append(
-            lab.cell(
-                f"{start}_{budget}_{probability:g}",
-                stored,
-                lambda folder, s=start, p=probability, e=epsilons, b=budget: sweep(
-                    config, s, p, e, b, lab, folder
-                ),
-                seed=config.seeds,
-            )
-        )
-    frame = pandas.concat(frames, ignore_index=True)
+        compute = functools.partial(sweep, config, start, probability, epsilons, budget, lab)
+        cells.append((f"{start}_{budget}_{probability:g}", stored, compute))
+    frame = lab.cells(cells, seed=config.seeds)
     for start in config.starts:
         report(config, lab, start, frame[frame["start"] == start])
 
@@ -185,9 +176,8 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
     lab.say(f"figure: {plots.save(figure, lab.folder / f'whisper_quadratic_{start}.svg')}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("whisper_quadratic", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "whisper_quadratic", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ No training: for every random graph the designs are solved once, and every budge
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,9 +168,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_variance.svg')}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line."""
-    return launch.main("whisper_variance", PRESETS, experiment, argv)
+main = functools.partial(launch.main, "whisper_variance", PRESETS, experiment)
+"""Command line."""
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax.accounting.kalman import Model
+from dpjax.mechanism import strategy as strategy_
 
 __all__: list[str] = []
 
@@ -66,17 +67,10 @@ def remember(strategy: Float[np.ndarray, "t t"]) -> Memory:
     """
     matrix = np.asarray(strategy)
     rounds = len(matrix)
-    inverse = np.linalg.solve(matrix, np.eye(rounds))
-    # Entries that vanish up to the rounding of the inversion.
-    inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
-    inverse = np.tril(inverse)
+    inverse = strategy_.sparse_inverse_of(matrix)
     diagonal = np.diag(matrix)
-    of_noise = _width(matrix) <= _width(inverse)
-    source = -matrix / diagonal[:, None] if of_noise else inverse
-    width = _width(source)
-    weights = np.zeros((rounds, width))
-    for lag in range(1, width + 1):
-        weights[lag:, lag - 1] = np.diag(source, -lag)
+    of_noise = strategy_.width(matrix) <= strategy_.width(inverse)
+    weights = strategy_.bands(-matrix / diagonal[:, None] if of_noise else inverse)
     constant = all(
         np.ptp(np.diag(matrix, -lag)) <= 1e-15 * np.abs(matrix).max() for lag in range(rounds)
     )
@@ -109,11 +103,6 @@ def rational_model_of(
     exactly = GossipRounds(whole(gossip.mixing), gossip.steps, whole(gossip.contraction))
     past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
     return model_of(exactly, whole(source), whole(seen), whole(victims), past)
-
-
-def _width(matrix: Float[np.ndarray, "t t"]) -> int:
-    row, column = np.nonzero(matrix)
-    return int((row - column).max())
 
 
 def model_of(

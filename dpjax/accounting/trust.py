@@ -11,6 +11,7 @@ from jaxtyping import Float
 from dpjax.accounting import dense, kalman, observer, recursions
 from dpjax.accounting.attacker import View, ViewLoss
 from dpjax.accounting.kalman import Model
+from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 
 __all__: list[str] = []
@@ -143,7 +144,7 @@ class LinearAlgorithm:
                 a, b = dense.materialize(plain, t)
                 return a * np.tile(victims, t), b
             whole, _ = dense.materialize(plain, t)
-            inverse = np.tril(np.linalg.solve(strategy, np.eye(t)))
+            inverse = strategy_.inverse_of(strategy)
             moved = np.tensordot(whole.reshape(-1, t, self.agents), source, 1)
             b = np.einsum("rtq,ts->rsq", moved, inverse)
             return whole * np.tile(victims, t), b.reshape(len(whole), -1)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _links, _validate
 from dpjax.accounting import recursions
 from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, with_state
 from dpjax.accounting.kalman import Model
@@ -102,12 +102,8 @@ def dsgd(
     secret = [False] * len(owners)
     if edge_noise is not None:
         spread = np.sqrt(_validate.positive("edge_noise", edge_noise))
-        linked = ((schedule != 0) | (np.swapaxes(schedule, 1, 2) != 0)).any(axis=0)
-        ends = np.argwhere(np.triu(linked, 1))
-        edges = np.zeros((n, len(ends)))
-        edges[ends[:, 0], np.arange(len(ends))] = spread
-        edges[ends[:, 1], np.arange(len(ends))] = -spread
-        source = np.hstack([source, edges])
+        ends = _links.pairs(schedule)
+        source = np.hstack([source, spread * _links.incidence(ends, n)])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
     return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), made)

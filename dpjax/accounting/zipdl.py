@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _links
 from dpjax.accounting import dense
 from dpjax.accounting.attacker import View, ViewLoss, of_model
 from dpjax.accounting.kalman import Model
@@ -39,9 +40,7 @@ class ZipDLViews:
 
     def _links(self) -> list[tuple[int, int]]:
         """(sender, receiver), own copies among them, by sender."""
-        n = len(self.mixing)
-        linked = (self.mixing != 0) | np.eye(n, dtype=bool)
-        return [(int(i), int(j)) for i in range(n) for j in np.flatnonzero(linked[:, i])]
+        return [(int(i), int(j)) for i, j in zip(*_links.copies(self.mixing), strict=True)]
 
     def _view(self, nodes: tuple[int, ...], seen: Sequence[tuple[int, int]]) -> View:
         n, links = len(self.mixing), self._links()

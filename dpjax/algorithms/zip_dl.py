@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jaxtyping import Float, Int
 
+from dpjax import _links
 from dpjax.algorithms.exchange import Copies
 from dpjax.protocols import Emission, Round, Seen
 
@@ -40,8 +41,7 @@ def links(mixing: Float[np.ndarray, "n n"]) -> Links:
     matrix = np.asarray(mixing, np.float64)
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
-    linked = (matrix != 0) | np.eye(len(matrix), dtype=bool)
-    sender, receiver = np.nonzero(linked.T)
+    sender, receiver = _links.copies(matrix)
     return Links(sender, receiver, matrix[receiver, sender])
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.data.load import Dataset
 
-__all__ = ["split"]
+__all__ = ["split", "with_test"]
 
 
 def split(
@@ -42,3 +43,23 @@ def split(
     order = np.random.default_rng(_validate.integer("seed", seed, least=0)).permutation(len(x))
     first, second = np.sort(order[held:]), np.sort(order[:held])
     return (x[first], y[first]), (x[second], y[second])
+
+
+def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return a data set's training and test records, splitting off the latter where it has none.
+
+    Args:
+        data: The records.
+        fraction: Share of the test records where they are split off.
+        seed: Of that split.
+
+    Returns:
+        ``((x, y), (x_test, y_test))``.
+
+    Raises:
+        ValueError: As `split`.
+    """
+    x, y = np.asarray(data.x_train), np.asarray(data.y_train)
+    if data.x_test is None:
+        return split(x, y, fraction, seed)
+    return (x, y), (data.x_test, data.y_test)

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _links, _validate
 from dpjax.mechanism import sdp, spatial
 from dpjax.topology import mixing as mixing_
 
@@ -119,11 +119,10 @@ def best_mixing(
     n = len(support)
     if noise.shape != (n, n):
         raise ValueError(f"covariance has shape {noise.shape}; give [{n}, {n}], as the graph's")
-    heads, tails = np.nonzero(np.triu(support, 1))
-    incidence = np.zeros((n, len(heads)))
-    incidence[heads, range(len(heads))], incidence[tails, range(len(heads))] = 1.0, -1.0
+    ends = _links.pairs(support)
+    incidence = _links.incidence(ends, n)
     cp = sdp.library()
-    weights = cp.Variable(len(heads), nonneg=True)
+    weights = cp.Variable(len(ends), nonneg=True)
     matrix = np.eye(n) - incidence @ cp.diag(weights) @ incidence.T
     scale = float(np.linalg.norm(noise))
     away = matrix - np.full((n, n), 1.0 / n)

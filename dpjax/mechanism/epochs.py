@@ -21,6 +21,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism import certificate
+from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.sensitivity import sensitivity
@@ -108,10 +109,10 @@ def objective(
         raise ValueError(f"gram has shape {gram.shape}; give {matrix.shape}, as the strategy's")
     bound = sensitivity(matrix, participation)
     try:
-        if np.triu(matrix, 1).any():
-            inverse = np.linalg.inv(matrix)
+        if strategy_.is_triangular(matrix):
+            inverse = strategy_.inverse_of(matrix)
         else:
-            inverse = scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True)
+            inverse = np.linalg.inv(matrix)
     except np.linalg.LinAlgError:
         raise ValueError("strategy is singular; give an invertible matrix") from None
     return bound**2 * float(np.sum((gram @ inverse) * inverse))

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _links
+
 __all__ = ["Pairwise", "solve"]
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
@@ -41,8 +43,7 @@ def solve(
         bounds: [n] precision bounds.
     """
     n = bounds.shape[0]
-    support = (np.abs(mixing).reshape(-1, n, n) > 0).any(axis=0)
-    linked = (support | support.T) & ~np.eye(n, dtype=bool)
+    linked = _links.linked(mixing)
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)

@@ -18,6 +18,7 @@ import scipy.linalg
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
@@ -240,12 +241,12 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
 
 def _inverse(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
     matrix = _validate.square("strategy", strategy)
-    if np.triu(matrix, 1).any() or not matrix.diagonal().all():
+    if not strategy_.is_triangular(matrix) or not matrix.diagonal().all():
         raise ValueError(
             "strategy is not lower triangular with a nonzero diagonal; give such a C "
             "(temporal.strategy_of makes one from a precision)"
         )
-    return scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True)
+    return strategy_.inverse_of(matrix)
 
 
 def _spectral(

@@ -14,6 +14,15 @@ WORST = 1e6
 """Largest condition number, the largest row sum of |C^-1| |C|."""
 
 
+def is_triangular(matrix: Float[np.ndarray, "t t"]) -> bool:
+    """Tell whether nothing stands above the diagonal: no round's noise uses a later one's.
+
+    Args:
+        matrix: [T, T].
+    """
+    return not np.triu(matrix, 1).any()
+
+
 def inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
     """C^-1 by substitution: its errors are small by row, and nothing appears above the diagonal.
 
@@ -48,7 +57,7 @@ def checked(strategy: object, rounds: int | None = None) -> Float[np.ndarray, "t
             f"strategy has a diagonal from {diagonal.min():.3g} to {diagonal.max():.3g}, with "
             f"which noise would vanish or overflow; scale it into 1 / {EXTREME:g} .. {EXTREME:g}"
         )
-    if np.triu(matrix, 1).any() or not (diagonal > 0).all():
+    if not is_triangular(matrix) or not (diagonal > 0).all():
         raise ValueError(
             "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
             "C^-1 Z), or None"
@@ -61,3 +70,36 @@ def checked(strategy: object, rounds: int | None = None) -> Float[np.ndarray, "t
             f"give one below {WORST:g}"
         )
     return matrix
+
+
+def sparse_inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """C^-1 with zeros where the inversion leaves rounding and an exact one has nothing.
+
+    Args:
+        strategy: [T, T] lower triangular C with a positive diagonal.
+    """
+    inverse = inverse_of(strategy)
+    inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
+    return inverse
+
+
+def width(matrix: Float[np.ndarray, "t t"]) -> int:
+    """How many rounds back the entries of a lower triangular matrix reach.
+
+    Args:
+        matrix: [T, T].
+    """
+    row, column = np.nonzero(matrix)
+    return int((row - column).max())
+
+
+def bands(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t w"]:
+    """[T, width] entries below the diagonal, the latest first.
+
+    Args:
+        matrix: [T, T] lower triangular.
+    """
+    entries = np.zeros((len(matrix), width(matrix)))
+    for lag in range(1, entries.shape[1] + 1):
+        entries[lag:, lag - 1] = np.diag(matrix, -lag)
+    return entries

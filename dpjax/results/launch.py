@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -127,6 +127,26 @@ class Lab:
         shutil.rmtree(checkpoint, ignore_errors=True)
         self.say(f"{path}: {len(rows)} rows in {time.monotonic() - began:.1f} s")
         return records.read(path)
+
+    def cells(
+        self,
+        cells: Iterable[tuple[str, Mapping[str, Any], Callable[[Path], list[dict[str, Any]]]]],
+        *,
+        seed: int | Sequence[int] | None = None,
+    ) -> "pandas.DataFrame":
+        """Run or read several cells, a sweep.
+
+        Args:
+            cells: Name, config and compute of each, as `cell` takes them.
+            seed: The seeds used, for the metadata.
+
+        Returns:
+            The rows of all, in the order of the cells; empty for none.
+        """
+        import pandas
+
+        frames = [self.cell(name, config, compute, seed=seed) for name, config, compute in cells]
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
 
 def main(

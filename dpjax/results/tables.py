@@ -30,6 +30,15 @@ class Paired(NamedTuple):
     count: int  # type: ignore[assignment]  # tuples have a method of this name
     t: float
 
+    def row(self) -> dict[str, float]:
+        """The comparison as columns of a table."""
+        return {
+            "difference": self.mean,
+            "standard error": self.standard_error,
+            "seeds": self.count,
+            "t": self.t,
+        }
+
 
 def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "pandas.DataFrame":
     """Mean and standard error of a column in groups.

@@ -13,8 +13,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+<<<<<<< HEAD
 from dpjax import _validate
 from dpjax._threefry import IMPLEMENTATION, fold_in
+=======
+from dpjax import _links, _validate
+>>>>>>> ad536e4 (One home for links, recursions of strategies, triangular checks, sweeps of experiments and test splits)
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
@@ -44,10 +48,7 @@ def links(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
     """
-    matrix = _validate.finite_array("mixing", mixing)
-    schedule = matrix[None] if matrix.ndim == 2 else matrix
-    linked = ((schedule != 0) | (np.swapaxes(schedule, 1, 2) != 0)).any(axis=0)
-    return np.argwhere(np.triu(linked, 1))
+    return _links.pairs(_validate.finite_array("mixing", mixing))
 
 
 def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:

@@ -111,13 +111,11 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
         ValueError: For another matrix, or one beyond the limits of `dpjax.mechanism.strategy`.
     """
     matrix = strategy_.checked(strategy, rounds)
-    diagonal, inverse = np.diag(matrix), strategy_.inverse_of(matrix)
-    # What the inversion leaves where an exact one has nothing.
-    inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
-    if _width(matrix) <= min(WIDEST, _width(inverse)):
-        return Route("recursion", 1 / diagonal, _bands(-matrix / diagonal[:, None]))
-    if _width(inverse) <= WIDEST:
-        return Route("moving", np.diag(inverse), _bands(inverse))
+    diagonal, inverse = np.diag(matrix), strategy_.sparse_inverse_of(matrix)
+    if strategy_.width(matrix) <= min(WIDEST, strategy_.width(inverse)):
+        return Route("recursion", 1 / diagonal, strategy_.bands(-matrix / diagonal[:, None]))
+    if strategy_.width(inverse) <= WIDEST:
+        return Route("moving", np.diag(inverse), strategy_.bands(inverse))
     padded = -(-rounds // BLOCK) * BLOCK
     whole = np.zeros((padded, padded))
     whole[:rounds, :rounds] = inverse
@@ -173,17 +171,3 @@ def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
     return sum(
         rows * size * jnp.promote_types(dtype, jnp.float32).itemsize for size, dtype in leaves
     )
-
-
-def _width(matrix: Float[np.ndarray, "t t"]) -> int:
-    row, column = np.nonzero(matrix)
-    return int((row - column).max())
-
-
-def _bands(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t w"]:
-    """[T, width] entries below the diagonal, the latest first."""
-    width = _width(matrix)
-    bands = np.zeros((len(matrix), width))
-    for lag in range(1, width + 1):
-        bands[lag:, lag - 1] = np.diag(matrix, -lag)
-    return bands

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpjax.data import split
+from dpjax.data import load, split
 
 
 def test_both_parts_are_the_whole() -> None:
@@ -29,3 +29,13 @@ def test_both_parts_are_the_whole() -> None:
 def test_bad_arguments_are_refused(rows: int, labels: int, fraction: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         split.split(np.zeros((rows, 1)), np.zeros(labels), fraction, 0)
+
+
+def test_test_records_are_kept_or_split_off() -> None:
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+    whole = load.Dataset("some", x, y, x[:3], y[:3], "made up", "")
+    (_, y_train), (_, y_test) = split.with_test(whole, 0.3, seed=1)
+    assert np.array_equal(y_train, y) and np.array_equal(y_test, y[:3])
+    parts = split.with_test(whole._replace(x_test=None, y_test=None), 0.3, seed=1)
+    expected = split.split(x, y, 0.3, 1)
+    assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, expected, strict=True))

@@ -1,0 +1,59 @@
+"""Who sends to whom, in one place."""
+
+import numpy as np
+import pytest
+
+from dpjax import _links
+from dpjax.accounting import recursions, views
+from dpjax.mechanism import strategy, temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import edges, rounds
+
+DIRECTED = np.array(
+    [[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0], [0.5, 0, 0, 0.5]]
+)
+
+
+def test_pairs_are_those_that_exchange_something_in_either_direction() -> None:
+    expected = [[0, 1], [0, 3], [1, 2]]
+    assert _links.pairs(DIRECTED).tolist() == _links.pairs(DIRECTED.T).tolist() == expected
+    assert edges.links(DIRECTED).tolist() == expected
+    # A schedule's links are those of all its matrices.
+    ring, path = (mixing.metropolis_hastings(make(4)) for make in (graphs.ring, graphs.path))
+    assert _links.pairs(np.stack([path, ring])).tolist() == _links.pairs(ring).tolist()
+    assert len(_links.pairs(path)) == 3
+
+
+def test_incidence_is_the_laplacian_s_root() -> None:
+    weights = mixing.metropolis_hastings(graphs.erdos_renyi(7, 0.5, seed=1))
+    signs = _links.incidence(_links.pairs(weights), 7)
+    linked = _links.linked(weights)
+    assert np.array_equal(signs @ signs.T, np.diag(linked.sum(1)) - linked)
+
+
+def test_copies_are_all_messages_of_a_round_by_sender() -> None:
+    sender, receiver = _links.copies(DIRECTED)
+    # Row i averages what column j sends.
+    assert list(zip(sender.tolist(), receiver.tolist(), strict=True)) == [
+        *((0, 0), (0, 3), (1, 0), (1, 1), (2, 1), (2, 2), (3, 3)),
+    ]
+    assert views.zip_dl(DIRECTED)._links() == list(zip(sender, receiver, strict=True))
+
+
+@pytest.mark.parametrize("name", ["banded", "inverse", "full"])
+def test_runs_and_accounting_keep_the_same_past(name: str) -> None:
+    banded = np.eye(8) + np.diag(np.full(7, 0.4), -1)
+    matrix = {
+        "banded": banded,
+        "inverse": np.linalg.inv(banded),
+        "full": temporal.prefix_sum(Participation(8, 1, 8)),
+    }[name]
+    memory, route = recursions.remember(matrix), rounds.route(matrix, 8)
+    inverse = strategy.sparse_inverse_of(matrix)
+    assert strategy.is_triangular(inverse) and not strategy.is_triangular(inverse.T)
+    assert memory.of_noise == (strategy.width(matrix) <= strategy.width(inverse))
+    if route.kind == "recursion":
+        assert memory.of_noise and np.array_equal(memory.weights[-1], route.weights[-1])
+    if route.kind == "moving":
+        assert not memory.of_noise and np.array_equal(memory.weights[-1], route.weights[-1])
