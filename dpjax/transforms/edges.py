@@ -13,12 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-<<<<<<< HEAD
-from dpjax import _validate
-from dpjax._threefry import IMPLEMENTATION, fold_in
-=======
 from dpjax import _links, _validate
->>>>>>> ad536e4 (One home for links, recursions of strategies, triangular checks, sweeps of experiments and test splits)
+from dpjax._threefry import IMPLEMENTATION, fold_in
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
