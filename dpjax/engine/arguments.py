@@ -117,6 +117,48 @@ def check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None
         raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
 
 
+def check_transport(
+    transport: Any, plans: Sequence[Plan], seeds: Sequence[int], devices: Any, checkpoint: Any
+) -> None:
+    """Check that a run whose messages cross a network is one run, and a release is kept.
+
+    Args:
+        transport: What carries messages, or None.
+        plans: The plans.
+        seeds: The seeds.
+        devices: To spread the agents over, or None.
+        checkpoint: Folder, or None.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    if transport is None:
+        return
+    if not callable(transport):
+        raise ValueError(
+            f"transport is {_validate.shown(transport)}; give a function of a message and a round"
+        )
+    if len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"transport came with {len(plans)} plans and {len(seeds)} seeds; run one plan with one "
+            "seed, since a network carries the messages of one run"
+        )
+    if devices is not None:
+        raise ValueError(
+            f"devices is {devices} with a transport, which gets all messages here; leave it out"
+        )
+    if plans[0].config.protect.gradients == "view":
+        raise ValueError(
+            "transport came with gradients 'view', whose loss is that of the method's own exchange "
+            "alone; protect gradients of 'any' kind, or leave it out"
+        )
+    if plans[0].config.release and checkpoint is None:
+        raise ValueError(
+            "checkpoint is None for a release over a transport; name a folder: begun again without "
+            "its state, the run would send noise again with another payload"
+        )
+
+
 def _check_path(name: str, value: Any, remedy: str) -> None:
     if value is None:
         return

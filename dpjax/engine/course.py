@@ -69,6 +69,15 @@ class Course:
         tail = 0 if blocks == self.chunk_blocks else left - blocks * self.every
         return {"blocks": blocks, "every": self.every, "tail": tail}
 
+    def ahead(self, done: int) -> int:
+        """Rounds to the end of a chunk.
+
+        Args:
+            done: Rounds done.
+        """
+        chunk = self.every * self.chunk_blocks
+        return min(self.total, (done // chunk + 1) * chunk) - done
+
     @property
     def variants(self) -> list[dict[str, int]]:
         """The lengths of all chunks, each once; resumed, a run has no others."""

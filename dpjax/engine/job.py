@@ -1,5 +1,6 @@
 """What a run's rounds are called with: statics, arrays, data, keys and models."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from dpjax.engine import arguments, identity, keys, placing, program, sharding
-from dpjax.engine.course import Course
 from dpjax.plans import dependence, forecasts, registry
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
@@ -116,15 +116,17 @@ class Job:
         state = program.initial(self.statics, self.arrays, start, noise_keys)
         return state._replace(models=sharding.place(state.models, self.mesh, 2))
 
-    def computed(self, course: Course, start: Any, *, release: bool) -> tuple[Any, str]:
-        """The memory before the first round, and the hash of the program of every chunk's length.
+    def computed(
+        self, traced: Callable[[State], list[Any]], start: Any, *, release: bool
+    ) -> tuple[Any, str]:
+        """The memory before the first round, and the hash of all that a run computes.
 
         Now, before a callback may change what the model closes over: later calls find what was
         traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
         and not shapes: a release keeps past noise in float64, which shapes are traced without.
 
         Args:
-            course: The rounds.
+            traced: Of a driver, its programs for a state, traced.
             start: Models, leaves [S, V, n, ...].
             release: Whether to refuse work outside the program.
 
@@ -132,9 +134,7 @@ class Job:
             ValueError: For such work.
         """
         state = self.initial(start, self.batch_keys)
-        given = self.statics, self.arrays, self.data, state, self.batch_keys, self.batch_keys
-        traced = [program.advance.trace(*given, **lengths) for lengths in course.variants]
-        return state.memory, identity.computation(traced, release=release)
+        return state.memory, identity.computation(traced(state), release=release)
 
 
 def prepared(

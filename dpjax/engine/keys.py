@@ -142,11 +142,44 @@ def note_checkpoint(
     Raises:
         ValueError: As `read_key_file`, or if the file cannot be written.
     """
-    path = Path(path)
-    words = _read(path, fingerprint)["key"]
+    folder = str(Path(checkpoint).absolute())
+    _note(Path(path), fingerprint, checkpoint=folder)
+
+
+def note_sent(path: str | os.PathLike, fingerprint: str, rounds: int) -> None:
+    """Note in a key file how many rounds' messages may have gone out.
+
+    Args:
+        path: The file, which is replaced as a whole.
+        fingerprint: Of the run it belongs to.
+        rounds: That many; a smaller number than is noted changes nothing.
+
+    Raises:
+        ValueError: As `read_key_file`, or if the file cannot be written.
+    """
+    if rounds > noted_sent(path, fingerprint):
+        _note(Path(path), fingerprint, sent=rounds)
+
+
+def noted_sent(path: str | os.PathLike, fingerprint: str) -> int:
+    """Return how many rounds' messages may have gone out, where a host loop notes it; else 0.
+
+    Args:
+        path: The file.
+        fingerprint: Of the run it belongs to.
+
+    Raises:
+        ValueError: As `read_key_file`.
+    """
+    return _read(Path(path), fingerprint).get("sent", 0)
+
+
+def _note(path: Path, fingerprint: str, **changes: Any) -> None:
+    """Change fields of a key file, which is replaced as a whole."""
+    fields = _read(path, fingerprint) | changes
     with _writing(path):
         # A link stays one: what it points to is replaced.
-        _files.replace(path.resolve(), _content(fingerprint, words, checkpoint), mode=0o600)
+        _files.replace(path.resolve(), _sealed(fields), mode=0o600)
 
 
 def delete_key_file(path: str | os.PathLike, fingerprint: str) -> bool:
@@ -183,7 +216,10 @@ def _wrap(words: list[int]) -> PRNGKeyArray:
 
 def _content(fingerprint: str, words: list[int], checkpoint: str | os.PathLike | None) -> bytes:
     folder = None if checkpoint is None else str(Path(checkpoint).absolute())
-    fields = {"format": 2, "fingerprint": fingerprint, "checkpoint": folder, "key": words}
+    return _sealed({"format": 2, "fingerprint": fingerprint, "checkpoint": folder, "key": words})
+
+
+def _sealed(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields | {"checksum": _checksum(fields)}).encode()
 
 

@@ -7,7 +7,7 @@ seed. What is done with a leaf of the state follows from its slot, never from it
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -99,14 +99,30 @@ def algorithm(
     Returns:
         The algorithm.
     """
-    return rounds_.compose(
-        statics.method,
-        arrays,
-        query=asked(statics, frozen),
-        privatizer=_privatizer(statics, arrays, noise_key),
-        optimizer=statics.optimizer.chain(arrays),
-        divisor=statics.divisor,
-    )
+    return rounds_.compose(statics.method, arrays, **_parts(statics, arrays, noise_key, frozen))
+
+
+def halves(
+    statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None
+) -> rounds_.Halves:
+    """`algorithm`, cut where a round crosses the network.
+
+    Args:
+        statics: What is static.
+        arrays: One plan's arrays, traced or not.
+        noise_key: The seed's noise key.
+        frozen: `Data.frozen`.
+    """
+    return rounds_.halves(statics.method, arrays, **_parts(statics, arrays, noise_key, frozen))
+
+
+def _parts(statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any) -> dict[str, Any]:
+    return {
+        "query": asked(statics, frozen),
+        "privatizer": _privatizer(statics, arrays, noise_key),
+        "optimizer": statics.optimizer.chain(arrays),
+        "divisor": statics.divisor,
+    }
 
 
 def _privatizer(
@@ -216,6 +232,26 @@ def _batch(statics: Statics, data: Data, key: PRNGKeyArray, round: Any) -> Any:
     return *(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y)), drawn.padding
 
 
+def batch(
+    statics: Statics, data: Data, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, round: Any
+) -> Any:
+    """Every agent's records of a round of one seed.
+
+    Args:
+        statics: What is static.
+        data: The seed's data.
+        batch_key: Its key of the batches.
+        noise_key: Its key of the noise.
+        round: Rounds done before.
+    """
+    key = fold_in(batch_key, round)
+    if statics.capacity is not None:
+        # Amplified by secret batches: their key is a part of the noise key, which draws
+        # noise under the numbers of rounds alone.
+        key = fold_in(fold_in(noise_key, _BATCHES), round)
+    return _batch(statics, data, key, round)
+
+
 def batch_shapes(statics: Statics, data: Data, batch_keys: PRNGKeyArray) -> Any:
     """Shapes of the batch of every agent in a round.
 
@@ -235,6 +271,42 @@ def _consensus(models: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(models)]
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
+
+
+def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The round's metrics that a run reports.
+
+    Args:
+        statics: What is static.
+        metrics: Of one round.
+    """
+    return {name: metrics.get(name, jnp.float32(jnp.nan)) for name in statics.query.metrics}
+
+
+def measured(
+    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: int
+) -> dict[str, Any]:
+    """Metrics after a block, name -> [S, V].
+
+    Args:
+        statics: What is static.
+        data: The problem's data.
+        state: Stacked, after the block.
+        sums: The rounds' own metrics, added up over the block.
+        length: Rounds of the block.
+    """
+    metrics, data = _measures(statics, data.frozen), data._replace(frozen=None)
+    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+
+    def measure(item: Any) -> dict[str, Any]:
+        models, *own = item
+        evaluation = _one(own, shared).evaluation
+        taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
+        return taken | {"consensus": jax.vmap(_consensus)(models)}
+
+    # One seed after the other bounds the memory of the evaluation.
+    taken = jax.lax.map(measure, (state.models, *owned))
+    return taken | {name: value / length for name, value in sums.items()}
 
 
 def first(statics: Statics, data: Data) -> Data:
@@ -374,21 +446,12 @@ def advance(
             state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
         ) -> Any:
             round_key = fold_in(batch_key, state.round)
-            sampler_key = round_key
-            if statics.capacity is not None:
-                # Amplified by secret batches: their key is a part of the noise key, which draws
-                # noise under the numbers of rounds alone.
-                secret = fold_in(noise_key, _BATCHES)
-                sampler_key = fold_in(secret, state.round)
-            batch = _batch(statics, _one(own, shared), sampler_key, state.round)
+            drawn = batch(statics, _one(own, shared), batch_key, noise_key, state.round)
 
             def of_plan(state: State, arrays: Any) -> Any:
                 step = algorithm(statics, arrays, noise_key, frozen).step
-                state, info = step(round_key, state, batch)
-                return state, {
-                    name: info.metrics.get(name, jnp.float32(jnp.nan))
-                    for name in statics.query.metrics
-                }
+                state, info = step(round_key, state, drawn)
+                return state, reported(statics, info.metrics)
 
             return over(of_plan, plan_axes, state, arrays)
 
@@ -404,17 +467,7 @@ def advance(
 
     def block(state: State, length: int) -> tuple[State, dict[str, Any]]:
         (state, sums), _ = jax.lax.scan(one_round, (state, zeros), None, length=length)
-
-        def measure(item: Any) -> dict[str, Any]:
-            models, *own = item
-            evaluation = _one(own, shared).evaluation
-            metrics = _measures(statics, frozen)
-            taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
-            return taken | {"consensus": jax.vmap(_consensus)(models)}
-
-        # One seed after the other bounds the memory of the evaluation.
-        taken = jax.lax.map(measure, (state.models, *owned))
-        return state, taken | {name: value / length for name, value in sums.items()}
+        return state, measured(statics, data._replace(frozen=frozen), state, sums, length)
 
     parts = []
     if blocks:

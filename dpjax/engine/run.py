@@ -14,10 +14,11 @@ from tqdm import tqdm
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import arguments, program
 from dpjax.engine import identity as identity_
-from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course, Meter
+from dpjax.engine.host import Loop, Transport
 from dpjax.engine.job import Job, prepared
 from dpjax.engine.result import Progress, Result
+from dpjax.engine.scan import Scan
 from dpjax.engine.stand import Stand
 from dpjax.engine.storage import Storage
 from dpjax.plans import forecasts, releases
@@ -47,6 +48,7 @@ def run(
     planned: bool = False,
     stop_at: int | None = None,
     stopping: Stopping = "plan",
+    transport: Transport | None = None,
 ) -> Result:
     """Run every plan with every seed, in one compiled call a chunk.
 
@@ -93,6 +95,12 @@ def run(
         stopping: What a run states that its callback stops: "plan", the plan's whole guarantee; or
             "curve", numbers that hold at whichever chunk's end it stops, smaller at the first ones
             and larger at the last (`dpjax.accounting.stopping`).
+        transport: What carries the messages of one plan and one seed over a real network,
+            ``transport(message, round) -> received`` (`dpjax.engine.host`); None exchanges them
+            inside the compiled rounds. One that raises ends the run before that round; resumed from
+            ``checkpoint``, which then is written before every message, the run sends the very same
+            one. Never begin such a run a second time without: noise would go out again with
+            another payload. A release needs the checkpoint.
 
     Returns:
         Metrics, final models and what was spent. A run that is resumed continues to the same
@@ -127,6 +135,7 @@ def run(
     together = shared(plans)
     course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)
     phase = arguments.check_phase(plans, phase, start, spent)
+    arguments.check_transport(transport, plans, seeds, devices, checkpoint)
     job = prepared(plans, problems, seeds, together, devices, phase)
     models = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
@@ -142,20 +151,21 @@ def run(
     expected = forecasts.tell(plans, job.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
+    driver: Scan | Loop = Scan(job, course)
+    if transport is not None:
+        driver = Loop(job, course, transport)
     identity = {}
     if checkpoint is not None or key_file is not None:
-        options = course.options(phase, stopping)
+        options = course.options(phase, stopping) | driver.options
         # Without a start all agents' models follow from the problem's.
         given = None if start is None else models
-        identity = _identity(job, plans, problems, seeds, course, options, models, given)
+        identity = _identity(job, plans, problems, seeds, driver, options, models, given)
     storage = Storage.of(identity, checkpoint, key_file)
     noise_keys = storage.noise_keys(seeds, phase)
-    at = Stand.first(
-        job, course, models, noise_keys, storage.store, release=plans[0].config.release
-    )
+    at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
     del models  # As large as all models.
     meter = Meter(len(plans) * len(seeds))
-    _drive(job, course, at, meter, terms, storage.store, checkpoint_seconds, progress)
+    _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
     storage.close()
     return _result(job, plans, seeds, course, at, meter, terms)
 
@@ -165,13 +175,13 @@ def _identity(
     plans: tuple[Plan, ...],
     problems: tuple[Problem, ...],
     seeds: tuple[int, ...],
-    course: Course,
+    driver: Scan | Loop,
     options: dict[str, Any],
     models: Any,
     given: Any,
 ) -> dict[str, str]:
     """What the run is; ``given`` are the models that it was asked to start from."""
-    memory, computed = job.computed(course, models, release=plans[0].config.release)
+    memory, computed = job.computed(driver.traced, models, release=plans[0].config.release)
     return identity_.of_run(
         plans, problems, seeds, options, (job.models, given), job.arrays, memory, computed,
         job.devices,
@@ -201,12 +211,12 @@ class _Terms:
 
 
 def _drive(
-    job: Job,
+    driver: Scan | Loop,
     course: Course,
     at: Stand,
     meter: Meter,
     terms: _Terms,
-    store: Checkpoints | None,
+    storage: Storage,
     checkpoint_seconds: float,
     progress: bool,
 ) -> None:
@@ -217,15 +227,9 @@ def _drive(
         desc=meter.title, smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
     ) as bar:  # fmt: skip
         while not at.ended:
-            lengths = course.lengths(course.total - at.done)
-            length = lengths["blocks"] * course.every + lengths["tail"]
+            length = course.ahead(at.done)
             with meter.chunk(length):
-                at.state, new = program.advance(
-                    job.statics, job.arrays, job.data, at.state, job.batch_keys, at.noise_keys,
-                    **lengths,
-                )  # fmt: skip
-                new = jax.device_get(new)
-            at.measured(course, length, new)
+                driver.advance(at, storage)
             bar.update(length)
             if progress and meter.chunks == 1:
                 # The rate and the time left are of what is still to come, which is compiled.
@@ -234,8 +238,8 @@ def _drive(
             at.decided = at.decided or answer is not None
             at.ended = bool(answer) or at.done == course.total
             due = time.monotonic() - saved_at >= checkpoint_seconds
-            if store is not None and (at.ended or due):
-                at.save(store)
+            if at.ended or due:
+                at.save(storage.store)
                 saved_at = time.monotonic()
 
 

@@ -1,6 +1,7 @@
 """How far a run is, and what of that a checkpoint holds."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from dpjax.engine import program, sharding
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
+from dpjax.engine.storage import Storage
 from dpjax.protocols import State
 
 __all__: list[str] = []
@@ -27,6 +29,8 @@ class Stand:
         done: Rounds done.
         ended: Whether it has ended: all rounds, or stopped.
         decided: Whether a callback may have decided where.
+        sums: name -> [S, V] sums of metrics since the last mark, where a run is kept between marks.
+        saved: Rounds done when it was stored last, or None.
     """
 
     state: State
@@ -35,6 +39,8 @@ class Stand:
     done: int = 0
     ended: bool = False
     decided: bool = False
+    sums: dict[str, Any] = field(default_factory=dict)
+    saved: int | None = None
 
     @classmethod
     def first(
@@ -43,9 +49,8 @@ class Stand:
         course: Course,
         start: Any,
         noise_keys: Any,
-        store: Checkpoints | None,
-        *,
-        release: bool,
+        storage: Storage,
+        sums: Callable[[State], dict[str, Any]],
     ) -> "Stand":
         """Where a run begins: before its first round, or at its newest checkpoint.
 
@@ -54,24 +59,28 @@ class Stand:
             course: Its rounds.
             start: Models to start from, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
-            store: Its checkpoints, or None.
-            release: Whether its messages really go out.
+            storage: Where it is kept.
+            sums: Of a driver, what it keeps of metrics before a block.
 
         Raises:
-            ValueError: For a checkpoint that is damaged or cannot be written.
+            ValueError: For a checkpoint that is damaged or cannot be written, or that is older
+                than the messages of its release.
         """
         state = job.initial(start, noise_keys)
         names = program.metric_names(job.statics, job.data, state)
         shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
-        at = cls(state, noise_keys, {name: np.full(shape, np.nan) for name in names})
-        if store is None:
-            return at
-        if (restored := store.restore(at._portable())) is not None:
-            at.done, portable, at.ended = restored
-            at._adopt(portable, job)
-        elif release:
-            # Before anything is sent: from here on, losing the key is noticed.
-            at.save(store)
+        taken = {name: np.full(shape, np.nan) for name in names}
+        at = cls(state, noise_keys, taken, sums=sums(state))
+        if storage.store is not None:
+            if (restored := storage.store.restore(at._portable())) is not None:
+                at.done, portable, at.ended = restored
+                at.saved = at.done
+                at._adopt(portable, job)
+            elif storage.key_file is not None:
+                # Before anything is sent: from here on, losing the key is noticed.
+                at.save(storage.store)
+        if not at.ended:
+            storage.check_sent(at.done)
         return at
 
     def measured(self, course: Course, length: int, new: dict[str, Any]) -> None:
@@ -96,27 +105,30 @@ class Stand:
         last = np.flatnonzero(course.marks <= self.done)[-1]
         return {name: value[last].copy() for name, value in self.taken.items()}
 
-    def save(self, store: Checkpoints) -> None:
-        """Store it.
+    def save(self, store: Checkpoints | None) -> None:
+        """Store it, where that has not been done.
 
         Args:
-            store: The run's checkpoints.
+            store: The run's checkpoints, or None.
 
         Raises:
             ValueError: If it cannot be written.
         """
-        store.save(self.done, self._portable(), ended=self.ended)
+        if store is not None and self.saved != self.done:
+            store.save(self.done, self._portable(), ended=self.ended)
+            self.saved = self.done
 
     def _portable(self) -> Any:
-        """The state without its secret, the metrics, and whether a callback decided anything."""
+        """The state without its secret, metrics, and whether a callback decided anything."""
         # Past noise would give later rounds' away; it follows from the key, see program.replay.
         state = self.state
         open_ = jax.device_get((state.models, state.memory, state.round))
-        return open_, self.taken, np.asarray(self.decided)
+        return open_, self.taken, np.asarray(self.decided), jax.device_get(self.sums)
 
     def _adopt(self, portable: Any, job: Job) -> None:
         """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""
-        open_, self.taken, decided = portable
+        open_, self.taken, decided, sums = portable
+        self.sums = jax.tree.map(jnp.asarray, sums)
         self.decided = bool(decided)
         models, memory, done = jax.tree.map(jnp.asarray, open_)
 

@@ -81,6 +81,40 @@ class Storage:
         if folder is not None and folder != noted:
             keys.note_checkpoint(self.key_file, fingerprint, folder)
 
+    def sending(self, round: int) -> None:
+        """Note, in a release, that the message of a round is about to go out.
+
+        Args:
+            round: Rounds done before it.
+
+        Raises:
+            ValueError: If the key file cannot be read or written; nothing was sent then.
+        """
+        if self.key_file is not None:
+            keys.note_sent(self.key_file, identity.fingerprint(self.identity), round + 1)
+
+    def check_sent(self, done: int) -> None:
+        """Refuse a release whose messages went further than what is left of its state.
+
+        Guarantee: of the rounds that may have been sent, all but the last are done here; that one
+        is sent again as it was. Others would get their noise a second time, on other gradients.
+
+        Args:
+            done: Rounds done.
+
+        Raises:
+            ValueError: If more were sent.
+        """
+        if self.key_file is None:
+            return
+        sent = keys.noted_sent(self.key_file, identity.fingerprint(self.identity))
+        if sent > done + 1:
+            raise ValueError(
+                f"key_file {self.key_file} says that {sent} rounds were sent, the checkpoint is of "
+                f"{done}: their noise would go out again with other gradients. Restore the newest "
+                "checkpoint, or begin another run and account for both"
+            )
+
     def close(self) -> None:
         """End the run: its checkpoints stay, its key is deleted."""
         if self.store is not None:

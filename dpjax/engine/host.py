@@ -1,0 +1,202 @@
+"""The second driver: a loop on the host, cut between send and absorb, for a real network.
+
+The compiled scan (`dpjax.engine.scan`) exchanges messages by itself. Here a round is two compiled
+halves of the same operations, and what happens in between is a `Transport`'s: a function that gets
+what goes out and returns what was received. Over the method's own exchange (`local`) a run has the
+bits of the scan.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._threefry import fold_in
+from dpjax.engine import program
+from dpjax.engine import rounds as rounds_
+from dpjax.engine.course import Course
+from dpjax.engine.job import Job
+from dpjax.engine.stand import Stand
+from dpjax.engine.storage import Storage
+from dpjax.plans.plan import Plan
+from dpjax.protocols import State
+
+__all__ = ["Transport", "local"]
+
+Transport = Callable[[Any, int], Any]
+"""What carries messages: ``transport(message, round) -> received``.
+
+The message is what the method sends, numpy leaves [n, ...], and rounds count from 0. What comes
+back is the value of the method's exchange: for D-SGD every agent's average of what it received, for
+a server the sum and how many were present. A transport that cannot deliver raises, whatever it
+likes; the run then ends before that round. It may send one message again, as often as it must.
+"""
+
+
+def local(plan: Plan) -> Transport:
+    """Return the transport that is the method's own exchange, in this process.
+
+    Args:
+        plan: The plan of the run.
+    """
+    arrays = {name: jnp.asarray(array) for name, array in plan.arrays.items()}
+
+    @jax.jit
+    def value(message: Any, round: Any) -> Any:
+        return plan.method.exchange(arrays, round, message).value
+
+    def transport(message: Any, round: int) -> Any:
+        return jax.device_get(value(message, jnp.int32(round)))
+
+    return transport
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """The rounds of one run, message by message.
+
+    Guarantee: a round whose exchange fails leaves the state as it was before it was sent. What was
+    sent is spent, as the plan's guarantee has it. Begun again, the round sends the very same
+    message, since batch and noise follow from keys and round, and the models are those of before:
+    noise never goes out with another payload. With checkpoints that holds of a run that was killed,
+    too: before a message goes out, the state that it was made of is stored, and in a release the
+    key file notes the round; one whose newest state is lost is refused.
+
+    Attributes:
+        job: What the halves are called with.
+        course: The rounds.
+        transport: What carries messages.
+    """
+
+    job: Job
+    course: Course
+    transport: Transport
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What makes a run another one, by name."""
+        return {"transport": "given"}
+
+    def advance(self, at: Stand, storage: Storage) -> None:
+        """Do the rounds of a chunk, or what is left of one.
+
+        Args:
+            at: How far the run is; after every round one further.
+            storage: Where it is kept.
+
+        Raises:
+            ValueError: For something else than what the method's exchange delivers.
+        """
+        for _ in range(self.course.ahead(at.done)):
+            self._round(at, storage)
+
+    def _round(self, at: Stand, storage: Storage) -> None:
+        job, marks = self.job, self.course.marks
+        given = job.arrays, job.data, at.state, job.batch_keys, at.noise_keys
+        sent, sums = _outgoing(job.statics, *given, at.sums)
+        message = jax.tree.map(np.array, jax.device_get(sent.message))
+        wanted = _delivered(job.statics, job.arrays, message)
+        at.save(storage.store)
+        storage.sending(at.done)
+        received = _checked(self.transport(message, at.done), wanted)
+        at.state, at.sums = _incoming(job.statics, *given, sent, received), sums
+        taken = {}
+        if at.done + 1 in marks:
+            length = at.done + 1 - max([0, *marks[marks <= at.done]])
+            taken = jax.device_get(_measured(job.statics, job.data, at.state, sums, length))
+            at.sums = jax.tree.map(jnp.zeros_like, sums)
+        at.measured(self.course, 1, taken)
+
+    def traced(self, state: State) -> list[Any]:
+        """Both halves and the metrics, traced: all that the run computes by itself.
+
+        Args:
+            state: Before the first round.
+        """
+        job = self.job
+        given = job.arrays, job.data, state, job.batch_keys, job.batch_keys
+        sums = self.sums(state)
+        outgoing = _outgoing.trace(job.statics, *given, sums)
+        sent, _ = outgoing.out_info
+        received = _delivered(job.statics, job.arrays, sent.message)
+        marks = [0, *self.course.marks]
+        lengths = sorted({int(b - a) for a, b in zip(marks, marks[1:], strict=False)})
+        return [
+            outgoing,
+            _incoming.trace(job.statics, *given, sent, received),
+            *(_measured.trace(job.statics, job.data, state, sums, each) for each in lengths),
+        ]
+
+    def sums(self, state: State) -> dict[str, Any]:
+        """Sums of the rounds' metrics before a block: zeros.
+
+        Args:
+            state: Of the run.
+        """
+        shape = jax.tree.leaves(state.models)[0].shape[:2]
+        return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.query.metrics}
+
+
+def _halved(statics: program.Statics, given: Any) -> tuple[rounds_.Halves, Any, State, Any]:
+    """The halves of a run that is alone, the round's key, the state and the batch."""
+    arrays, data, state, (batch_key,), (noise_key,) = given
+    arrays = jax.tree.map(lambda leaf: leaf[0], arrays)
+    models, memory = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
+    secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], state.secret)
+    cut = program.halves(statics, arrays, noise_key, data.frozen)
+    round_key = fold_in(batch_key, state.round)
+    batch = program.batch(statics, program.first(statics, data), batch_key, noise_key, state.round)
+    return cut, round_key, State(models, memory, secret, state.round), batch
+
+
+@functools.partial(jax.jit, static_argnames="statics")
+def _outgoing(statics: program.Statics, *given: Any) -> Any:
+    """What goes out of a round, and the sums of metrics with the round's."""
+    *inputs, sums = given
+    cut, key, state, batch = _halved(statics, inputs)
+    sent = cut.outgoing(key, state, batch)
+    # Here, as the scan adds them: apart from the round they would be rounded once more.
+    return sent, jax.tree.map(jnp.add, sums, program.reported(statics, sent.metrics))
+
+
+@functools.partial(jax.jit, static_argnames="statics")
+def _incoming(statics: program.Statics, *given: Any) -> State:
+    """The state after what was received, stacked again."""
+    *inputs, sent, received = given
+    cut, key, state, batch = _halved(statics, inputs)
+    new = cut.incoming(key, state, batch, sent, received)
+    models, memory = jax.tree.map(lambda leaf: leaf[None, None], (new.models, new.memory))
+    secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[None], new.secret)
+    return State(models, memory, secret, new.round)
+
+
+@functools.partial(jax.jit, static_argnames=("statics", "length"))
+def _measured(statics: program.Statics, data: Any, state: State, sums: Any, length: int) -> Any:
+    """Metrics after a block of so many rounds, [1, S, V]."""
+    taken = program.measured(statics, data, state, sums, length)
+    return jax.tree.map(lambda leaf: leaf[None], taken)
+
+
+def _delivered(statics: program.Statics, arrays: Any, message: Any) -> Any:
+    """Shapes of what the method's exchange makes of a message."""
+
+    def value(arrays: Any, message: Any) -> Any:
+        one = jax.tree.map(lambda leaf: leaf[0], arrays)
+        return statics.method.exchange(one, jnp.int32(0), message).value
+
+    return jax.eval_shape(value, arrays, message)
+
+
+def _checked(received: Any, wanted: Any) -> Any:
+    """What a transport returned, on the device, if it is what the method waits for."""
+    told = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", wanted)
+    found = jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", received)
+    if told != found:
+        raise ValueError(
+            f"transport returned {found}, the method's exchange delivers {told}; return that"
+        )
+    return jax.tree.map(jnp.array, received)

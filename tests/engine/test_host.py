@@ -1,0 +1,254 @@
+"""The host loop: the scan's bits, and no noise that goes out with two payloads."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine import host, keys
+from dpjax.engine.run import run
+from dpjax.plans import plan, samplers
+from dpjax.plans.links import PairKeys
+from dpjax.plans.optimizers import Chain
+from tests.support import make_config
+
+ROUNDS = 10
+RECORDS = {"relation": "zero_out_record"}
+CASES = {
+    "none": {"design": "non_private"},
+    "independent": {"design": "independent"},
+    "whisper": {"design": "whisper"},
+    "mafalda": {"design": "mafalda"},
+    "anti_pgd": {"design": "anti_pgd"},
+    "spacetime": {"design": "spacetime"},
+    "records": {"relation": "replace_record", "batch_size": 5},
+    "passes": {**RECORDS, "microbatch": 2},
+    "cyclic": {**RECORDS, "participation": (2, 5), "batch_size": 5, "design": "prefix_sum"},
+    "poisson": {**RECORDS, "sampler": samplers.Poisson(4.0, 6), "epsilon": 2.0},
+    "full": {"sampler": samplers.Full()},
+    "muffliato": {"method": DSGD(3), "design": "independent"},
+    "adam": {"optimizer": Chain(optax.adam, 0.05)},
+    "pair_keys": {"noise": PairKeys(2.0), "attacker": "node"},
+}
+
+
+def made(matrix, **changes):
+    return plan.make(make_config(**{"rounds": ROUNDS, **changes}), matrix, counts=[24] * 6)
+
+
+def same(one, other):
+    assert set(one.metrics) == set(other.metrics)
+    for name, values in one.metrics.items():
+        np.testing.assert_array_equal(values, other.metrics[name], err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+    np.testing.assert_array_equal(one.rounds, other.rounds)
+    assert one.guarantees == other.guarantees and one.ended == other.ended
+
+
+def rows(result):
+    told = [{k: v for k, v in row.items()} for row in result.rows()]
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+SLOW = set(CASES) - {"independent", "whisper", "anti_pgd", "records", "cyclic"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
+def test_over_its_own_exchange_a_run_is_the_scan_to_the_bit(network, small, name):
+    one = made(network, **CASES[name])
+    # Blocks of unequal lengths, and chunks of several.
+    options = {"seeds": [3], "eval_every": 3, "chunk_blocks": 2}
+    scan = run(one, small, **options)
+    loop = run(one, small, transport=host.local(one), **options)
+    same(scan, loop)
+    assert rows(scan) == rows(loop)
+
+
+class Wire:
+    """A network of one process: the method's own exchange, which keeps what it carries."""
+
+    def __init__(self, one, fails=(), changes=None):
+        self.exchange, self.sent = host.local(one), []
+        self.fails, self.changes = list(fails), changes
+
+    def __call__(self, message, round):
+        self.sent.append((round, jax.tree.map(np.copy, message)))
+        if round in self.fails:
+            self.fails.remove(round)
+            raise ConnectionError("nothing was delivered")
+        received = self.exchange(message, round)
+        return received if self.changes is None else self.changes(received, round)
+
+    def digests(self):
+        return [(t, b"".join(leaf.tobytes() for leaf in jax.tree.leaves(m))) for t, m in self.sent]
+
+
+def lossy(received, round):
+    """A network that delivers otherwise than in a first attempt: an agent was away."""
+    return jax.tree.map(lambda leaf: np.float32(0.9) * leaf, received) if round > 2 else received
+
+
+@pytest.mark.parametrize(
+    ("design", "release"),
+    [
+        ("anti_pgd", True),
+        pytest.param("whisper", False, marks=pytest.mark.slow),
+        pytest.param("anti_pgd", False, marks=pytest.mark.slow),
+        pytest.param("whisper", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_that_was_not_delivered_is_sent_again_as_it_was(
+    network, small, tmp_path, design, release
+):
+    one = made(network, design=design, release=release)
+    options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
+    if release:
+        options["key_file"] = tmp_path / "key"
+    wire = Wire(one, fails=[5, 5])
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            run(one, small, transport=wire, **options)
+    result = run(one, small, transport=wire, **options)
+    told = dict(wire.digests())
+    assert [t for t, _ in wire.sent] == [0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9]
+    # Every message of a round is the same one; each round's is another.
+    assert all(told[t] == digest for t, digest in wire.digests())
+    assert len(set(told.values())) == ROUNDS
+    if release:
+        assert not (tmp_path / "key").exists()
+    else:
+        same(run(one, small, seeds=[1], eval_every=4), result)
+
+
+def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, small, tmp_path):
+    """The network delivers otherwise the second time: only the last message may be sent again."""
+    one = made(network)
+    options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
+    # As shot within the exchange of round 6; a kill leaves what is on disk, and so does this.
+    first = Wire(one, fails=[6])
+    with pytest.raises(ConnectionError):
+        run(one, small, transport=first, checkpoint_seconds=np.inf, **options)
+    second = Wire(one, changes=lossy)
+    run(one, small, transport=second, checkpoint_seconds=np.inf, **options)
+    before, after = dict(first.digests()), dict(second.digests())
+    shared = set(before) & set(after)
+    assert shared == {6} and before[6] == after[6]
+
+
+def test_without_the_state_the_network_would_see_noise_twice(network, small):
+    """The broken twin: a run that begins again after another delivery."""
+    one = made(network)
+    first, second = Wire(one), Wire(one, changes=lossy)
+    run(one, small, seeds=[1], transport=first)
+    run(one, small, seeds=[1], transport=second)
+    before, after = dict(first.digests()), dict(second.digests())
+    assert any(before[t] != after[t] for t in range(ROUNDS))
+
+
+def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_path):
+    one = made(network, release=True)
+    options = {
+        "seeds": [1], "checkpoint": tmp_path / "c", "key_file": tmp_path / "key",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="checkpoint is None for a release over a transport"):
+        run(one, small, seeds=[1], transport=Wire(one), key_file=tmp_path / "key")
+    wire = Wire(one, fails=[6])
+    with pytest.raises(ConnectionError):
+        run(one, small, transport=wire, **options)
+    assert json.loads((tmp_path / "key").read_text())["sent"] == 7
+    steps = sorted(int(each.name) for each in (tmp_path / "c").iterdir() if each.name.isdigit())
+    assert steps == [5, 6]
+    (tmp_path / "c" / "6").rename(tmp_path / "lost")
+    again = Wire(one, changes=lossy)
+    with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 5"):
+        run(one, small, transport=again, **options)
+    (tmp_path / "c").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 0"):
+        run(one, small, transport=again, **options)
+    assert not again.sent
+    # With its newest state it goes on.
+    shutil.rmtree(tmp_path / "c")
+    (tmp_path / "elsewhere").rename(tmp_path / "c")
+    (tmp_path / "lost").rename(tmp_path / "c" / "6")
+    run(one, small, transport=again, **options)
+    assert [t for t, _ in again.sent] == [6, 7, 8, 9]
+
+
+def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path):
+    one = made(network)
+    options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
+    with pytest.raises(ConnectionError):
+        run(one, small, transport=Wire(one, fails=[6]), **options)
+    with pytest.raises(ValueError, match="belongs to another run, which differs in transport"):
+        run(one, small, **options)
+
+
+def test_callbacks_stop_at_the_same_rounds(network, small):
+    one = made(network)
+    options = {"seeds": [1], "eval_every": 2, "chunk_blocks": 2}
+    calls = []
+
+    def watch(progress):
+        calls.append((progress.round, float(progress.metrics["test_loss"][0, 0])))
+        return progress.round >= 8
+
+    scan = run(one, small, callback=watch, **options)
+    first, calls[:] = calls[:], []
+    same(scan, run(one, small, callback=watch, transport=host.local(one), **options))
+    assert first == calls and [t for t, _ in calls] == [4, 8]
+
+
+def test_what_a_transport_returns_is_checked(network, small):
+    one = made(network)
+    for broken, told in [
+        (lambda message, round: None, "transport returned None"),
+        (lambda message, round: jax.tree.map(lambda leaf: leaf[:-1], message), r"float32\[5"),
+        (lambda message, round: jax.tree.map(np.float64, message), "float64"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            run(one, small, seeds=[0], transport=broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"transport": "tcp"}, "transport is 'tcp'; give a function"),
+        ({"seeds": [0, 1]}, "1 plans and 2 seeds; run one plan"),
+        ({"devices": 2}, "devices is 2 with a transport"),
+    ],
+)
+def test_runs_that_no_network_carries_are_refused(network, small, options, told):
+    one = made(network)
+    with pytest.raises(ValueError, match=told):
+        run(one, small, **{"seeds": [0], "transport": host.local(one), **options})
+
+
+def test_a_transport_cannot_change_what_the_agents_hold(network, small):
+    one = made(network)
+    exchange = host.local(one)
+
+    def greedy(message, round):
+        received = exchange(message, round)
+        for leaf in jax.tree.leaves(message):
+            leaf[:] = 0
+        return received
+
+    same(run(one, small, seeds=[3]), run(one, small, seeds=[3], transport=greedy))
+
+
+def test_the_note_of_what_was_sent_never_goes_back(tmp_path):
+    path = tmp_path / "key"
+    key = keys.create_key_file(path, "f")
+    assert keys.noted_sent(path, "f") == 0
+    for rounds in (3, 2):
+        keys.note_sent(path, "f", rounds)
+        assert keys.noted_sent(path, "f") == 3
+    keys.note_checkpoint(path, "f", tmp_path / "c")
+    assert keys.noted_sent(path, "f") == 3
+    assert (jax.random.key_data(keys.read_key_file(path, "f")) == jax.random.key_data(key)).all()
