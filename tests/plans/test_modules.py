@@ -81,7 +81,8 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
 
     def moved(clip_norm):
         query = RecordQuery(task.loss, task.weighted, clip_norm, clipping, None)
-        first, second = query(models, (x, y, None)).total, query(models, changed).total
+        answer = jax.jit(lambda batch: query(models, batch).total)
+        first, second = answer((x, y, None)), answer(changed)
         squares = [
             ((a - b) ** 2).reshape(AGENTS, -1).sum(1)
             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
@@ -135,20 +136,25 @@ def test_fast_norms_of_integers_do_not_wrap_around(kind):
     params = jax.tree.map(
         lambda leaf: leaf / limit, model.init(jax.random.key(0), jnp.zeros((1, 4)))
     )
-    seen = []
 
-    def weights(norms):
-        seen.append(norms)
-        return jnp.ones_like(norms)
+    @jax.jit
+    def norms(params, x):
+        seen = []
 
-    mlp.weighted_gradients(model, losses.cross_entropy, params, jnp.asarray(x), y, weights)
+        def weights(norms):
+            seen.append(norms)
+            return jnp.ones_like(norms)
+
+        mlp.weighted_gradients(model, losses.cross_entropy, params, x, y, weights)
+        return seen[0]
 
     def loss(params, x, y):
         return losses.cross_entropy(model.apply(params, x[None])[0], y)
 
-    each = jax.vmap(jax.grad(loss), (None, 0, 0))(params, jnp.asarray(x, jnp.float32), y)
+    by_hand = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
+    each = by_hand(params, jnp.asarray(x, jnp.float32), y)
     squares = [jnp.sum(leaf.reshape(5, -1) ** 2, axis=1) for leaf in jax.tree.leaves(each)]
-    np.testing.assert_allclose(seen[0], jnp.sqrt(sum(squares)), rtol=1e-5)
+    np.testing.assert_allclose(norms(params, x), jnp.sqrt(sum(squares)), rtol=1e-5)
 
 
 def measured(task, agents=AGENTS):
