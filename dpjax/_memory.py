@@ -11,13 +11,13 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 def limit() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its container's."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            found = min(found, int(Path(place).read_text()))
+            available = min(available, int(Path(place).read_text()))
         except (OSError, ValueError):
             continue
-    return found
+    return available
 
 
 def check(name: str, value: object, what: str, *shape: int, item: int = 8) -> None:

@@ -45,7 +45,7 @@ def by_option(command: Any, text: str) -> str:
         text = options[subject[1]] + text[subject.end() :]
     # Not where it is part of Python: config.clip_norm, clip_norm(...).
     alone = re.compile(r"(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()")
-    return alone.sub(lambda found: options.get(found[0], found[0]), text)
+    return alone.sub(lambda word: options.get(word[0], word[0]), text)
 
 
 def plain(text: str) -> str:
@@ -54,7 +54,7 @@ def plain(text: str) -> str:
     Args:
         text: What `tyro` printed.
     """
-    told: list[str] = []
+    parts: list[str] = []
     missing: list[str] = []
     unknown: list[str] = []
     meant: list[str] = []
@@ -70,18 +70,18 @@ def plain(text: str) -> str:
         elif words.startswith(("Perhaps you meant", "Arguments similar to")):
             section = "meant"
         elif _RULE.match(line):
-            told += [";"] if told and told[-1] != ";" else []
+            parts += [";"] if parts and parts[-1] != ";" else []
         elif section in ("missing", "meant"):
             option = _OPTION.match(line)
             (missing if section == "missing" else meant).extend([option[1]] if option else [])
         elif section == "unknown":
             unknown.append(words)
         elif words not in _TITLES:
-            told.append(words)
-    told += [f"missing {', '.join(missing)}"] if missing else []
-    told += [f"{'and ' if missing else ''}unrecognized {' '.join(unknown)}"] if unknown else []
-    told += [f"; perhaps you meant {' or '.join(dict.fromkeys(meant))}"] if meant else []
-    joined = re.sub(r"(\s*;)+", ";", " ".join(" ".join(told).split()))
+            parts.append(words)
+    parts += [f"missing {', '.join(missing)}"] if missing else []
+    parts += [f"{'and ' if missing else ''}unrecognized {' '.join(unknown)}"] if unknown else []
+    parts += [f"; perhaps you meant {' or '.join(dict.fromkeys(meant))}"] if meant else []
+    joined = re.sub(r"(\s*;)+", ";", " ".join(" ".join(parts).split()))
     return joined.rstrip("; .") or "not understood"
 
 

@@ -115,9 +115,9 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
 def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
     try:
-        given = np.asarray(value)
-        if given.dtype.kind not in "fiub" and given.dtype.name not in ("bfloat16", "object"):
-            raise TypeError(f"dtype {given.dtype}")
+        raw = np.asarray(value)
+        if raw.dtype.kind not in "fiub" and raw.dtype.name not in ("bfloat16", "object"):
+            raise TypeError(f"dtype {raw.dtype}")
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers ({error}); give one") from None

@@ -298,8 +298,8 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
     except (ValueError, OSError, ImportError) as error:
-        told = str(error) if command is None else _refusals.by_option(command, str(error))
-        print(f"{prog}: error: {told}", file=sys.stderr)
+        message = str(error) if command is None else _refusals.by_option(command, str(error))
+        print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except MemoryError:
         print(f"{prog}: error: out of memory; give a smaller network", file=sys.stderr)

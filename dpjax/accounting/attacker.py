@@ -126,10 +126,10 @@ class View:
         if closed is not None:
             return closed
         if self._model is not None:
-            found, route = observer.energies(self._model(), participation), "recursion"
+            energies, route = observer.energies(self._model(), participation), "recursion"
         else:
-            found, route = self._dense(participation), "dense"
-        return self._finished(found, route, participation, gradients)
+            energies, route = self._dense(participation), "dense"
+        return self._finished(energies, route, participation, gradients)
 
     def _dense(self, participation: Participation) -> observer.Energies:
         """Energies by the dense route, without rows that repeat what the attacker knows."""
@@ -150,10 +150,10 @@ class View:
         Returns:
             [n] mu.
         """
-        found = self.loss(participation, gradients=gradients).mu
+        mu = self.loss(participation, gradients=gradients).mu
         if gradients == "view" and self._all_messages is not None:
-            found = np.fmin(found, self.loss(participation, gradients="any").mu)
-        return found * (1 + _ROUNDING)
+            mu = np.fmin(mu, self.loss(participation, gradients="any").mu)
+        return mu * (1 + _ROUNDING)
 
     def _closed_form(self, participation: Participation, gradients: Gradients) -> ViewLoss | None:
         """The loss where all messages decide it, None where the view itself does."""
@@ -171,7 +171,7 @@ class View:
 
     def _finished(
         self,
-        found: observer.Energies,
+        energies: observer.Energies,
         route: str,
         participation: Participation,
         gradients: Gradients,
@@ -179,15 +179,15 @@ class View:
         """The loss of these energies; of a larger view where they leave it open."""
         if self._model is not None:
             rational = self._rational or self._model
-            found = self._settled(self._model, rational, found, participation)
-        mu, blurred = _losses(found, participation)
-        open_ = ~observer.clear(found)
+            energies = self._settled(self._model, rational, energies, participation)
+        mu, blurred = _losses(energies, participation)
+        open_ = ~observer.clear(energies)
         open_[list(self.attackers)] = False
         if open_.any():
             larger = self._larger(participation)
             mu = np.where(open_, larger, mu)
             # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
-            open_ &= np.isfinite(larger) | (found.leak < observer.LEAK) | self._as_given
+            open_ &= np.isfinite(larger) | (energies.leak < observer.LEAK) | self._as_given
         return self._hide(ViewLoss(mu, open_ | blurred, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
@@ -198,29 +198,29 @@ class View:
         if self._model is None:
             return every
         wide = _round_by_round(self._model())
-        found = observer.energies(wide, participation)
-        found = self._settled(lambda: wide, lambda: wide, found, participation)
-        mu = np.where(observer.clear(found), _losses(found, participation)[0], np.inf)
+        energies = observer.energies(wide, participation)
+        energies = self._settled(lambda: wide, lambda: wide, energies, participation)
+        mu = np.where(observer.clear(energies), _losses(energies, participation)[0], np.inf)
         return np.fmin(mu, every)
 
     def _settled(
         self,
         model: Callable[[], Model],
         rational: Callable[[], Model],
-        found: observer.Energies,
+        energies: observer.Energies,
         participation: Participation,
     ) -> observer.Energies:
         """The energies with what exact arithmetic can decide of them in little time."""
         victims = np.ones(self.agents, bool)
         victims[list(self.attackers)] = False
-        ranks = observer.clear(found)[victims].all()
-        if ranks and not _losses(found, participation)[1][victims].any():
-            return found
+        ranks = observer.clear(energies)[victims].all()
+        if ranks and not _losses(energies, participation)[1][victims].any():
+            return energies
         # Matrices that the package made are rounded themselves: only their ranks are asked for.
         exactly = exact.energies(model(), participation) if self._as_given else None
         if exactly is not None:
             return exactly
-        return exact.confirmed(model(), found, rational) if found.hidden else found
+        return exact.confirmed(model(), energies, rational) if energies.hidden else energies
 
     def _hide(self, loss: ViewLoss) -> ViewLoss:
         # Only an attacker's loss is no number; what overflows is infinite.
@@ -254,29 +254,29 @@ def losses(
     Raises:
         ValueError: As `View.loss`.
     """
-    found: dict[int, ViewLoss] = {}
+    by_index: dict[int, ViewLoss] = {}
     open_: dict[int, Model] = {}
     for index, view in enumerate(views):
         closed = view._closed_form(participation, gradients)
         if closed is not None:
-            found[index] = closed
+            by_index[index] = closed
         elif view._model is None:
-            found[index] = view.loss(participation, gradients=gradients)
+            by_index[index] = view.loss(participation, gradients=gradients)
         else:
             open_[index] = view._model()
     every = observer.energies_of_each(list(open_.values()), participation)
     for index, energies in zip(open_, every, strict=True):
-        found[index] = views[index]._finished(energies, "recursion", participation, gradients)
-    return [found[index] for index in range(len(views))]
+        by_index[index] = views[index]._finished(energies, "recursion", participation, gradients)
+    return [by_index[index] for index in range(len(views))]
 
 
 def _losses(
-    found: observer.Energies, participation: Participation
+    energies: observer.Energies, participation: Participation
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Losses mu [n] of the energies, rounding included, and where that is more than can be seen."""
-    squares, blurred = observer.squares(found, participation)
+    squares, blurred = observer.squares(energies, participation)
     mu = np.sqrt(squares)
-    infinite = (found.leak >= observer.LEAK) | np.isnan(mu)
+    infinite = (energies.leak >= observer.LEAK) | np.isnan(mu)
     return np.where(infinite, np.inf, mu), blurred & ~infinite
 
 

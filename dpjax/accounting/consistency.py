@@ -86,7 +86,7 @@ def _loss(of: "Guarantee") -> None:
             f"other_loss is {_validate.shown(other)}; give a loss of dpjax.accounting.losses, and "
             "a Gaussian one by its mu"
         )
-    given = {
+    contradictions = {
         "mu": of.mu is not None,
         "participation": of.participation is not None,
         "per_agent_epsilon": of.per_agent_epsilon is not None,
@@ -94,7 +94,7 @@ def _loss(of: "Guarantee") -> None:
         "white": of.white is not True,
         "relation": of.relation is None,
     }
-    wrong = [name for name, is_wrong in given.items() if is_wrong]
+    wrong = [name for name, is_wrong in contradictions.items() if is_wrong]
     if wrong:
         raise ValueError(
             f"{wrong[0]} is {getattr(of, wrong[0])!r} with a {type(other).__name__} loss; it is "

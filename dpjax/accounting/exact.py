@@ -42,33 +42,33 @@ def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.nda
         [T] rank of the noise of the first rounds, [n] True where a gradient of the agent shows in
         a combination without noise.
     """
-    found = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
+    echelons = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
     # Each is right but for a chance in 1e9; where they differ the larger rank is.
-    kept, shows = max(found, key=lambda each: int(each[0].sum()))
+    kept, shows = max(echelons, key=lambda each: int(each[0].sum()))
     count = np.cumsum(kept.reshape(rounds, -1).sum(axis=1))
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
 
-def confirmed(model: Model, found: Energies, rational: Callable[[], Model]) -> Energies:
+def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model]) -> Energies:
     """Energies whose hidden combinations are confirmed to carry no noise, or left open.
 
     Args:
         model: The model that they are of.
-        found: From `dpjax.accounting.observer.energies`.
+        estimate: From `dpjax.accounting.observer.energies`.
         rational: Makes the model again in fractions, where its float64 entries are rounded
             products; called only where it is small enough.
 
     Returns:
         The same with ``hidden`` and ``leak`` decided where ranks agree; else as given.
     """
-    if found.rank is None or _work(model, len(found.rank)) > LARGEST_RANK:
-        return found
-    count, shows = ranks(rational(), len(found.rank))
-    if (count != found.rank.cumsum()).any():
-        return found
+    if estimate.rank is None or _work(model, len(estimate.rank)) > LARGEST_RANK:
+        return estimate
+    count, shows = ranks(rational(), len(estimate.rank))
+    if (count != estimate.rank.cumsum()).any():
+        return estimate
     # A trace that rounding of the matrices may have left stays open.
-    leak = np.where(shows, np.maximum(found.leak, _TRACE), 0.0)
-    return found._replace(leak=leak, hidden=False)
+    leak = np.where(shows, np.maximum(estimate.leak, _TRACE), 0.0)
+    return estimate._replace(leak=leak, hidden=False)
 
 
 def energies(model: Model, participation: Participation) -> Energies | None:
@@ -120,11 +120,11 @@ def _stacked(model: Model, rounds: int) -> tuple[np.ndarray, np.ndarray] | None:
         return None
 
     def whole(part: np.ndarray) -> np.ndarray:
-        made = np.zeros(part.shape, object)
+        scaled = np.zeros(part.shape, object)
         for place in zip(*np.nonzero(part), strict=True):
             top, bottom = float(part[place]).as_integer_ratio()
-            made[place] = top * (2**-least // bottom)
-        return made
+            scaled[place] = top * (2**-least // bottom)
+        return scaled
 
     return _impulses([whole(np.asarray(part)) for part in model], rounds, 2**-least, None)
 
@@ -138,8 +138,8 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, 
 
     def whole(part: np.ndarray) -> np.ndarray:
         values = {value: residue(value) for value in set(part.ravel().tolist())}
-        made = [values[value] for value in part.ravel().tolist()]
-        return np.array(made, np.int64).reshape(part.shape)
+        residues = [values[value] for value in part.ravel().tolist()]
+        return np.array(residues, np.int64).reshape(part.shape)
 
     return _impulses([whole(np.asarray(part)) for part in model], rounds, 1, prime)
 

@@ -233,15 +233,15 @@ class Forecast:
             f"epsilon {self.epsilon():.3g} at the same delta",
         ]
         if self.unit == "agent":
-            needed = math.ceil(self.ratio / GOOD["record"])
+            least = math.ceil(self.ratio / GOOD["record"])
             remedies.append(
-                f"records protected in place of agents, with batches of {needed:,}, which divide "
+                f"records protected in place of agents, with batches of {least:,}, which divide "
                 f"the noise: to {GOOD['record']:g}, as records need"
             )
         else:
-            needed = math.ceil(self.batch_size * self.ratio / self.good)
+            least = math.ceil(self.batch_size * self.ratio / self.good)
             remedies.append(
-                f"batches of {needed:,} in place of {self.batch_size:,}, or records that take "
+                f"batches of {least:,} in place of {self.batch_size:,}, or records that take "
                 "part in fewer rounds"
             )
         if self.apart and self.floor < self.ratio / 2:

@@ -199,8 +199,8 @@ def _blurred(
     moved = sizes.transition + gain @ seen
     # Added as independent, as above.
     carried = jnp.sqrt(error**2 @ step.closed**2)
-    made = step.rate * (_columns(seen) + _columns(later @ moved))
-    return carried + made, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
+    blur = step.rate * (_columns(seen) + _columns(later @ moved))
+    return carried + blur, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
 
 
 def _columns(matrix: Array) -> Array:

@@ -179,8 +179,8 @@ class Concentrated:
         values = [bound(one) for one in grid]
         best = int(np.argmin(values))
         around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found = optimize.minimize_scalar(bound, bounds=around, method="bounded")
-        return max(0.0, min(values[best], bound(float(found.x))))
+        minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
+        return max(0.0, min(values[best], bound(float(minimum.x))))
 
     def after(self, rounds: int) -> "Concentrated":
         """What the first rounds cost, their number fixed beforehand."""

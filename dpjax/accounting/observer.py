@@ -131,13 +131,13 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
     groups: dict[Any, list[int]] = {}
     for index, model in enumerate(models):
         groups.setdefault(tuple(part.shape for part in model), []).append(index)
-    found: dict[int, Energies] = {}
+    by_index: dict[int, Energies] = {}
     for members in groups.values():
         fixed, each = _numbers(models[members[0]], participation)
         whole = fixed + each * models[members[0]].gradient.shape[-1]
         together = int(min(TOGETHER.get(jax.default_backend(), 64), LARGEST / 8 // whole))
         if together < 2 or len(members) < 2:
-            found |= {index: energies(models[index], participation) for index in members}
+            by_index |= {index: energies(models[index], participation) for index in members}
             continue
         for first in range(0, len(members), together):
             chosen = members[first : first + together]
@@ -157,8 +157,8 @@ def energies_of_each(models: Sequence[Model], participation: Participation) -> l
             for place, index in enumerate(chosen):
                 one = jax.tree.map(lambda leaf, at=place: leaf[at], doubt)
                 parts_ = values[place], blur[place], leak[place], one
-                found[index] = _energies(*parts_, participation)
-    return [found[index] for index in range(len(models))]
+                by_index[index] = _energies(*parts_, participation)
+    return [by_index[index] for index in range(len(models))]
 
 
 def _energies(
@@ -260,12 +260,12 @@ def pattern_sums(
 
 
 def squares(
-    found: Energies, participation: Participation
+    of: Energies, participation: Participation
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Squared sensitivities with all that rounding may have hidden.
 
     Args:
-        found: From `energies`.
+        of: From `energies`.
         participation: The one they were made for.
 
     Returns:
@@ -273,21 +273,21 @@ def squares(
         more than `SHOWN` of a loss.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        plain = pattern_sums(found.values, participation)
-        if found.rounding is None:
+        plain = pattern_sums(of.values, participation)
+        if of.rounding is None:
             return plain, np.zeros(len(plain), bool)
-        whole = pattern_sums(np.abs(found.values) + found.rounding, participation)
+        whole = pattern_sums(np.abs(of.values) + of.rounding, participation)
         return whole, whole > plain * (1 + SHOWN) ** 2
 
 
-def clear(found: Energies) -> Bool[np.ndarray, " n"]:
+def clear(of: Energies) -> Bool[np.ndarray, " n"]:
     """Return which agents' energies are exact.
 
     Args:
-        found: From `energies`.
+        of: From `energies`.
 
     Returns:
         [n] True where no singular value is open and no response without noise may be rounding.
     """
-    settled = (found.leak == 0) | (found.leak >= LEAK)
-    return settled & (not (found.ambiguous or found.hidden))
+    settled = (of.leak == 0) | (of.leak >= LEAK)
+    return settled & (not (of.ambiguous or of.hidden))

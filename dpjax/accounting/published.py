@@ -118,23 +118,23 @@ def mafalda(view: View, participation: Participation, *, gradients: Gradients = 
         "Unified Privacy Guarantees for Decentralized Learning via Matrix Factorization", (8), (12)
         and (28); Pillutla et al., Lemma 3.15, has the square.
     """
-    found = view.loss(participation, gradients=gradients)
+    loss = view.loss(participation, gradients=gradients)
     once = view.loss(Participation(participation.rounds, 1, 1), gradients=gradients)
-    printed = found.mu**2
+    printed = loss.mu**2
     least = np.maximum(np.where(once.upper_bound, 0.0, once.mu**2), printed / participation.epochs)
     if gradients == "view" and participation.rounds * view.agents <= LARGEST:
         least = np.maximum(least, _equal_gradients(view, participation))
     # A millionth: far above rounding, far below what the slip costs.
-    false = (printed < np.sqrt(least) * (1 - 1e-6)) & ~found.upper_bound
+    false = (printed < np.sqrt(least) * (1 - 1e-6)) & ~loss.upper_bound
     return Claim(printed**2, false)
 
 
 def _equal_gradients(view: View, participation: Participation) -> Float[np.ndarray, " n"]:
     """Largest sum over a pattern of the entries with their signs, by the dense route."""
-    found = view._dense(participation)
-    if found.ambiguous or found.hidden:
+    answer = view._dense(participation)
+    if answer.ambiguous or answer.hidden:
         return np.zeros(view.agents)
     twice = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
-    partial = np.cumsum(found.values * twice, axis=1)
+    partial = np.cumsum(answer.values * twice, axis=1)
     sums = partial[participation.patterns, np.arange(participation.epochs)[None]].sum(axis=1)
     return np.asarray(sums.max(axis=0))

@@ -218,13 +218,15 @@ def bound(
         b_i in 1 / (gradient units)^2, just below the largest that does; a 0-d array where all
         rates are alike.
     """
-    given = np.asarray(rates, np.float64)
-    levels = np.unique(given)
+    chances = np.asarray(rates, np.float64)
+    levels = np.unique(chances)
     if len(levels) > _LEVELS:
-        levels = np.unique(np.quantile(given, np.linspace(0, 1, _LEVELS + 1)[1:], method="higher"))
+        levels = np.unique(
+            np.quantile(chances, np.linspace(0, 1, _LEVELS + 1)[1:], method="higher")
+        )
     ratios = np.array([_largest_ratio(float(q), rounds, epsilon, delta) for q in levels])
     each = (ratios / sensitivity) ** 2 * (1 - 1e-12)
-    return each[0] * np.ones(()) if len(levels) == 1 else each[np.searchsorted(levels, given)]
+    return each[0] * np.ones(()) if len(levels) == 1 else each[np.searchsorted(levels, chances)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -234,27 +236,27 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     # Below the budget by more than the numerics waver where ratios differ in their last bits.
     most = epsilon * (1 - _CLOSE)
 
-    def stated(ratio: float) -> float:
+    def epsilon_at(ratio: float) -> float:
         return max(_epsilon(((rate, ratio, rounds),), delta), 1e-300)
 
     # What holds without sampling holds with it.
     low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
-    above = stated(2 * low)
-    high, below = 2 * low, stated(low)
+    above = epsilon_at(2 * low)
+    high, below = 2 * low, epsilon_at(low)
     while above <= most:
         low, high, below = high, 2 * high, above
-        above = stated(high)
+        above = epsilon_at(high)
     while below < most * (1 - _CLOSE) and high > low * (1 + _CLOSE / 10):
         # Along a power of the ratio; halves where that would stay at one end.
         share = math.log(most * (1 - _CLOSE / 2) / below) / math.log(above / below)
         middle = low * (high / low) ** min(max(share, 0.02), 0.98)
-        found = stated(middle)
-        if found <= most:
-            low, below = middle, found
+        between = epsilon_at(middle)
+        if between <= most:
+            low, below = middle, between
         else:
-            high, above = middle, found
+            high, above = middle, between
     return low
 
 

@@ -54,9 +54,9 @@ def with_finite_precision(of: "Guarantee", epsilon: float, delta: float) -> "Gua
     # Checks the two before they are used.
     free = _open(of, added_epsilon=epsilon, added_delta=delta)
 
-    def grown(stated: float, loss: losses.AnyLoss) -> float:
+    def grown(least: float, loss: losses.AnyLoss) -> float:
         # The paper's rule stays as false as it was.
-        return max(stated + epsilon, 0.0 if of.unsound else exact(free, loss))
+        return max(least + epsilon, 0.0 if of.unsound else exact(free, loss))
 
     each = of.per_agent_epsilon
     if each is not None:
@@ -149,11 +149,11 @@ def with_curve(
     added = of.added_delta
     while added < of.delta:
         inner = min(free.inner_delta(mu, of.delta - added) for mu in mus)
-        made = _curved(of, dataclasses.replace(free, delta=inner), added)
+        record = _curved(of, dataclasses.replace(free, delta=inner), added)
         # What finite precision adds to delta grows like e^epsilon, and epsilon with the curve.
-        growth = math.exp(min(max(0.0, made.epsilon - of.epsilon), 700.0))
+        growth = math.exp(min(max(0.0, record.epsilon - of.epsilon), 700.0))
         if added >= of.added_delta * growth:
-            return made
+            return record
         added = 1.01 * of.added_delta * growth
     raise ValueError(
         f"added_delta is {of.added_delta} with delta {of.delta}, which leaves nothing for "

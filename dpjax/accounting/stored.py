@@ -63,9 +63,9 @@ def fields(cls: type, record: Mapping[str, Any]) -> dict[str, Any]:
             return tuple(rich(entry) for entry in value)
         return math.inf if value == "inf" else value
 
-    made = {key: rich(value) for key, value in record.items()}
-    if isinstance(made.get("curve"), dict):
-        made["curve"] = stopping.Curve(**made["curve"])
-    if isinstance(made.get("other_loss"), dict):
-        made["other_loss"] = losses.from_dict(made["other_loss"])
-    return made
+    values = {key: rich(value) for key, value in record.items()}
+    if isinstance(values.get("curve"), dict):
+        values["curve"] = stopping.Curve(**values["curve"])
+    if isinstance(values.get("other_loss"), dict):
+        values["other_loss"] = losses.from_dict(values["other_loss"])
+    return values

@@ -187,9 +187,9 @@ def _closed_form(
         touching = (units != 0).astype(np.float64)
         _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
         for block in (np.flatnonzero(part == k) for k in range(part.max(initial=-1) + 1)):
-            found, uncertain = _block_energy(units[block])
+            own_energy, uncertain = _block_energy(units[block])
             members = noisy[block]
-            energy[members] = found / norms[block] ** 2 / size[members] ** 2
+            energy[members] = own_energy / norms[block] ** 2 / size[members] ** 2
             open_[members] = uncertain
         mu = np.sqrt(energy) * _over_rounds(strategy, participation)
     return ViewLoss(mu, open_, "closed form", "any")
@@ -220,17 +220,17 @@ def _over_rounds(strategy: Float[np.ndarray, "t t"] | None, participation: Parti
     return float(np.sqrt(gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()))
 
 
-def nodes_of(name: str, given: Any, n: int) -> tuple[int, ...]:
+def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
     """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
 
     Args:
         name: Of the argument, for the message.
-        given: An agent or several.
+        chosen: An agent or several.
         n: Number of agents.
     """
-    if not isinstance(given, Collection):
-        given = [given]
-    nodes = list(given)
+    if not isinstance(chosen, Collection):
+        chosen = [chosen]
+    nodes = list(chosen)
     for node in nodes:
         if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < n:
             raise ValueError(f"{name} holds {node!r}; give agents of 0 .. {n - 1}")

@@ -97,7 +97,7 @@ def dsgd(
             raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
         contraction = 1.0 - np.broadcast_to(bends, (n,))
     gossip = recursions.GossipRounds(schedule, steps, contraction)
-    made = None if strategy is None else strategy_.checked(strategy)
+    over_rounds = None if strategy is None else strategy_.checked(strategy)
     source, owners = _own_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
     if edge_noise is not None:
@@ -106,7 +106,7 @@ def dsgd(
         source = np.hstack([source, spread * _links.incidence(ends, n)])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
-    return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), made)
+    return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), over_rounds)
 
 
 def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> LinearAlgorithm:

@@ -40,9 +40,9 @@ def run(command: Any) -> int:
     Raises:
         ValueError: For options that do not go together.
     """
-    graph, matrix, told = inputs.network(command)
+    graph, matrix, title = inputs.network(command)
     out = inputs.free(command.out, "dpjax-account.jsonl")
-    print("\n".join([told, *_account(command, graph, matrix, out)]))
+    print("\n".join([title, *_account(command, graph, matrix, out)]))
     return 0
 
 
@@ -59,8 +59,8 @@ def insiders(command: Any) -> int:
         ValueError: For options that do not go together, or a loss that no noise makes finite.
     """
     _refuse_of_ldp(command)
-    graph, matrix, told = inputs.network(command)
-    print("\n".join([told, *_multiplier(command, graph, matrix)]))
+    graph, matrix, title = inputs.network(command)
+    print("\n".join([title, *_multiplier(command, graph, matrix)]))
     return 0
 
 
@@ -100,7 +100,7 @@ def _account(
     protected = command.protected
     if protected is not None:
         protected = nodes.find_all(names, protected, "protected")
-    found = victims.rows_of_each(
+    losses = victims.rows_of_each(
         setting,
         command.trust,
         sets,
@@ -111,7 +111,7 @@ def _account(
     lines = account_report.lines(
         setting,
         command.trust,
-        found,
+        losses,
         sets,
         protected,
         names,
@@ -123,7 +123,7 @@ def _account(
     when = setting.participation
     about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}
     del about["out"]
-    written = account_report.write(out, found, about, names, _typed("account", command))
+    written = account_report.write(out, losses, about, names, _typed("account", command))
     return [_relation(command), *lines, "", *(f"written: {p}" for p in written)]
 
 
@@ -153,15 +153,15 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
     sets = account_report.attackers(command.attacker or ("all",), names)
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
-    found = multiplier_.least_multiplier(setting, sets, **budget, gradients=gradients)
+    multiplier = multiplier_.least_multiplier(setting, sets, **budget, gradients=gradients)
     each: list[str] = []
     if len(names) <= loss_tables.FEW:
-        with_it = {"sigma": found.sigma, "delta": command.delta}
+        with_it = {"sigma": multiplier.sigma, "delta": command.delta}
         spent = victims.rows_of_each(setting, "pndp", sets, **with_it)
         each = loss_tables.by_agent(spent, names, _terminal.width())
     lines = account_report.multiplier_lines(
         setting,
-        found,
+        multiplier,
         sets,
         names,
         each,

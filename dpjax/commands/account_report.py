@@ -43,7 +43,7 @@ def attackers(words: Sequence[str], names: Sequence[str]) -> list[tuple[int, ...
 def lines(
     setting: Setting,
     trust: str,
-    found: Sequence[Mapping[str, Any]],
+    losses: Sequence[Mapping[str, Any]],
     sets: Sequence[Sequence[int]],
     protected: Sequence[int] | None,
     names: Sequence[str],
@@ -58,7 +58,7 @@ def lines(
     Args:
         setting: The algorithm.
         trust: The trust model.
-        found: From `victims.rows_of_each`.
+        losses: From `victims.rows_of_each`.
         sets: The attackers, each set on its own.
         protected: See `victims.view`.
         names: The agents' labels.
@@ -68,40 +68,40 @@ def lines(
         columns: Where the tables' lines must end; None is nowhere.
     """
     steps = f", {setting.gossip_steps} gossip steps" if setting.gossip_steps > 1 else ""
-    made = [
+    report = [
         _when(setting),
         f"algorithm: {setting.algorithm}{steps}; sigma = {sigma:g}",
         f"noise: {NOISE[setting.algorithm]}",
         f"attacker: {_who(trust, sets, protected, names)}",
         "",
-        *by_distance(found, delta, columns),
+        *by_distance(losses, delta, columns),
         "",
     ]
-    each = by_agent(found, names, columns)
-    made += [*each, ""] if each else []
-    flagged = sum(row["upper_bound"] for row in found if row["gradients"] == "view")
-    made += [f"gradients: {name}: holds {text}" for name, text in ASSUMPTIONS.items()]
+    each = by_agent(losses, names, columns)
+    report += [*each, ""] if each else []
+    flagged = sum(row["upper_bound"] for row in losses if row["gradients"] == "view")
+    report += [f"gradients: {name}: holds {text}" for name, text in ASSUMPTIONS.items()]
     if flagged:
-        made.append(f"<= : {flagged} are upper bounds, the loss of an attacker who sees more")
-    chosen = [row for row in found if row["gradients"] == gradients]
+        report.append(f"<= : {flagged} are upper bounds, the loss of an attacker who sees more")
+    chosen = [row for row in losses if row["gradients"] == gradients]
     worst = max(chosen, key=lambda row: row["mu"])
     if math.isinf(worst["mu"]):
-        made.append(f"no guarantee for {_whom(worst, sets, names)}: the loss is infinite")
-        return made
+        report.append(f"no guarantee for {_whom(worst, sets, names)}: the loss is infinite")
+        return report
     cost = f"{up(worst['mu'])}-Gaussian-DP"
     if delta is not None:
         cost += f", (epsilon = {up(worst['epsilon'])}, delta = {up(delta)})-DP"
-    made.append(
+    report.append(
         f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
         f"worst is {_whom(worst, sets, names)}. It presumes that every agent draws its noise "
         "from a secret of its own"
     )
-    return made
+    return report
 
 
 def multiplier_lines(
     setting: Setting,
-    found: Multiplier,
+    multiplier: Multiplier,
     sets: Sequence[Sequence[int]],
     names: Sequence[str],
     each: Sequence[str] = (),
@@ -116,7 +116,7 @@ def multiplier_lines(
 
     Args:
         setting: The algorithm.
-        found: What is needed.
+        multiplier: What is needed.
         sets: The attackers that were tried.
         names: The agents' labels.
         each: The table of every agent's loss at this multiplier, of a small network.
@@ -127,33 +127,33 @@ def multiplier_lines(
         mixing: "metropolis" or "uniform".
     """
     who = _who("pndp", sets, None, names)
-    worst = _together(found.attackers, names)
-    others = "" if found.ties < 2 else f" ({found.ties - 1:,} more pairs cost as much)"
-    made = [
+    worst = _together(multiplier.attackers, names)
+    others = "" if multiplier.ties < 2 else f" ({multiplier.ties - 1:,} more pairs cost as much)"
+    report = [
         _when(setting),
         f"algorithm: {setting.algorithm}",
         f"noise: {NOISE[setting.algorithm]}",
         f"attacker: {who}",
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
-        f"sigma = {up(found.sigma)}, standard deviation {up(found.sigma * clip)} at clip "
+        f"sigma = {up(multiplier.sigma)}, standard deviation {up(multiplier.sigma * clip)} at clip "
         f"{clip:g}: every victim is ({up(epsilon)}, {up(delta)})-DP ({setting.relation}), "
-        f"mu = {up(found.mu)}",
-        f"worst attacker: {worst}; worst victim: {nodes.title(names, found.victim)}{others}",
+        f"mu = {up(multiplier.mu)}",
+        f"worst attacker: {worst}; worst victim: {nodes.title(names, multiplier.victim)}{others}",
     ]
-    if found.upper_bound:
-        made.append("that loss is an upper bound: of an attacker who sees more")
+    if multiplier.upper_bound:
+        report.append("that loss is an upper bound: of an attacker who sees more")
     for title, value in (
-        (f"{setting.algorithm} against an eavesdropper of every message", found.ldp),
-        ("independent noise (dsgd) against it", found.independent),
+        (f"{setting.algorithm} against an eavesdropper of every message", multiplier.ldp),
+        ("independent noise (dsgd) against it", multiplier.independent),
     ):
         share = "no noise is enough" if math.isinf(value) else f"sigma = {up(value)}"
-        more = "" if math.isinf(value) else f", {value / found.sigma:.3g} times this"
-        made.append(f"{title}: {share}{more}")
-    made += ["", *each] if each else []
+        more = "" if math.isinf(value) else f", {value / multiplier.sigma:.3g} times this"
+        report.append(f"{title}: {share}{more}")
+    report += ["", *each] if each else []
     weights = "metropolis_hastings" if mixing == "metropolis" else "uniform_neighbors"
     when = setting.participation
-    made += [
+    report += [
         "",
         "nothing is written; the same in Python:",
         f"  W = topology.mixing.{weights}(graph)",
@@ -165,16 +165,16 @@ def multiplier_lines(
         '  commands.victims.rows(setting, "pndp", attackers=..., sigma=...)  # every victim',
     ]
     if setting.algorithm not in ("decor", "zip_dl"):
-        made.append(
+        report.append(
             "  transforms.noise.correlated(sigma * clip * numpy.eye(len(W)), key=..., "
             f"rounds={when.rounds}, strategy=setting.make().strategy)"
         )
-    return made
+    return report
 
 
 def write(
     out: Path,
-    found: Sequence[Mapping[str, Any]],
+    losses: Sequence[Mapping[str, Any]],
     about: Mapping[str, Any],
     names: Sequence[str],
     command: str,
@@ -183,7 +183,7 @@ def write(
 
     Args:
         out: The record file; must not exist.
-        found: From `victims.rows_of_each`.
+        losses: From `victims.rows_of_each`.
         about: The command's options.
         names: The agents' labels.
         command: The command line.
@@ -194,24 +194,24 @@ def write(
     from dpjax.results import records
 
     kept = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation", "sigma")
-    told = {name: about[name] for name in (*kept, "delta", "mixing", "gossip_steps")}
+    setting = {name: about[name] for name in (*kept, "delta", "mixing", "gossip_steps")}
     rows = [
         {
-            **told,
+            **setting,
             **row,
             "attackers": " ".join(map(str, row["attackers"])),
             "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
             "victim_label": names[row["victim"]],
         }
-        for row in found
+        for row in losses
     ]
     metadata = records.metadata(command=command, seed=about.get("seed"))
     metadata |= {"experiment": "account", "config": dict(about), "labels": list(names)}
-    return [records.write(out, rows, metadata), *_draw(out, found, about, names)]
+    return [records.write(out, rows, metadata), *_draw(out, losses, about, names)]
 
 
 def _draw(
-    out: Path, found: Sequence[Mapping[str, Any]], about: Mapping[str, Any], names: Sequence[str]
+    out: Path, losses: Sequence[Mapping[str, Any]], about: Mapping[str, Any], names: Sequence[str]
 ) -> list[Path]:
     """The figure by distance, or by agent where an eavesdropper is nowhere."""
     import pandas
@@ -219,13 +219,13 @@ def _draw(
     from dpjax.results.ranges import ranges
 
     value = "mu" if about["delta"] is None else "epsilon"
-    everywhere = found[0]["distance"] is None
-    placed = [{**row, "distance": row["victim"]} for row in found] if everywhere else found
+    everywhere = losses[0]["distance"] is None
+    placed = [{**row, "distance": row["victim"]} for row in losses] if everywhere else losses
     drawn = pandas.DataFrame(grouped(placed, value))
     drawn["gradients"] = drawn["gradients"].map(TITLES)
     if not (drawn["max"].map(math.isfinite) & (drawn["min"] > 0)).any():
         return []
-    sets = {row["attackers"] for row in found}
+    sets = {row["attackers"] for row in losses}
     who = "the attacker" if len(sets) > 1 else _together(sorted(*sets), names)
     return [
         ranges(

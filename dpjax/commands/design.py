@@ -33,22 +33,22 @@ def run(command: Any) -> int:
     """
     _refuse_unread(command)
     command = dataclasses.replace(command, design=command.design or "whisper_horizon")
-    graph, matrix, told = inputs.network(command)
+    graph, matrix, title = inputs.network(command)
     config = _config(command)
     horizon = config.rounds if command.horizon is None else command.horizon
     horizon = _validate.integer("horizon", horizon)
     bound = float(plan.target(config, matrix).bound(None))
-    made = {
+    designs = {
         kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
         for kind, _ in design_report.COMPARED
     }
-    chosen = made[command.design]
+    chosen = designs[command.design]
     out = inputs.free(command.out, "dpjax-design.npz")
-    plans = design_report.plans(config, matrix, made)
+    plans = design_report.plans(config, matrix, designs)
     mine, independent = plans[command.design], plans["independent"]
     forecast = design_report.forecast(plans, command.design, command.parameters)
     saved = mine.save(out, nodes.labels(graph))
-    print(told)
+    print(title)
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
     print(f"guarantee: {mine.guarantee.statement()}")
     print("\n".join(design_report.trust(mine, independent)))
@@ -60,7 +60,7 @@ def run(command: Any) -> int:
     if each := design_report.by_agent(mine, nodes.labels(graph)):
         print("\n" + "\n".join(each))
     _note(command, chosen, matrix)
-    print(f"\n{design_report.energies(made, matrix, horizon)}")
+    print(f"\n{design_report.energies(designs, matrix, horizon)}")
     print("\n" + "\n".join(forecast))
     print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
     return 0

@@ -36,54 +36,57 @@ FIGURES = {
 """What the figures of a covariance are called."""
 
 
-def plans(config: plan_.Config, mixing: np.ndarray, made: Mapping[str, Design]) -> dict[str, Any]:
+def plans(
+    config: plan_.Config, mixing: np.ndarray, designs: Mapping[str, Design]
+) -> dict[str, Any]:
     """Plans of one budget for every design that outsiders' accounting takes.
 
     Args:
         config: The chosen design's config.
         mixing: [n, n] mixing matrix.
-        made: Designs by kind.
+        designs: Designs by kind.
 
     Returns:
         Plans by kind.
     """
-    parts = {kind: noise.named(kind) for kind in made if kind != "central"}
-    parts["whisper_horizon"] = noise.Whisper(made["whisper_horizon"].horizon)
+    parts = {kind: noise.named(kind) for kind in designs if kind != "central"}
+    parts["whisper_horizon"] = noise.Whisper(designs["whisper_horizon"].horizon)
     return {
-        kind: plan_.make(config.using(part), mixing, design=made[kind])
+        kind: plan_.make(config.using(part), mixing, design=designs[kind])
         for kind, part in parts.items()
     }
 
 
-def forecast(made: Mapping[str, plan_.Plan], chosen: str, parameters: int | None) -> list[str]:
+def forecast(by_kind: Mapping[str, plan_.Plan], chosen: str, parameters: int | None) -> list[str]:
     """The chosen design's forecast, and a line for each of the others.
 
     Args:
-        made: Plans of one budget, by kind.
+        by_kind: Plans of one budget, by kind.
         chosen: The kind that is written.
         parameters: d; None tells the largest models alone.
     """
-    found = {
-        kind: each.forecast(1 if parameters is None else parameters) for kind, each in made.items()
+    forecasts = {
+        kind: each.forecast(1 if parameters is None else parameters)
+        for kind, each in by_kind.items()
     }
-    mine = found[chosen]
+    mine = forecasts[chosen]
     size = "" if mine.unit == "agent" else f", batches of {mine.batch_size:,}"
     if parameters is None:
         head = [
             f"largest model for which noise in the average model stays within {mine.good:g} of the",
             f"largest drift of clipped gradients{size}; --parameters d forecasts yours",
         ]
-        return [*head, *(_line(kind, each, False) for kind, each in found.items())]
+        return [*head, *(_line(kind, each, False) for kind, each in forecasts.items())]
     return [
         mine.statement(),
         f"  {'under the same guarantee' + size:<40}{'noise / drift':>14}   affords",
-        *(_line(kind, each, True) for kind, each in found.items()),
+        *(_line(kind, each, True) for kind, each in forecasts.items()),
     ]
 
 
 def _line(title: str, each: Forecast, ratio: bool) -> str:
-    told = f"{each.ratio:>14.3g}" if ratio else ""
-    return f"  {title:<40}{told}   {each.affords():,.0f} parameters"
+    figure = f"{each.ratio:>14.3g}" if ratio else ""
+    return f"  {title:<40}{figure}   {each.affords():,.0f} parameters"
 
 
 def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
@@ -179,17 +182,17 @@ def gap(chosen: Design) -> str:
     return "none known" if chosen.gap is None else f"{max(chosen.gap, 0.0):.1e}"
 
 
-def energies(made: Mapping[str, Design], matrix: np.ndarray, horizon: int) -> str:
+def energies(designs: Mapping[str, Design], matrix: np.ndarray, horizon: int) -> str:
     """Return the designs' noise energies under one bound, beside independent noise's.
 
     Args:
-        made: Designs by kind.
+        designs: Designs by kind.
         matrix: [n, n] mixing matrix.
         horizon: Rounds of the second column.
     """
     spent = {
         kind: [spatial.energy(each.covariance, matrix, count) for count in (None, horizon)]
-        for kind, each in made.items()
+        for kind, each in designs.items()
     }
     lines = [
         "noise energy at this guarantee",

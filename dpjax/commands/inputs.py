@@ -32,12 +32,12 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
         command.mixing
     ](graph)
     seed = graph.graph.get("seed")
-    told = (
+    title = (
         f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges"
         + (f", seed {seed}" if seed is not None else "")
         + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
     )
-    return graph, matrix, told
+    return graph, matrix, title
 
 
 def free(out: Path | None, default: str) -> Path:

@@ -14,30 +14,30 @@ TITLES = {"any": "gradients: any", "view": "gradients: view"}
 
 
 def by_agent(
-    found: Sequence[Mapping[str, Any]], names: Sequence[str], columns: int | None = None
+    losses: Sequence[Mapping[str, Any]], names: Sequence[str], columns: int | None = None
 ) -> list[str]:
     """The largest loss of every agent, a line for each, or nothing for a large network.
 
     Args:
-        found: From `victims.rows` or `victims.rows_of_each`.
+        losses: From `victims.rows` or `victims.rows_of_each`.
         names: The agents' labels.
         columns: Where lines must end; None is nowhere.
     """
     if len(names) > FEW:
         return []
-    several = len({row["attackers"] for row in found}) > 1
+    several = len({row["attackers"] for row in losses}) > 1
     worst: dict[str, dict[int, Mapping[str, Any]]] = {title: {} for title in TITLES}
-    for row in found:
+    for row in losses:
         kind = worst[row["gradients"]]
         if row["victim"] not in kind or row["mu"] > kind[row["victim"]]["mu"]:
             kind[row["victim"]] = row
     victims = sorted(worst["any"])
     wide = max(5, *map(len, names))
     left = [f"{'agent':<{wide}}", *(f"{names[victim]:<{wide}}" for victim in victims)]
-    if not several and found[0]["distance"] is not None:
+    if not several and losses[0]["distance"] is not None:
         away = ["distance", *(_away(worst["any"][victim]["distance"]) for victim in victims)]
         left = [f"{one}{other:>10}" for one, other in zip(left, away, strict=True)]
-    values = ["mu"] if found[0]["epsilon"] is None else ["mu", "epsilon"]
+    values = ["mu"] if losses[0]["epsilon"] is None else ["mu", "epsilon"]
     blocks = {}
     for name, kind in worst.items():
         lines = ["".join(f"{each:>12}" for each in values) + "  to" * several]
@@ -50,23 +50,23 @@ def by_agent(
 
 
 def by_distance(
-    found: Sequence[Mapping[str, Any]], delta: float | None, columns: int | None = None
+    losses: Sequence[Mapping[str, Any]], delta: float | None, columns: int | None = None
 ) -> list[str]:
     """Both losses, a line for each distance.
 
     Args:
-        found: From `victims.rows` or `victims.rows_of_each`.
+        losses: From `victims.rows` or `victims.rows_of_each`.
         delta: Delta, or None for no epsilon.
         columns: Where lines must end; None is nowhere.
     """
-    of = "pairs" if len({row["attackers"] for row in found}) > 1 else "victims"
-    groups = grouped(found)
+    of = "pairs" if len({row["attackers"] for row in losses}) > 1 else "victims"
+    groups = grouped(losses)
     first = [group for group in groups if group["gradients"] == "any"]
     left = [f"{'distance':<8}{of:>9}"]
     left += [f"{_away(group['distance']):<8}{group['victims']:>9}" for group in first]
     spent = {}
     if delta is not None:
-        spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(found, "epsilon")}
+        spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(losses, "epsilon")}
     blocks = {}
     for name, title in TITLES.items():
         lines = [f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if spent else "")]
@@ -100,8 +100,8 @@ def _beside(
                 *(f"{one}  {other}" for one, other in zip(left, lines, strict=True)),
             ]
         ]
-    made = [" " * len(left[0])] + list(left)
+    table = [" " * len(left[0])] + list(left)
     for (title, lines), cell in zip(blocks.items(), cells, strict=True):
         head = f"{title:^{len(lines[0])}}"
-        made = [f"{one}  {each:<{cell}}" for one, each in zip(made, [head, *lines], strict=True)]
-    return [line.rstrip() for line in made]
+        table = [f"{one}  {each:<{cell}}" for one, each in zip(table, [head, *lines], strict=True)]
+    return [line.rstrip() for line in table]

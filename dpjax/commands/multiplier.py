@@ -70,8 +70,8 @@ def least_multiplier(
     mu, shift = float(gdp.mu(epsilon, delta)), setting.unit_shift
     algorithm = setting.make()
     seen = [victims.view(algorithm, "pndp", each) for each in attackers]
-    found = victims.stated_losses(seen, setting.participation, gradients)
-    losses = np.nan_to_num(np.array([each.mu for each in found]), nan=-1.0, posinf=np.inf)
+    stated_losses = victims.stated_losses(seen, setting.participation, gradients)
+    losses = np.nan_to_num(np.array([each.mu for each in stated_losses]), nan=-1.0, posinf=np.inf)
     where, victim = np.unravel_index(np.argmax(losses), losses.shape)
     worst = float(losses[where, victim])
     if not np.isfinite(worst):
@@ -95,7 +95,7 @@ def least_multiplier(
         seen[where].attackers,
         int(victim),
         int((losses >= worst * (1 - 1e-6)).sum()),
-        bool(found[where].upper_bound[victim]),
+        bool(stated_losses[where].upper_bound[victim]),
         multiplier(float(outside.mu.max())),
         multiplier(float(np.sqrt(setting.participation.epochs)) * (1 + victims.ROUNDING)),
     )

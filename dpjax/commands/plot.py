@@ -23,7 +23,7 @@ def run(command: Any) -> int:
         raise ValueError("source is missing; name a record file, or a folder of them")
     if command.linear and (command.log_x or command.log_y):
         raise ValueError("linear is given with log_x or log_y; take one")
-    made = plots.from_records(
+    figure = plots.from_records(
         command.source,
         x=command.x,
         y=command.y,
@@ -33,5 +33,5 @@ def run(command: Any) -> int:
         log_y=command.log_y or (False if command.linear else None),
         out=command.out,
     )
-    print(f"written: {made}")
+    print(f"written: {figure}")
     return 0

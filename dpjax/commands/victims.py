@@ -112,8 +112,8 @@ class Setting:
         if self.algorithm == "decor":
             return views.decor(self.mixing, 1.0, 1.0 if self.shared is None else self.shared)
         if self.algorithm in strategies.DESIGNS:
-            made = strategies.make(self.algorithm, self.mixing, self.participation).strategy
-            options["strategy"] = made / temporal.sensitivity(made, self.participation)
+            strategy = strategies.make(self.algorithm, self.mixing, self.participation).strategy
+            options["strategy"] = strategy / temporal.sensitivity(strategy, self.participation)
         return views.dsgd(self.mixing, **options)
 
 
@@ -212,21 +212,21 @@ def stated_losses(
     return least(views.losses(seen, participation, gradients=gradients), wide)
 
 
-def least(found: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> list[StatedLoss]:
+def least(plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> list[StatedLoss]:
     """Losses of views, or of larger views where these are less, rounded up.
 
     The plain bound sums absolute values, and can exceed the loss of a larger view.
 
     Args:
-        found: Losses of views.
+        plain: Losses of views.
         wide: Losses of larger ones, one for each.
     """
-    made = []
-    for one, all_ in zip(found, wide, strict=True):
+    losses = []
+    for one, all_ in zip(plain, wide, strict=True):
         less = all_.mu < one.mu * (1 - ROUNDING)
         mu = np.where(less, all_.mu, one.mu) * (1 + ROUNDING)
-        made.append(StatedLoss(mu, one.upper_bound | less))
-    return made
+        losses.append(StatedLoss(mu, one.upper_bound | less))
+    return losses
 
 
 def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
@@ -239,15 +239,15 @@ def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int
     Returns:
         [n] distances, -1 where no message arrives.
     """
-    found = np.full(len(mixing), -1)
-    found[list(attackers)] = 0
+    hops_to = np.full(len(mixing), -1)
+    hops_to[list(attackers)] = 0
     here, hops = np.array(sorted(attackers)), 0
     while len(here):
         hops += 1
-        senders = (mixing[here] != 0).any(axis=0) & (found < 0)
-        found[senders] = hops
+        senders = (mixing[here] != 0).any(axis=0) & (hops_to < 0)
+        hops_to[senders] = hops
         here = np.flatnonzero(senders)
-    return found
+    return hops_to
 
 
 def rows(
@@ -315,17 +315,17 @@ def rows_of_each(
         delta = _validate.probability("delta", delta)
     algorithm = setting.make()
     seen = [view(algorithm, trust, attackers, protected) for attackers in sets]
-    made = []
+    rows = []
     for gradients in ("any", "view"):
-        found = stated_losses(seen, setting.participation, gradients)
-        for each, loss in zip(seen, found, strict=True):
+        losses = stated_losses(seen, setting.participation, gradients)
+        for each, loss in zip(seen, losses, strict=True):
             who = tuple(map(int, each.attackers))
             away = distances(setting.mixing, who) if who else None
             victims = [u for u in range(len(setting.mixing)) if u not in who]
             mu = loss.mu[victims] * scale * (1 + 1e-15)
             spent = mu if delta is None else np.ravel(gdp.epsilon(mu, delta))
             for place, u in enumerate(victims):
-                made.append(
+                rows.append(
                     {
                         "gradients": gradients,
                         "attackers": who,
@@ -336,31 +336,31 @@ def rows_of_each(
                         "upper_bound": bool(loss.upper_bound[u]),
                     }
                 )
-    return made
+    return rows
 
 
-def grouped(found: Sequence[Mapping[str, Any]], value: str = "mu") -> list[dict[str, Any]]:
+def grouped(losses: Sequence[Mapping[str, Any]], value: str = "mu") -> list[dict[str, Any]]:
     """Mean, least and largest over the victims (of every attacker) at each distance.
 
     Args:
-        found: From `rows` or `rows_of_each`.
+        losses: From `rows` or `rows_of_each`.
         value: "mu" or "epsilon".
 
     Returns:
         Rows by gradients, then distance: victims, mean, min, max, upper_bounds (their number).
     """
     keys = sorted({(row["gradients"], -1 if row["distance"] is None else row["distance"])
-                   for row in found})  # fmt: skip
-    made = []
+                   for row in losses})  # fmt: skip
+    groups = []
     for gradients, distance in keys:
         part = [
             row
-            for row in found
+            for row in losses
             if row["gradients"] == gradients
             and (row["distance"] is None or row["distance"] == distance)
         ]
         values = [row[value] for row in part]
-        made.append(
+        groups.append(
             {
                 "gradients": gradients,
                 "distance": None if part[0]["distance"] is None else distance,
@@ -371,4 +371,4 @@ def grouped(found: Sequence[Mapping[str, Any]], value: str = "mu") -> list[dict[
                 "upper_bounds": sum(row["upper_bound"] for row in part),
             }
         )
-    return made
+    return groups

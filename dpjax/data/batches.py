@@ -98,11 +98,11 @@ def check_cyclic(
     separation = _validate.integer("separation", separation)
     counts = np.asarray(counts)
     most = int(counts.argmax())
-    needed = -(-int(counts[most]) // separation)
-    if needed > batch_size:
+    least = -(-int(counts[most]) // separation)
+    if least > batch_size:
         raise ValueError(
             f"batch_size is {batch_size}, but {_agent_name(agents, most)} has {counts[most]} "
-            f"records in cycles of {separation} batches; give batch_size={needed}, or a "
+            f"records in cycles of {separation} batches; give batch_size={least}, or a "
             "larger separation"
         )
     if batch_size * separation >= 2**31:

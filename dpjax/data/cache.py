@@ -114,11 +114,11 @@ def fetch(
         raise ConnectionError(", ".join(reasons) + kept)
     if sha256 is not None:
         with part.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             part.unlink()
             raise ValueError(
-                f"url {address} gave a file of sha256 {found[:12]}, not {sha256[:12]}; it was "
+                f"url {address} gave a file of sha256 {digest[:12]}, not {sha256[:12]}; it was "
                 "removed: fetch again, or get the file elsewhere"
             )
     part.replace(path)

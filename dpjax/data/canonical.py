@@ -137,17 +137,17 @@ def read(
     except ValueError as error:
         raise ValueError(f"{path} is unreadable ({error}); {remedy}") from None
     arrays = check(path, stored)
-    found = None if again else _remembered(path)
-    if found is None:
-        found = _digests(arrays)
-    for part, want, have in zip(_PARTS, expected, [*found, None], strict=False):
+    digests = None if again else _remembered(path)
+    if digests is None:
+        digests = _digests(arrays)
+    for part, want, have in zip(_PARTS, expected, [*digests, None], strict=False):
         if want is not None and want != have:
             raise ValueError(
                 f"{path} holds other {part} records than the published ones (sha256 "
                 f"{have[:12] if have else 'none'}, not {want[:12]}); {remedy}"
             )
-    _remember(path, found)
-    return arrays, _joined(found)
+    _remember(path, digests)
+    return arrays, _joined(digests)
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
@@ -176,8 +176,10 @@ def _digests(arrays: Mapping[str, np.ndarray]) -> list[str]:
     return [digest(arrays[f"x_{p}"], arrays[f"y_{p}"]) for p in _PARTS if f"x_{p}" in arrays]
 
 
-def _joined(found: list[str]) -> str:
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+def _joined(digests: list[str]) -> str:
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
 
 
 def _note(path: Path) -> Path:
@@ -197,7 +199,7 @@ def _remembered(path: Path) -> list[str] | None:
     return None
 
 
-def _remember(path: Path, found: list[str]) -> None:
+def _remember(path: Path, digests: list[str]) -> None:
     # A cache that cannot be written to is checked again each time.
     with contextlib.suppress(ValueError), cache.beside(_note(path)) as temporary:
-        temporary.write_text(json.dumps({"stamp": _stamp(path), "sha256": found}))
+        temporary.write_text(json.dumps({"stamp": _stamp(path), "sha256": digests}))

@@ -152,11 +152,11 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         for part, raw, want in zip(("train", "test"), raws, known.sha256, strict=False):
             try:
                 x, y = libsvm.read(raw, known.features)
-                found = canonical.digest(x, y)
-                if found != want:
+                digest = canonical.digest(x, y)
+                if digest != want:
                     raise ValueError(
                         f"{raw} holds other records than the published ones (sha256 "
-                        f"{found[:12]}, not {str(want)[:12]}); delete it and fetch it again"
+                        f"{digest[:12]}, not {str(want)[:12]}); delete it and fetch it again"
                     )
             except ValueError:
                 if raw in fetched:

@@ -88,13 +88,13 @@ def _is_number(cell: Any) -> bool:
 
 def _column(path: Path, columns: list[str], label: str | int | None, named: bool) -> int:
     if label is None:
-        found = [i for i, name in enumerate(columns) if name.lower() in LABELS]
-        if len(found) != 1:
+        places = [i for i, name in enumerate(columns) if name.lower() in LABELS]
+        if len(places) != 1:
             raise ValueError(
-                f"label is None, and {len(found)} columns of {path} are called "
+                f"label is None, and {len(places)} columns of {path} are called "
                 f"{', '.join(LABELS)}; name the label's column, by number if need be"
             )
-        return found[0]
+        return places[0]
     if isinstance(label, str) and named:
         if label not in columns:
             raise ValueError(

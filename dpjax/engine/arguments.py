@@ -226,11 +226,11 @@ def starting(start: Any, models: Any, plans: int, agents: int) -> Any:
     """
     wanted = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
     try:
-        given = jax.tree.map(np.shape, start)
+        shapes = jax.tree.map(np.shape, start)
     except (TypeError, ValueError) as error:
         raise ValueError(f"start is no pytree of arrays ({error}); give one a run") from None
-    if wanted != given:
-        raise ValueError(f"start has shapes {given}, this run's models {wanted}; give one a run")
+    if wanted != shapes:
+        raise ValueError(f"start has shapes {shapes}, this run's models {wanted}; give one a run")
     for leaf in jax.tree.leaves(start):
         _validate.finite_array("start", leaf)
     return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)

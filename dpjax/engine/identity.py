@@ -92,13 +92,13 @@ def of_run(
 
 def _configs(plans: Sequence[Plan]) -> dict[str, str]:
     """Every field of the plans' configs and of their parts, so that one that changes is named."""
-    found = [dict(_fields(plan.config, "Config")) for plan in plans]
-    told = {}
-    for name in dict.fromkeys(name for each in found for name in each):
-        values = [each.get(name) for each in found]
+    configs = [dict(_fields(plan.config, "Config")) for plan in plans]
+    labels = {}
+    for name in dict.fromkeys(name for each in configs for name in each):
+        values = [each.get(name) for each in configs]
         same = all(value == values[0] for value in values)
-        told[name] = str(values[0] if same else tuple(values))
-    return told
+        labels[name] = str(values[0] if same else tuple(values))
+    return labels
 
 
 def _fields(part: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -130,12 +130,12 @@ def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
     if not names:
         return ""
     named = [name for name in names if name not in _COMPUTED] or names
-    told = []
+    lines = []
     for name in named:
         there, here = (str(each.get(name)) for each in (stored, current))
         short = max(len(there), len(here)) <= _SHORT
-        told.append(f"{name} ({there} there, {here} here)" if short else name)
-    return ", ".join(told)
+        lines.append(f"{name} ({there} there, {here} here)" if short else name)
+    return ", ".join(lines)
 
 
 def fingerprint(identity: dict[str, str]) -> str:
@@ -145,13 +145,13 @@ def fingerprint(identity: dict[str, str]) -> str:
 
 def digest(tree: Any) -> str:
     """Return the SHA-256 of a pytree's arrays, their dtypes and shapes, in hexadecimal."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
-        made.update(f"{array.dtype.name}{array.shape}".encode() + array.tobytes())
-    return made.hexdigest()
+        hasher.update(f"{array.dtype.name}{array.shape}".encode() + array.tobytes())
+    return hasher.hexdigest()
 
 
 def computation(traced: Sequence[Any], *, release: bool) -> str:
@@ -172,15 +172,15 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
     Raises:
         ValueError: For such work, naming the operation.
     """
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for each in traced:
         text = each.lower().as_text()
         if release:
             _refuse_outside(each.jaxpr, text)
-        made.update(text.encode())
+        hasher.update(text.encode())
         for constant in _constants(each.jaxpr):
-            made.update(digest(constant).encode())
-    return made.hexdigest()
+            hasher.update(digest(constant).encode())
+    return hasher.hexdigest()
 
 
 def _refuse_outside(closed: Any, text: str) -> None:

@@ -25,13 +25,15 @@ def place(name: str, wanted: Any, there: Sequence[Any]) -> int:
     Raises:
         ValueError: For one that is not there, or not once, or none of several.
     """
-    told = _validate.shown(list(there))
+    choices = _validate.shown(list(there))
     if wanted is None:
         if len(there) != 1:
-            raise ValueError(f"{name} is None for several; give one of {told}")
+            raise ValueError(f"{name} is None for several; give one of {choices}")
         return 0
     if isinstance(wanted, bool) or list(there).count(wanted) != 1:
-        raise ValueError(f"{name} is {_validate.shown(wanted)}; give one of {told}, by its number")
+        raise ValueError(
+            f"{name} is {_validate.shown(wanted)}; give one of {choices}, by its number"
+        )
     return list(there).index(wanted)
 
 
@@ -100,11 +102,11 @@ def _check_fits(params: Any, wanted: Any) -> None:
 
 def _like(trained: np.ndarray, x: Any) -> Any:
     """Examples in the form of those that the model was trained on."""
-    given = jnp.asarray(x)
-    if given.shape[1:] != trained.shape[1:] or not given.ndim:
+    records = jnp.asarray(x)
+    if records.shape[1:] != trained.shape[1:] or not records.ndim:
         raise ValueError(
-            f"x has shape {given.shape}; give examples [M, {str(trained.shape[1:])[1:-1]}]"
+            f"x has shape {records.shape}; give examples [M, {str(trained.shape[1:])[1:-1]}]"
         )
-    if trained.dtype.kind in "iu" and given.dtype.kind not in "iu":
-        raise ValueError(f"x is {given.dtype}; the model was trained on integers, give such")
-    return given.astype(trained.dtype)
+    if trained.dtype.kind in "iu" and records.dtype.kind not in "iu":
+        raise ValueError(f"x is {records.dtype}; the model was trained on integers, give such")
+    return records.astype(trained.dtype)

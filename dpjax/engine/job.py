@@ -87,19 +87,19 @@ class Job:
             batch=program.batch_shapes(statics, self.data, self.batch_keys),
         )
 
-    def start(self, given: Any, plans: int) -> Any:
+    def start(self, values: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...].
 
         Args:
-            given: Those that the run is asked to start from; None: all agents alike.
+            values: Those that the run is asked to start from; None: all agents alike.
             plans: V.
 
         Raises:
             ValueError: For given ones that do not fit the problem's.
         """
         n = self.statics.agents
-        if given is not None:
-            return arguments.starting(given, self.models, plans, n)
+        if values is not None:
+            return arguments.starting(values, self.models, plans, n)
 
         def spread(leaf: Any) -> Any:
             return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))

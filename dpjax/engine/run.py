@@ -158,8 +158,8 @@ def run(
     if checkpoint is not None or key_file is not None:
         options = course.options(phase, stopping) | driver.options
         # Without a start all agents' models follow from the problem's.
-        given = None if start is None else models
-        identity = _identity(job, plans, problems, seeds, driver, options, models, given)
+        own_start = None if start is None else models
+        identity = _identity(job, plans, problems, seeds, driver, options, models, own_start)
     storage = Storage.of(identity, checkpoint, key_file)
     noise_keys = storage.noise_keys(seeds, phase)
     at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
@@ -178,12 +178,12 @@ def _identity(
     driver: Scan | Loop,
     options: dict[str, Any],
     models: Any,
-    given: Any,
+    own_start: Any,
 ) -> dict[str, str]:
-    """What the run is; ``given`` are the models that it was asked to start from."""
+    """What the run is; ``own_start`` are the models that it was asked to start from."""
     memory, computed = job.computed(driver.traced, models, release=plans[0].config.release)
     return identity_.of_run(
-        plans, problems, seeds, options, (job.models, given), job.arrays, memory, computed,
+        plans, problems, seeds, options, (job.models, own_start), job.arrays, memory, computed,
         job.devices,
     )  # fmt: skip
 

@@ -83,11 +83,11 @@ def alternate(
         if spatial.energy(covariance, candidate) < before:
             matrix = candidate
         energies.append(spatial.energy(covariance, matrix))
-        fresh, (found,) = spatial.solve_whisper(
+        fresh, (certificate,) = spatial.solve_whisper(
             matrix, precision_bound, warm_start=solution.multipliers
         )
         if spatial.energy(fresh, matrix) <= energies[-1]:
-            covariance, solution = fresh, found
+            covariance, solution = fresh, certificate
         energies.append(spatial.energy(covariance, matrix))
         if before - energies[-1] <= tolerance * before:
             break

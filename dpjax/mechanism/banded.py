@@ -55,7 +55,7 @@ def banded(
     root = _scaled_root(mixing, participation)
     whole = k == 1 or rounds == k * participation.separation
     with double_precision():
-        found = dense.optimize(
+        optimum = dense.optimize(
             rounds,
             epochs=k if whole else 1,
             bands=bands,
@@ -64,7 +64,7 @@ def banded(
             max_optimizer_steps=_MOST,
             callback=_stalled(),
         )
-        strategy = np.array(found, dtype=np.float64)
+        strategy = np.array(optimum, dtype=np.float64)
     # Cholesky leaves rounding outside the bands, which would couple the rounds of a pattern.
     return normalized(np.tril(np.triu(strategy, 1 - bands)), participation)
 
@@ -110,9 +110,9 @@ def toeplitz(
             return jnp.sum(solved**2)
 
         start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)
-        found = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
+        optimum = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
         # The first column's sign is free in the search.
-        result = np.array(strategy(found * jnp.sign(found[0])), dtype=np.float64)
+        result = np.array(strategy(optimum * jnp.sign(optimum[0])), dtype=np.float64)
     return normalized(result, participation)
 
 

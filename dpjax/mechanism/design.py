@@ -80,11 +80,12 @@ class Design:
             precision_bound: the bound the run needs; equal to 1e-12 relative.
             horizon: for ``whisper_horizon`` the rounds it optimised for; None skips that check.
         """
-        found = mixing_.fingerprint(mixing)
-        if found != self.mixing_fingerprint:
+        fingerprint = mixing_.fingerprint(mixing)
+        if fingerprint != self.mixing_fingerprint:
             raise ValueError(
-                f"mixing has fingerprint {found[:12]}, the design {self.mixing_fingerprint[:12]}; "
-                f"use the matrix that the design was made for, or make the design again"
+                f"mixing has fingerprint {fingerprint[:12]}, the design "
+                f"{self.mixing_fingerprint[:12]}; use the matrix that "
+                "the design was made for, or make the design again"
             )
         wanted, held = (spatial.bounds(b, self.n) for b in (precision_bound, self.precision_bound))
         if not np.allclose(wanted, held, rtol=1e-12, atol=0.0):
@@ -217,8 +218,8 @@ def make(
     elif kind == "central":
         covariance = spatial.central(matrix, precision_bound)
     elif kind == "pairwise":
-        found = pairwise.solve(matrix, root, limits)
-        covariance, converged = found.covariance, not found.bounded
+        coupled = pairwise.solve(matrix, root, limits)
+        covariance, converged = coupled.covariance, not coupled.bounded
     else:
         covariance, solutions = spatial.solve_whisper(
             root, precision_bound, subgroups=subgroups, **options

@@ -182,7 +182,7 @@ def minimize_trace_epochs(
     best: _Point | None = None
     start, iterations = None, 0
     value, bound = np.inf, 0.0
-    found: Float[np.ndarray, "t t"] | None = None
+    winner: Float[np.ndarray, "t t"] | None = None
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
         climbed = exact
         if ridge:
@@ -198,10 +198,10 @@ def minimize_trace_epochs(
         candidate = normalized(strategy_of(restored), participation)
         cost = objective(candidate, gram, participation)
         if cost < value:
-            value, found = cost, candidate
-    if best is None or found is None:
+            value, winner = cost, candidate
+    if best is None or winner is None:
         raise ValueError("gram is too close to singular; add a small multiple of the identity")
-    return TemporalSolution(found, value, bound, iterations, best.gap <= tolerance)
+    return TemporalSolution(winner, value, bound, iterations, best.gap <= tolerance)
 
 
 def normalized(

@@ -77,7 +77,7 @@ def minimize_trace(
     """
     _validate.one_of("solver", solver, ("fixed_point", "sdp"))
     root = _root(gram, factor)
-    given = _Given(gram, factor)
+    problem = _Given(gram, factor)
     n = root.shape[1]
     tolerance = _tolerance(tolerance)
     limit_gap = tolerance or 1e-9
@@ -87,7 +87,7 @@ def minimize_trace(
     if limit is not None and limit <= 1:
         raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
     if solver == "sdp":
-        return _by_sdp(root, given, tolerance, limit)
+        return _by_sdp(root, problem, tolerance, limit)
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
@@ -100,7 +100,7 @@ def minimize_trace(
                 float(state.best_gap),
                 int(state.iterations),
             )
-        return _finish(root, given, r, np.exp(x[:n]), gap <= limit_gap, spent + iterations)
+        return _finish(root, problem, r, np.exp(x[:n]), gap <= limit_gap, spent + iterations)
 
     plain = attempt(0.0, start, 0)
     solution = plain
@@ -148,10 +148,10 @@ def minimize_traces(
     Raises:
         ValueError: as for :func:`minimize_trace`.
     """
-    given = grams if factors is None else factors
-    if given is None or np.ndim(given) != 3 or (grams is not None and factors is not None):
+    stack = grams if factors is None else factors
+    if stack is None or np.ndim(stack) != 3 or (grams is not None and factors is not None):
         raise ValueError("grams and factors: give one of them, as an array [B, n, n]")
-    problems = [_Given(a, None) if factors is None else _Given(None, a) for a in np.asarray(given)]
+    problems = [_Given(a, None) if factors is None else _Given(None, a) for a in np.asarray(stack)]
     roots = [_root(*problem) for problem in problems]
     n = roots[0].shape[1]
     tolerance = _tolerance(tolerance)
@@ -207,11 +207,11 @@ class _Given(NamedTuple):
 
     def value(self, certified: certificate.Certificate) -> float:
         """tr(M P^-1), rounded up: also where a rounded factor of M was certified."""
-        given = {
+        problem = {
             name: None if each is None else np.asarray(each, np.float64)
             for name, each in self._asdict().items()
         }
-        return max(certified.value, certificate.upper_trace(certified.covariance, **given))
+        return max(certified.value, certificate.upper_trace(certified.covariance, **problem))
 
 
 def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -294,7 +294,7 @@ def _pad(
 
 def _finish(
     root: Float[np.ndarray, "m n"],
-    given: _Given,
+    problem: _Given,
     r: float,
     multipliers: Float[np.ndarray, " n"],
     converged: bool,
@@ -304,12 +304,12 @@ def _finish(
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    bound, chosen = given.lower_bound(multipliers)
+    bound, chosen = problem.lower_bound(multipliers)
     return Solution(
         precision=certified.precision,
         covariance=certified.covariance,
         multipliers=chosen,
-        value=given.value(certified),
+        value=problem.value(certified),
         lower_bound=bound,
         iterations=iterations,
         converged=bool(converged),
@@ -333,7 +333,7 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
 
 
 def _by_sdp(
-    root: Float[np.ndarray, "m n"], given: _Given, tolerance: float, limit: float | None
+    root: Float[np.ndarray, "m n"], problem: _Given, tolerance: float, limit: float | None
 ) -> Solution:
     if limit is not None:
         raise ValueError('max_variance needs solver="fixed_point"; leave it out')
@@ -344,15 +344,15 @@ def _by_sdp(
     certified = certificate.certify(root, precision)
     if certified is None:
         raise ValueError('gram leaves Clarabel with a singular precision; use solver="fixed_point"')
-    bound, chosen = given.lower_bound(multipliers)
+    bound, chosen = problem.lower_bound(multipliers)
     return Solution(
         precision=certified.precision,
         covariance=certified.covariance,
         multipliers=chosen,
-        value=given.value(certified),
+        value=problem.value(certified),
         lower_bound=bound,
         iterations=0,
-        converged=given.value(certified) <= bound * (1.0 + 1e-6),
+        converged=problem.value(certified) <= bound * (1.0 + 1e-6),
         regularization=0.0,
         variance_ratio=certified.variance_ratio,
     )

@@ -68,15 +68,15 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
         header = str(held.pop("header"))
         digest = str(held.pop("digest"))
         content = json.loads(header)
-        found, version, fields = content["kind"], content["format"], content["fields"]
+        stored_kind, version, fields = content["kind"], content["format"], content["fields"]
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path is {str(path)!r}, unreadable ({error}); {remedy}") from None
     if digest != _digest(header, held):
         raise ValueError(f"path is {str(path)!r}, whose content was changed; {remedy}")
-    if found != kind or version != _FORMAT:
-        raise ValueError(f"path is {str(path)!r}, a {found} of format {version}; {remedy}")
+    if stored_kind != kind or version != _FORMAT:
+        raise ValueError(f"path is {str(path)!r}, a {stored_kind} of format {version}; {remedy}")
     return held, fields
 
 

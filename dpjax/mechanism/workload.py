@@ -130,9 +130,9 @@ def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | No
     while frontier:
         reached = []
         for i in frontier:
-            found = np.flatnonzero(support[i] & (weights == 0))
-            weights[found] = weights[i] * matrix[i, found] / matrix[found, i]
-            reached.extend(found.tolist())
+            candidates = np.flatnonzero(support[i] & (weights == 0))
+            weights[candidates] = weights[i] * matrix[i, candidates] / matrix[candidates, i]
+            reached.extend(candidates.tolist())
         frontier = reached
     if not weights.min() > 0 or weights.max() > _LARGEST_SPREAD * weights.min():
         return None

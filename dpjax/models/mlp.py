@@ -89,20 +89,20 @@ def weighted_gradients(
     zeros = [jnp.zeros((len(x), len(bias)), bias.dtype) for bias in biases]
     derivatives, inputs = jax.grad(forward, has_aux=True)(zeros)
     squares = jnp.zeros(len(x), zeros[0].dtype)
-    for given, derivative in zip(inputs, derivatives, strict=True):
+    for layer_input, derivative in zip(inputs, derivatives, strict=True):
         # Scaled, so that squares of small derivatives cannot vanish.
         top = jnp.max(jnp.abs(derivative), axis=1)
         scaled = derivative / jnp.where(top > 0, top, 1)[:, None]
         lengths = top * jnp.sqrt(jnp.sum(jnp.square(scaled), axis=1))
-        lengths = lengths * jnp.sqrt(1 + jnp.sum(jnp.square(given), axis=1))
+        lengths = lengths * jnp.sqrt(1 + jnp.sum(jnp.square(layer_input), axis=1))
         squares = squares + jnp.square(lengths)
     chosen = weights(jnp.sqrt(squares))
     used = (chosen > 0) & jnp.isfinite(squares)
     total = {}
-    for name, given, derivative in zip(names, inputs, derivatives, strict=True):
+    for name, layer_input, derivative in zip(names, inputs, derivatives, strict=True):
         # Selected, not multiplied by zero: infinity times zero is nan.
         derivative = jnp.where(used[:, None], derivative * chosen[:, None], 0)
-        given = jnp.where(used[:, None], given, 0)
-        kernel = jnp.matmul(given.T, derivative, precision=jax.lax.Precision.HIGHEST)
+        layer_input = jnp.where(used[:, None], layer_input, 0)
+        kernel = jnp.matmul(layer_input.T, derivative, precision=jax.lax.Precision.HIGHEST)
         total[name] = {"kernel": kernel, "bias": jnp.sum(derivative, axis=0)}
     return {"params": total}

@@ -182,22 +182,22 @@ def functions(
     return Functions(init, example_loss, metrics, batch_loss, weighted, model.apply)
 
 
-def started(made: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:
+def started(functions: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:
     """Return the functions of a model that starts from given values, and which of these stay.
 
     Args:
-        made: From `functions`.
+        functions: From `functions`.
         params: Of one agent.
         frozen: As in `dpjax.plans.problem.supervised`.
 
     Raises:
         ValueError: For another model's values, or a choice of all or none.
     """
-    values = _parameters.starting_values(params, jax.eval_shape(made.init, jax.random.key(0)))
+    values = _parameters.starting_values(params, jax.eval_shape(functions.init, jax.random.key(0)))
     if frozen is None:
-        return made._replace(init=_parameters.Given(values)), None
+        return functions._replace(init=_parameters.Given(values)), None
     trained, kept = _parameters.split(values, frozen)
-    return made._replace(init=_parameters.Given(trained), weighted=None), kept
+    return functions._replace(init=_parameters.Given(trained), weighted=None), kept
 
 
 def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., dict[str, Any]]:

@@ -28,7 +28,7 @@ def audit(plan: "Plan") -> None:
     Raises:
         ValueError: Naming what disagrees.
     """
-    config, stated = plan.config, plan.guarantee
+    config, guarantee = plan.config, plan.guarantee
     if type(config) is not Config:
         raise ValueError(f"config is {type(config).__name__}; give a plans.config.Config itself")
     method: Any = plan.method  # Hashable, as all parts are.
@@ -41,9 +41,9 @@ def audit(plan: "Plan") -> None:
             "the plan from one config with plan.make"
         )
     if plan.noise is None:
-        if np.isfinite(stated.epsilon):
+        if np.isfinite(guarantee.epsilon):
             raise ValueError(
-                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
+                f"guarantee states epsilon {guarantee.epsilon} for a config without noise; "
                 "use Guarantee.none"
             )
         return
@@ -65,7 +65,7 @@ def audit(plan: "Plan") -> None:
         "white": plan.noise.white(wanted),
     }
     for name, mine in runs.items():
-        if mine != (theirs := getattr(stated, name)):
+        if mine != (theirs := getattr(guarantee, name)):
             raise ValueError(
                 f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
                 "one config with plan.make"
@@ -81,11 +81,11 @@ def audit(plan: "Plan") -> None:
         _sampled(plan)
         return
     loss = plan.noise.loss(wanted)
-    claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
+    claimed = np.broadcast_to(np.asarray(guarantee.per_agent_epsilon or guarantee.epsilon), (n,))
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
-    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > stated.mu:
+    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > guarantee.mu:
         raise ValueError(
-            f"guarantee states epsilon {claimed[worst]:.6g} (mu {stated.mu:.6g}) for agent "
+            f"guarantee states epsilon {claimed[worst]:.6g} (mu {guarantee.mu:.6g}) for agent "
             f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} (mu "
             f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
         )
@@ -98,13 +98,13 @@ def _sampled(plan: "Plan") -> None:
             f"noise is {type(plan.noise).__name__} for sampler {plan.config.sampler}; give a "
             "covariance over agents that is fresh in every round"
         )
-    stated = plan.guarantee.loss
+    loss = plan.guarantee.loss
     (runs,) = plan.target.sampled(plan.factor).phases
-    phases = stated.phases if isinstance(stated, Pld) else ()
+    phases = loss.phases if isinstance(loss, Pld) else ()
     said = phases[0] if len(phases) == 1 else None
     if said is None or said.rounds != runs.rounds or len(said.rates) != len(runs.rates):
         raise ValueError(
-            f"guarantee has {_validate.shown(stated)}, the config samples {runs.rounds} rounds; "
+            f"guarantee has {_validate.shown(loss)}, the config samples {runs.rounds} rounds; "
             "make the plan from one config with plan.make"
         )
     for name in ("rates", "ratios"):

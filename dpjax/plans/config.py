@@ -74,9 +74,9 @@ class Config:
         rounds = _validate.integer("rounds", self.rounds, most=2**31 - 2)
         object.__setattr__(self, "rounds", rounds)
         if (self.noise is None) != (self.budget is None):
-            given, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
+            present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
             raise ValueError(
-                f"{given} is {_validate.shown(getattr(self, given))} and {missing} is None; a "
+                f"{present} is {_validate.shown(getattr(self, present))} and {missing} is None; a "
                 "private config has both, one without noise neither"
             )
         if self.release and self.noise is None:

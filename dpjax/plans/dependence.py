@@ -288,8 +288,10 @@ def _check_answer(payload: Any, totals: list[Any]) -> None:
     )
 
 
-def _check_payload(given: Any, stated: Any) -> None:
-    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (given, stated)]
+def _check_payload(payload: Any, expected: Any) -> None:
+    shapes = [
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (payload, expected)
+    ]
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"payload says {shapes[1]}, emit gives {shapes[0]}; make Method.payload of the shapes "

@@ -103,10 +103,10 @@ def endings(
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
         whole.append(one)
-    made = Endings(tuple(whole), None if before is None else tuple(before))
+    result = Endings(tuple(whole), None if before is None else tuple(before))
     # Phases that do not compose, or whose finite precision uses up delta, are refused here.
-    made.at(rounds)
-    return made
+    result.at(rounds)
+    return result
 
 
 def check_stop_at(stop_at: int | None, rounds: int) -> int:

@@ -80,22 +80,22 @@ def save(
     together = groups[:, None] == groups
     factor = np.where(together, plan.factor, np.float32(0))
     plan = dataclasses.replace(plan, noise=Factored(factor, plan.strategy, plan.design))
-    stated, names = plan.guarantee, _labels(labels, plan.agents)
+    guarantee, names = plan.guarantee, _labels(labels, plan.agents)
     entries: dict[str, Any] = {
         "how_to_use": instructions(plan),
         "labels": names,
-        "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
+        "epsilon": np.asarray(guarantee.per_agent_epsilon or guarantee.epsilon),
         "mixing": plan.mixing,
         "factor": plan.factor.astype(np.float64),
         "seed_group": groups,
     }
     for name in ("delta", "relation", "unit", "attacker", "rounds", "clip_norm", "mu"):
-        entries[name] = getattr(stated, name)
-    entries["accountant"] = str(stated.accountant)
+        entries[name] = getattr(guarantee, name)
+    entries["accountant"] = str(guarantee.accountant)
     if plan.strategy is not None:
         entries["strategy"] = rounds_.applied(plan.strategy, np.float64)
-    if stated.participation is not None:
-        entries["participation"] = np.asarray(stated.participation)
+    if guarantee.participation is not None:
+        entries["participation"] = np.asarray(guarantee.participation)
     assert plan.design is not None
     return plan.design.save(path, entries=entries)
 
@@ -127,26 +127,26 @@ def instructions(plan: "Plan") -> str:
     Args:
         plan: A private plan.
     """
-    stated, groups = plan.guarantee, seed_groups(plan)
+    record, groups = plan.guarantee, seed_groups(plan)
     alone = len(set(groups)) == plan.agents
     return "\n".join(
         [
-            f"A noise design of dpjax for {plan.agents} sites and at most {stated.rounds:,} rounds"
+            f"A noise design of dpjax for {plan.agents} sites and at most {record.rounds:,} rounds"
             f" ({plan.config.label}).",
             "",
             "What it guarantees, if every site does what follows:",
-            stated.statement(),
+            record.statement(),
             '("Simulation" is said of the plan this file comes from: in your loop the seed is the',
             "secret below, and who does not hold it cannot subtract the noise.)",
             "",
-            f"In each round t = 0, 1, ..., {stated.rounds - 1}, site i (its name is labels[i]):",
+            f"In each round t = 0, 1, ..., {record.rounds - 1}, site i (its name is labels[i]):",
             *_steps(plan),
             "",
             "Who holds the seed:",
             *(_ALONE if alone else _SHARED),
             "",
             "Counting rounds:",
-            f"The budget is spent by {stated.rounds:,} rounds. Stop then: more rounds need a new",
+            f"The budget is spent by {record.rounds:,} rounds. Stop then: more rounds need a new",
             "design, made for all of them. A round that was interrupted is sent again with the",
             "same numbers or not at all; fresh noise for a round already sent spends it twice. A",
             "site that restarts must know t, its model and its past noise, or stop for good.",

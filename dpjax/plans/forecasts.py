@@ -103,13 +103,13 @@ def tell(plans: Sequence["Plan"], parameters: int, counts: Any = None) -> str:
     Warns:
         HopelessWarning: Once, with the best of the hopeless plans' statement.
     """
-    found = [of_plan(plan, parameters, counts) for plan in plans]
-    private = sorted((each for each in found if each.rate > 0), key=lambda each: each.ratio)
+    forecasts = [of_plan(plan, parameters, counts) for plan in plans]
+    private = sorted((each for each in forecasts if each.rate > 0), key=lambda each: each.ratio)
     if not private:
         return ""
     hopeless = [each for each in private if each.level == "hopeless"]
     if hopeless:
-        many = f"{len(hopeless)} of {len(found)} plans: " if len(found) > 1 else ""
+        many = f"{len(hopeless)} of {len(forecasts)} plans: " if len(forecasts) > 1 else ""
         warnings.warn(
             f"noise leaves nothing to learn; {many}{hopeless[0].statement()}",
             HopelessWarning,

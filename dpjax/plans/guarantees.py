@@ -71,9 +71,9 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
     Raises:
         ValueError: For counts that are missing, no numbers of records, or unfit for the sampler.
     """
-    needed = config.sampler.counted
+    counted = config.sampler.counted
     if counts is None:
-        if needed:
+        if counted:
             raise ValueError(
                 f"counts is None for sampler {config.sampler}, whose rates or divisor depend on "
                 "them; give plan.make(config, mixing, counts=partition.counts)"
@@ -85,6 +85,6 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
             f"counts is {_validate.shown(counts)} for {agents} agents; give the number of records "
             "of each"
         )
-    made = whole.astype(np.int64)
-    config.sampler.check(made)
-    return made if needed else None
+    records = whole.astype(np.int64)
+    config.sampler.check(records)
+    return records if counted else None

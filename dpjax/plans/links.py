@@ -257,10 +257,10 @@ def _largest(algorithm: Any, protect: Protect, pattern: Participation, n: int) -
         raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
     else:
         every = [algorithm.pndp(node) for node in range(n)]
-    found = [loss.mu for loss in views.losses(every, pattern, gradients=protect.gradients)]
+    losses = [loss.mu for loss in views.losses(every, pattern, gradients=protect.gradients)]
     if protect.gradients == "view":
         # The plain bound can exceed the loss of a larger view; then that one is stated.
         larger = [loss.mu for loss in views.losses(every, pattern, gradients="any")]
-        found = [np.fmin(*pair) for pair in zip(found, larger, strict=True)]
+        losses = [np.fmin(*pair) for pair in zip(losses, larger, strict=True)]
     # Losses that are not flagged exceed those of exact arithmetic by no more.
-    return fixed(np.nan_to_num(np.fmax.reduce(found), nan=0.0, posinf=np.inf) * (1 + 1e-9))
+    return fixed(np.nan_to_num(np.fmax.reduce(losses), nan=0.0, posinf=np.inf) * (1 + 1e-9))

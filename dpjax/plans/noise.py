@@ -75,8 +75,10 @@ class Correlated:
             )
         joint = None
         if self.temporal:
-            made = strategies.make(self.label, target.mixing, target.pattern, given=strategy)
-            strategy, joint = made.strategy, made.covariance
+            joint_strategy = strategies.make(
+                self.label, target.mixing, target.pattern, own=strategy
+            )
+            strategy, joint = joint_strategy.strategy, joint_strategy.covariance
         bound = target.bound(strategy)
         if design is None:
             design = self.over_agents(target, bound, joint)
@@ -297,12 +299,12 @@ class Covariance(Correlated):
 
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
-        given: Any = self.name
-        plain = isinstance(given, str) and given.isprintable() and given == given.strip()
+        name: Any = self.name
+        plain = isinstance(name, str) and name.isprintable() and name == name.strip()
         taken = ("covariance", "central", *LABELS)
-        if not plain or not 1 <= len(given) <= 60 or given in taken:
+        if not plain or not 1 <= len(name) <= 60 or name in taken:
             raise ValueError(
-                f"name is {_validate.shown(given)} for a covariance of your own; give a name of "
+                f"name is {_validate.shown(name)} for a covariance of your own; give a name of "
                 "up to 60 characters that no other design has, for records and figures"
             )
         if self.matrix is not None:

@@ -98,10 +98,11 @@ class Chain:
         if not callable(self.step_size):
             step = _validate.single_precision("step_size", self.step_size, _SMALLEST, _LARGEST)
             object.__setattr__(self, "step_size", step)
-        made = self.make(self.step_size)
-        if not isinstance(made, optax.GradientTransformation):
+        transformation = self.make(self.step_size)
+        if not isinstance(transformation, optax.GradientTransformation):
             raise ValueError(
-                f"make gives {type(made).__name__}; return an optax.GradientTransformation"
+                f"make gives {type(transformation).__name__}; return an "
+                "optax.GradientTransformation"
             )
 
     @property

@@ -108,15 +108,17 @@ class Plan:
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, the model it affords, who shares a seed."""
         affords = self.forecast(1).affords()
-        told = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
+        remarks = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
         if self.design is not None and len(set(export.seed_groups(self))) < self.agents:
-            told += "; agents who share its seed are NOT protected from each other"
+            remarks += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:
-            told += (
+            remarks += (
                 f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "
                 f"{self.grid.share:.2g} of itself to the network's mean noise variance"
             )
-        return f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{told})"
+        return (
+            f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{remarks})"
+        )
 
     @property
     def agents(self) -> int:
@@ -170,15 +172,15 @@ class Plan:
             {} if self.noise is None else self.noise.arrays,
             self.config.optimizer.arrays(),
         ]
-        made: dict[str, np.ndarray] = {}
+        stacked: dict[str, np.ndarray] = {}
         for part in parts:
             for name, array in part.items():
-                if name in made or (part is parts[2] and name in _TAKEN):
+                if name in stacked or (part is parts[2] and name in _TAKEN):
                     raise ValueError(
                         f"optimizer has an array {name!r}, which is the plan's; name it otherwise"
                     )
-                made[name] = fixed(array)
-        return types.MappingProxyType(made)
+                stacked[name] = fixed(array)
+        return types.MappingProxyType(stacked)
 
     @functools.cached_property
     def statics(self) -> Statics:
@@ -369,8 +371,8 @@ def make(
     dependence.check_method(method, config.optimizer.shared(), matrix.shape)
     records = guarantees.kept_counts(config, counts, n)
     if config.noise is None:
-        for name, given in (("design", design), ("strategy", strategy)):
-            if given is not None:
+        for name, piece in (("design", design), ("strategy", strategy)):
+            if piece is not None:
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     wanted = target(config, matrix, records)
@@ -392,16 +394,16 @@ def shared(plans: Sequence[Plan]) -> Statics:
     """
     if not plans:
         raise ValueError("plans is empty; give at least one plan")
-    made = plans[0].statics
+    statics = plans[0].statics
     for plan in plans[1:]:
-        for name, value in made._asdict().items():
+        for name, value in statics._asdict().items():
             other = getattr(plan.statics, name)
             if name == "noise" and None in (value, other):
                 # Without noise the factor is zero: whatever is drawn adds nothing.
-                made = made._replace(noise=value or other)
+                statics = statics._replace(noise=value or other)
             elif other != value:
                 raise ValueError(
                     f"plans differ in {name} ({_validate.shown(value)} and "
                     f"{_validate.shown(other)}); run them apart"
                 )
-    return made
+    return statics

@@ -196,18 +196,18 @@ def supervised(
         eval_batch = _modules.at_once(model, x_test, _agents(partition))
     parts = loss, x.shape[1:], x.dtype, eval_batch
     try:
-        made = _modules.functions(model, *parts)
+        functions = _modules.functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
-        made = _modules.functions.__wrapped__(model, *parts)
+        functions = _modules.functions.__wrapped__(model, *parts)
     if params is not None:
-        made, kept = _modules.started(made, params, frozen)
+        functions, kept = _modules.started(functions, params, frozen)
     elif frozen is not None:
         raise ValueError("frozen is given without params; give the values that stay as they are")
     else:
         kept = None
     return Problem(
-        made.init, made.loss, made.metrics, x, y, partition, (x_test, y_test), name,
-        made.batch_loss, made.weighted, evaluation_data, kept, made.predict,
+        functions.init, functions.loss, functions.metrics, x, y, partition, (x_test, y_test), name,
+        functions.batch_loss, functions.weighted, evaluation_data, kept, functions.predict,
     )  # fmt: skip
 
 
@@ -270,10 +270,10 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
         6
     """
     _validate.one_of("start", start, ("origin", "optimum"))
-    made = quadratics_.make(agents)
-    at = np.zeros(2) if start == "origin" else np.asarray(made.minimiser)
+    objectives = quadratics_.make(agents)
+    at = np.zeros(2) if start == "origin" else np.asarray(objectives.minimiser)
     # A record is (A_i, c_i), flattened.
-    x = np.concatenate([made.matrices.reshape(agents, 4), made.centers], axis=1)
+    x = np.concatenate([objectives.matrices.reshape(agents, 4), objectives.centers], axis=1)
     rows = np.arange(agents, dtype=np.int32)
     return Problem(
         _start_at(tuple(map(float, at))),
@@ -282,7 +282,7 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
         x.astype(np.float32),
         np.zeros(agents, np.float32),
         Partition(rows[:, None], np.ones(agents, np.int32)),
-        (x.astype(np.float32), np.float32(made.minimum)),
+        (x.astype(np.float32), np.float32(objectives.minimum)),
         f"quadratics from the {start}",
         evaluation_data="public",
     )

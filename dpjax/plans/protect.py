@@ -72,15 +72,15 @@ class Protect:
             )
 
     def _check_nodes(self) -> None:
-        given: Any = self.nodes
-        if given is None and self.attacker != "coalition":
+        nodes: Any = self.nodes
+        if nodes is None and self.attacker != "coalition":
             return
-        if self.attacker != "coalition" or not isinstance(given, list | tuple) or not given:
+        if self.attacker != "coalition" or not isinstance(nodes, list | tuple) or not nodes:
             raise ValueError(
-                f"nodes is {_validate.shown(given)} with attacker {self.attacker!r}; give the "
+                f"nodes is {_validate.shown(nodes)} with attacker {self.attacker!r}; give the "
                 "agents of a coalition, nodes=(0, 3), and None for other attackers"
             )
-        numbers = {_validate.integer("nodes", i, least=0, most=2**31 - 2) for i in given}
+        numbers = {_validate.integer("nodes", i, least=0, most=2**31 - 2) for i in nodes}
         object.__setattr__(self, "nodes", tuple(sorted(numbers)))
 
     @property
@@ -117,11 +117,15 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
-        given: Any = self.epsilon
-        listed = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
-        if listed and not len(given):
-            raise ValueError(f"epsilon is {given!r}; give one number, or one an agent")
-        numbers = [_validate.positive("epsilon", one) for one in (given if listed else [given])]
+        epsilons: Any = self.epsilon
+        listed = isinstance(epsilons, list | tuple) or (
+            isinstance(epsilons, np.ndarray) and epsilons.ndim
+        )
+        if listed and not len(epsilons):
+            raise ValueError(f"epsilon is {epsilons!r}; give one number, or one an agent")
+        numbers = [
+            _validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])
+        ]
         object.__setattr__(self, "epsilon", tuple(numbers) if listed else numbers[0])
         object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
         _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)

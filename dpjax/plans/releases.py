@@ -71,5 +71,5 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
             f"choose a design with noise that cancels less (condition number of its factor "
             f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}; max_variance bounds it)"
         )
-    stated = plan.guarantee.with_finite_precision(cost.epsilon, cost.delta)
-    return dataclasses.replace(plan, guarantee=stated)
+    guarantee = plan.guarantee.with_finite_precision(cost.epsilon, cost.delta)
+    return dataclasses.replace(plan, guarantee=guarantee)

@@ -211,10 +211,10 @@ class Full(_Anytime, _Plain):
         most = counts.max() if self.records is None else self.records
         wrong = np.flatnonzero((counts < 1) | (counts > most))
         if len(wrong):
-            told = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
+            agent = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
             raise ValueError(
-                f"sampler is {self}, but {told} has {counts[wrong[0]]} records; give each at least "
-                "one, and make the plan with counts=partition.counts"
+                f"sampler is {self}, but {agent} has {counts[wrong[0]]} records; give each at "
+                "least one, and make the plan with counts=partition.counts"
             )
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
@@ -357,9 +357,9 @@ class Poisson(_Anytime):
         """Refuse agents with fewer records than are expected in a batch."""
         least = int(np.argmin(counts))
         if counts[least] < self.expected:
-            told = f"agent {least}" if agents is None else agents[least]
+            agent = f"agent {least}" if agents is None else agents[least]
             raise ValueError(
-                f"expected is {self.expected:g}, but {told} has {counts[least]} records; lower it "
+                f"expected is {self.expected:g}, but {agent} has {counts[least]} records; lower it "
                 "to that at most"
             )
 

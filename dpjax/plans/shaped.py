@@ -53,8 +53,8 @@ class Shaped(abc.ABC):
             ValueError: For a given design or strategy, or an attacker to whom some agent's loss is
                 infinite at every scale.
         """
-        for name, given in (("design", design), ("strategy", strategy)):
-            if given is not None:
+        for name, piece in (("design", design), ("strategy", strategy)):
+            if piece is not None:
                 raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
         unit, budget = self.unit(target), target.budget
         worst = int(np.argmax(unit))
@@ -74,10 +74,10 @@ class Shaped(abc.ABC):
         )
         scale = np.float32(_validate.spread("scale", float(np.max(unit / mu))))
         allowed = np.broadcast_to(budget.epsilon, unit.shape)
-        made = Scaled(self, scale, self.source(target))
-        while (made.loss(target).epsilon > allowed).any():
-            made = Scaled(self, np.nextafter(made.scale, np.float32(np.inf)), made.source)
-        return made
+        scaled = Scaled(self, scale, self.source(target))
+        while (scaled.loss(target).epsilon > allowed).any():
+            scaled = Scaled(self, np.nextafter(scaled.scale, np.float32(np.inf)), scaled.source)
+        return scaled
 
 
 @dataclass(frozen=True, eq=False)

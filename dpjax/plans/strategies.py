@@ -77,7 +77,7 @@ def make(
     mixing: Float[np.ndarray, "*p n n"],
     participation: Participation,
     *,
-    given: Float[np.ndarray, "t t"] | None = None,
+    own: Float[np.ndarray, "t t"] | None = None,
 ) -> JointStrategy:
     """Return the strategy of a design; the last few are kept, since they serve every budget.
 
@@ -85,7 +85,7 @@ def make(
         name: One of `DESIGNS`.
         mixing: [n, n] W or a schedule [P, n, n].
         participation: When a record appears.
-        given: [T, T] C to use in place of the design's own.
+        own: [T, T] C to use in place of the design's own.
 
     Returns:
         The strategy and, for "spacetime", the covariance over agents.
@@ -96,13 +96,13 @@ def make(
     _validate.one_of("design", name, DESIGNS)
     # Only what a strategy depends on is part of the key.
     at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
-    if given is None:
+    if own is None:
         return _joint_strategy(name, at, participation)
-    check(given, participation.rounds)
+    check(own, participation.rounds)
     covariance = (
         _joint_strategy(name, at, participation).covariance if name == "spacetime" else None
     )
-    return JointStrategy(np.asarray(given, np.float64), covariance)
+    return JointStrategy(np.asarray(own, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,7 +12,7 @@ _KIND = ("delta", "unit", "relation", "attacker", "accountant", "release", "unso
 _FALSE = "by the paper's rule, which is FALSE here"
 
 
-def guarantees(given: Any) -> list[str]:
+def guarantees(entries: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
     Guarantees that differ in epsilon and rounds alone are told together, as a list or a range;
@@ -20,7 +20,7 @@ def guarantees(given: Any) -> list[str]:
     runs' is left out beside private ones.
 
     Args:
-        given: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
+        entries: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
 
     Returns:
         The captions, in the order of the first ones.
@@ -31,7 +31,7 @@ def guarantees(given: Any) -> list[str]:
     captions: list[str] = []
     private: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     open_rounds: set[int] = set()
-    for one in listed(given):
+    for one in listed(entries):
         if isinstance(one, str):
             captions.append(one)
             continue
@@ -52,21 +52,21 @@ def guarantees(given: Any) -> list[str]:
     return list(dict.fromkeys(captions))
 
 
-def listed(given: Any) -> list[Any]:
+def listed(records: Any) -> list[Any]:
     """What `guarantees` takes, as a list without the rows that have none.
 
     Args:
-        given: A text, a guarantee, its dict, or several; None is none.
+        records: A text, a guarantee, its dict, or several; None is none.
 
     Returns:
         The list.
     """
-    if given is None:
+    if records is None:
         return []
-    if isinstance(given, str | Mapping) or hasattr(given, "caption"):
-        return [given]
+    if isinstance(records, str | Mapping) or hasattr(records, "caption"):
+        return [records]
     # A column of records has nan where a row has none.
-    return [one for one in given if one is not None and not isinstance(one, float)]
+    return [one for one in records if one is not None and not isinstance(one, float)]
 
 
 def participation(record: Any) -> str | None:

@@ -44,7 +44,7 @@ class Choice(NamedTuple):
         frame: Rows; where they are means already, with columns mean, min and max.
         x: Column across.
         y: Column up.
-        told: What that is, in the records.
+        label: What that is, in the records.
         series: Column that tells the lines apart.
         note: What was held and left out, for the caption, or None.
         ranges: Whether a line is a mean with least and largest, rather than repeated runs.
@@ -56,7 +56,7 @@ class Choice(NamedTuple):
     frame: "pandas.DataFrame"
     x: str
     y: str
-    told: str
+    label: str
     series: str
     note: str | None
     ranges: bool
@@ -145,7 +145,7 @@ def choose(
     if held:
         notes.insert(0, f"At {', '.join(held)}.")
     spread = y == "mean" and {"min", "max"} <= set(columns)
-    told = y
+    label = y
     ticks = _names(frame) if x == "victim" else None
     if losses:
         frame, y, spread = _over_victims(frame, x, y, series), "mean", True
@@ -157,17 +157,17 @@ def choose(
         frame = frame.sort_values(series, kind="stable")
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     logs = (_wide(frame[x]), _wide(frame[y]))
-    return Choice(frame, x, y, told, series, " ".join(notes) or None, spread, *logs, ticks)
+    return Choice(frame, x, y, label, series, " ".join(notes) or None, spread, *logs, ticks)
 
 
 def _comparable(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """Lists as their texts, which can be told apart."""
-    made = {
+    columns = {
         name: [str(cell) if isinstance(cell, list | dict) else cell for cell in frame[name]]
         for name in frame.columns
         if name != "guarantee" and any(isinstance(cell, list | dict) for cell in frame[name])
     }
-    return frame.assign(**made)
+    return frame.assign(**columns)
 
 
 def _same(cell: Any, value: str) -> bool:

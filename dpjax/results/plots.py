@@ -135,8 +135,8 @@ def lines(
         guarantee = frame["guarantee"]
     notes.guarantees += captions.listed(guarantee)
     notes.remarks += [note] if note else []
-    made = ax.get_figure(root=True)
-    return made if path is None else save(made, path)
+    sheet = ax.get_figure(root=True)
+    return sheet if path is None else save(sheet, path)
 
 
 def from_records(
@@ -183,14 +183,14 @@ def from_records(
         folder = first if first.is_dir() else first.parent
         stem = folder.resolve().name if first.is_dir() else first.stem
         more = f"_and_{len(paths) - 1}_more" if len(paths) > 1 else ""
-        out = folder / f"{stem}{more}_{drawn.told}_{drawn.x}.svg"
+        out = folder / f"{stem}{more}_{drawn.label}_{drawn.x}.svg"
     logs = (drawn.logx if log_x is None else log_x, drawn.logy if log_y is None else log_y)
     if drawn.ranges:
         return ranges.ranges(
             drawn.frame,
             drawn.x,
             drawn.series,
-            ylabel=drawn.told.replace("_", " "),
+            ylabel=drawn.label.replace("_", " "),
             logy=logs[1],
             ticks=drawn.ticks if drawn.ticks and len(drawn.ticks) <= _NAMED else None,
             note=" ".join(filter(None, ["Bars from the least to the largest.", drawn.note])),

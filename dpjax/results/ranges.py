@@ -106,5 +106,5 @@ def ranges(
             ax.set_yscale("log")
     notes.guarantees += [guarantee] if guarantee else []
     notes.remarks += [note] if note else []
-    made = ax.get_figure(root=True)
-    return made if path is None else save(made, path)
+    sheet = ax.get_figure(root=True)
+    return sheet if path is None else save(sheet, path)

@@ -299,7 +299,7 @@ def _load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def _meant(paths: Any) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
     single = isinstance(paths, str | os.PathLike)
-    found = 0
+    count = 0
     for path in map(Path, [paths] if single else list(paths)):
         if path.is_dir():
             inside = sorted(path.rglob("*.jsonl"))
@@ -310,6 +310,6 @@ def _meant(paths: Any) -> Iterator[Path]:
             yield path
         else:
             raise ValueError(f"path is {str(path)!r}, which is not there; name a file of records")
-        found += 1
-    if not found:
+        count += 1
+    if not count:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")

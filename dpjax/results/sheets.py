@@ -105,10 +105,10 @@ def figure(
     columns = _validate.integer("columns", columns)
     width = width or (5.4 if columns == 1 else 3.6 * columns)
     with style():
-        made = Figure(figsize=(width, height * rows))
-        FigureCanvasAgg(made)
-        panels = made.subplots(rows, columns, squeeze=False, **axes)
-    return made, panels.ravel()
+        figure_ = Figure(figsize=(width, height * rows))
+        FigureCanvasAgg(figure_)
+        panels = figure_.subplots(rows, columns, squeeze=False, **axes)
+    return figure_, panels.ravel()
 
 
 def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> str:
@@ -203,8 +203,8 @@ def notes_of(figure: Any) -> Notes:
 def _caption(notes: Notes) -> str:
     """Guarantees, what the bands are, remarks."""
     sentences = []
-    if told := captions.guarantees(notes.guarantees):
-        sentences.append(f"Guarantee: {'; '.join(told)}.")
+    if text := captions.guarantees(notes.guarantees):
+        sentences.append(f"Guarantee: {'; '.join(text)}.")
     if notes.counts:
         low, high = min(notes.counts), max(notes.counts)
         what = next(iter(notes.over)) if len(notes.over) == 1 else "row"

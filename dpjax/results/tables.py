@@ -263,12 +263,12 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
     """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
     if "guarantee" not in group.columns:
         return
-    found = {captions.participation(record) for record in group["guarantee"]} - {None}
-    if len(found) > 1:
+    participations = {captions.participation(record) for record in group["guarantee"]} - {None}
+    if len(participations) > 1:
         raise ValueError(
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
-            f"guarantees are for {'; '.join(sorted(map(str, found)))}; choose one participation "
-            "first, or name a column that tells them apart"
+            f"guarantees are for {'; '.join(sorted(map(str, participations)))}; choose one "
+            "participation first, or name a column that tells them apart"
         )
 
 
@@ -291,22 +291,22 @@ def _cells(
 ) -> tuple[list[str], list[list[str]], list[bool]]:
     """Header, cells, and which columns are numbers and go to the right."""
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        given, rows = list(rows.columns), rows.to_dict("records")
+        names, rows = list(rows.columns), rows.to_dict("records")
     else:
         rows = [dict(row) for row in rows]
-        given = list(dict.fromkeys(name for row in rows for name in row))
+        names = list(dict.fromkeys(name for row in rows for name in row))
     if columns is not None:
-        missing = [name for name in columns if name not in given]
+        missing = [name for name in columns if name not in names]
         if missing:
             raise ValueError(
                 f"columns has {missing[0]!r}, which is not in the rows; they have "
-                f"{', '.join(map(str, given))}"
+                f"{', '.join(map(str, names))}"
             )
-        given = list(columns)
-    given = [name for name in given if not any(isinstance(r.get(name), Mapping) for r in rows)]
-    filled = [_column([row.get(name) for row in rows]) for name in given]
+        names = list(columns)
+    names = [name for name in names if not any(isinstance(r.get(name), Mapping) for r in rows)]
+    filled = [_column([row.get(name) for row in rows]) for name in names]
     lines = [list(line) for line in zip(*(cells for cells, _ in filled), strict=True)]
-    return [str(name) for name in given], lines, [right for _, right in filled]
+    return [str(name) for name in names], lines, [right for _, right in filled]
 
 
 def _column(values: list[Any]) -> tuple[list[str], bool]:

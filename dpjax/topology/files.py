@@ -121,13 +121,13 @@ def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
         stored = os.environ.get("DPJAX_DATA")
         roots = ([Path(stored)] if stored else []) + [cache]
         places = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
+        present = next((place for place in places if place.is_file()), None)
+        if present is None:
             raise ValueError(
                 f"{_EGO} is in none of {', '.join(str(root) for root in roots)}; run `dpjax data` "
                 f"to fetch it, set DPJAX_DATA to the folder that holds it, or give its path"
             )
-        path = found
+        path = present
     try:
         graph = from_edgelist(path)
     except FileNotFoundError:

@@ -206,11 +206,11 @@ def parse(spec: str) -> nx.Graph:
                 f"graph is {spec!r}, neither a file nor a known name; give an edge-list file or "
                 f"one of {known} (as in er:20:0.5 or ring:12)"
             ) from None
-    function, types, needed = _NUMBERED[name]
-    if not needed <= len(words) <= len(types):
+    function, types, least = _NUMBERED[name]
+    if not least <= len(words) <= len(types):
         raise ValueError(
             f"graph is {spec!r} with {len(words)} numbers after {name!r}; give "
-            + (f"{needed} to {len(types)}" if needed != len(types) else f"{needed}")
+            + (f"{least} to {len(types)}" if least != len(types) else f"{least}")
         )
     try:
         arguments = [convert(word) for convert, word in zip(types, words, strict=False)]

@@ -269,13 +269,13 @@ def _require_connected(support: np.ndarray, name: str, names: Sequence[str] | No
     sizes[part_of[0]] += 0.5
     members = np.flatnonzero(part_of == sizes.argmin())
     names = [str(i) for i in range(len(support))] if names is None else names
-    told = ", ".join(nodes.title(names, int(i)) for i in members[:_TOLD])
-    told += f" and {len(members) - _TOLD} more" if len(members) > _TOLD else ""
+    members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_TOLD])
+    members_text += f" and {len(members) - _TOLD} more" if len(members) > _TOLD else ""
     hint = ""
     if nodes.named(names) and len(members) == 2:
         hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"
     raise ValueError(
-        f"{name} is not connected: {told} and the other {len(support) - len(members)} of "
+        f"{name} is not connected: {members_text} and the other {len(support) - len(members)} of "
         f"{len(support)} agents cannot all reach each other{hint}; add links, or design each "
         "component on its own"
     )

@@ -78,16 +78,16 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
         if any(each.isdecimal() for each in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
             _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
-    found = sorted(called | counted)
-    if not found:
+    matches = sorted(called | counted)
+    if not matches:
         _refuse(names, f"{argument} is {word!r}, which is no node")
-    if len(found) > 1:
-        twins = " or ".join(title(names, index) for index in found[:2])
+    if len(matches) > 1:
+        twins = " or ".join(title(names, index) for index in matches[:2])
         ways = f"{_LABEL}{word} or {_INDEX}{word}"
         if len(called) > 1 or word.startswith(_INDEX):
-            ways = " or ".join(f"{_INDEX}{index}" for index in found[:2])
+            ways = " or ".join(f"{_INDEX}{index}" for index in matches[:2])
         raise ValueError(f"{argument} is {word!r}, which may be {twins}; write {ways}")
-    return found[0]
+    return matches[0]
 
 
 def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple[int, ...]:
@@ -101,13 +101,13 @@ def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple
     Raises:
         ValueError: As `find`, and for a node that is named twice.
     """
-    found: list[int] = []
+    indices: list[int] = []
     for word in words:
         index = find(names, word, argument)
-        if index in found:
+        if index in indices:
             raise ValueError(f"{argument} names {title(names, index)} twice; name it once")
-        found.append(index)
-    return tuple(found)
+        indices.append(index)
+    return tuple(indices)
 
 
 def _counted(names: Sequence[str], word: str) -> set[int]:

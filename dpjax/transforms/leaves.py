@@ -8,14 +8,14 @@ import jax.numpy as jnp
 __all__: list[str] = []
 
 
-def check(path: Any, leaf: Any, count: int | None, told: str) -> None:
+def check(path: Any, leaf: Any, count: int | None, expected: str) -> None:
     """Refuse a leaf of updates of another leading axis or dtype.
 
     Args:
         path: Where the leaf is.
         leaf: An array, or a tracer.
         count: Length of the leading axis.
-        told: What a message calls the axis.
+        expected: What a message calls the axis.
 
     Raises:
         ValueError: Naming the leaf.
@@ -24,5 +24,5 @@ def check(path: Any, leaf: Any, count: int | None, told: str) -> None:
     if not shape or shape[0] != count or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
             f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
-            f"floating leaves with {told} as their leading axis"
+            f"floating leaves with {expected} as their leading axis"
         )

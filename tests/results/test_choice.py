@@ -91,7 +91,7 @@ def test_accounts_are_drawn_over_all_attackers_and_with_names(tmp_path: Path) ->
         for a in range(2)
     ]  # fmt: skip
     drawn = choice.choose(pandas.DataFrame(rows))
-    assert (drawn.x, drawn.told, drawn.series, drawn.note) == ("distance", "mu", "gradients", None)
+    assert (drawn.x, drawn.label, drawn.series, drawn.note) == ("distance", "mu", "gradients", None)
     assert drawn.frame[["mean", "min", "max"]].to_numpy().tolist() == [[1.5, 1, 2]] * 2
     # An eavesdropper of every message is nowhere: each agent for itself, by its name.
     for row in rows:
