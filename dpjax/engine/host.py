@@ -138,7 +138,7 @@ class Loop:
             state: Of the run.
         """
         shape = jax.tree.leaves(state.models)[0].shape[:2]
-        return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.query.metrics}
+        return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.reports}
 
 
 def _halved(statics: program.Statics, given: Any) -> tuple[rounds_.Halves, Any, State, Any]:

@@ -1,5 +1,6 @@
 """What a run's rounds are called with: statics, arrays, data, keys and models."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,13 @@ class Job:
             batch=program.batch_shapes(statics, self.data, self.batch_keys),
         )
 
+    def reporting(self) -> "Job":
+        """The same job, whose program reports what the query and the method measure."""
+        names = program.reports(
+            self.statics, self.arrays, self.data, self._agents_models(), self.batch_keys[0]
+        )
+        return dataclasses.replace(self, statics=self.statics._replace(reports=tuple(names)))
+
     def start(self, values: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...].
 
@@ -171,4 +179,4 @@ def prepared(
         mesh=mesh,
     )
     job.check(summed=together.unit == "record")
-    return job
+    return job.reporting()

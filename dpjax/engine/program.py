@@ -32,7 +32,7 @@ class Statics(NamedTuple):
     gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
     ``privatizer`` is None where no plan has noise, which then is not drawn. ``own_data`` is True
     where every seed has data of its own. ``capacity`` is how many records the query gathers
-    at a time; None where it is given the batch.
+    at a time; None where it is given the batch. ``reports`` are names of what a round reports.
     """
 
     agents: int
@@ -47,6 +47,7 @@ class Statics(NamedTuple):
     sequential: bool = False
     own_data: bool = False
     capacity: int | None = None
+    reports: tuple[str, ...] = ()
 
 
 class Data(NamedTuple):
@@ -274,13 +275,44 @@ def _consensus(models: Any) -> Float[Array, ""]:
 
 
 def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The round's metrics that a run reports.
+    """The round's metrics that a run reports, float32; nan where there is none by that name.
 
     Args:
         statics: What is static.
         metrics: Of one round.
     """
-    return {name: metrics.get(name, jnp.float32(jnp.nan)) for name in statics.query.metrics}
+    return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
+
+
+def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> list[str]:
+    """Names of what a round reports: the query's, then a method's own.
+
+    Args:
+        statics: What is static.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        models: Shapes of the models, leaves [n, ...].
+        key: Any key.
+
+    Raises:
+        ValueError: For a metric that is no scalar.
+    """
+
+    def of_round(arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+        one = jax.tree.map(lambda leaf: leaf[0], arrays)
+        cut = halves(statics, one, key, data.frozen)
+        state = cut.init(models)
+        drawn = batch(statics, first(statics, data), key, key, state.round)
+        return dict(cut.outgoing(key, state, drawn).metrics)
+
+    found = jax.eval_shape(of_round, arrays, data, models, key)
+    for name, leaf in found.items():
+        if leaf.shape:
+            raise ValueError(
+                f"method reports {name!r} of shape {leaf.shape}; give a scalar, over all agents"
+            )
+    known = statics.query.metrics
+    return [*known, *sorted(set(found) - set(known))]
 
 
 def measured(
@@ -333,8 +365,13 @@ def metric_names(statics: Statics, data: Data, state: State) -> list[str]:
     """Names of the metrics `advance` returns, without tracing it."""
     one = jax.tree.map(lambda leaf: leaf[0, 0], state.models)
     metrics = _measures(statics, data.frozen)
-    names = list(jax.eval_shape(metrics, one, first(statics, data).evaluation))
-    return [*names, "consensus", *statics.query.metrics]
+    names = [*jax.eval_shape(metrics, one, first(statics, data).evaluation), "consensus"]
+    if taken := set(names) & set(statics.reports):
+        raise ValueError(
+            f"method reports {sorted(taken)}, which the problem's metrics are called, or the "
+            "engine's; name them otherwise"
+        )
+    return [*names, *statics.reports]
 
 
 @functools.partial(jax.jit, static_argnames="statics")
@@ -463,7 +500,7 @@ def advance(
         return (state, jax.tree.map(jnp.add, sums, info)), None
 
     shape = jax.tree.leaves(state.models)[0].shape[:2]
-    zeros = {name: jnp.zeros(shape, jnp.float32) for name in statics.query.metrics}
+    zeros = {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}
 
     def block(state: State, length: int) -> tuple[State, dict[str, Any]]:
         (state, sums), _ = jax.lax.scan(one_round, (state, zeros), None, length=length)

@@ -1,0 +1,69 @@
+"""What a method measures in its rounds is reported, averaged over blocks, by both drivers."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine import host
+from dpjax.engine.run import run
+from dpjax.plans import plan
+from tests.support import make_config
+
+
+@dataclass(frozen=True)
+class Watched(DSGD):
+    """D-SGD that measures its own models before each round."""
+
+    name: str = "size"
+    whole: bool = True
+
+    def emit(self, here, seen):
+        """What D-SGD emits, with a metric of its own, and the round as a whole number."""
+        emission = super().emit(here, seen)
+        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(seen.models)]
+        own = {self.name: sum(squares), "number": here.round}
+        if not self.whole:
+            own[self.name] = jnp.zeros(3)
+        return emission._replace(metrics={**emission.metrics, **own})
+
+
+def made(network, **options):
+    return plan.make(make_config(method=Watched(**options), rounds=7), network)
+
+
+def test_a_methods_own_metrics_are_reported(network, small):
+    one = made(network)
+    result = run(one, small, seeds=[0, 4], eval_every=3, chunk_blocks=2)
+    assert list(result.metrics)[-4:] == ["gradient_norm", "clip_fraction", "number", "size"]
+    # Averages over blocks of 3, 3 and 1 rounds.
+    np.testing.assert_allclose(result.metrics["number"][:, 1, 0], [1, 4, 6])
+    each = run(one, small, seeds=[0, 4], eval_every=1)
+    blocks = np.split(each.metrics["size"][:, 1, 0], [3, 6])
+    wanted = [block.mean() for block in blocks]
+    np.testing.assert_allclose(result.metrics["size"][:, 1, 0], wanted, rtol=1e-6)
+    assert {"size", "number"} <= set(result.rows()[0])
+
+
+def test_both_drivers_report_the_same(network, small):
+    one = made(network)
+    scan = run(one, small, seeds=[4], eval_every=3)
+    loop = run(one, small, seeds=[4], eval_every=3, transport=host.local(one))
+    for name in ("size", "number", "gradient_norm"):
+        np.testing.assert_array_equal(scan.metrics[name], loop.metrics[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"name": "consensus"}, r"method reports \['consensus'\], which .* name them otherwise"),
+        ({"name": "test_loss"}, r"method reports \['test_loss'\]"),
+        ({"whole": False}, r"method reports 'size' of shape \(3,\); give a scalar"),
+    ],
+)
+def test_metrics_that_cannot_be_told_are_refused(network, small, options, told):
+    with pytest.raises(ValueError, match=told):
+        run(made(network, **options), small, seeds=[0])
