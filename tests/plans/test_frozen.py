@@ -10,7 +10,7 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine import identity, placing, program
+from dpjax.engine import host, identity, placing, program
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem
@@ -368,3 +368,19 @@ def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
     with pytest.raises(ValueError, match="start has shapes"):
         run(own, make(frozen=None), seeds=[0], start=first.params, phase=1,
             spent=first.guarantees, planned=True)  # fmt: skip
+
+
+def test_messages_that_cross_a_network_are_trained_leaves_alone(network):
+    """The host loop trains the same head, and what it hands over holds nothing of the body."""
+    one = plan.make(make_config(rounds=3), network)
+    exchange, sent = host.local(one), []
+
+    def transport(*given):
+        sent.append(given)
+        return exchange(*given)
+
+    loop, scan = run(one, make(), seeds=[0], transport=transport), run(one, make(), seeds=[0])
+    for a, b in zip(jax.tree.leaves(loop.params), jax.tree.leaves(scan.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+    shapes = {np.shape(leaf) for leaf in jax.tree.leaves(sent) if np.ndim(leaf)}
+    assert shapes == {(AGENTS, HIDDEN, 3), (AGENTS, 3)}
