@@ -28,7 +28,7 @@ from dpjax.topology import graphs, mixing
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 DESIGNS = ("non_private", "independent", "anti_pgd", "prefix_sum", "mafalda", "spacetime")
-LABELS = {name: plots.LABELS[name] for name in DESIGNS} | {"independent": "DP-D-SGD"}
+LABELS = {name: plots.TITLES[name] for name in DESIGNS} | {"independent": "DP-D-SGD"}
 """Designs in the order of the tables; independent noise under its name in this setting."""
 
 GRAPHS = {"facebook_ego": graphs.facebook_ego, "florentine": graphs.florentine}

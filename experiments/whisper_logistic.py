@@ -218,14 +218,14 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary = tables.summary(group, by, "test_loss")
         accuracy = tables.summary(group, by, "test_accuracy")
         summary["test_accuracy"] = accuracy["mean"]
-        summary["algorithm"] = [plots.LABELS[name] for name in summary["algorithm"]]
+        summary["algorithm"] = [plots.TITLES[name] for name in summary["algorithm"]]
         lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
         present = set(group["algorithm"])
         rows = []
         for better, worse in CLAIMS:
             if {better, worse} <= present:
                 pair = tables.paired(group, better, worse, "test_loss")
-                labels = {"better": plots.LABELS[better], "worse": plots.LABELS[worse]}
+                labels = {"better": plots.TITLES[better], "worse": plots.TITLES[worse]}
                 rows.append({**labels, **pair.row()})
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))

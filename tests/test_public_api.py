@@ -168,6 +168,21 @@ def test_a_call_on_a_module_is_found() -> None:
     assert called("from dpjax.accounting import kalman\nkalman.sweep") - stored_names()
 
 
+def test_a_public_name_means_one_thing() -> None:
+    homes: dict[str, set[str]] = {}
+    for dotted in stored_names():
+        module, *rest = re.split(r"\.(?=[A-Z])", dotted, maxsplit=1)
+        if rest:
+            homes.setdefault(rest[0].partition(".")[0], set()).add(module)
+    twice = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
+    assert not twice, f"classes and constants of one name: {twice}"
+
+
+def test_public_names_are_no_participles() -> None:
+    verbs = set(re.findall(r"\b(made|found|told|given|needed|stated)\b", SNAPSHOT.read_text()))
+    assert not verbs, f"name what it is, not what was done: {verbs}"
+
+
 def test_a_renamed_parameter_and_a_lost_name_are_caught() -> None:
     module = types.ModuleType("dpjax.some.module")
     names: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from dpjax import _links
 
-__all__ = ["Pairwise", "solve"]
+__all__ = ["PairwiseSolution", "solve"]
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
 # this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.
@@ -15,7 +15,7 @@ LARGEST_COUPLING = 1e5
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-class Pairwise(NamedTuple):
+class PairwiseSolution(NamedTuple):
     """R = own diag(1 / b) + shared L, and whether the coupling ran into its bound."""
 
     covariance: Float[np.ndarray, "n n"]
@@ -28,7 +28,7 @@ def solve(
     mixing: Float[np.ndarray, "*p n n"],
     factor: Float[np.ndarray, "m n"],
     bounds: Float[np.ndarray, " n"],
-) -> Pairwise:
+) -> PairwiseSolution:
     """Return R = s diag(1/b) + c L of least tr(M R) with [R^-1]_ii <= b_i, s and c >= 0.
 
     L is the unweighted Laplacian of the off-diagonal support of W, symmetrised; with one bound
@@ -74,4 +74,4 @@ def solve(
     worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
     margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))
     covariance, own = covariance * margin, own * margin
-    return Pairwise(covariance, own, own * t, bool(t >= 0.999 * most))
+    return PairwiseSolution(covariance, own, own * t, bool(t >= 0.999 * most))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLOURS",
-    "LABELS",
+    "TITLES",
     "MARKERS",
     "figure",
     "finish",
@@ -39,7 +39,7 @@ _KNOWN = {
 COLOURS: dict[str, str] = {name: colour for name, (_, colour, _) in _KNOWN.items()}
 """Colour by algorithm, from the registry."""
 
-LABELS: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
+TITLES: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
 """What the legend says."""
 
 MARKERS: dict[str, str] = {name: marker for name, (_, _, marker) in _KNOWN.items()}
@@ -243,7 +243,7 @@ def _look(name: Any, number: int) -> dict[str, Any]:
     """How a series is drawn: fixed for the algorithms, in turn for others."""
     if name in COLOURS:
         line = {"linestyle": "--" if name in _REFERENCES else "-"}
-        return {"color": COLOURS[name], "marker": MARKERS[name], "label": LABELS[name], **line}
+        return {"color": COLOURS[name], "marker": MARKERS[name], "label": TITLES[name], **line}
     label = f"{name:g}" if isinstance(name, float) else str(name)
     place = number % len(_OTHERS)
     return {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}

@@ -456,7 +456,7 @@ def test_early_stops_and_phases_under_view(network):
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in registry.NOISES:
         assert row.part is None or hasattr(noise, row.part) or hasattr(links_, row.part)
-        assert plots.LABELS[row.label] == row.title
+        assert plots.TITLES[row.label] == row.title
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
     assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
     assert {row.part for row in registry.METHODS} == {"DSGD", "ZipDL"}

@@ -147,14 +147,14 @@ def test_rows_without_a_guarantee_claim_none(ten):
 
 
 def test_algorithms_keep_colour_label_and_marker_in_any_company(ten):
-    assert set(plots.COLOURS) == set(plots.LABELS) == set(plots.MARKERS)
+    assert set(plots.COLOURS) == set(plots.TITLES) == set(plots.MARKERS)
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
     assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
     for names in (["whisper"], ["central", "whisper", "non_private"]):
         figure = plots.lines(ten[ten["algorithm"].isin(names)], "round", "test_loss")
         drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
         for name in names:
-            line = drawn[plots.LABELS[name]]
+            line = drawn[plots.TITLES[name]]
             assert line.get_color() == plots.COLOURS[name]
             assert line.get_marker() == plots.MARKERS[name]
 
