@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 __all__ = [
+    "Aggregate",
     "Algorithm",
     "Answer",
     "Draw",
@@ -152,14 +154,20 @@ class Round(NamedTuple):
     key: PRNGKeyArray
     round: Int[Array, ""]
 
-    def mean(self, total: Any) -> Any:
-        """Return a sum over the divisor: post-processing, by one fixed number.
+    def mean(self, total: Any, present: Any = None) -> Any:
+        """Return a sum over the divisor, and over who is in it: post-processing.
 
-        How many places of a batch are padding is not told.
+        How many places of a batch are padding is not told. How many agents sent is: whoever adds
+        up knows it.
 
         Args:
             total: A sum of clipped gradients with its noise.
+            present: How many agents' sums it is, from an `Aggregate`; None is one agent's own.
+                Where nobody was present the sum is returned as it is, which is zero.
         """
+        if present is not None:
+            share = 1 / jnp.maximum(present, 1)
+            total = jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), total)
         if self.divisor == 1:
             return total
         return jax.tree.map(lambda leaf: leaf * (1 / self.divisor), total)
@@ -191,6 +199,35 @@ class Received(NamedTuple):
 
     value: Any
     sent: Any
+
+
+@runtime_checkable
+class Aggregate(Protocol):
+    """How a server comes by the sum of what agents send; hashable.
+
+    What it delivers is the sum over those who were present and how many they were, or, on the host
+    (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
+    """
+
+    def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:
+        """Return ``(sum, present)``: over the agents present, without the agents' axis.
+
+        Args:
+            messages: What all agents would send, leaves [n, ...].
+        """
+        ...
+
+    def seen(self, messages: Any, total: Any) -> Any:
+        """What goes over the links as who listens sees it, the aggregator among them.
+
+        Every message where they are sent as they are; the sum alone where it is all that can be
+        read. A guarantee is for what is returned here, and never for less.
+
+        Args:
+            messages: What all agents would send.
+            total: The sum.
+        """
+        ...
 
 
 class Exchange(Protocol):

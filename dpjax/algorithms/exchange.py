@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from dpjax import _validate
-from dpjax.protocols import Received
+from dpjax.protocols import Aggregate, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["Copies", "Gossip", "Sum"]
+__all__ = ["Copies", "Gossip", "Server", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,32 @@ class Copies:
 
 @dataclass(frozen=True)
 class Sum:
-    """A server receives the sum of all messages, and how many there were.
+    """The plain sum: every agent is present, and whoever listens sees every message."""
 
-    This is the sum itself, in one process: who may see single messages is not its concern.
+    def __call__(self, messages: Any) -> tuple[Any, Array]:
+        """Sum over the agents, and their number."""
+        present = len(jax.tree.leaves(messages)[0])
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), messages)
+        return total, jnp.float32(present)
+
+    def seen(self, messages: Any, total: Any) -> Any:
+        """Every message."""
+        del total
+        return messages
+
+
+@dataclass(frozen=True)
+class Server:
+    """Agents send to a server, which receives ``(sum, present)`` from an aggregate.
+
+    Attributes:
+        aggregate: How it comes by the sum; a secure sum takes the plain one's place.
     """
 
+    aggregate: Aggregate = Sum()
+
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
-        """Sum over the agents; the value is ``(sum, present)``."""
+        """Aggregate the messages of all agents; the value is ``(sum, present)``."""
         del arrays, round
-        present = len(jax.tree.leaves(message)[0])
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
-        return Received((total, jnp.float32(present)), message)
+        total, present = self.aggregate(message)
+        return Received((total, present), self.aggregate.seen(message, total))

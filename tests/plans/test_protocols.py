@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.exchange import Gossip, Sum
+from dpjax.algorithms.exchange import Gossip, Server
 from dpjax.engine import rounds
 from dpjax.plans import dependence
 from dpjax.protocols import Answer, Draw, Emission
@@ -158,7 +158,7 @@ class Sketch(Method):
     """Clients send sketches of gradients; one server learns from their sum and from the sketch."""
 
     rows: int = 2
-    exchange: Any = Sum()
+    exchange: Any = Server()
 
     def start(self, here, models):
         basis = jnp.eye(D)[: self.rows]
@@ -178,7 +178,7 @@ class Sketch(Method):
     def absorb(self, here, seen, carry, received):
         total, present = received
         memory = seen.memory
-        step = memory["sketch"].T @ (total / (present * here.divisor)) + memory["mean"]
+        step = memory["sketch"].T @ here.mean(total, present) + memory["mean"]
         updates, inner = here.optimizer.update({"w": step[None]}, memory["optimizer"], seen.models)
         sketch = jnp.roll(memory["sketch"], 1, axis=1)
         new = {"sketch": sketch, "mean": 0.9 * memory["mean"] + 0.1 * step, "optimizer": inner}
