@@ -1,9 +1,12 @@
-"""The one place where a number that is printed is rounded up."""
+"""The one place where losses are rounded up, as numbers and as text."""
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal
 
-__all__ = ["up"]
+__all__ = ["MARGIN", "up"]
+
+MARGIN = 1 + 1e-15
+"""Times this, a loss of a few float64 operations is not below what exact ones would give."""
 
 
 def up(value: float, digits: int = 6) -> str:

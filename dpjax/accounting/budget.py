@@ -25,6 +25,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax.accounting import gdp, precision
 
 __all__ = [
@@ -356,7 +357,7 @@ def loss(
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     shift = sensitivity(relation, clip_norm)
     diagonal = precision.inverse_diagonal(covariance, factor=factor)
-    mu = shift * np.sqrt(over_rounds * diagonal) * (1 + 1e-15)
+    mu = shift * np.sqrt(over_rounds * diagonal) * MARGIN
     exact = np.asarray(gdp.epsilon(mu, delta))
     claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
     return CovarianceLoss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))

@@ -18,12 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax.accounting import gdp
 from dpjax.accounting.sampled import Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Phase", "Pld", "Pure"]
-
-_UP = 1 + 1e-15
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Gaussian:
         """What this and a later run cost together, both planned: mu^2 adds up."""
         if not isinstance(later, Gaussian):
             return _lifted(self, later).then(later)
-        mu = math.hypot(self.mu, later.mu) * _UP
+        mu = math.hypot(self.mu, later.mu) * MARGIN
         participation = None
         if self.participation is not None and later.participation is not None:
             epochs = self.participation[0] + later.participation[0]
@@ -120,7 +119,7 @@ class Gaussian:
             agents: Agents n, all with this loss.
         """
         if self.white and self.participation is None and self.rounds:
-            ratio = self.mu / math.sqrt(self.rounds) * _UP
+            ratio = self.mu / math.sqrt(self.rounds) * MARGIN
             return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds),))
         return Pld((Phase((1.0,) * agents, (self.mu,) * agents, self.rounds, whole=True),))
 
@@ -192,7 +191,7 @@ class Concentrated:
         if isinstance(later, Pld):
             raise _refused(self, later)
         other = later if isinstance(later, Concentrated) else later.concentrated()
-        return Concentrated((self.rho + other.rho) * _UP, self.rounds + other.rounds)
+        return Concentrated((self.rho + other.rho) * MARGIN, self.rounds + other.rounds)
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ class Pure:
     def then(self, later: "AnyLoss") -> "AnyLoss":
         """What this and a later run cost together, both planned: epsilons add up."""
         if isinstance(later, Pure):
-            return Pure((self.bound + later.bound) * _UP, self.rounds + later.rounds)
+            return Pure((self.bound + later.bound) * MARGIN, self.rounds + later.rounds)
         if isinstance(later, Concentrated):
             return self.concentrated().then(later)
         raise _refused(self, later)
@@ -281,7 +280,7 @@ def root(share: float) -> float:
     Args:
         share: At most 1.
     """
-    return 0.0 if share == 0 else min(1.0, math.sqrt(share) * _UP)
+    return 0.0 if share == 0 else min(1.0, math.sqrt(share) * MARGIN)
 
 
 def _lifted(first: Gaussian, later: Any) -> Any:
@@ -311,7 +310,7 @@ def _share(rounds: int, whole: int, even: bool) -> float:
     """The share of an additive loss that the first rounds have spent, rounded up."""
     if _first(rounds, whole) == 0:
         return 0.0
-    return min(1.0, rounds / whole * _UP) if even else 1.0
+    return min(1.0, rounds / whole * MARGIN) if even else 1.0
 
 
 def _delta(delta: float) -> float:

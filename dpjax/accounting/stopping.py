@@ -31,6 +31,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax.accounting import gdp
 
 __all__: list[str] = []
@@ -106,7 +107,7 @@ class Curve:
 
     def _roots(self) -> np.ndarray:
         """As `Guarantee` computes each mark's mu, rounded up alike."""
-        return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * (1 + 1e-15))
+        return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * MARGIN)
 
 
 def supremum(

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax.accounting import budget, gdp, views
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.zipdl import ZipDLViews
@@ -322,7 +323,7 @@ def rows_of_each(
             who = tuple(map(int, each.attackers))
             away = distances(setting.mixing, who) if who else None
             victims = [u for u in range(len(setting.mixing)) if u not in who]
-            mu = loss.mu[victims] * scale * (1 + 1e-15)
+            mu = loss.mu[victims] * scale * MARGIN
             spent = mu if delta is None else np.ravel(gdp.epsilon(mu, delta))
             for place, u in enumerate(victims):
                 rows.append(

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax._arrays import fixed
+from dpjax._rounding import MARGIN
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, sampled
 from dpjax.accounting.sampled import Pld
@@ -103,7 +104,7 @@ class Target:
         """
         assert self.rates is not None
         diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
-        ratios = self.protect.sensitivity * np.sqrt(diagonal) * (1 + 1e-15)
+        ratios = self.protect.sensitivity * np.sqrt(diagonal) * MARGIN
         return Pld.of(self.rates, ratios, self.rounds)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import strategies
 from dpjax.plans.plan import Plan
@@ -133,6 +134,6 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     whole = plan.target.over_rounds(plan.strategy)
     parts = strategies.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
-    shares = np.minimum(np.maximum.accumulate(parts) / whole * (1 + 1e-15), 1.0)
+    shares = np.minimum(np.maximum.accumulate(parts) / whole * MARGIN, 1.0)
     shares[-1] = 1.0
     return [float(share) for share in shares]
