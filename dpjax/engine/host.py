@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._threefry import fold_in
-from dpjax.engine import program
+from dpjax.engine import metrics, parts, slots
 from dpjax.engine import rounds as rounds_
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
@@ -141,47 +141,47 @@ class Loop:
         return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.reports}
 
 
-def _halved(statics: program.Statics, given: Any) -> tuple[rounds_.Halves, Any, State, Any]:
+def _halved(statics: parts.Statics, given: Any) -> tuple[rounds_.Halves, Any, State, Any]:
     """The halves of a run that is alone, the round's key, the state and the batch."""
     arrays, data, state, (batch_key,), (noise_key,) = given
     arrays = jax.tree.map(lambda leaf: leaf[0], arrays)
     models, memory = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
-    secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], state.secret)
-    cut = program.halves(statics, arrays, noise_key, data.frozen)
+    secret = jax.tree.map(lambda leaf: leaf if slots.is_counter(leaf) else leaf[0], state.secret)
+    cut = parts.halves(statics, arrays, noise_key, data.frozen)
     round_key = fold_in(batch_key, state.round)
-    batch = program.batch(statics, program.first(statics, data), batch_key, noise_key, state.round)
+    batch = parts.batch(statics, parts.first(statics, data), batch_key, noise_key, state.round)
     return cut, round_key, State(models, memory, secret, state.round), batch
 
 
 @functools.partial(jax.jit, static_argnames="statics")
-def _outgoing(statics: program.Statics, *given: Any) -> Any:
+def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     """What goes out of a round, and the sums of metrics with the round's."""
     *inputs, sums = given
     cut, key, state, batch = _halved(statics, inputs)
     sent = cut.outgoing(key, state, batch)
     # Here, as the scan adds them: apart from the round they would be rounded once more.
-    return sent, jax.tree.map(jnp.add, sums, program.reported(statics, sent.metrics))
+    return sent, jax.tree.map(jnp.add, sums, metrics.reported(statics, sent.metrics))
 
 
 @functools.partial(jax.jit, static_argnames="statics")
-def _incoming(statics: program.Statics, *given: Any) -> State:
+def _incoming(statics: parts.Statics, *given: Any) -> State:
     """The state after what was received, stacked again."""
     *inputs, sent, received = given
     cut, key, state, batch = _halved(statics, inputs)
     new = cut.incoming(key, state, batch, sent, received)
     models, memory = jax.tree.map(lambda leaf: leaf[None, None], (new.models, new.memory))
-    secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[None], new.secret)
+    secret = jax.tree.map(lambda leaf: leaf if slots.is_counter(leaf) else leaf[None], new.secret)
     return State(models, memory, secret, new.round)
 
 
 @functools.partial(jax.jit, static_argnames=("statics", "length"))
-def _measured(statics: program.Statics, data: Any, state: State, sums: Any, length: int) -> Any:
+def _measured(statics: parts.Statics, data: Any, state: State, sums: Any, length: int) -> Any:
     """Metrics after a block of so many rounds, [1, S, V]."""
-    taken = program.measured(statics, data, state, sums, length)
+    taken = metrics.measured(statics, data, state, sums, length)
     return jax.tree.map(lambda leaf: leaf[None], taken)
 
 
-def _delivered(statics: program.Statics, arrays: Any, message: Any) -> Any:
+def _delivered(statics: parts.Statics, arrays: Any, message: Any) -> Any:
     """Shapes of what the method's exchange makes of a message."""
 
     def value(arrays: Any, message: Any) -> Any:

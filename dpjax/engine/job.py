@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax.engine import arguments, identity, keys, placing, program, sharding
+from dpjax.engine import arguments, identity, keys, metrics, parts, placing, program, sharding
 from dpjax.plans import dependence, forecasts, registry
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
@@ -30,9 +30,9 @@ class Job:
         mesh: Over which the agents are spread; None is one device.
     """
 
-    statics: program.Statics
+    statics: parts.Statics
     arrays: Any
-    data: program.Data
+    data: parts.Data
     batch_keys: Any
     models: Any
     mesh: Any
@@ -81,16 +81,16 @@ class Job:
         dependence.check(
             method,
             arrays,
-            query=program.asked(statics, self.data.frozen),
+            query=parts.asked(statics, self.data.frozen),
             optimizer=statics.optimizer.chain(arrays),
             divisor=statics.divisor,
             models=self._agents_models(),
-            batch=program.batch_shapes(statics, self.data, self.batch_keys),
+            batch=parts.batch_shapes(statics, self.data, self.batch_keys),
         )
 
     def reporting(self) -> "Job":
         """The same job, whose program reports what the query and the method measure."""
-        names = program.reports(
+        names = metrics.reports(
             self.statics, self.arrays, self.data, self._agents_models(), self.batch_keys[0]
         )
         return dataclasses.replace(self, statics=self.statics._replace(reports=tuple(names)))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import program, sharding
+from dpjax.engine import parts, sharding
 from dpjax.plans import _parameters, samplers
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
@@ -70,11 +70,9 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
         samplers.audit(sampler, counts, plans[0].config.rounds)
 
 
-def _parts(problem: Problem) -> program.Data:
+def _parts(problem: Problem) -> parts.Data:
     partition: Any = problem.partition
-    return program.Data(
-        problem.x, problem.y, partition.indices, partition.counts, problem.evaluation
-    )
+    return parts.Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
 
 
 def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
@@ -104,7 +102,7 @@ def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
     }
 
 
-def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
+def data(problems: tuple[Problem, ...], mesh: Any) -> parts.Data:
     """Put the data on the devices.
 
     Args:
@@ -118,9 +116,9 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
     if len(problems) == 1:
         whole, axis = jax.tree.map(jnp.asarray, _parts(problems[0])), 0
     else:
-        parts = [_parts(problem) for problem in problems]
-        whole, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), 1
-    return program.Data(
+        each = [_parts(problem) for problem in problems]
+        whole, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), 1
+    return parts.Data(
         x=sharding.place(whole.x, mesh, None),
         y=sharding.place(whole.y, mesh, None),
         indices=sharding.place(whole.indices, mesh, axis),
@@ -130,7 +128,7 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> program.Data:
     )
 
 
-def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> program.Statics:
+def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> parts.Statics:
     """What all runs of the call share and one compilation is for.
 
     Args:
@@ -151,7 +149,7 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> prog
             query = Passes(query, together.sampler.capacity)
     else:
         query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
-    return program.Statics(
+    return parts.Statics(
         agents=together.agents,
         method=together.method,
         query=query,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import program, sharding
+from dpjax.engine import metrics, program, sharding, slots
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
@@ -67,7 +67,7 @@ class Stand:
                 than the messages of its release.
         """
         state = job.initial(start, noise_keys)
-        names = program.metric_names(job.statics, job.data, state)
+        names = metrics.every(job.statics, job.data, state)
         shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
         taken = {name: np.full(shape, np.nan) for name in names}
         at = cls(state, noise_keys, taken, sums=sums(state))
@@ -134,11 +134,11 @@ class Stand:
 
         def counted(leaf: Any) -> Any:
             # A copy: buffers are given to the program, and none twice.
-            return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
+            return jnp.array(done, leaf.dtype, copy=True) if slots.is_counter(leaf) else leaf
 
         secret = jax.tree.map(counted, self.state.secret)
         self.state = State(sharding.place(models, job.mesh, 2), memory, secret, done)
-        if program.keeps_noise(self.state) and not self.ended:
+        if slots.keeps_noise(self.state) and not self.ended:
             self.state = program.replay(
                 job.statics, job.arrays, self.state, self.noise_keys, jnp.int32(self.done)
             )

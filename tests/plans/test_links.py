@@ -16,7 +16,7 @@ import pytest
 from dpjax.accounting import gdp, views
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
-from dpjax.engine import placing, program
+from dpjax.engine import parts, placing
 from dpjax.engine.run import run
 from dpjax.plans import links as links_
 from dpjax.plans import noise, plan, registry
@@ -190,7 +190,7 @@ def step_of(made, gradients):
             return Answer({"w": gradients})
 
     statics = statics._replace(query=Given(), divisor=1)
-    algorithm = program.algorithm(statics, arrays, KEY)
+    algorithm = parts.algorithm(statics, arrays, KEY)
     return algorithm, algorithm.init({"w": jnp.zeros_like(gradients)})
 
 

@@ -16,6 +16,7 @@ from dpjax.accounting.sampled import Pld
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import keys, placing, program
+from dpjax.engine import parts as parts_
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
@@ -73,24 +74,24 @@ def batch_of(one, seed=0):
     """A batch of every agent, as the sampler shapes it."""
     statics, _ = parts(one)
     task = make_problem(one.agents, seed=seed)
-    data = program.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
-    return program._batch(statics, data, KEY, 0)
+    data = parts_.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    return parts_.batch(statics, data, KEY, KEY, 0)
 
 
 def started(one):
     statics, arrays = parts(one)
     models = {"w": jnp.linspace(-1, 1, N * 3).reshape(N, 3)}
-    return program.algorithm(statics, arrays, KEY).init(models)
+    return parts_.algorithm(statics, arrays, KEY).init(models)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
-    step = program.algorithm(statics, arrays, KEY).step
+    step = parts_.algorithm(statics, arrays, KEY).step
     task = make_problem(N)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(KEY))
-    state = program.algorithm(statics, arrays, KEY).init(models)
+    state = parts_.algorithm(statics, arrays, KEY).init(models)
     eager, info = step(KEY, state, batch_of(one))
     jitted, sent = jax.jit(step)(KEY, state, batch_of(one))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(eager), strict=True):
@@ -134,7 +135,7 @@ class Recorded:
         statics, arrays = parts(one)
         self.statics = statics._replace(query=Given(), divisor=1)
         arrays = arrays | {"step_size": jnp.float32(step)}
-        algorithm = program.algorithm(self.statics, arrays, KEY)
+        algorithm = parts_.algorithm(self.statics, arrays, KEY)
         zeros = {"w": jnp.zeros(gradients.shape[1:], jnp.float32)}
         state, self.messages = algorithm.init(zeros), []
         for gradient in gradients:
@@ -261,7 +262,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         return jax.tree.map(lambda g: jnp.tensordot(~skip, g, 1) / over, grads)
 
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(keys.derive(3, "initial")))
-    data = program.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    data = parts_.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
         key = keys.derive(3, "batches")
         if statics.capacity is not None:

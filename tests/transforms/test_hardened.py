@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpjax.accounting import finite
-from dpjax.engine import placing, program
+from dpjax.engine import parts, placing
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
@@ -200,7 +200,7 @@ class Fixed:
 
         @jax.jit
         def sent(models, batch, key):
-            made = program.algorithm(self.statics, arrays, key)
+            made = parts.algorithm(self.statics, arrays, key)
             return made.step(key, made.init(models), batch)[1].messages
 
         self.sent = sent

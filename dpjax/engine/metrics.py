@@ -1,0 +1,117 @@
+"""What a run measures: the rounds' own metrics, and those of the models after a block."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dpjax.engine import parts
+from dpjax.engine.parts import Data, Statics
+from dpjax.protocols import State
+
+__all__: list[str] = []
+
+
+def _consensus(models: Any) -> Float[Array, ""]:
+    """Mean squared distance of the agents' models from their average."""
+    leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(models)]
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
+
+
+def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The round's metrics that a run reports, float32; nan where there is none by that name.
+
+    Args:
+        statics: What is static.
+        metrics: Of one round.
+    """
+    return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
+
+
+def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> list[str]:
+    """Names of what a round reports: the query's, then a method's own.
+
+    Args:
+        statics: What is static.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        models: Shapes of the models, leaves [n, ...].
+        key: Any key.
+
+    Raises:
+        ValueError: For a metric that is no scalar.
+    """
+
+    def of_round(arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+        one = jax.tree.map(lambda leaf: leaf[0], arrays)
+        cut = parts.halves(statics, one, key, data.frozen)
+        state = cut.init(models)
+        drawn = parts.batch(statics, parts.first(statics, data), key, key, state.round)
+        return dict(cut.outgoing(key, state, drawn).metrics)
+
+    found = jax.eval_shape(of_round, arrays, data, models, key)
+    for name, leaf in found.items():
+        if leaf.shape:
+            raise ValueError(
+                f"method reports {name!r} of shape {leaf.shape}; give a scalar, over all agents"
+            )
+    known = statics.query.metrics
+    return [*known, *sorted(set(found) - set(known))]
+
+
+def measured(
+    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: int
+) -> dict[str, Any]:
+    """Metrics after a block, name -> [S, V].
+
+    Args:
+        statics: What is static.
+        data: The problem's data.
+        state: Stacked, after the block.
+        sums: The rounds' own metrics, added up over the block.
+        length: Rounds of the block.
+    """
+    metrics, data = _measures(statics, data.frozen), data._replace(frozen=None)
+    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+
+    def measure(item: Any) -> dict[str, Any]:
+        models, *own = item
+        evaluation = parts.one(own, shared).evaluation
+        taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
+        return taken | {"consensus": jax.vmap(_consensus)(models)}
+
+    # One seed after the other bounds the memory of the evaluation.
+    taken = jax.lax.map(measure, (state.models, *owned))
+    return taken | {name: value / length for name, value in sums.items()}
+
+
+def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """The metrics of models that lack frozen leaves."""
+    if frozen is None:
+        return statics.metrics
+    return functools.partial(statics.metrics, frozen=frozen)
+
+
+def every(statics: Statics, data: Data, state: State) -> list[str]:
+    """Names of the metrics that `program.advance` returns, without tracing it.
+
+    Args:
+        statics: What is static.
+        data: The problem's data.
+        state: Stacked.
+
+    Raises:
+        ValueError: Where the method reports one of the names of the others.
+    """
+    one = jax.tree.map(lambda leaf: leaf[0, 0], state.models)
+    metrics = _measures(statics, data.frozen)
+    names = [*jax.eval_shape(metrics, one, parts.first(statics, data).evaluation), "consensus"]
+    if taken := set(names) & set(statics.reports):
+        raise ValueError(
+            f"method reports {sorted(taken)}, which the problem's metrics are called, or the "
+            "engine's; name them otherwise"
+        )
+    return [*names, *statics.reports]
