@@ -8,7 +8,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.commands import design_report, inputs
 from dpjax.mechanism import design, spatial
-from dpjax.plans import noise, plan
+from dpjax.plans import noise, plan, targets
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
@@ -37,7 +37,7 @@ def run(command: Any) -> int:
     config = _config(command)
     horizon = config.rounds if command.horizon is None else command.horizon
     horizon = _validate.integer("horizon", horizon)
-    bound = float(plan.target(config, matrix).bound(None))
+    bound = float(targets.of(config, matrix).bound(None))
     designs = {
         kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
         for kind, _ in design_report.COMPARED

@@ -23,12 +23,12 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, guarantees, releases
+from dpjax.plans import dependence, export, forecasts, guarantees, releases, targets
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.noise import described
-from dpjax.protocols import Method, Networked, Optimizer, Privatizer, Sampler
+from dpjax.protocols import Method, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
@@ -148,12 +148,12 @@ class Plan:
     @property
     def method(self) -> Method:
         """What agents compute and send, on the network."""
-        return on(self.config.method, self.mixing)
+        return targets.on(self.config.method, self.mixing)
 
     @property
     def sampler(self) -> Sampler:
         """Which records take part, told how many there are where it must know."""
-        return _counted_sampler(self.config.sampler, self.counts)
+        return targets.counted(self.config.sampler, self.counts)
 
     @property
     def target(self) -> Target:
@@ -162,7 +162,7 @@ class Plan:
         Raises:
             ValueError: For a non-private plan, which has none.
         """
-        return target(self.config, self.mixing, self.counts)
+        return targets.of(self.config, self.mixing, self.counts)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -273,53 +273,6 @@ class Plan:
         return digest.hexdigest()
 
 
-def target(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None) -> Target:
-    """Return what the noise of a config is made for.
-
-    Args:
-        config: A private config.
-        mixing: [n, n] or [P, n, n] mixing matrix.
-        counts: [n] records of each agent, where the sampler must know them.
-
-    Raises:
-        ValueError: For a config without a budget.
-    """
-    if config.budget is None:
-        raise ValueError("budget is None; a config without noise keeps none")
-    rates = None
-    # Where the sampler claims them, and so keeps to the rules of those that do.
-    if counts is not None and config.sampler.capacity is not None:
-        rates = config.sampler.rates(counts)
-    divisor = (
-        _counted_sampler(config.sampler, counts).divisor if config.protect.unit == "record" else 1
-    )
-    return Target(
-        mixing,
-        config.budget,
-        config.protect,
-        config.pattern,
-        config.optimizer.relative,
-        config.method,
-        config.optimizer.first,
-        divisor,
-        rates,
-    )
-
-
-def _counted_sampler(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
-    return sampler if counts is None else sampler.holding(int(counts.max()))
-
-
-def on(method: Method | Networked, mixing: np.ndarray) -> Method:
-    """Return a method on its network; most are the same on all.
-
-    Args:
-        method: What agents compute, keep and send.
-        mixing: [n, n] or [P, n, n] mixing matrix.
-    """
-    return method.on(mixing) if isinstance(method, Networked) else method
-
-
 def make(
     config: Config,
     mixing: Any,
@@ -366,7 +319,7 @@ def make(
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
-    method: Any = on(config.method, matrix)  # Hashable, as all parts are.
+    method: Any = targets.on(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
     dependence.check_method(method, config.optimizer.shared(), matrix.shape)
     records = guarantees.kept_counts(config, counts, n)
@@ -375,7 +328,7 @@ def make(
             if piece is not None:
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
-    wanted = target(config, matrix, records)
+    wanted = targets.of(config, matrix, records)
     noise = config.noise.calibrate(wanted, design=design, strategy=strategy)
     return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
 

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import noise, plan, strategies
+from dpjax.plans import noise, plan, strategies, targets
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
@@ -127,7 +127,7 @@ def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
 
 
 def test_design_of_another_network_or_budget_is_refused(network):
-    bound = float(plan.target(make_config(), network).bound(None))
+    bound = float(targets.of(make_config(), network).bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
         plan.make(make_config(), network, design=design.make("whisper", other, bound))
