@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpjax.accounting import views
@@ -22,7 +23,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.query import Drawn
-from dpjax.protocols import Answer, Draw
+from dpjax.protocols import Answer, Draw, Privatizer
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 
@@ -131,8 +132,9 @@ class Given:
 class Recorded:
     """What goes out in every round when gradients are given and the noise is known."""
 
-    def __init__(self, one, gradients, step=1.0):
+    def __init__(self, one, gradients, step=1.0, flip=lambda privatizer: privatizer):
         statics, arrays = parts(one)
+        statics = statics._replace(privatizer=flip(statics.privatizer))
         self.statics = statics._replace(query=Given(), divisor=1)
         arrays = arrays | {"step_size": jnp.float32(step)}
         algorithm = parts_.algorithm(self.statics, arrays, KEY)
@@ -180,12 +182,10 @@ def models_of(gradients, k):
     return np.stack(told)
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_the_noise_sent_has_the_loss_that_is_stated(name):
-    """The covariance of what goes out, from the very key, against the plan's mu."""
-    one = made(name)
+def mu_of_what_is_sent(one, flip=lambda privatizer: privatizer):
+    """The loss that follows from the covariance of what goes out, from the very key."""
     d = 20_000
-    sent = np.stack(Recorded(one, np.zeros((ROUNDS, N, d)), -1.0).messages)
+    sent = np.stack(Recorded(one, np.zeros((ROUNDS, N, d)), -1.0, flip).messages)
     if steps_of(one) > 1:
         sent = sent[:, 0]
     # Back to what each agent added: x_t+1 = W^k m_t, so the noise of a round is m_t less that.
@@ -199,13 +199,43 @@ def test_the_noise_sent_has_the_loss_that_is_stated(name):
         of_agent = precision[:, i, :, i]
         for pattern in when.patterns:
             worst = max(worst, np.abs(of_agent[np.ix_(pattern, pattern)]).sum())
-    mu = one.config.protect.sensitivity * np.sqrt(worst)
-    # Of sampled batches: what their noise would be worth if they were known.
+    return one.config.protect.sensitivity * np.sqrt(worst)
+
+
+def stated_mu(one):
+    """Of sampled batches: what their noise would be worth if they were known."""
     loss = one.guarantee.loss
-    stated = loss.unamplified if isinstance(loss, Pld) else one.guarantee.mu
-    assert mu == pytest.approx(stated, rel=0.1)
-    # The broken twin: a privatizer with half the noise would show twice the loss.
-    assert not 2 * mu == pytest.approx(stated, rel=0.3)
+    return loss.unamplified if isinstance(loss, Pld) else one.guarantee.mu
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_the_noise_sent_has_the_loss_that_is_stated(name):
+    one = made(name)
+    assert mu_of_what_is_sent(one) == pytest.approx(stated_mu(one), rel=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """The broken twin of a privatizer: half of the noise that it says."""
+
+    inner: Privatizer
+
+    def transformation(self, arrays, key):
+        """The inner one's, with half of what it adds."""
+        link = self.inner.transformation(arrays, key)
+
+        def update(payload, state, params=None):
+            noisy, state = link.update(payload, state, params)
+            return jax.tree.map(lambda a, b: (a + b) / 2, payload, noisy), state
+
+        return optax.GradientTransformation(link.init, update)
+
+
+@pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-mafalda", "dsgd-poisson", "decor"])
+def test_a_privatizer_with_half_the_noise_is_caught(name):
+    one = made(name)
+    assert not mu_of_what_is_sent(one, Half) == pytest.approx(stated_mu(one), rel=0.3)
+    assert mu_of_what_is_sent(one, Half) == pytest.approx(2 * stated_mu(one), rel=0.1)
 
 
 def norms_of(tree):
@@ -219,6 +249,13 @@ def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
     """Replayed on a neighbouring input: the query's answers, with the same batch positions."""
     one = made(name)
     statics, _ = parts(one)
+    norms = moved_by_a_record(one, statics.query)
+    assert 0 < norms[2] <= 2 * one.config.protect.clip_norm * (1 + 1e-6)
+    assert np.delete(norms, 2).max() == 0
+
+
+def moved_by_a_record(one, query):
+    """[n] how far the answers of two batches are apart that differ in a record of agent 2."""
     task = make_problem(N)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), task.init(KEY))
     batch = batch_of(one)
@@ -227,25 +264,17 @@ def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
     x, y, *rest = batch
     other = x.at[where].set(50 * x[where] + 9), y.at[where].set(-y[where]), *rest
     other = Drawn(*other) if isinstance(batch, Drawn) else other
-    answers = [statics.query(models, each).total for each in (batch, other)]
-    moved = jax.tree.map(lambda a, b: a - b, *answers)
-    norms = norms_of(moved)
-    assert 0 < norms[2] <= 2 * one.config.protect.clip_norm * (1 + 1e-6)
-    assert np.delete(norms, 2).max() == 0
+    answers = [query(models, each).total for each in (batch, other)]
+    return norms_of(jax.tree.map(lambda a, b: a - b, *answers))
 
 
-def test_a_query_that_clips_at_twice_the_norm_is_caught():
+@pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-record", "dsgd-full"])
+def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
     """The broken twin of the test above."""
-    one = made("dsgd-record")
+    one = made(name)
     statics, _ = parts(one)
     wide = dataclasses.replace(statics.query, clip_norm=2 * one.config.protect.clip_norm)
-    task = make_problem(N)
-    models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), task.init(KEY))
-    x, y, padding = batch_of(one)
-    changed = x.at[2, 0].set(-x[2, 0] * 50), y, padding
-    one_, two = (wide(models, each).total for each in ((x, y, padding), changed))
-    moved = norms_of(jax.tree.map(lambda a, b: a - b, one_, two))[2]
-    assert moved > 2 * one.config.protect.clip_norm
+    assert moved_by_a_record(one, wide)[2] > 2 * one.config.protect.clip_norm * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
