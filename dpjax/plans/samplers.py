@@ -180,6 +180,11 @@ class Full(_Anytime, _Plain):
 
     Attributes:
         records: Most records of an agent; the plan fills it in.
+
+    Example:
+        >>> from dpjax.plans.samplers import Full
+        >>> Full().holding(40).divisor
+        40
     """
 
     records: int | None = None
