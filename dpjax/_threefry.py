@@ -8,6 +8,7 @@ Reference:
     Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3 (Threefry-2x32-20).
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
+@functools.partial(jax.jit, inline=True)
 def hashed(
     key: PRNGKeyArray, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:

@@ -1,11 +1,12 @@
 """The suite's platform (eight fake CPU devices), data, hypothesis profile and small problem."""
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ def data_folder() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["DPJAX_DATA"] = str(folder)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_code() -> Iterator[None]:
+    """Drop what a file compiled: no other file uses it, and it would pile up to gigabytes."""
+    yield
+    if (jax := sys.modules.get("jax")) is not None:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

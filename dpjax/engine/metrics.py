@@ -44,15 +44,7 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
     Raises:
         ValueError: For a metric that is no scalar.
     """
-
-    def of_round(arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
-        one = jax.tree.map(lambda leaf: leaf[0], arrays)
-        cut = parts.halves(statics, one, key, data.frozen)
-        state = cut.init(models)
-        drawn = parts.batch(statics, parts.first(statics, data), key, key, state.round)
-        return dict(cut.outgoing(key, state, drawn).metrics)
-
-    found = jax.eval_shape(of_round, arrays, data, models, key)
+    found = _of_round.trace(statics, arrays, data, models, key).out_info
     for name, leaf in found.items():
         if leaf.shape:
             raise ValueError(
@@ -60,6 +52,16 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
             )
     known = statics.query.metrics
     return [*known, *sorted(set(found) - set(known))]
+
+
+@functools.partial(jax.jit, static_argnames="statics")
+def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+    """What a round reports; only traced, once for all runs of a kind."""
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    cut = parts.halves(statics, one, key, data.frozen)
+    state = cut.init(models)
+    drawn = parts.batch(statics, parts.first(statics, data), key, key, state.round)
+    return dict(cut.outgoing(key, state, drawn).metrics)
 
 
 def measured(

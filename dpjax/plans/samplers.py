@@ -1,9 +1,10 @@
 """Which records take part in a round: all, drawn at random, dealt in turn, or by coin flips."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     last: dict[tuple[int, int], int] = {}
     times = [np.zeros(count, np.int64) for count in counts]
     for t in range(tried):
-        drawn = sampler.draw(jax.random.fold_in(key, t), jnp.int32(t), jnp.asarray(counts))
+        drawn = _drawn(sampler, key, jnp.int32(t), jnp.asarray(counts))
         rows = np.asarray(drawn.rows)
         skip = np.zeros(rows.shape, bool) if drawn.padding is None else np.asarray(drawn.padding)
         for agent, (row, none) in enumerate(zip(rows, skip, strict=True)):
@@ -67,6 +68,12 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
                 last[agent, record] = t
     if rates is not None:
         _check_rates(sampler, times, rates, tried)
+
+
+@functools.partial(jax.jit, static_argnames="sampler")
+def _drawn(sampler: Sampler, key: PRNGKeyArray, round: Any, counts: Any) -> Draw:
+    """What is drawn in a round, compiled as a run draws it: operation by operation takes longer."""
+    return sampler.draw(_threefry.fold_in(key, round), round, counts)
 
 
 _ROUNDS = 3
