@@ -15,7 +15,7 @@ from dpjax.accounting import finite, precision, sampled
 from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import registry, strategies
+from dpjax.plans import joins, strategies
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Privatizer
 from dpjax.transforms import noise as noise_
@@ -197,7 +197,7 @@ class Factored:
         Raises:
             ValueError: For these, and for methods whose payload is no clipped sum.
         """
-        registry.check_noise(None, target.method, target.protect)
+        joins.check_noise(None, target.method, target.protect)
         n = target.agents
         if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(

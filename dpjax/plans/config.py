@@ -7,7 +7,7 @@ from typing import Any
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import registry
+from dpjax.plans import joins
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
@@ -81,7 +81,7 @@ class Config:
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
-        registry.check(self)
+        joins.check(self)
         if self.sampler.pattern(rounds) != self.pattern:
             raise ValueError(
                 f"sampler is {_validate.shown(self.sampler)}, whose pattern is not that of its "

@@ -1,9 +1,10 @@
 """Methods, noise designs and samplers by row: what each builds, what it joins, and why no more.
 
-Rows name parts and read none of them, so that figures can ask for labels and colours without
-loading anything else. A part that has no row is a user's own: it is what its nearest named class
-is (a subclass of `Correlated`, say), or a method of one payload an agent, for which an outsider's
-loss holds because messages depend on data through the noisy payload alone.
+`dpjax.plans.joins` holds configs to them. Rows name parts and read none of them, so that figures
+can ask for labels and colours without loading anything else. A part that has no row is a user's
+own: it is what its nearest named class is (a subclass of `Correlated`, say), or a method of one
+payload an agent, for which an outsider's loss holds because messages depend on data through the
+noisy payload alone.
 """
 
 from collections.abc import Callable
@@ -297,12 +298,6 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
     return otherwise
 
 
-def _exact(part: Any) -> str | None:
-    """Name of a part of the package; None for a user's own."""
-    kind = type(part)
-    return kind.__name__ if packaged(kind) else None
-
-
 def method(part: Any) -> MethodRow:
     """Return the row of a method.
 
@@ -336,75 +331,3 @@ def sampler(part: Any) -> SamplerRow:
     """
     rows = [row for row in SAMPLERS if row.claims == _claimed(part)]
     return _named(part, rows, rows[0])
-
-
-def _check_sampler(config: Any) -> None:
-    """Refuse parts that a sampler does not join."""
-    row = sampler(config.sampler)
-    for rule in row.rules:
-        if not rule.holds(config):
-            raise ValueError(
-                f"sampler is {config.sampler} {rule.culprit(config)}{row.unknown}; {rule.why}"
-            )
-
-
-def check_noise(part: Any, joined: Any, protect: Any) -> None:
-    """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
-
-    Args:
-        part: A noise design; None for noise that is correlated over agents or rounds by a seed.
-        joined: The method.
-        protect: What is protected, and from whom.
-
-    Raises:
-        ValueError: Naming the parts, why they do not go together, and the remedy.
-    """
-    row, of_method = noise(part), method(joined)
-    name = row.part if part is None else type(part).__name__
-    if row.methods is not None and of_method.part not in row.methods:
-        raise ValueError(
-            f"method is {type(joined).__name__}, which noise {name} does not join: {row.why}"
-        )
-    if row.methods is None and hasattr(joined, "sensitivity"):
-        raise ValueError(
-            f"method is {type(joined).__name__}, whose payload is no answer of the query, which "
-            f"noise {name} does not join: its loss is that of clipped sums; emit the query's total"
-        )
-    if (protect.attacker, protect.gradients) not in row.attackers:
-        raise ValueError(
-            f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
-            f"which noise {name} has no finite loss that is known: {row.why}"
-        )
-
-
-def check(config: Any) -> None:
-    """Refuse parts that do not go together.
-
-    Args:
-        config: A config whose parts have checked themselves.
-
-    Raises:
-        ValueError: Naming the parts, why they do not, and the remedy.
-    """
-    _check_sampler(config)
-    of_method = method(config.method)
-    name = type(config.method).__name__
-    # A user's own class may have the name of one of the package, and do something else.
-    constant = _exact(config.optimizer) == "Sgd" and config.optimizer.decay == "constant"
-    if of_method.constant_steps and not constant:
-        raise ValueError(
-            f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
-        )
-    if config.noise is None:
-        return
-    of_noise, part = noise(config.noise), type(config.noise).__name__
-    if of_method.noises is not None and _exact(config.noise) not in of_method.noises:
-        raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
-    check_noise(config.noise, config.method, config.protect)
-    if config.protect.gradients == "view" and not constant:
-        raise ValueError(
-            f"optimizer is {config.optimizer} with gradients 'view', whose loss is that of steps "
-            f"of constant size: {of_noise.why}"
-        )
-    if config.release and not of_noise.released:
-        raise ValueError(f"release is True with noise {part}: {of_noise.why}")

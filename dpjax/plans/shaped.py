@@ -13,7 +13,7 @@ from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, gdp
 from dpjax.mechanism import design as design_
-from dpjax.plans import registry
+from dpjax.plans import joins
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 
@@ -123,7 +123,7 @@ class Scaled:
         Raises:
             ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
         """
-        registry.check_noise(self.part, target.method, target.protect)
+        joins.check_noise(self.part, target.method, target.protect)
         _validate.spread("scale", float(self.scale))
 
     def loss(self, target: Target) -> budget_.CovarianceLoss:
