@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.engine import parts, sharding
-from dpjax.plans import _parameters, samplers
+from dpjax.plans import _parameters, draws
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
@@ -67,7 +67,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                     f"the plan is for {plan.counts.tolist()} records of the agents, the problem "
                     f"has {np.asarray(counts).tolist()}; make it with counts=partition.counts"
                 )
-        samplers.audit(sampler, counts, plans[0].config.rounds)
+        draws.audit(sampler, counts, plans[0].config.rounds)
 
 
 def _parts(problem: Problem) -> parts.Data:

@@ -13,7 +13,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import plan as plan_
-from dpjax.plans import samplers
+from dpjax.plans.draws import audit
 from dpjax.plans.links import PairKeys
 from dpjax.plans.protect import Protect
 from dpjax.plans.query import Drawn, Passes, RecordQuery
@@ -212,9 +212,9 @@ class Alike(Poisson):
 
 @pytest.mark.parametrize("kind", [Oftener, Alike])
 def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
-    samplers.audit(Poisson(4.0, 6, 24), EQUAL, 20)
+    audit(Poisson(4.0, 6, 24), EQUAL, 20)
     with pytest.raises(ValueError, match="draws .* times, its rate says"):
-        samplers.audit(kind(4.0, 6, 24), EQUAL, 20)
+        audit(kind(4.0, 6, 24), EQUAL, 20)
     plan = dataclasses.replace(made(), config=config(sampler=kind(4.0, 6)))
     with pytest.raises(ValueError, match="draws .* times, its rate says"):
         run(plan, make_problem(4), seeds=[0])

@@ -1,0 +1,93 @@
+"""What a sampler draws, tried against what it says, before a run."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from dpjax import _threefry, _validate
+from dpjax.protocols import Draw, Sampler
+
+__all__: list[str] = []
+
+_ROUNDS = 3
+_COUNTED = 16
+_RARE = 1e-9
+
+
+def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
+    """Refuse a sampler that draws otherwise than it says, on numbers of records at hand.
+
+    Guarantee: what passes drew distinct records of each agent in the rounds tried, and none more
+    often than its pattern allows; two cycles of a pattern are tried, or a few rounds. One that
+    claims rates is refused where an honest one would draw so much, in all, for an agent or of a
+    record, with a probability below 1e-9.
+
+    Args:
+        sampler: The sampler.
+        counts: [n] records of each agent.
+        rounds: Rounds T.
+
+    Raises:
+        ValueError: Naming the round and the agent.
+    """
+    pattern, key = sampler.pattern(rounds), jax.random.key(0)
+    tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
+    rates = sampler.rates(counts)
+    if rates is not None:
+        tried = _COUNTED
+    last: dict[tuple[int, int], int] = {}
+    times = [np.zeros(count, np.int64) for count in counts]
+    for t in range(tried):
+        drawn = _drawn(sampler, key, jnp.int32(t), jnp.asarray(counts))
+        rows = np.asarray(drawn.rows)
+        skip = np.zeros(rows.shape, bool) if drawn.padding is None else np.asarray(drawn.padding)
+        for agent, (row, none) in enumerate(zip(rows, skip, strict=True)):
+            taken = row[~none]
+            if len(set(taken.tolist())) != len(taken) or (taken >= counts[agent]).any():
+                raise ValueError(
+                    f"sampler is {_validate.shown(sampler)}, which draws a record of agent {agent} "
+                    f"twice, or one that is not there, in round {t}; draw distinct records"
+                )
+            times[agent][taken] += 1
+            if pattern.epochs == rounds:
+                continue
+            for record in taken.tolist():
+                if t - last.get((agent, record), t - pattern.separation) != pattern.separation:
+                    raise ValueError(
+                        f"sampler is {_validate.shown(sampler)}, which draws record {record} of "
+                        f"agent {agent} in rounds {last[agent, record]} and {t}, its pattern says "
+                        f"{pattern.separation} apart; deal records by the pattern"
+                    )
+                last[agent, record] = t
+    if rates is not None:
+        _check_rates(sampler, times, rates, tried)
+
+
+@functools.partial(jax.jit, static_argnames="sampler")
+def _drawn(sampler: Sampler, key: PRNGKeyArray, round: Any, counts: Any) -> Draw:
+    """What is drawn in a round, compiled as a run draws it: operation by operation takes longer."""
+    return sampler.draw(_threefry.fold_in(key, round), round, counts)
+
+
+def _check_rates(
+    sampler: Sampler, times: list[np.ndarray], rates: Float[np.ndarray, " n"], rounds: int
+) -> None:
+    """Refuse more draws than the rates make likely; ``times`` counts each record's."""
+    from scipy import stats
+
+    for agent, (own, rate) in enumerate(zip(times, rates, strict=True)):
+        drawn = {
+            f"the {len(own)} records": (own.sum(), len(own) * rounds, 1),
+            f"record {int(own.argmax())}": (own.max(), rounds, len(own)),
+        }
+        for what, (seen, chances, among) in drawn.items():
+            if stats.binom.sf(seen - 1, chances, rate) * among * len(rates) < _RARE:
+                raise ValueError(
+                    f"sampler is {_validate.shown(sampler)}, which in {rounds} rounds draws {what} "
+                    f"of agent {agent} {seen} times, its rate says {chances * rate:.3g}; draw as "
+                    "often as rates says, each record and round apart from all others"
+                )
