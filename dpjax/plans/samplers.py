@@ -66,7 +66,6 @@ class Random(_Anytime, _Plain):
         batch_size: Distinct records an agent draws each round.
 
     Example:
-        >>> from dpjax.plans.samplers import Random
         >>> Random(batch_size=8).divisor
         8
     """
@@ -107,7 +106,6 @@ class Full(_Anytime, _Plain):
         records: Most records of an agent; the plan fills it in.
 
     Example:
-        >>> from dpjax.plans.samplers import Full
         >>> Full().holding(40).divisor
         40
     """
