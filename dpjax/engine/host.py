@@ -64,7 +64,8 @@ class Loop:
     message, since batch and noise follow from keys and round, and the models are those of before:
     noise never goes out with another payload. With checkpoints that holds of a run that was killed,
     too: before a message goes out, the state that it was made of is stored, and in a release the
-    key file notes the round; one whose newest state is lost is refused.
+    key file notes the round and its message's digest; a release whose newest state is lost, or
+    whose message would be another one, is refused.
 
     Attributes:
         job: What the halves are called with.
@@ -101,7 +102,7 @@ class Loop:
         message = jax.tree.map(np.array, jax.device_get(sent.message))
         wanted = _delivered(job.statics, job.arrays, message)
         at.save(storage.store)
-        storage.sending(at.done)
+        storage.sending(at.done, message)
         received = _checked(self.transport(message, at.done), wanted)
         at.state, at.sums = _incoming(job.statics, *given, sent, received), sums
         taken = {}

@@ -146,19 +146,31 @@ def note_checkpoint(
     _note(Path(path), fingerprint, checkpoint=folder)
 
 
-def note_sent(path: str | os.PathLike, fingerprint: str, rounds: int) -> None:
-    """Note in a key file how many rounds' messages may have gone out.
+def note_sent(path: str | os.PathLike, fingerprint: str, rounds: int, message: str) -> None:
+    """Note in a key file how many rounds' messages may have gone out, and the last one.
+
+    Guarantee: of each round one message is noted, and no other one of that round passes: the same
+    noise on another payload, from a device whose gradients differ from call to call, say.
 
     Args:
         path: The file, which is replaced as a whole.
         fingerprint: Of the run it belongs to.
-        rounds: That many; a smaller number than is noted changes nothing.
+        rounds: That many; not fewer than are noted.
+        message: Digest of the last one.
 
     Raises:
-        ValueError: As `read_key_file`, or if the file cannot be written.
+        ValueError: As `read_key_file`, if the file cannot be written, or for another message or
+            fewer rounds than were noted.
     """
-    if rounds > noted_sent(path, fingerprint):
-        _note(Path(path), fingerprint, sent=rounds)
+    noted = noted_sent(path, fingerprint)
+    if rounds > noted:
+        _note(Path(path), fingerprint, sent=rounds, message=message)
+    elif rounds < noted or _read(Path(path), fingerprint)["message"] != message:
+        raise ValueError(
+            f"key_file {path} notes another message of round {rounds}, or a later round: its noise "
+            "would go out with two payloads. Use deterministic operations and the newest "
+            "checkpoint, or begin another run and account for both"
+        )
 
 
 def noted_sent(path: str | os.PathLike, fingerprint: str) -> int:

@@ -81,17 +81,20 @@ class Storage:
         if folder is not None and folder != noted:
             keys.note_checkpoint(self.key_file, fingerprint, folder)
 
-    def sending(self, round: int) -> None:
+    def sending(self, round: int, message: Any) -> None:
         """Note, in a release, that the message of a round is about to go out.
 
         Args:
             round: Rounds done before it.
+            message: What goes out.
 
         Raises:
-            ValueError: If the key file cannot be read or written; nothing was sent then.
+            ValueError: If the key file cannot be read or written, or another message of that round
+                has gone out; this one is not sent then.
         """
         if self.key_file is not None:
-            keys.note_sent(self.key_file, identity.fingerprint(self.identity), round + 1)
+            run = identity.fingerprint(self.identity)
+            keys.note_sent(self.key_file, run, round + 1, identity.digest(message))
 
     def check_sent(self, done: int) -> None:
         """Refuse a release whose messages went further than what is left of its state.

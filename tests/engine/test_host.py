@@ -180,6 +180,31 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     assert [t for t, _ in again.sent] == [6, 7, 8, 9]
 
 
+def test_another_message_of_a_round_that_was_sent_is_refused(network, small, tmp_path, monkeypatch):
+    """As on a device whose gradients differ from call to call."""
+    one = made(network, release=True)
+    options = {
+        "seeds": [1], "checkpoint": tmp_path / "c", "key_file": tmp_path / "key",
+    }  # fmt: skip
+    with pytest.raises(ConnectionError):
+        run(one, small, transport=Wire(one, fails=[4]), **options)
+    outgoing, again = host._outgoing, Wire(one)
+
+    def last_bit(*args):
+        sent, sums = outgoing(*args)
+        up = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), sent.message)
+        return sent._replace(message=up), sums
+
+    last_bit.trace = outgoing.trace
+    monkeypatch.setattr(host, "_outgoing", last_bit)
+    with pytest.raises(ValueError, match="another message of round 5"):
+        run(one, small, transport=again, **options)
+    assert not again.sent
+    monkeypatch.setattr(host, "_outgoing", outgoing)
+    run(one, small, transport=again, **options)
+    assert [t for t, _ in again.sent] == [4, 5, 6, 7, 8, 9]
+
+
 def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path):
     one = made(network)
     options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
@@ -246,9 +271,12 @@ def test_the_note_of_what_was_sent_never_goes_back(tmp_path):
     path = tmp_path / "key"
     key = keys.create_key_file(path, "f")
     assert keys.noted_sent(path, "f") == 0
-    for rounds in (3, 2):
-        keys.note_sent(path, "f", rounds)
-        assert keys.noted_sent(path, "f") == 3
+    keys.note_sent(path, "f", 3, "message")
+    keys.note_sent(path, "f", 3, "message")
+    for rounds, message in [(2, "message"), (3, "another")]:
+        with pytest.raises(ValueError, match=f"another message of round {rounds}, or a later"):
+            keys.note_sent(path, "f", rounds, message)
+    assert keys.noted_sent(path, "f") == 3
     keys.note_checkpoint(path, "f", tmp_path / "c")
     assert keys.noted_sent(path, "f") == 3
     assert (jax.random.key_data(keys.read_key_file(path, "f")) == jax.random.key_data(key)).all()
