@@ -2,8 +2,9 @@
 
 The compiled scan (`dpjax.engine.scan`) exchanges messages by itself. Here a round is two compiled
 halves of the same operations, and what happens in between is a `Transport`'s: a function that gets
-what goes out and returns what was received. Over the method's own exchange (`local`) a run has the
-bits of the scan.
+what goes out and returns what was received. Over the method's own exchange (`local`) a run of a
+linear model has the bits of the scan; layers of a network may be fused otherwise in the halves and
+differ in the last bit, which no guarantee depends on.
 """
 
 import functools
@@ -17,7 +18,6 @@ import numpy as np
 
 from dpjax._threefry import fold_in
 from dpjax.engine import metrics, parts, slots
-from dpjax.engine import rounds as rounds_
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
 from dpjax.engine.stand import Stand
@@ -142,37 +142,70 @@ class Loop:
         return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.reports}
 
 
-def _halved(statics: parts.Statics, given: Any) -> tuple[rounds_.Halves, Any, State, Any]:
-    """The halves of a run that is alone, the round's key, the state and the batch."""
-    arrays, data, state, (batch_key,), (noise_key,) = given
-    arrays = jax.tree.map(lambda leaf: leaf[0], arrays)
-    models, memory = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
-    secret = jax.tree.map(lambda leaf: leaf if slots.is_counter(leaf) else leaf[0], state.secret)
-    cut = parts.halves(statics, arrays, noise_key, data.frozen)
-    round_key = fold_in(batch_key, state.round)
-    batch = parts.batch(statics, parts.first(statics, data), batch_key, noise_key, state.round)
-    return cut, round_key, State(models, memory, secret, state.round), batch
+def _mapped(statics: parts.Statics, half: Any, given: Any, *others: Any) -> Any:
+    """One half of a round over the one seed and the one plan, mapped as the scan maps a round.
+
+    Not called at once: products of other shapes would be summed in another order.
+    """
+    arrays, data, state, batch_keys, noise_keys = given
+    over = jax.lax.map if statics.sequential else lambda function, xs: jax.vmap(function)(xs)
+    counters = jax.tree.map(slots.is_counter, state.secret)
+    frozen, data = data.frozen, data._replace(frozen=None)
+    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+
+    def of_seed(item: Any) -> Any:
+        models, memory, secret, batch_key, noise_key, own, others = item
+        batch = parts.batch(statics, parts.one(own, shared), batch_key, noise_key, state.round)
+
+        def of_plan(item: Any) -> Any:
+            models, memory, arrays, others = item
+            cut = parts.halves(statics, arrays, noise_key, frozen)
+            now = State(models, memory, secret, state.round)
+            return half(cut, fold_in(batch_key, state.round), now, batch, *others)
+
+        return over(of_plan, (models, memory, arrays, others))
+
+    secret = _merged(lambda leaf: leaf[None], lambda leaf: leaf, counters, state.secret)
+    return over(
+        of_seed,
+        (state.models, state.memory, secret, batch_keys, noise_keys, owned, others),
+    )
+
+
+def _merged(of_counter: Any, of_other: Any, counters: Any, secret: Any) -> Any:
+    """The secret slot with its counters treated otherwise than the rest."""
+    return jax.tree.map(
+        lambda is_one, leaf: of_counter(leaf) if is_one else of_other(leaf), counters, secret
+    )
 
 
 @functools.partial(jax.jit, static_argnames="statics")
 def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     """What goes out of a round, and the sums of metrics with the round's."""
     *inputs, sums = given
-    cut, key, state, batch = _halved(statics, inputs)
-    sent = cut.outgoing(key, state, batch)
+
+    def half(cut: Any, key: Any, state: State, batch: Any) -> Any:
+        sent = cut.outgoing(key, state, batch)
+        return sent, metrics.reported(statics, sent.metrics)
+
+    sent, reported = _mapped(statics, half, inputs)
     # Here, as the scan adds them: apart from the round they would be rounded once more.
-    return sent, jax.tree.map(jnp.add, sums, metrics.reported(statics, sent.metrics))
+    return jax.tree.map(lambda leaf: leaf[0, 0], sent), jax.tree.map(jnp.add, sums, reported)
 
 
 @functools.partial(jax.jit, static_argnames="statics")
 def _incoming(statics: parts.Statics, *given: Any) -> State:
     """The state after what was received, stacked again."""
     *inputs, sent, received = given
-    cut, key, state, batch = _halved(statics, inputs)
-    new = cut.incoming(key, state, batch, sent, received)
-    models, memory = jax.tree.map(lambda leaf: leaf[None, None], (new.models, new.memory))
-    secret = jax.tree.map(lambda leaf: leaf if slots.is_counter(leaf) else leaf[None], new.secret)
-    return State(models, memory, secret, new.round)
+
+    def half(cut: Any, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
+        return cut.incoming(key, state, batch, sent, received)
+
+    stacked = jax.tree.map(lambda leaf: leaf[None, None], (sent, received))
+    new = _mapped(statics, half, inputs, *stacked)
+    counters = jax.tree.map(slots.is_counter, inputs[2].secret)
+    secret = _merged(lambda leaf: leaf[0, 0], lambda leaf: leaf[:, 0], counters, new.secret)
+    return State(new.models, new.memory, secret, new.round[0, 0])
 
 
 @functools.partial(jax.jit, static_argnames=("statics", "length"))

@@ -3,15 +3,18 @@
 import json
 import shutil
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.data import partition
 from dpjax.engine import host, keys
 from dpjax.engine.run import run
-from dpjax.plans import plan, samplers
+from dpjax.models.mlp import MLP
+from dpjax.plans import plan, problem, samplers
 from dpjax.plans.links import PairKeys
 from dpjax.plans.optimizers import Chain
 from tests.support import make_config
@@ -68,6 +71,39 @@ def test_over_its_own_exchange_a_run_is_the_scan_to_the_bit(network, small, name
     loop = run(one, small, transport=host.local(one), **options)
     same(scan, loop)
     assert rows(scan) == rows(loop)
+
+
+class Normed(nn.Module):
+    """A layer, its norm over channels, and a head."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.LayerNorm()(nn.tanh(nn.Dense(8)(x))))
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"),
+    [
+        (Normed(), {}),
+        pytest.param(Normed(), {"relation": "replace_record"}, marks=pytest.mark.slow),
+        pytest.param(MLP((8,), 3), {"relation": "replace_record"}, marks=pytest.mark.slow),
+        pytest.param(MLP((8,), 3), {"design": "mafalda"}, marks=pytest.mark.slow),
+    ],
+)
+def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
+    """Halves are programs of their own, in which layers may be fused, and so rounded, otherwise."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(144, 7)), rng.integers(0, 3, 144)
+    shards = partition.iid(144, 6, 0)
+    task = problem.supervised(module, "cross_entropy", (x, y), (x[:30], y[:30]), shards)
+    one = made(network, **changes)
+    options = {"seeds": [3], "eval_every": 3}
+    scan = run(one, task, **options)
+    loop = run(one, task, transport=host.local(one), **options)
+    for a, b in zip(jax.tree.leaves(scan.params), jax.tree.leaves(loop.params), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+    for name, values in scan.metrics.items():
+        np.testing.assert_allclose(loop.metrics[name], values, rtol=1e-5, err_msg=name)
 
 
 class Wire:
