@@ -83,7 +83,7 @@ def predictor(problem: Any, params: Any) -> Callable[[Any], Any]:
             f"problem is {_validate.shown(problem)}; give the problem, or a flax module"
         )
     apply = jax.jit(problem.apply)
-    return lambda x: apply(params, jnp.asarray(x))
+    return lambda x: apply(params, jnp.asarray(_numbers(x)))
 
 
 def _check_fits(params: Any, wanted: Any) -> None:
@@ -102,11 +102,43 @@ def _check_fits(params: Any, wanted: Any) -> None:
 
 def _like(trained: np.ndarray, x: Any) -> Any:
     """Examples in the form of those that the model was trained on."""
-    records = jnp.asarray(x)
-    if records.shape[1:] != trained.shape[1:] or not records.ndim:
+    records = _numbers(x)
+    if not records.ndim or records.shape[1:] != trained.shape[1:]:
+        shape = ", ".join(map(str, ("M", *trained.shape[1:])))
+        raise ValueError(f"x has shape {records.shape}; give examples [{shape}]")
+    if trained.dtype.kind not in "iub":
+        return jnp.asarray(records.astype(trained.dtype))
+    if (records.dtype.kind == "b") != (trained.dtype.kind == "b") or records.dtype.kind == "f":
+        wanted = "booleans" if trained.dtype.kind == "b" else "integers"
+        raise ValueError(f"x is {records.dtype}; the model was trained on {wanted}, give such")
+    if trained.dtype.kind != "b":
+        # A cast would wrap around, and an embedding would take another word.
+        _check_within(records, trained.dtype)
+    return jnp.asarray(records.astype(trained.dtype))
+
+
+def _check_within(records: np.ndarray, kind: np.dtype) -> None:
+    own, held = np.iinfo(kind), np.iinfo(np.int32)
+    least, most = max(own.min, held.min), min(own.max, held.max)
+    if records.size and not least <= records.min() <= records.max() <= most:
+        value = records.max() if records.max() > most else records.min()
         raise ValueError(
-            f"x has shape {records.shape}; give examples [M, {str(trained.shape[1:])[1:-1]}]"
+            f"x holds {value}; the model was trained on {kind}, give whole numbers from {least} to "
+            f"{most}"
         )
-    if trained.dtype.kind in "iu" and records.dtype.kind not in "iu":
-        raise ValueError(f"x is {records.dtype}; the model was trained on integers, give such")
-    return records.astype(trained.dtype)
+
+
+def _numbers(x: Any) -> np.ndarray:
+    """Examples as finite real numbers that 32 bits hold, else ValueError."""
+    try:
+        records = np.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"x is no array of numbers ({error}); give examples [M, ...]") from None
+    if records.dtype.kind == "O" and records.size:
+        whole = all(isinstance(entry, int) for entry in records.flat)
+        shown = max(records.flat, key=abs) if whole else records.flat[0]
+        raise ValueError(f"x holds {_validate.shown(shown)}; give real numbers of at most 32 bits")
+    if records.size and records.dtype.kind != "b":
+        _validate.finite_array("x", records)
+        _validate.check_range("x", records)
+    return records

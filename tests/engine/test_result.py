@@ -212,7 +212,7 @@ def test_what_cannot_predict(result, small):
             result.predictor(wrong, **chosen)
     predict = result.predictor(small, **chosen)
     for x in (np.ones(5), np.ones((2, 4)), 1.0):
-        with pytest.raises(ValueError, match=r"x has shape .*; give examples \[M, 5,\]"):
+        with pytest.raises(ValueError, match=r"x has shape .*; give examples \[M, 5\]"):
             predict(x)
     empty = dataclasses.replace(result, params=())
     with pytest.raises(ValueError, match="releases no models"):
@@ -240,5 +240,72 @@ def test_frozen_leaves_and_integers_are_put_back(network):
     whole = {"params": {"words": params["params"]["words"], "head": head}}
     np.testing.assert_allclose(predict(tokens[:5]), Texts().apply(whole, tokens[:5]), rtol=1e-5)
     assert result.model()["params"]["words"]["embedding"] is None
-    with pytest.raises(ValueError, match="x is float32; the model was trained on integers"):
-        predict(np.float32(tokens[:5]))
+    with pytest.raises(ValueError, match="x is float64; the model was trained on integers"):
+        predict(np.float64(tokens[:5]))
+
+
+@pytest.fixture(scope="module")
+def predictors(network):
+    """Of a problem by the numbers that it was trained on."""
+
+    def of(kind):
+        x = np.random.default_rng(0).integers(0, 9, size=(AGENTS * 6, 3)).astype(kind)
+        data = x, x[:, 0].astype(int) % 2
+        task = problem.supervised(
+            Texts() if np.dtype(kind).kind == "i" else nn.Dense(2), "cross_entropy", data, data,
+            partition.iid(len(x), AGENTS, 0),
+        )  # fmt: skip
+        result = run(plan.make(make_config(rounds=1), network), task, seeds=[0])
+        return result.predictor(task)
+
+    return {kind: of(kind) for kind in (np.uint8, np.int64, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "message"),
+    [
+        (np.uint8, 300, "x holds 300; the model was trained on uint8, .* numbers from 0 to 255"),
+        (np.uint8, -1, "x holds -1; the model was trained on uint8"),
+        (np.int64, 2**32 + 5, "x reaches 4294967301, beyond what int32"),
+        (np.int64, 2**70, "x holds 1180591620717411303424; give real numbers of at most 32 bits"),
+        (np.int64, True, "x is bool; the model was trained on integers"),
+        (np.float32, 1e300, "x reaches 1e[+]300, beyond what float32"),
+        (np.float32, np.nan, "x holds nan at"),
+        (np.float32, 1j, "x is not an array of numbers .dtype complex128"),
+        (np.float32, "a", "x is not an array of numbers"),
+        (np.float32, None, "x holds None; give real numbers"),
+    ],
+)
+def test_examples_that_would_be_others(predictors, kind, entry, message):
+    """A cast would wrap around, or leave out an imaginary part, without a word."""
+    predict = predictors[kind]
+    for x in ([[entry] * 3], np.array([[entry] * 3])):
+        with pytest.raises(ValueError, match=message):
+            predict(x)
+
+
+def test_examples_that_are_no_array(predictors):
+    for x, message in ((None, r"x holds None"), ([[1], [2, 3]], "x is no array of numbers")):
+        with pytest.raises(ValueError, match=message):
+            predictors[np.float32](x)
+    with pytest.raises(ValueError, match="x is no array of numbers"):
+        predictors[np.float32](jax.random.key(0))
+
+
+def test_all_that_training_takes_is_predicted_from(predictors):
+    predict = predictors[np.uint8]
+    for x in (np.full((1, 3), 255), [[255] * 3], jnp.full((1, 3), 255, jnp.int32)):
+        np.testing.assert_array_equal(predict(x), predict(np.full((1, 3), 255, np.uint8)))
+    assert predict(np.zeros((0, 3), int)).shape == (0, 2)
+    predict = predictors[np.float32]
+    for kind in (np.float64, np.int64, bool, np.float16, jnp.bfloat16):
+        np.testing.assert_array_equal(
+            predict(np.ones((1, 3)).astype(kind)), predict(np.ones((1, 3), np.float32))
+        )
+
+
+def test_a_module_takes_no_wrapped_numbers_either(result):
+    predict = result.predictor(Linear(), seed=3, plan=0)
+    for entry, message in ((2**40, "beyond what int32"), (1j, "not an array of numbers")):
+        with pytest.raises(ValueError, match=message):
+            predict(np.full((1, 5), entry))
