@@ -21,6 +21,7 @@ import jaxlib
 import numpy as np
 
 import dpjax
+from dpjax.plans.descriptions import described
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
@@ -104,8 +105,7 @@ def _configs(plans: Sequence[Plan]) -> dict[str, str]:
 def _fields(part: Any, name: str) -> Iterator[tuple[str, str]]:
     """A part's class and fields by dotted name, in text; plans' fingerprints hold the arrays."""
     if not dataclasses.is_dataclass(part):
-        text = getattr(part, "__qualname__", None) or str(part)
-        yield name, digest(part) if isinstance(part, np.ndarray) else text
+        yield name, str(described(part, name))
         return
     if name != "Config":
         yield name, type(part).__name__

@@ -4,7 +4,6 @@ Each part makes a covariance R over agents, a strategy C over rounds, or both; w
 stands here once: the bound that a budget asks for, the factor that runs, and what it costs.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -368,20 +367,3 @@ def named(label: str | None) -> Correlated | None:
         )
     _validate.one_of("design", label, LABELS)
     return PARTS[LABELS.index(label) - 1]
-
-
-def described(part: Any) -> Any:
-    """Return a part as plain values, its class among them, for files and fingerprints.
-
-    Args:
-        part: A frozen dataclass of plain values, arrays, functions and parts; or such a value.
-    """
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = {f.name: described(getattr(part, f.name)) for f in dataclasses.fields(part)}
-        return {"part": type(part).__name__} | fields
-    if isinstance(part, tuple):
-        return [described(one) for one in part]
-    if callable(part):
-        # Addresses differ between processes; what a function computes is in the program's hash.
-        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', '')}"
-    return part

@@ -27,7 +27,7 @@ from dpjax.plans import dependence, export, forecasts, guarantees, releases, tar
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
-from dpjax.plans.noise import described
+from dpjax.plans.descriptions import described
 from dpjax.protocols import Method, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
@@ -259,8 +259,12 @@ class Plan:
         return export.save(self, path, labels)
 
     def fingerprint(self) -> str:
-        """SHA-256 of config, mixing, noise, strategy and counts, in hexadecimal."""
-        config = json.dumps(described(self.config), sort_keys=True, default=repr)
+        """SHA-256 of config, mixing, noise, strategy and counts, in hexadecimal.
+
+        Raises:
+            ValueError: For a field of the config whose text would be another in each process.
+        """
+        config = json.dumps(described(self.config), sort_keys=True)
         digest = hashlib.sha256(config.encode())
         digest.update(np.ascontiguousarray(self.mixing).data)
         for name, array in sorted({} if self.noise is None else self.noise.arrays.items()):

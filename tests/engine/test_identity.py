@@ -1,6 +1,7 @@
 """What a run is: another computation, however it is hidden, is another run."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import plan
+from dpjax.plans.optimizers import Chain
 from tests.engine import captured
 from tests.support import make_config, make_problem
 
@@ -161,3 +165,73 @@ def test_what_the_model_closes_over_is_read_before_the_first_round(tmp_path, net
     assert (scale == 0).all()
     for left, right in zip(jax.tree.leaves(as_it_was), jax.tree.leaves(changed), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+class _Slowing:
+    """A schedule that is an object without a text of its own."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __call__(self, count):
+        return self.first / (1.0 + count)
+
+
+def _adam():
+    """A function as another process has it: of the same name, at another address."""
+
+    def adam(step_size, b1, steps=None):
+        return optax.adam(step_size, b1=b1)
+
+    return adam
+
+
+def _slowing(count, first, over):
+    return first / (over["rounds"][0] + count)
+
+
+PARTIALS = {
+    "make": lambda b1: Chain(functools.partial(_adam(), b1=b1, steps=[_adam()]), 0.1),
+    "nested": lambda b1: Chain(functools.partial(functools.partial(_adam()), b1=b1), 0.1),
+    "schedule": lambda first: Chain(
+        optax.sgd, functools.partial(_slowing, first=first, over={"rounds": (np.float32(2), None)})
+    ),
+    "object": lambda first: Chain(optax.sgd, _Slowing(first)),
+}
+
+
+@pytest.mark.parametrize("kind", PARTIALS)
+def test_functions_with_arguments_are_the_same_run_in_every_process(tmp_path, network, kind):
+    """Described by what they call and with what, and not by addresses."""
+    key, task = tmp_path / "noise.key", make_problem(6)
+
+    def reach(value):
+        optimizer = PARTIALS[kind](value)
+        config = make_config(release=True, rounds=2, optimizer=optimizer)
+        captured.reach(task, key, plan.make(config, network))
+
+    kept = []  # So that no later function gets the address of an earlier one.
+    for _ in range(2):
+        with pytest.raises(captured.Reached):
+            reach(0.5)
+        kept.append(PARTIALS[kind](0.5))
+    with pytest.raises(ValueError, match="belongs to another run"):
+        reach(0.25)
+
+
+class _Table:
+    """A value without a text of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Marked(DSGD):
+    mark: tuple = ()
+
+
+def test_what_has_no_text_of_its_own_is_refused_before_the_first_round(tmp_path, network, small):
+    """And not when the run would resume, in vain."""
+    made = plan.make(make_config(rounds=2, method=_Marked(mark=(1, _Table()))), network)
+    text = r"Config.method.mark\[1\] is <.*_Table object at 0x.*make its class a frozen dataclass"
+    with pytest.raises(ValueError, match=text):
+        run(made, small, seeds=[0], eval_every=1, checkpoint=tmp_path / "c")
+    assert not list(tmp_path.iterdir())
