@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax.engine import identity
 from dpjax.plans import _parameters
 from dpjax.plans.problem import Problem
 
@@ -60,12 +61,13 @@ def one(models: Any, agent: int | None) -> Any:
     return jax.tree.map(average, models)
 
 
-def predictor(problem: Any, params: Any) -> Callable[[Any], Any]:
+def predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
     """Return ``predict(x)`` of one model.
 
     Args:
         problem: The problem, or a module with ``apply``.
         params: Of one model.
+        frozen: Digest of the frozen values that it was trained with, see `frozen_digest`.
 
     Raises:
         ValueError: For what cannot predict, or another problem's parameters.
@@ -76,20 +78,42 @@ def predictor(problem: Any, params: Any) -> Callable[[Any], Any]:
                 "problem has no predict; make it with problem.supervised, or give it one"
             )
         _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
+        if frozen_digest(problem.frozen) != frozen:
+            raise ValueError(
+                "problem has other frozen values than those that were trained with; give the "
+                "problem that was trained"
+            )
         whole, apply = _parameters.merge(params, problem.frozen), jax.jit(problem.predict)
         return lambda x: apply(whole, _like(problem.x, x))
     if isinstance(problem, type) or not callable(getattr(problem, "apply", None)):
         raise ValueError(
             f"problem is {_validate.shown(problem)}; give the problem, or a flax module"
         )
+    if frozen:
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}, which lacks the values that were frozen; give "
+            "the problem that was trained"
+        )
     apply = jax.jit(problem.apply)
     return lambda x: apply(params, jnp.asarray(_numbers(x)))
+
+
+def frozen_digest(frozen: Any) -> str:
+    """Return what tells frozen values from others; empty where there are none.
+
+    Args:
+        frozen: Of a problem.
+    """
+    if frozen is None:
+        return ""
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
+    return identity.digest((frozen, names))
 
 
 def _check_fits(params: Any, wanted: Any) -> None:
     def shapes(tree: Any) -> Any:
         return [
-            (jax.tree_util.keystr(path), leaf.shape)
+            (jax.tree_util.keystr(path), leaf.dtype.name, leaf.shape)
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         ]
 

@@ -98,6 +98,7 @@ class Result:
             compiles, is left out where there is a second one.
         ended: False when a callback stopped the run.
         terms: What rows say of each plan.
+        frozen: SHA-256 of the frozen values that were trained with; empty where there were none.
     """
 
     plans: tuple[Plan, ...]
@@ -110,6 +111,7 @@ class Result:
     rounds_per_second: float
     ended: bool
     terms: tuple[Terms, ...] = ()
+    frozen: str = ""
 
     def __post_init__(self) -> None:
         """Take the terms from the plans."""
@@ -220,9 +222,11 @@ class Result:
             ``predict(x)`` of examples [M, ...]: logits or scores, as the module returns them.
 
         Raises:
-            ValueError: As `model`; for another problem's model, or one without ``predict``.
+            ValueError: As `model`; for another problem's model, other frozen values, or a problem
+                without ``predict``.
         """
-        return inference.predictor(problem, self.model(seed=seed, plan=plan, agent=agent))
+        model = self.model(seed=seed, plan=plan, agent=agent)
+        return inference.predictor(problem, model, self.frozen)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to a new .npz file, complete or not at all: no code, no keys.
@@ -251,6 +255,7 @@ class Result:
             # In words, as JSON has no infinity.
             "terms": [terms._asdict() | {"epsilon": repr(terms.epsilon)} for terms in self.terms],
             "ended": self.ended,
+            "frozen": self.frozen,
         }
         arrays = {f"metric_{i}": values for i, values in enumerate(self.metrics.values())}
         arrays |= {"rounds": self.rounds, "times": np.array([self.seconds, self.rounds_per_second])}
@@ -284,6 +289,7 @@ class Result:
                 seconds=seconds,
                 rounds_per_second=rate,
                 ended=header["ended"],
+                frozen=header["frozen"],
                 terms=tuple(
                     Terms(**each | {"epsilon": float(each["epsilon"])}) for each in header["terms"]
                 ),

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import arguments, program
+from dpjax.engine import arguments, inference, program
 from dpjax.engine import identity as identity_
 from dpjax.engine.course import Course, Meter
 from dpjax.engine.host import Loop, Transport
@@ -167,7 +167,7 @@ def run(
     meter = Meter(len(plans) * len(seeds))
     _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
     storage.close()
-    return _result(job, plans, seeds, course, at, meter, terms)
+    return _result(job, plans, seeds, course, at, meter, terms, problems[0].frozen)
 
 
 def _identity(
@@ -251,6 +251,7 @@ def _result(
     at: Stand,
     meter: Meter,
     terms: _Terms,
+    frozen: Any,
 ) -> Result:
     """What a run leaves."""
     keep = course.marks <= at.done
@@ -266,4 +267,5 @@ def _result(
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=at.done == course.total,
+        frozen=inference.frozen_digest(frozen),
     )

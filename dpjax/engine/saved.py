@@ -26,7 +26,7 @@ from dpjax import _files
 
 __all__: list[str] = []
 
-_FORMAT = 1
+_FORMAT = 2
 _KIND = "dpjax result"
 
 

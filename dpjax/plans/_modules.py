@@ -60,10 +60,15 @@ def inputs(split: str, x: Any) -> np.ndarray:
         ValueError: For NaN, or numbers beyond 32 bits.
     """
     name = f"{split} x"
-    kind = np.asarray(x).dtype
+    try:
+        array = np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is no array of numbers ({error}); give one") from None
+    if not array.ndim:
+        raise ValueError(f"{name} is {_validate.shown(x)}; give examples [N, ...]")
+    kind = array.dtype
     if kind.kind not in "iu":
         return _validate.single(name, x)
-    array = np.asarray(x)
     if not array.size:
         raise ValueError(f"{name} has shape {array.shape}; give at least one entry")
     _validate.check_range(name, array)
@@ -187,17 +192,21 @@ def started(functions: Functions, params: Any, frozen: Any) -> tuple[Functions, 
 
     Args:
         functions: From `functions`.
-        params: Of one agent.
+        params: Of one agent; None leaves the model's own start.
         frozen: As in `dpjax.plans.problem.supervised`.
 
     Raises:
-        ValueError: For another model's values, or a choice of all or none.
+        ValueError: For another model's values, a choice of all or none, or trained leaves that are
+            no parameters.
     """
-    values = _parameters.starting_values(params, jax.eval_shape(functions.init, jax.random.key(0)))
-    if frozen is None:
-        return functions._replace(init=_parameters.Given(values)), None
-    trained, kept = _parameters.split(values, frozen)
-    return functions._replace(init=_parameters.Given(trained), weighted=None), kept
+    wanted = jax.eval_shape(functions.init, jax.random.key(0))
+    values = wanted if params is None else _parameters.starting_values(params, wanted)
+    trained, kept = (values, None) if frozen is None else _parameters.split(values, frozen)
+    _parameters.check_trained(trained, wanted)
+    if params is None:
+        return functions, None
+    weighted = functions.weighted if frozen is None else None
+    return functions._replace(init=_parameters.Given.of(trained), weighted=weighted), kept
 
 
 def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., dict[str, Any]]:

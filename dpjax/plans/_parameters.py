@@ -11,7 +11,17 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["Given", "check_split", "held", "merge", "same", "split", "starting_values"]
+__all__ = [
+    "Given",
+    "Lasting",
+    "check_split",
+    "check_trained",
+    "held",
+    "merge",
+    "same",
+    "split",
+    "starting_values",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,23 +29,62 @@ class Given:
     """An ``init`` that starts every agent and seed from the same values.
 
     Attributes:
-        params: Of one agent.
+        leaves: Values of one agent, which nobody can change.
+        structure: Of the tree that they make; a tree itself could be changed.
     """
 
-    params: Any
+    leaves: tuple[jax.Array, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, params: Any) -> "Given":
+        """The start from such values.
+
+        Args:
+            params: Of one agent, from `held`.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        return cls(tuple(leaves), structure)
 
     def __call__(self, key: PRNGKeyArray) -> Any:
-        """Return them, whatever the key."""
+        """Return them in containers of the caller's own, whatever the key."""
         del key
-        return self.params
+        return self.structure.unflatten(self.leaves)
 
     def __eq__(self, other: object) -> bool:
         """Equal where the values are: problems of several seeds start alike."""
-        return isinstance(other, Given) and same(self.params, other.params)
+        return (
+            isinstance(other, Given)
+            and self.structure == other.structure
+            and same(self.leaves, other.leaves)
+        )
 
     def __hash__(self) -> int:
         """Equal ones have one structure."""
-        return hash(jax.tree.structure(self.params))
+        return hash(self.structure)
+
+
+class Lasting:
+    """A field for a tree, of which every reader gets containers of their own.
+
+    Whoever puts another leaf into what they read changes nothing of the object that holds it.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Keep the leaves under the field's own name."""
+        self.name = name
+
+    def __get__(self, holder: Any, owner: type | None = None) -> Any:
+        """The tree; the field's default is None."""
+        if holder is None:
+            return None
+        leaves, structure = holder.__dict__[self.name]
+        return structure.unflatten(leaves)
+
+    def __set__(self, holder: Any, tree: Any) -> None:
+        """Take the tree apart."""
+        leaves, structure = jax.tree.flatten(tree)
+        holder.__dict__[self.name] = tuple(leaves), structure
 
 
 def same(one: Any, other: Any) -> bool:
@@ -102,8 +151,10 @@ def _path(path: Any) -> str:
 
 
 def _held(name: str, leaf: Any) -> jax.Array:
-    _validate.check_range(name, np.asarray(leaf))
     try:
+        if isinstance(leaf, str | bytes):  # the name of a dtype, perhaps
+            raise TypeError(f"a {type(leaf).__name__}")
+        _validate.check_range(name, np.asarray(leaf))
         # Also of the narrow floats of models, which NumPy does not know by itself.
         kind = jnp.result_type(leaf)
     except (TypeError, ValueError) as error:
@@ -127,7 +178,7 @@ def split(params: Any, frozen: Any) -> tuple[Any, Any]:
             of bools, whose leaves may stand for whole branches.
 
     Raises:
-        ValueError: If nothing or everything is frozen, or what is trained are no real numbers.
+        ValueError: If nothing or everything is frozen.
     """
     chosen = jax.tree.leaves(_chosen(params, frozen))
     names = [_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -138,13 +189,41 @@ def split(params: Any, frozen: Any) -> tuple[Any, Any]:
         )
     leaves = jax.tree.leaves(params)
     structure: Any = jax.tree.structure(params)
-    for name, leaf, is_frozen in zip(names, leaves, chosen, strict=True):
-        if not is_frozen and not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(f"params {name} are {leaf.dtype}, which nothing trains; freeze them")
     pairs = list(zip(leaves, chosen, strict=True))
     trained = [None if is_frozen else leaf for leaf, is_frozen in pairs]
     kept = [leaf if is_frozen else None for leaf, is_frozen in pairs]
     return structure.unflatten(trained), structure.unflatten(kept)
+
+
+def check_trained(trained: Any, wanted: Any) -> None:
+    """Refuse trained leaves that are no parameters of the model, or other numbers than its own.
+
+    Args:
+        trained: Of one agent, with None in the places of frozen leaves.
+        wanted: Shapes and dtypes of all that the model's ``init`` returns.
+
+    Raises:
+        ValueError: Naming the leaf.
+    """
+    kinds = {_path(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trained):
+        name, kind = _path(path), leaf.dtype
+        collection = name.partition("/")[0]
+        if collection != "params":
+            # Running statistics, say, would be clipped, noised, sent and released.
+            raise ValueError(
+                f"params {name} would be trained, clipped, noised and released, and {collection!r} "
+                "is no collection of parameters; give params and frozen=lambda path: "
+                f"path.startswith({collection!r})"
+            )
+        if not jnp.issubdtype(kind, jnp.floating):
+            raise ValueError(f"params {name} are {kind}, which nothing trains; freeze them")
+        own = jnp.dtype(jnp.float32) if kinds[name].itemsize > 4 else kinds[name]
+        if kind != own and kind.itemsize <= 4:
+            raise ValueError(
+                f"params {name} are {kind} and the model's {own}, in which it would not be "
+                f"trained; give them as {own}"
+            )
 
 
 def _chosen(params: Any, frozen: Any) -> Any:

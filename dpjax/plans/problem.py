@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,13 +64,16 @@ class Problem:
     batch_loss: Callable[[Any, Any, Any], Any] | None = None
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
     evaluation_data: Literal["private", "public"] = "private"
-    frozen: Any = None
+    frozen: Any = _parameters.Lasting()
     predict: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
-        _validate.finite_array("x", self.x)
+        if not _validate.finite_array("x", self.x).ndim:
+            raise ValueError(f"x is {_validate.shown(self.x)}; give examples [N, ...]")
+        if not np.ndim(self.y):
+            raise ValueError(f"y is {_validate.shown(self.y)}; give one label a row")
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
         _validate.finite_array("y", self.y)
@@ -77,6 +81,7 @@ class Problem:
         if self.frozen is not None:
             _parameters.check_split(self.init, self.frozen)
             object.__setattr__(self, "frozen", _parameters.held("frozen", self.frozen))
+            _check_metrics(self.metrics)
             if self.weighted is not None:
                 raise ValueError(
                     "weighted is given with frozen values, whose gradients it would take; leave "
@@ -160,7 +165,8 @@ def supervised(
 
     Raises:
         ValueError: For an unknown loss, NaN in data or parameters, labels the loss cannot take,
-            another model's parameters, or a ``frozen`` that holds for all of them or none.
+            another model's parameters, trained leaves outside the collection "params" or of
+            another dtype, or a ``frozen`` that holds for all of them or none.
 
     Example:
         >>> import numpy as np
@@ -199,12 +205,9 @@ def supervised(
         functions = _modules.functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _modules.functions.__wrapped__(model, *parts)
-    if params is not None:
-        functions, kept = _modules.started(functions, params, frozen)
-    elif frozen is not None:
+    if frozen is not None and params is None:
         raise ValueError("frozen is given without params; give the values that stay as they are")
-    else:
-        kept = None
+    functions, kept = _modules.started(functions, params, frozen)
     return Problem(
         functions.init, functions.loss, functions.metrics, x, y, partition, (x_test, y_test), name,
         functions.batch_loss, functions.weighted, evaluation_data, kept, functions.predict,
@@ -214,6 +217,21 @@ def supervised(
 def _agents(partition: Any) -> int:
     _check_partition(partition)
     return len(partition.counts)
+
+
+def _check_metrics(metrics: Callable[..., Any]) -> None:
+    """Refuse metrics that do not take frozen values, before a run has begun."""
+    try:
+        signature = inspect.signature(metrics)
+    except (TypeError, ValueError):  # compiled code does not say
+        return
+    try:
+        signature.bind(None, None, frozen=None)
+    except TypeError as error:
+        raise ValueError(
+            f"metrics cannot be called with frozen values ({error}); write it as metrics(params, "
+            "evaluation, frozen=None), of trained params"
+        ) from None
 
 
 def _check_partition(partition: Any) -> None:

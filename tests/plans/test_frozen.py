@@ -307,7 +307,7 @@ def with_leaf(value):
         ({"params": with_leaf(np.zeros(3))}, r"differs from the model in params/body/bias \(\(3,"),
         ({"params": {"params": PARAMS["params"]["head"]}}, "params differs from the model in"),
         ({"params": with_leaf(np.array(["a"] * HIDDEN))}, "params params/body/bias are no numbers"),
-        ({"params": jax.tree.map(lambda x: x.astype(int), PARAMS)}, "which nothing trains"),
+        ({"params": jax.tree.map(lambda x: x.astype(int), PARAMS)}, "which nothing trains; freeze"),
     ],
 )
 def test_refusals(arguments, message):
