@@ -138,12 +138,16 @@ def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
         x: [M, ...] evaluation records.
         agents: Number of agents.
     """
-    # Two, since some modules take one by another way.
-    two = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+    # From two on, since some modules take one by another way.
+    two, three = (jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size in (2, 3))
     params = jax.eval_shape(model.init, jax.random.key(0), two)
-    # What is computed from a record; weights that are turned round count too, which does no harm.
-    widest = max(_sizes(jax.make_jaxpr(model.apply)(params, two).jaxpr), default=2)
-    allowed = max(1, 2 * _EVALUATED // (agents * widest))
+    sizes = [list(_sizes(jax.make_jaxpr(model.apply)(params, x).jaxpr)) for x in (two, three)]
+    if len(sizes[0]) == len(sizes[1]):
+        # Not weights that are turned round or cast, which are as large for any number of records.
+        widest = max((more - less for less, more in zip(*sizes, strict=True)), default=1)
+    else:  # another program for another number; all of it bounds what grows
+        widest = max(sizes[1])
+    allowed = max(1, _EVALUATED // (agents * max(1, widest)))
     return None if len(x) <= allowed else allowed
 
 

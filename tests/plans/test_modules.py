@@ -205,6 +205,54 @@ def test_layers_of_all_agents_and_records_are_not_held_together(monkeypatch):
     assert modules.at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
 
 
+class Tied(nn.Module):
+    """Words as outputs too: the embedding is turned round."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        """Return the logits."""
+        words = nn.Embed(5_000, 64)
+        return words.attend(words(tokens).mean(axis=-2))
+
+
+class Half(nn.Module):
+    """Weights of 32 bits, cast before they are used."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3, dtype=jnp.bfloat16)(nn.Dense(2_000, dtype=jnp.bfloat16)(x))
+
+
+class Branching(nn.Module):
+    """Another program for another number of records."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(jnp.stack([nn.tanh(each) for each in x]))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "kind", "widest"),
+    [
+        (Tied(), (16,), np.int32, 5_000),  # its logits; 16 words of 64 numbers are fewer
+        (Half(), (1_000,), np.float32, 2_000),
+        (Reader(), (LENGTH,), np.int32, LENGTH * 5),
+    ],
+)
+def test_only_what_grows_with_the_records_counts(monkeypatch, model, shape, kind, widest):
+    """Weights that are turned round or cast do not: 320,000 and 2,000,000 numbers here."""
+    monkeypatch.setattr(modules, "_EVALUATED", 12 * widest * AGENTS)
+    assert modules.at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
+    assert modules.at_once(model, np.zeros((13, *shape), kind), AGENTS) == 12
+
+
+def test_programs_that_cannot_be_compared_are_bounded(monkeypatch):
+    monkeypatch.setattr(modules, "_EVALUATED", 10 * AGENTS * 40)
+    assert 1 <= modules.at_once(Branching(), np.zeros((100, 40), np.float32), AGENTS) <= 10
+
+
 @pytest.mark.parametrize("batch", [0, 2.5, True])
 def test_no_number_of_records(batch):
     with pytest.raises(ValueError, match="eval_batch is"):
