@@ -26,6 +26,7 @@ from jaxtyping import Int
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.plans.calibration import Factored
+from dpjax.plans.samplers import Full
 from dpjax.transforms import rounds as rounds_
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def save(
         The path written.
 
     Raises:
-        ValueError: For a non-private plan or a release, another method than D-SGD, or labels that
-            are not n different ones.
+        ValueError: For a non-private plan or a release, a sampler that amplifies, another method
+            than D-SGD, or labels that are not n different ones.
     """
     if plan.design is None:
         raise ValueError(
@@ -65,10 +66,10 @@ def save(
             "plan is a release, whose noise this package draws and hardens; save the plan of the "
             "same config with release=False for a loop of your own"
         )
-    if plan.counts is not None:
+    if plan.sampler.capacity is not None:
         raise ValueError(
             f"plan has sampler {plan.config.sampler}, whose coin flips a loop of your own would "
-            "have to draw; save the plan of a config with Random or Cyclic"
+            "have to draw; save the plan of a config with Random, Full or Cyclic"
         )
     if type(plan.config.method) is not DSGD:
         raise ValueError(
@@ -200,6 +201,9 @@ def _steps(plan: "Plan") -> list[str]:
             f"   Batches are fixed: record r is in those of the rounds r mod {separation}, then "
             f"every {separation} rounds, {epochs} times."
         )
+    full = isinstance(plan.sampler, Full)
+    if full:
+        sums.append("   The batch is all records that site i has, in every round.")
     noise = [
         "2. draws Z_t [n, d], standard normals for d parameters, fresh in every round and the",
         "   same at all sites that share a seed, and takes row i of factor @ Z_t: E_t.",
@@ -213,9 +217,10 @@ def _steps(plan: "Plan") -> list[str]:
         ]
     after = ["3. adds it: u_i = g_i + V_t. Nothing else may touch g_i between clipping and this."]
     if config.protect.unit == "record":
+        what = "the largest number of records of any site" if full else "one number for the run"
         after.append(
-            "   Then it divides u_i by the batch size, one number fixed for the run, whatever the\n"
-            "   number of records in this batch."
+            f"   Then it divides u_i by the batch size {plan.sampler.divisor}, {what},\n"
+            "   whatever the number of records in this batch."
         )
     matrix = "mixing" if plan.mixing.ndim == 2 else f"mixing[t mod {len(plan.mixing)}]"
     return [

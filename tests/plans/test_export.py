@@ -8,7 +8,7 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import export, noise, plan
+from dpjax.plans import export, noise, plan, samplers
 from tests.support import make_config
 
 NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
@@ -89,7 +89,7 @@ def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
     ("changes", "words"),
     [
         ({}, ("min(1, 0.5 / norm)", "nothing is divided", "t = 0, 1, ..., 19", "Stop then")),
-        (CYCLIC, ("of every record", "divides u_i by the batch size", "r mod 5", "4 times")),
+        (CYCLIC, ("of every record", "divides u_i by the batch size 4, one", "r mod 5", "4 times")),
         ({"design": "prefix_sum"}, ("strategy[t, s] V_s", "secret, until the last round")),
     ],
 )
@@ -99,6 +99,42 @@ def test_the_instructions_are_of_the_plan(network, changes, words, tmp_path):
     assert made.guarantee.statement() in text
     for word in words:
         assert word in text, word
+
+
+COUNTS = (10, 11, 12, 13, 14, 29)
+
+
+@pytest.mark.parametrize(
+    ("relation", "said", "unsaid"),
+    [
+        (
+            "zero_out_record",
+            "divides u_i by the batch size 29, the largest number of",
+            "Batches are fixed",
+        ),
+        ("replace_agent", "nothing is divided", "divides u_i"),
+    ],
+)
+def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
+    network, relation, said, unsaid, tmp_path
+):
+    config = make_config(relation=relation, sampler=samplers.Full())
+    made = plan.make(config, network, counts=COUNTS)
+    entries = read(made.save(tmp_path / "it.npz", labels=NAMES))
+    text = " ".join(str(entries["how_to_use"]).split())
+    assert said in text and unsaid not in text
+    assert "The batch is all records that site i has, in every round." in text
+    assert gdp.delta(mu_of(entries), entries["epsilon"]) <= entries["delta"] * (1 + 1e-9)
+    design = Design.load(tmp_path / "it.npz")
+    again = plan.make(made.config, network, counts=COUNTS, design=design)
+    assert again.fingerprint() == made.fingerprint()
+
+
+def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):
+    config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8))
+    made = plan.make(config, network, counts=COUNTS)
+    with pytest.raises(ValueError, match="coin flips a loop of your own would have to draw"):
+        made.save(tmp_path / "it.npz")
 
 
 def test_files_of_bare_designs_still_load(network, tmp_path):
