@@ -69,6 +69,7 @@ class Config:
                 raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
             if value is not None:
                 _check_frozen(name, value)
+        _validate.number("optimizer.first", self.optimizer.first)
         _validate.flag("release", self.release)
         # Below what an int32 counter of rounds can hold.
         rounds = _validate.integer("rounds", self.rounds, most=2**31 - 2)

@@ -14,6 +14,10 @@ from dpjax import _validate
 __all__ = ["Chain", "Sgd"]
 
 _SMALLEST, _LARGEST = 1e-37, 1e37
+_REMEDY = (
+    "give a function of the step size, which is traced, that returns an optax chain of functions "
+    "of updates, state and parameters alone, for parameters of any tree"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,11 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Chain:
-    """Any optax optimizer: ``Chain(optax.adam, 0.01)``, ``Chain(my_chain, step_size=0.05)``.
+    """An optax optimizer: ``Chain(optax.adam, 0.01)``, ``Chain(my_chain, step_size=0.05)``.
+
+    Any whose updates are a function of the noisy means, of what it keeps and of the model. Those
+    that ask for more, for the loss or its function as line searches do, are refused: no noise was
+    added to that.
 
     Post-processing of what was made private: it costs nothing, whatever it keeps. Every agent has
     its own, which sees that agent's model and updates alone: a norm over all leaves is a norm of
@@ -75,8 +83,11 @@ class Chain:
 
     Attributes:
         make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
-            argument alone; the step size may be traced, so that plans of one run can differ in it.
-        step_size: A number, or an optax schedule of the round.
+            argument alone; the step size is traced, so that plans of one run can differ in it.
+        step_size: A number, or an optax schedule of the round, whose steps are at least 0.
+
+    Raises:
+        ValueError: For what is no such function or step, when it is made and not in the run.
 
     Example:
         >>> import optax
@@ -95,20 +106,17 @@ class Chain:
                 f"make is {_validate.shown(self.make)}; give a function of the step size, such as "
                 "optax.adam"
             )
-        if not callable(self.step_size):
+        if callable(self.step_size):
+            _step(self.step_size, 0)
+        else:
             step = _validate.single_precision("step_size", self.step_size, _SMALLEST, _LARGEST)
             object.__setattr__(self, "step_size", step)
-        transformation = self.make(self.step_size)
-        if not isinstance(transformation, optax.GradientTransformation):
-            raise ValueError(
-                f"make gives {type(transformation).__name__}; return an "
-                "optax.GradientTransformation"
-            )
+        _try(self)
 
     @property
     def first(self) -> float:
         """Step size of the first round, for records."""
-        return float(self.step_size(0)) if callable(self.step_size) else self.step_size
+        return _step(self.step_size, 0) if callable(self.step_size) else self.step_size
 
     def shared(self) -> "Chain":
         """The part without what `arrays` holds: what plans of one run share."""
@@ -126,11 +134,68 @@ class Chain:
         return _each(self.make(step))
 
     def relative(self, rounds: int) -> np.ndarray:
-        """Step sizes over the first one, [T]: those of a schedule."""
+        """Step sizes over the first one, [T]: those of a schedule.
+
+        Raises:
+            ValueError: For a schedule with a step that is no finite number of at least 0.
+        """
         if not callable(self.step_size):
             return np.ones(rounds)
-        steps = np.asarray([float(self.step_size(t)) for t in range(rounds)])
+        steps = np.asarray([_step(self.step_size, t) for t in range(rounds)])
         return steps / steps[0] if steps[0] else np.ones(rounds)
+
+
+def _step(schedule: optax.Schedule, round: int) -> float:
+    """The step size of a schedule in a round, refused where a run cannot take it."""
+    name, remedy = f"step_size({round})", "give a schedule whose steps are finite, at least 0"
+    try:
+        value = schedule(round)
+    except Exception as error:
+        raise ValueError(f"{name} fails: {_said(error)}; {remedy}") from error
+    step = _validate.number(name, value, remedy=remedy)
+    if not 0 <= step <= _LARGEST:
+        raise ValueError(f"{name} is {_validate.shown(value)}; {remedy} and at most {_LARGEST:g}")
+    return step
+
+
+def _try(chain: Chain) -> None:
+    """Refuse what does not turn updates, state and parameters of a small model into updates."""
+    model = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
+
+    def one(model: Any, arrays: Any) -> Any:
+        made = chain.make(chain.step_size if callable(chain.step_size) else arrays["step_size"])
+        if not isinstance(made, optax.GradientTransformation):
+            kind = "a number" if isinstance(made, jax.Array) else type(made).__name__
+            raise TypeError(f"it gives {kind}, and no optax.GradientTransformation")
+        state = made.init(model)
+        return state, *made.update(model, state, model)
+
+    try:
+        state, updates, after = jax.eval_shape(one, model, chain.arrays())
+    except Exception as error:
+        raise ValueError(
+            f"make is {_validate.shown(chain.make)}, which makes no optimizer: {_said(error)}; "
+            f"{_REMEDY}"
+        ) from error
+    for leaf in jax.tree.leaves(state):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"make is {_validate.shown(chain.make)}, whose optimizer keeps a random key, which "
+                f"checkpoints would hold; draw no noise in an optimizer: {_REMEDY}"
+            )
+    for name, given, got in (("updates", model, updates), ("a state", state, after)):
+        shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), t) for t in (given, got)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"make is {_validate.shown(chain.make)}, whose optimizer turns {name} of "
+                f"{shapes[0]} into {shapes[1]}; keep shapes and dtypes"
+            )
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, with its kind."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _each(one: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -130,11 +130,78 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
     ("given", "text"),
     [
         ((0.1, 0.1), "make is 0.1; give a function of the step size"),
-        ((lambda step: step, 0.1), "make gives float; return an optax.GradientTransformation"),
+        ((lambda step: step, 0.1), "it gives a number, and no optax.GradientTransformation"),
+        ((lambda step: "sgd", 0.1), "it gives str, and no optax.GradientTransformation"),
         ((optax.adam, -1.0), "step_size is -1.0"),
         ((optax.adam, "fast"), "step_size is 'fast'"),
+        ((optax.sgd, lambda t: np.nan), r"step_size\(0\) is nan; give a schedule whose steps are"),
+        ((optax.sgd, lambda t: jnp.inf), r"step_size\(0\) is inf"),
+        ((optax.sgd, lambda t: -0.1), r"step_size\(0\) is -0.1"),
+        ((optax.sgd, lambda t: "fast"), r"step_size\(0\) is 'fast'"),
+        ((optax.sgd, lambda: 0.1), r"step_size\(0\) fails: TypeError: .* takes 0 positional"),
+        ((optax.sgd, lambda t: 0.1 if t < 5 else 0.01), "TracerBoolConversionError: .*any tree"),
     ],
 )
 def test_what_is_no_optimizer_is_refused(given, text):
     with pytest.raises(ValueError, match=text):
         optimizers.Chain(*given)
+
+
+def _validating(step):
+    if not step < 1.0:
+        raise ValueError("too long")
+    return optax.sgd(step)
+
+
+def _growing(step):
+    del step
+    return optax.GradientTransformation(
+        lambda params: jnp.zeros(1), lambda updates, state, params=None: (updates, jnp.zeros(2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (optax.lbfgs, "TypeError: .* required keyword-only arguments: 'value', 'grad'"),
+        (optax.contrib.momo, "'value'"),
+        (optax.polyak_sgd, "'value'"),
+        (lambda step: optax.contrib.reduce_on_plateau(), "'value'"),
+        (lambda step: optax.lookahead(optax.sgd(step), 5, 0.5), "no attribute 'fast'"),
+        (lambda step: optax.sgd(float(step)), "ConcretizationTypeError"),
+        (lambda: optax.sgd(0.1), "takes 0 positional arguments"),
+        (_validating, "TracerBoolConversionError"),
+    ],
+)
+def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(make, said):
+    """In one line that names what was given, what it said and what to give."""
+    text = f"make is .*, which makes no optimizer: .*{said}.*; give a function of the step size"
+    with pytest.raises(ValueError, match=text) as refused:
+        optimizers.Chain(make, 0.1)
+    assert "\n" not in str(refused.value)
+
+
+def test_optimizers_with_keys_or_changing_states_are_refused():
+    with pytest.raises(ValueError, match="optimizer keeps a random key, which checkpoints"):
+        optimizers.Chain(lambda step: optax.add_noise(0.1, 0.9, jax.random.key(0)), 0.1)
+    with pytest.raises(ValueError, match="whose optimizer turns a state of .* keep shapes"):
+        optimizers.Chain(_growing, 0.1)
+
+
+def test_schedules_that_warm_up_from_nothing_are_taken_and_later_steps_are_checked():
+    warming = optax.warmup_cosine_decay_schedule(0.0, 0.1, 3, 10)
+    assert optimizers.Chain(optax.adam, warming).first == 0
+    breaking = optimizers.Chain(optax.sgd, lambda t: 1.0 / jnp.asarray(3.0 - t))
+    with pytest.raises(ValueError, match=r"step_size\(3\) is .*inf"):
+        breaking.relative(5)
+
+
+def test_a_step_that_is_no_number_is_refused_before_a_run(network):
+    """Of a part of one's own too: a result could not be saved with it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(optimizers.Sgd):
+        first: float = float("nan")
+
+    with pytest.raises(ValueError, match="optimizer.first is nan"):
+        make_config(optimizer=Own(0.1))
