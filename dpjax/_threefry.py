@@ -31,10 +31,14 @@ def hashed(
     """The two words of the hash of every counter.
 
     Args:
-        key: A threefry key.
+        key: One threefry key.
         high: First words of the counters.
         low: Second words, of the same shape.
+
+    Raises:
+        ValueError: For several keys.
     """
+    _one(key)
     first, second = jax.random.key_data(key)
     schedule = (first, second, first ^ second ^ _PARITY)
     x, y = high + schedule[0], low + schedule[1]
@@ -54,7 +58,13 @@ def fold_in(key: PRNGKeyArray, data: Any) -> PRNGKeyArray:
     Args:
         key: One key; of another generator than threefry, JAX folds.
         data: A whole number of 32 bits.
+
+    Raises:
+        ValueError: For several keys or numbers, whose words would be mixed up.
     """
+    _one(key)
+    if jnp.ndim(data):
+        raise ValueError(f"data has shape {jnp.shape(data)}; give one number, or use jax.vmap")
     if str(jax.random.key_impl(key)) != IMPLEMENTATION:
         return jax.random.fold_in(key, data)
     low = jnp.uint32(data)
@@ -68,7 +78,11 @@ def bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r c"]:
     Args:
         key: One key; of another generator than threefry, JAX draws.
         shape: (rows, columns); where their product is beyond 32 bits, JAX draws.
+
+    Raises:
+        ValueError: For several keys.
     """
+    _one(key)
     rows, columns = shape
     if str(jax.random.key_impl(key)) != IMPLEMENTATION or rows * columns >= 2**32:
         return jax.random.bits(key, shape, jnp.uint32)
@@ -76,3 +90,8 @@ def bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r c"]:
     counter = row * np.uint32(columns) + column
     high, low = hashed(key, jnp.zeros_like(counter), counter)
     return high ^ low
+
+
+def _one(key: PRNGKeyArray) -> None:
+    if key.shape:
+        raise ValueError(f"key has shape {key.shape}; give one key, or use jax.vmap")

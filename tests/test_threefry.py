@@ -49,6 +49,26 @@ def test_other_generators_are_left_to_jax():
     )
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_several_keys_or_numbers_are_refused(impl):
+    """Two keys are four words, which would be taken for the two words of two keys mixed up."""
+    keys = jax.random.split(jax.random.key(7, impl=impl), 2)
+    for refused in (
+        lambda: _threefry.fold_in(keys, 3),
+        lambda: jax.jit(_threefry.fold_in)(keys, 3),
+        lambda: _threefry.bits(keys, (3, 4)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"key has shape \(2,\); give one key, or use jax.vmap"
+        ):
+            refused()
+    with pytest.raises(ValueError, match=r"data has shape \(3,\); give one number"):
+        _threefry.fold_in(keys[0], jnp.arange(3))
+    counters = jnp.zeros((5,), jnp.uint32)
+    with pytest.raises(ValueError, match="give one key"):
+        _threefry.hashed(jax.random.split(KEY, 2), counters, counters)
+
+
 def test_no_loop_is_left_in_a_draw():
     # What JAX hashes in on a CPU: a loop that nothing fuses with, and a round has several.
     def hashes(key):

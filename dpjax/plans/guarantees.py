@@ -87,4 +87,7 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
         )
     records = whole.astype(np.int64)
     config.sampler.check(records)
-    return records if counted else None
+    if not counted:
+        return None
+    config.sampler.holding(int(records.max()))
+    return records

@@ -26,6 +26,15 @@ def _known(records: int | None) -> int:
     return records
 
 
+def _same(given: int | None, records: int) -> None:
+    """Refuse a number of records that the counts do not have; none is replaced unseen."""
+    if given not in (None, records):
+        raise ValueError(
+            f"records is {given}, but the most records of an agent are {records}; leave records "
+            "out of the sampler: the plan fills it in"
+        )
+
+
 class _Anytime:
     """Samplers by which a record may take part in every round."""
 
@@ -103,7 +112,7 @@ class Full(_Anytime, _Plain):
     loss over its own records is clipped, whatever their number.
 
     Attributes:
-        records: Most records of an agent; the plan fills it in.
+        records: Most records of an agent; the plan fills it in, and refuses another number.
 
     Example:
         >>> Full().holding(40).divisor
@@ -130,7 +139,11 @@ class Full(_Anytime, _Plain):
 
         Args:
             records: Most records of an agent.
+
+        Raises:
+            ValueError: For a sampler of another number.
         """
+        _same(self.records, records)
         return dataclasses.replace(self, records=records)
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
@@ -244,7 +257,7 @@ class Poisson(_Anytime):
         expected: Records that an agent's batch has on average; sums are divided by it, whatever
             the batch.
         capacity: Records a pass, to bound memory.
-        records: Most records of an agent; the plan fills it in.
+        records: Most records of an agent; the plan fills it in, and refuses another number.
 
     Example:
         >>> import numpy as np
@@ -278,7 +291,11 @@ class Poisson(_Anytime):
 
         Args:
             records: Most records of an agent.
+
+        Raises:
+            ValueError: For a sampler of another number.
         """
+        _same(self.records, records)
         return dataclasses.replace(self, records=records)
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:

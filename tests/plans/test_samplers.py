@@ -172,3 +172,16 @@ def test_rates_without_a_claim_amplify_nothing():
     one = plan.make(config, RING, counts=COUNTS)
     plain = make_config(sampler=Random(2), relation="replace_record", rounds=3)
     assert one.guarantee == plan.make(plain, RING).guarantee
+
+
+@pytest.mark.parametrize("sampler", [Full(records=100), Poisson(2.0, 8, records=100)])
+def test_a_number_of_records_that_is_not_the_counts_is_refused(sampler):
+    """It was replaced without a word, and sums divided by another number than was asked for."""
+    config = make_config(sampler=sampler, relation="zero_out_record", rounds=3)
+    text = "records is 100, but the most records of an agent are 9; leave records out"
+    for each in (config, config.using(None)):
+        with pytest.raises(ValueError, match=text):
+            plan.make(each, RING, counts=COUNTS)
+    same = dataclasses.replace(sampler, records=9)
+    made_so = plan.make(dataclasses.replace(config, sampler=same), RING, counts=COUNTS)
+    assert made_so.statics.sampler.records == 9
