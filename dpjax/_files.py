@@ -10,11 +10,31 @@ from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["archive", "create", "replace", "writing"]
+from dpjax import _validate
+
+__all__ = ["archive", "create", "npz", "replace", "writing"]
 
 Content = bytes | Callable[[BinaryIO], None]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def npz(path: str | os.PathLike[str]) -> Path:
+    """Return where a path's archive is, to write or to read: ``.npz`` is appended to bare names.
+
+    Args:
+        path: As it was given.
+
+    Raises:
+        ValueError: For what names no file, numbers among them: those are open files' own.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ValueError(f"path is {_validate.shown(path)}; name a file, such as 'run.npz'")
+    place = Path(text)
+    if os.path.isdir(text) or not place.name or place.name == "..":
+        raise ValueError(f"path is {text!r}, a folder; name a file in it, such as 'run.npz'")
+    return place if place.suffix else place.with_suffix(".npz")
 
 
 def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -31,7 +31,8 @@ def place(name: str, wanted: Any, there: Sequence[Any]) -> int:
         if len(there) != 1:
             raise ValueError(f"{name} is None for several; give one of {choices}")
         return 0
-    if isinstance(wanted, bool) or list(there).count(wanted) != 1:
+    known = isinstance(wanted, str | int | np.integer) and not isinstance(wanted, bool)
+    if not known or list(there).count(wanted) != 1:
         raise ValueError(
             f"{name} is {_validate.shown(wanted)}; give one of {choices}, by its number"
         )

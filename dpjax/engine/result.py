@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import dpjax
+from dpjax import _files
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import inference, saved
 from dpjax.plans.plan import Plan
@@ -176,8 +177,9 @@ class Result:
     ) -> Any:
         """The average model of a run, or one agent's, for inference.
 
-        Guarantee: the run's; an average of released models is post-processing. Under
-        gradients="view" it is one of agents' own models, which the guarantee does not cover.
+        Guarantee: the run's; an average of released models is post-processing. Not under
+        gradients="view": there it is one of agents' own models, which no guarantee covers, and
+        whoever publishes it publishes what is not protected.
 
         Args:
             seed: Which of ``seeds``; may be left out where there is one.
@@ -208,8 +210,8 @@ class Result:
     ) -> Callable[[Any], Any]:
         """What the trained model says of examples: ``predict = result.predictor(task)``.
 
-        Guarantee: that of `model`: for whoever does not know the examples, predictions are
-        post-processing.
+        Guarantee: that of `model`, and none under gradients="view": for whoever does not know the
+        examples, predictions are post-processing.
 
         Args:
             problem: What was trained, whose frozen values are used and whose examples those to
@@ -244,8 +246,9 @@ class Result:
             The path.
 
         Raises:
-            ValueError: Where the file exists or cannot be written, or parameters are in other
-                containers than dicts, lists and tuples.
+            ValueError: Where the file exists or cannot be written, for what is no path, a result
+                that contradicts itself, or parameters that are no numbers in dicts keyed by
+                texts, lists and tuples.
         """
         header = {
             "versions": {"dpjax": dpjax.__version__, "jax": jax.__version__},
@@ -257,7 +260,11 @@ class Result:
             "ended": self.ended,
             "frozen": self.frozen,
         }
-        arrays = {f"metric_{i}": values for i, values in enumerate(self.metrics.values())}
+        # Those of a model in bfloat16 are no numbers to NumPy alone.
+        metrics = [
+            x if x.dtype.kind != "V" else x.astype(np.float32) for x in self.metrics.values()
+        ]
+        arrays = {f"metric_{i}": values for i, values in enumerate(metrics)}
         arrays |= {"rounds": self.rounds, "times": np.array([self.seconds, self.rounds_per_second])}
         return saved.write(path, header, arrays, self.params)
 
@@ -265,16 +272,21 @@ class Result:
     def load(cls, path: str | os.PathLike[str]) -> "Result":
         """Read a result that `save` wrote; `rows`, metrics, guarantees and models are the same.
 
+        Guarantee: none of its own: the file's digest finds damage, and proves nothing of who made
+        it or whether what it states is true. Load results from where you would load designs.
+
         Args:
-            path: The file.
+            path: The file; ``.npz`` is appended where there is no suffix, as in `save`.
 
         Returns:
-            The result, without plans.
+            The result, without plans; its arrays cannot be written to.
 
         Raises:
             FileNotFoundError: Where there is no such file.
-            ValueError: For a truncated, changed or foreign file.
+            ValueError: For a truncated, changed or foreign file, one that contradicts itself, or
+                what is no path.
         """
+        path = _files.npz(path)
         try:
             header, arrays, params = saved.read(path)
             metrics = {name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])}

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _files
+from dpjax import _files, _validate
+from dpjax.engine import coherence
 
 __all__: list[str] = []
 
@@ -47,8 +48,7 @@ def write(
     Raises:
         ValueError: Where the file exists or cannot be written, or for other containers.
     """
-    path = Path(path)
-    path = path if path.suffix else path.with_suffix(".npz")
+    path = _files.npz(path)
     taken = ValueError(
         f"path is {str(path)!r}, which exists; results are never overwritten, name another"
     )
@@ -57,9 +57,10 @@ def write(
     leaves: list[np.ndarray] = []
     tree = _structure(params, leaves)
     kinds = [leaf.dtype.name for leaf in leaves]
+    held = {name: np.asarray(array) for name, array in arrays.items()}
+    coherence.check(header, held, leaves)
     whole = {"format": _FORMAT, "kind": _KIND, "tree": tree, "dtypes": kinds, **header}
     text = json.dumps(whole, sort_keys=True, allow_nan=False)
-    held = {name: np.asarray(array) for name, array in arrays.items()}
     held |= {f"leaf_{i}": _plain(leaf) for i, leaf in enumerate(leaves)}
     entries: dict[str, Any] = {"header": np.array(text), "digest": _digest(text, held), **held}
     with _files.writing("path", path):
@@ -74,11 +75,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.nda
     """Return header, arrays and parameters that `write` stored.
 
     Args:
-        path: The file.
+        path: The file, from `_files.npz`.
 
     Raises:
         FileNotFoundError: Where there is no such file.
-        ValueError: For a truncated, changed or foreign file.
+        ValueError: For a truncated, changed or foreign file, or one that contradicts itself.
     """
     held = _files.archive(path)
     text, digest = str(held.pop("header")), str(held.pop("digest"))
@@ -89,7 +90,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.nda
         raise ValueError(f"it is a {header['kind']} of format {header['format']}")
     kinds = enumerate(header.pop("dtypes"))
     leaves = [_rich(held.pop(f"leaf_{i}"), kind) for i, kind in kinds]
-    return header, held, _filled(header.pop("tree"), leaves)
+    for array in (*held.values(), *leaves):
+        array.flags.writeable = False
+    tree = header.pop("tree")
+    coherence.check(header, held, leaves)
+    used: list[int] = []
+    params = _filled(tree, leaves, used)
+    if sorted(used) != list(range(len(leaves))):
+        raise ValueError(f"its parameters hold {len(leaves)} arrays, its tree names {used}")
+    return header, held, params
 
 
 def _plain(leaf: np.ndarray) -> np.ndarray:
@@ -108,7 +117,10 @@ def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
     """Where each leaf stands, in lists and dicts that JSON can hold."""
     if tree is None:
         return None
-    if type(tree) is dict and all(type(key) is str for key in tree):
+    if type(tree) is dict:
+        if not all(type(key) is str for key in tree):
+            keys = _validate.shown(list(tree))
+            raise ValueError(f"params hold a dict with the keys {keys}; name them by texts")
         return {"dict": {key: _structure(part, leaves) for key, part in tree.items()}}
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_structure(part, leaves) for part in tree]}
@@ -117,20 +129,26 @@ def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
             f"params hold a {type(tree).__name__}, which a file without code cannot; save "
             "dataclasses.replace(result, params=...) with dicts, lists and tuples of arrays"
         )
+    if not (jnp.issubdtype(tree.dtype, jnp.number) or jnp.issubdtype(tree.dtype, jnp.bool_)):
+        raise ValueError(
+            f"params hold an array of {tree.dtype}, which is no number; save "
+            "dataclasses.replace(result, params=...) with arrays of numbers alone, and no keys"
+        )
     leaves.append(np.asarray(tree))
     return len(leaves) - 1
 
 
-def _filled(tree: Any, leaves: list[np.ndarray]) -> Any:
-    """The inverse of `_structure`."""
+def _filled(tree: Any, leaves: list[np.ndarray], used: list[int]) -> Any:
+    """The inverse of `_structure`; ``used`` gathers the numbers of leaves."""
     if tree is None:
         return None
-    if isinstance(tree, int):
+    if type(tree) is int and 0 <= tree < len(leaves):
+        used.append(tree)
         return leaves[tree]
     ((kind, parts),) = tree.items()
     if kind == "dict":
-        return {key: _filled(part, leaves) for key, part in parts.items()}
-    return {"list": list, "tuple": tuple}[kind](_filled(part, leaves) for part in parts)
+        return {key: _filled(part, leaves, used) for key, part in parts.items()}
+    return {"list": list, "tuple": tuple}[kind](_filled(part, leaves, used) for part in parts)
 
 
 def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:

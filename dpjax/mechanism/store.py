@@ -36,8 +36,7 @@ def write(
     Raises:
         ValueError: where the system refuses to write.
     """
-    path = Path(path)
-    path = path if path.suffix else path.with_suffix(".npz")
+    path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
     held = {name: _kept(array) for name, array in arrays.items()}
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -62,6 +61,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
         FileNotFoundError: when there is no such file.
         ValueError: for a truncated, changed or foreign file.
     """
+    path = _files.npz(path)
     remedy = f"give a file that dpjax saved as a {kind}, or make it again"
     try:
         held = _files.archive(path)

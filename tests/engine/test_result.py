@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import keys
+from dpjax.engine import keys, saved
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
@@ -68,6 +68,12 @@ def test_trees_come_back_as_they_were(tmp_path, result, params):
     equal(Result.load(other.save(tmp_path / "r")).params, params)
 
 
+def test_metrics_of_narrow_models_come_back(tmp_path, result):
+    metrics = {name: values.astype(jnp.bfloat16) for name, values in result.metrics.items()}
+    other = dataclasses.replace(result, metrics=metrics)
+    assert Result.load(other.save(tmp_path / "r")).rows() == other.rows()
+
+
 def test_guarantees_of_every_kind_come_back(tmp_path, result):
     from dpjax.accounting.guarantee import Guarantee
     from dpjax.accounting.losses import Pld
@@ -88,7 +94,7 @@ def test_nothing_is_overwritten(tmp_path, result):
     path.write_text("somebody's")
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
-    for taken in (path, tmp_path / "folder.npz", tmp_path / "link.npz"):
+    for taken in (path, path.with_suffix(""), tmp_path / "link.npz"):
         with pytest.raises(ValueError, match="which exists; results are never overwritten"):
             result.save(taken)
     assert path.read_text() == "somebody's" and len(os.listdir(tmp_path)) == 3
@@ -124,8 +130,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path, result):
     for name in ("foreign.npz", "bare.npy", "objects.npz"):
         with pytest.raises(ValueError, match="path is .*which cannot be read"):
             Result.load(tmp_path / name)
-    with pytest.raises(ValueError, match="cannot be read"):
-        Result.load(tmp_path)
     with pytest.raises(FileNotFoundError):
         Result.load(tmp_path / "nowhere.npz")
 
@@ -138,6 +142,124 @@ def test_other_containers_are_refused_before_anything_is_written(tmp_path, resul
         other = dataclasses.replace(result, params=params)
         with pytest.raises(ValueError, match="params hold a"):
             other.save(tmp_path / "r")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", " ", ".", "..", "/", None, 3, 3.5, b"x.npz", "a\0b", ["r"], "a" * 300, "folder", "f.npz"],
+)
+def test_paths_that_name_no_file(tmp_path, monkeypatch, result, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "f.npz").mkdir()
+    with pytest.raises(ValueError, match="path is"):
+        result.save(path)
+    with pytest.raises(ValueError, match="path is"):
+        Result.load(path)
+    assert sorted(os.listdir()) == ["f.npz", "folder"] and not os.listdir("folder")
+
+
+def test_files_that_are_open_already_are_left_alone():
+    """A number is a file that the process has open: reading it would close it in the end."""
+    ours = os.open(os.devnull, os.O_RDONLY)
+    for number in (ours, True, False):
+        with pytest.raises(ValueError, match=f"path is {number}; name a file"):
+            Result.load(number)
+    for number in (ours, 0, 1):
+        os.fstat(number)  # raises where it was closed
+    os.close(ours)
+
+
+def test_one_name_is_one_file(tmp_path, monkeypatch, result):
+    monkeypatch.chdir(tmp_path)
+    result.save("run")
+    assert os.listdir() == ["run.npz"]
+    assert Result.load("run").rows() == Result.load("run.npz").rows() == result.rows()
+    result.save("run.v1")
+    assert Result.load("run.v1").rows() == result.rows()
+
+
+def test_what_was_read_cannot_be_written_to(tmp_path, result):
+    loaded = Result.load(result.save(tmp_path / "r"))
+    own = loaded.model(seed=3, plan=0, agent=0)
+    arrays = (*jax.tree.leaves((loaded.params, own, loaded.metrics)), loaded.rounds)
+    for array in filter(np.ndim, arrays):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 9
+
+
+def forged(path, place, change):
+    """A file whose header was edited, with a digest of its own."""
+    with np.load(path) as file:
+        held = dict(file)
+    header = json.loads(str(held.pop("header")))
+    del held["digest"]
+    change(header, held)
+    text = json.dumps(header, sort_keys=True)
+    np.savez(place, header=np.array(text), digest=saved._digest(text, held), **held)
+    return place
+
+
+def setting(**values):
+    return lambda header, held: header.update(values)
+
+
+def term(**values):
+    return lambda header, held: header["terms"][1].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (setting(format=1), "it is a dpjax result of format 1"),
+        (setting(guarantees=[]), "guarantees is"),
+        (lambda header, held: header["guarantees"].pop(), "guarantees are 1 for 2 plans"),
+        (lambda header, held: header["terms"].pop(), "guarantees are 2 for 1 plans"),
+        (setting(seeds=[0]), "arrays have shapes"),
+        (setting(seeds=[0, 0]), "each stands there once"),
+        (setting(seeds="01"), "seeds is '01'"),
+        (setting(seeds=[True, 0]), "seeds is True"),
+        (setting(seeds=[0.0, 1]), "seeds is 0.0"),
+        (setting(ended="no"), "ended is 'no'; give True or False"),
+        (setting(frozen=None), "frozen is None"),
+        (setting(metrics=["a"]), "arrays have shapes"),
+        (setting(metrics="ab"), "metrics is 'ab'"),
+        (setting(tree=-1), "cannot be read"),
+        (setting(tree=99), "cannot be read"),
+        (setting(tree=True), "cannot be read"),
+        (setting(tree=None), "its tree names"),
+        (setting(tree={"list": [0, 0]}), "its tree names"),
+        (setting(tree={"exec": [0]}), "cannot be read"),
+        (term(label=3), "terms hold label = 3"),
+        (term(agents=True), "terms hold agents = True"),
+        (term(epsilon=1.0), "terms hold epsilon = 1.0"),
+        (term(epsilon="nan"), "terms hold epsilon = nan"),
+        (term(more=1), "terms hold"),
+        (lambda header, held: held.update(rounds=held["rounds"] + 0.5), "rounds is"),
+        (lambda header, held: held.update(times=np.zeros(3)), "arrays have shapes"),
+        (lambda header, held: held.update(leaf_0=held["leaf_0"][:1]), "params have a leaf"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(tmp_path, result, change, message):
+    """Edited with care, that is: the digest is nobody's signature."""
+    path = result.save(tmp_path / "r")
+    assert Result.load(forged(path, tmp_path / "same.npz", setting())).rows() == result.rows()
+    with pytest.raises(ValueError, match=f"path is .*{message}"):
+        Result.load(forged(path, tmp_path / "forged.npz", change))
+
+
+def test_results_that_could_not_be_read_again_are_not_written(tmp_path, result):
+    for change, message in (
+        ({"seeds": (3, 5, 7)}, "arrays have shapes"),
+        ({"guarantees": ()}, "guarantees is"),
+        ({"params": {"w": np.ones(3)}}, "params have a leaf"),
+        ({"params": {"w": np.array([[object()] * 2] * 2)}}, "params hold an array of object"),
+        ({"params": {"w": jax.random.split(jax.random.key(0), (2, 2))}}, "array of key<fry>"),
+        ({"params": {0: np.ones((2, 2))}}, r"a dict with the keys \[0\]; name them by texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(result, **change).save(tmp_path / "r")
     assert not os.listdir(tmp_path)
 
 
@@ -156,7 +278,7 @@ def test_no_noise_key_is_in_the_file(tmp_path, network, small):
         assert np.asarray(key, np.uint32).tobytes() not in content
         assert str(int(key[0])).encode() not in content
     # The broken twin: a key among the parameters would be found.
-    twin = dataclasses.replace(left, params={"w": np.asarray(words[:2], np.uint32)})
+    twin = dataclasses.replace(left, params={"w": np.asarray(words[:2], np.uint32)[None, None]})
     found = np.asarray(words[:2], np.uint32).tobytes()
     assert found in twin.save(tmp_path / "twin").read_bytes()
 
@@ -193,6 +315,9 @@ def test_predictions_are_the_modules(tmp_path, result, small):
         ({"seed": 3, "plan": "mafalda"}, r"plan is 'mafalda'; give one of \['whisper'"),
         ({"seed": 3, "plan": 0, "agent": 6}, "agent is 6; give a whole number from 0 to 5"),
         ({"seed": True, "plan": 0}, "seed is True"),
+        ({"seed": 3, "plan": np.array([0, 1])}, r"plan is array"),
+        ({"seed": np.array([3, 5]), "plan": 0}, r"seed is array"),
+        ({"seed": 3.0, "plan": 0}, "seed is 3.0"),
     ],
 )
 def test_models_that_there_are_not(result, arguments, message):
