@@ -84,7 +84,7 @@ class Chain:
     Attributes:
         make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
             argument alone; the step size is traced, so that plans of one run can differ in it.
-        step_size: A number, or an optax schedule of the round, whose steps are at least 0.
+        step_size: A number, or an optax schedule of the round, which starts at no less than 0.
 
     Raises:
         ValueError: For what is no such function or step, when it is made and not in the run.
@@ -137,7 +137,7 @@ class Chain:
         """Step sizes over the first one, [T]: those of a schedule.
 
         Raises:
-            ValueError: For a schedule with a step that is no finite number of at least 0.
+            ValueError: For a schedule with a step that is no finite number.
         """
         if not callable(self.step_size):
             return np.ones(rounds)
@@ -147,13 +147,14 @@ class Chain:
 
 def _step(schedule: optax.Schedule, round: int) -> float:
     """The step size of a schedule in a round, refused where a run cannot take it."""
-    name, remedy = f"step_size({round})", "give a schedule whose steps are finite, at least 0"
+    name, remedy = f"step_size({round})", "give a schedule of finite steps, the first at least 0"
     try:
         value = schedule(round)
     except Exception as error:
         raise ValueError(f"{name} fails: {_said(error)}; {remedy}") from error
     step = _validate.number(name, value, remedy=remedy)
-    if not 0 <= step <= _LARGEST:
+    # Later ones may fall below zero by rounding.
+    if abs(step) > _LARGEST or (round == 0 and step < 0):
         raise ValueError(f"{name} is {_validate.shown(value)}; {remedy} and at most {_LARGEST:g}")
     return step
 
