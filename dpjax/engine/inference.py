@@ -96,7 +96,7 @@ def predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
             "the problem that was trained"
         )
     apply = jax.jit(problem.apply)
-    return lambda x: apply(params, jnp.asarray(_numbers(x)))
+    return lambda x: apply(params, x if isinstance(x, jax.core.Tracer) else _numbers(x))
 
 
 def frozen_digest(frozen: Any) -> str:
@@ -127,10 +127,12 @@ def _check_fits(params: Any, wanted: Any) -> None:
 
 def _like(trained: np.ndarray, x: Any) -> Any:
     """Examples in the form of those that the model was trained on."""
-    records = _numbers(x)
+    records = x if isinstance(x, jax.core.Tracer) else _numbers(x)
     if not records.ndim or records.shape[1:] != trained.shape[1:]:
         shape = ", ".join(map(str, ("M", *trained.shape[1:])))
         raise ValueError(f"x has shape {records.shape}; give examples [{shape}]")
+    if isinstance(records, jax.core.Tracer):
+        return _traced(trained.dtype, records)
     if trained.dtype.kind not in "iub":
         return jnp.asarray(records.astype(trained.dtype))
     if (records.dtype.kind == "b") != (trained.dtype.kind == "b") or records.dtype.kind == "f":
@@ -140,6 +142,17 @@ def _like(trained: np.ndarray, x: Any) -> Any:
         # A cast would wrap around, and an embedding would take another word.
         _check_within(records, trained.dtype)
     return jnp.asarray(records.astype(trained.dtype))
+
+
+def _traced(trained: np.dtype, x: Any) -> Any:
+    """Examples inside a function that is traced, whose values nobody can see."""
+    kind = jnp.result_type(trained)
+    if x.dtype != kind:
+        raise ValueError(
+            f"x is {x.dtype} in a function that is traced, where its values cannot be checked; "
+            f"give {kind}, as the model was trained on"
+        )
+    return x
 
 
 def _check_within(records: np.ndarray, kind: np.dtype) -> None:
@@ -159,10 +172,14 @@ def _numbers(x: Any) -> np.ndarray:
         records = np.asarray(x)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"x is no array of numbers ({error}); give examples [M, ...]") from None
-    if records.dtype.kind == "O" and records.size:
-        whole = all(isinstance(entry, int) for entry in records.flat)
-        shown = max(records.flat, key=abs) if whole else records.flat[0]
-        raise ValueError(f"x holds {_validate.shown(shown)}; give real numbers of at most 32 bits")
+    if records.dtype.kind == "O" and all(type(entry) is int for entry in records.flat):
+        try:
+            records = records.astype(np.int64)
+        except OverflowError:
+            value = _validate.shown(max(records.flat, key=abs))
+            raise ValueError(f"x holds {value}; give numbers of at most 32 bits") from None
+    elif records.dtype.kind == "O":
+        records = _validate.finite_array("x", records)
     if records.size and records.dtype.kind != "b":
         _validate.finite_array("x", records)
         _validate.check_range("x", records)
