@@ -214,7 +214,11 @@ class Networked(Protocol):
 
 
 class Privatizer(Protocol):
-    """How noise is drawn; hashable, one compilation for each value."""
+    """How noise is drawn; hashable, one compilation for each value.
+
+    It may have ``compact(arrays) -> arrays`` too: a smaller form, for the same noise to the bit, of
+    the arrays of all plans of a run, [V, ...] each.
+    """
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """Add the noise to a payload; its state is the only place with a key.

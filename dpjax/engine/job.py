@@ -172,7 +172,7 @@ def prepared(
         arguments.check_dtypes(models)
     job = Job(
         statics=placing.statics(together, problems, mesh),
-        arrays=placing.arrays(plans, mesh),
+        arrays=placing.arrays(plans, mesh, together.noise),
         data=placing.data(problems, mesh),
         batch_keys=keys.stacked(seeds, "batches", phase),
         models=models,

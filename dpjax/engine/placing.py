@@ -75,12 +75,13 @@ def _parts(problem: Problem) -> parts.Data:
     return parts.Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
 
 
-def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
+def arrays(plans: tuple[Plan, ...], mesh: Any, noise: Any = None) -> dict[str, jax.Array]:
     """Stack what differs between plans.
 
     Args:
         plans: V plans.
         mesh: From `sharding.agent_mesh`.
+        noise: How their noise is drawn, which may know a smaller form of its arrays; or None.
 
     Returns:
         Arrays by name with V as their leading axis, float32 whatever the x64 flag says; rows of
@@ -89,15 +90,15 @@ def arrays(plans: tuple[Plan, ...], mesh: Any) -> dict[str, jax.Array]:
     # A plan without noise has none of its arrays: zeros, with which whatever is drawn adds nothing.
     like = {name: array for plan in plans for name, array in plan.arrays.items()}
     stacked = {
-        name: jnp.asarray(
-            np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(
-                np.float32
-            )
+        name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(
+            np.float32
         )
         for name, one in like.items()
     }
+    if hasattr(noise, "compact"):
+        stacked = noise.compact(stacked)
     return {
-        name: sharding.place(array, mesh, array.ndim - 2 if array.ndim > 2 else None)
+        name: sharding.place(jnp.asarray(array), mesh, array.ndim - 2 if array.ndim > 2 else None)
         for name, array in stacked.items()
     }
 

@@ -244,8 +244,16 @@ class Coloured:
     grid: float | None = None
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["factor"]`` is its F [n, n]."""
+        """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n]."""
         strategy = None if self.strategy is None else self.strategy.matrix
         return noise_.correlated(
             arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
         )
+
+    def compact(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Diagonals in the place of factors [V, n, n] that are diagonal in all plans of a run."""
+        factor = arrays["factor"]
+        diagonal = np.diagonal(factor, axis1=1, axis2=2)
+        if np.count_nonzero(factor) > np.count_nonzero(diagonal):
+            return dict(arrays)
+        return {**arrays, "factor": diagonal}

@@ -81,8 +81,9 @@ def correlated(
     threefry with a secret key of 64 bits is pseudorandom; such a key is no long-lived secret.
 
     Args:
-        factor: [n, n] F, the covariance over agents being F F'. May be traced (say, vmapped over
-            designs), and is then not checked; zero gives no noise at all.
+        factor: [n, n] F, the covariance over agents being F F', or [n], the diagonal of one that
+            has nothing else, with the same noise. May be traced (say, vmapped over designs), and is
+            then not checked; zero gives no noise at all.
         key: A single threefry key, of no other use: ``jax.random.key(seed, impl="threefry2x32")``.
         rounds: Rounds T the noise is accounted for.
         strategy: [T, T] lower triangular C with a positive diagonal, applied by the route of
@@ -157,7 +158,11 @@ def correlated(
                 drawn, kept = over_rounds.step(draw, state.past[index], state.round)
                 past.append(kept)
             colour = weights.astype(group.dtype) * valid.astype(group.dtype)
-            noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
+            if weights.ndim == 1:
+                scaled = colour[:, None] * _rounded(drawn, state.round)
+                noise = _rounded(scaled, state.round)
+            else:
+                noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
             columns = np.cumsum(group.sizes)[:-1]
             for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
                 leaf = leaves[position]
@@ -186,6 +191,19 @@ def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
     """
     matrix = _validate.square("covariance", covariance)
     return float(matrix.sum() / len(matrix) ** 2)
+
+
+def _rounded(values: Any, round: Int[Array, ""]) -> Array:
+    """The same numbers, whose rounding compilers cannot move into what follows.
+
+    Factors that are multiplied, or a product and a sum, would be rounded together, to other last
+    bits than around a matrix product; a seed's results are to stay what they are. Rounds are not
+    below 0, which no compiler knows.
+    """
+    words = jnp.uint32 if values.dtype == jnp.float32 else jnp.uint64
+    zero = (round < 0).astype(words)
+    bits = jax.lax.bitcast_convert_type(values, words) ^ zero
+    return jax.lax.bitcast_convert_type(bits, values.dtype)
 
 
 def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
@@ -238,17 +256,22 @@ def check_key(key: Any) -> None:
 def _checked_factor(factor: Any) -> Array | np.ndarray:
     if not isinstance(factor, jax.core.Tracer):
         factor = np.asarray(factor)
-        if not np.issubdtype(factor.dtype, np.float32):
-            factor = _validate.square("factor", factor)
-        _validate.square("factor", factor)
+        if factor.ndim == 1:
+            factor = _validate.finite_array("factor", factor, ndim=1).astype(factor.dtype)
+        else:
+            if not np.issubdtype(factor.dtype, np.float32):
+                factor = _validate.square("factor", factor)
+            _validate.square("factor", factor)
         largest = float(np.abs(factor).max(initial=0.0))
         if largest > 0 and not 1e-30 <= largest <= 1e30:
             raise ValueError(
                 f"factor has a largest entry of {largest:.3g}, at which noise vanishes or "
                 "overflows; rescale it"
             )
-    if factor.ndim != 2 or factor.shape[0] != factor.shape[1]:
-        raise ValueError(f"factor has shape {factor.shape}; give a square matrix over the agents")
+    if factor.ndim not in (1, 2) or factor.shape[0] != factor.shape[-1]:
+        raise ValueError(
+            f"factor has shape {factor.shape}; give a square matrix over the agents, or a diagonal"
+        )
     return factor
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dpjax.engine import placing
 from dpjax.mechanism import design
 from dpjax.plans import factor, plan
 from dpjax.topology import graphs, mixing
@@ -79,3 +80,14 @@ def test_what_float32_cannot_hold_is_refused():
     for wanted in (np.diag([1.0, 1e-90]), np.full((2, 2), 1.0), 1e90 * np.eye(2)):
         with pytest.raises(ValueError, match="float32"):
             factor.rounded(wanted, np.asarray(1e-89))
+
+
+def test_runs_without_correlation_multiply_no_matrix(network):
+    """All plans diagonal: diagonals; one that is not, and they stay matrices."""
+    plans = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
+    bare = plan.make(make_config(design="non_private"), network)
+    alone = placing.arrays((bare, plans[0]), None, plans[0].statics.noise)["factor"]
+    np.testing.assert_array_equal(alone[1], np.diag(plans[0].factor))
+    assert alone.shape == (2, 6) and not alone[0].any()
+    both = placing.arrays(tuple(plans), None, plans[0].statics.noise)["factor"]
+    assert both.shape == (2, 6, 6)

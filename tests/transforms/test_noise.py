@@ -395,3 +395,31 @@ def test_malformed_updates_are_refused():
         with pytest.raises(ValueError, match="n=3 agents"):
             transform.init(updates)
             transform.update(updates, noise.NoiseState(key(), jnp.int32(0)))
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("rounds_strategy", [None, "anti_pgd"])
+def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
+    scales = np.array([0.5, 3.0, 0.0, 1.7], np.float32)
+    strategy = None if rounds_strategy is None else np.tri(5)
+    updates = {"w": np.ones((4, 6), np.float32), "b": np.zeros((4, 2), np.float32)}
+    out = []
+    for factor in (np.diag(scales), scales):
+        link = noise.correlated(
+            factor, key=key(3), rounds=5, strategy=strategy, grid=2.0**-20 if released else None
+        )
+        state, taken = link.init(updates), []
+        for _ in range(5):
+            noisy, state = jax.jit(link.update)(updates, state)
+            taken.append(noisy)
+        out.append(taken)
+    jax.tree.map(np.testing.assert_array_equal, *out)
+    assert np.abs(out[0][0]["w"][2] - 1).max() < 1e-5 < np.abs(out[0][0]["w"][1] - 1).max()
+
+
+def test_a_factor_of_another_shape_is_refused():
+    for factor in (np.ones((2, 3), np.float32), np.ones((1, 2, 2), np.float32)):
+        with pytest.raises(ValueError, match="factor"):
+            noise.correlated(factor, key=key(), rounds=5)
+    with pytest.raises(ValueError, match="factor holds nan"):
+        noise.correlated(np.array([1.0, np.nan], np.float32), key=key(), rounds=5)
