@@ -1,5 +1,8 @@
 """Threefry hashes written out, so that compilers fuse them with what follows.
 
+Keys of rounds and parts are folded by JAX: a round without any loop of its own was scheduled over
+threads on a CPU, and took twice as long.
+
 On a CPU JAX hashes in a loop that nothing fuses with, which costs a small round most of its draws'
 time. Bits are those of `jax.random`, under its default layout of counters and whatever that setting
 says; the tests hold them to it.
@@ -9,14 +12,13 @@ Reference:
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
-__all__ = ["IMPLEMENTATION", "bits", "fold_in", "hashed"]
+__all__ = ["IMPLEMENTATION", "bits", "hashed"]
 
 IMPLEMENTATION = "threefry2x32"
 
@@ -50,26 +52,6 @@ def hashed(
         x = x + schedule[(group + 1) % 3]
         y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return x, y
-
-
-def fold_in(key: PRNGKeyArray, data: Any) -> PRNGKeyArray:
-    """`jax.random.fold_in`, of a scalar that may be traced.
-
-    Args:
-        key: One key; of another generator than threefry, JAX folds.
-        data: A whole number of 32 bits.
-
-    Raises:
-        ValueError: For several keys or numbers, whose words would be mixed up.
-    """
-    _one(key)
-    if jnp.ndim(data):
-        raise ValueError(f"data has shape {jnp.shape(data)}; give one number, or use jax.vmap")
-    if str(jax.random.key_impl(key)) != IMPLEMENTATION:
-        return jax.random.fold_in(key, data)
-    low = jnp.uint32(data)
-    words = hashed(key, jnp.zeros_like(low), low)
-    return jax.random.wrap_key_data(jnp.stack(words), impl=IMPLEMENTATION)
 
 
 def bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r c"]:

@@ -10,30 +10,6 @@ from dpjax import _threefry
 KEY = jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 3)
 
 
-def data(key):
-    return np.asarray(jax.random.key_data(key))
-
-
-@pytest.mark.parametrize("number", [0, 1, 57, 2**31 - 1, 2**31, 2**32 - 1])
-def test_a_key_folds_as_jax_folds_it(number):
-    wanted = data(jax.random.fold_in(KEY, number))
-    np.testing.assert_array_equal(data(_threefry.fold_in(KEY, number)), wanted)
-    np.testing.assert_array_equal(data(jax.jit(_threefry.fold_in)(KEY, np.uint32(number))), wanted)
-
-
-def test_keys_and_rounds_fold_side_by_side():
-    keys = jax.random.split(KEY, 4)
-    for folded in (_threefry.fold_in, jax.jit(_threefry.fold_in)):
-        mapped = jax.vmap(folded, (0, None))(keys, jnp.int32(5))
-        wanted = jax.vmap(jax.random.fold_in, (0, None))(keys, 5)
-        np.testing.assert_array_equal(data(mapped), data(wanted))
-    rounds = jnp.arange(9, dtype=jnp.int32)
-    mapped = jax.vmap(_threefry.fold_in, (None, 0))(KEY, rounds)
-    np.testing.assert_array_equal(
-        data(mapped), data(jax.vmap(jax.random.fold_in, (None, 0))(KEY, rounds))
-    )
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (5, 9), (20, 129), (3, 0)])
 def test_bits_are_those_of_jax(shape):
     wanted = np.asarray(jax.random.bits(KEY, shape, jnp.uint32))
@@ -43,27 +19,23 @@ def test_bits_are_those_of_jax(shape):
 
 def test_other_generators_are_left_to_jax():
     key = jax.random.key(7, impl="rbg")
-    np.testing.assert_array_equal(data(_threefry.fold_in(key, 2)), data(jax.random.fold_in(key, 2)))
     np.testing.assert_array_equal(
         _threefry.bits(key, (3, 4)), jax.random.bits(key, (3, 4), jnp.uint32)
     )
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_several_keys_or_numbers_are_refused(impl):
+def test_several_keys_are_refused(impl):
     """Two keys are four words, which would be taken for the two words of two keys mixed up."""
     keys = jax.random.split(jax.random.key(7, impl=impl), 2)
     for refused in (
-        lambda: _threefry.fold_in(keys, 3),
-        lambda: jax.jit(_threefry.fold_in)(keys, 3),
         lambda: _threefry.bits(keys, (3, 4)),
+        lambda: jax.jit(_threefry.bits, static_argnums=1)(keys, (3, 4)),
     ):
         with pytest.raises(
             ValueError, match=r"key has shape \(2,\); give one key, or use jax.vmap"
         ):
             refused()
-    with pytest.raises(ValueError, match=r"data has shape \(3,\); give one number"):
-        _threefry.fold_in(keys[0], jnp.arange(3))
     counters = jnp.zeros((5,), jnp.uint32)
     with pytest.raises(ValueError, match="give one key"):
         _threefry.hashed(jax.random.split(KEY, 2), counters, counters)
@@ -72,7 +44,6 @@ def test_several_keys_or_numbers_are_refused(impl):
 def test_no_loop_is_left_in_a_draw():
     # What JAX hashes in on a CPU: a loop that nothing fuses with, and a round has several.
     def hashes(key):
-        folded = _threefry.fold_in(key, 1)
-        return _threefry.bits(folded, (4, 8)), jax.random.key_data(folded)
+        return _threefry.bits(key, (4, 8))
 
     assert "stablehlo.while" not in jax.jit(hashes).lower(KEY).as_text()

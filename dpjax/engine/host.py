@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._threefry import fold_in
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
@@ -161,7 +160,7 @@ def _mapped(statics: parts.Statics, half: Any, given: Any, *others: Any) -> Any:
             models, memory, arrays, others = item
             cut = parts.halves(statics, arrays, noise_key, frozen)
             now = State(models, memory, secret, state.round)
-            return half(cut, fold_in(batch_key, state.round), now, batch, *others)
+            return half(cut, jax.random.fold_in(batch_key, state.round), now, batch, *others)
 
         return over(of_plan, (models, memory, arrays, others))
 

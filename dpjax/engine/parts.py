@@ -9,7 +9,6 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax._threefry import fold_in
 from dpjax.engine import rounds as rounds_
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
 from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler
@@ -163,11 +162,11 @@ def batch(
         noise_key: Its key of the noise.
         round: Rounds done before.
     """
-    key = fold_in(batch_key, round)
+    key = jax.random.fold_in(batch_key, round)
     if statics.capacity is not None:
         # Amplified by secret batches: their key is a part of the noise key, which draws
         # noise under the numbers of rounds alone.
-        key = fold_in(fold_in(noise_key, _BATCHES), round)
+        key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
     drawn = statics.sampler.draw(key, round, data.counts)
     # Positions are below counts and the problem has checked its indices: no bounds to test.
     rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)

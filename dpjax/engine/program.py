@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax._threefry import fold_in
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
@@ -162,7 +161,7 @@ def advance(
         def of_seed(
             state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
         ) -> Any:
-            round_key = fold_in(batch_key, state.round)
+            round_key = jax.random.fold_in(batch_key, state.round)
             drawn = parts.batch(statics, parts.one(own, shared), batch_key, noise_key, state.round)
 
             def of_plan(state: State, arrays: Any) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from dpjax import _threefry, _validate
+from dpjax import _validate
 from dpjax.protocols import Draw, Sampler
 
 __all__: list[str] = []
@@ -70,7 +70,7 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
 @functools.partial(jax.jit, static_argnames="sampler")
 def _drawn(sampler: Sampler, key: PRNGKeyArray, round: Any, counts: Any) -> Draw:
     """What is drawn in a round, compiled as a run draws it: operation by operation takes longer."""
-    return sampler.draw(_threefry.fold_in(key, round), round, counts)
+    return sampler.draw(jax.random.fold_in(key, round), round, counts)
 
 
 def _check_rates(

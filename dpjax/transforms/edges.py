@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _links, _validate
-from dpjax._threefry import IMPLEMENTATION, fold_in
+from dpjax._threefry import IMPLEMENTATION
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
@@ -62,10 +62,10 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     """
     _check_keys("root", root, ())
     agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
-    own, shared = (fold_in(root, purpose) for purpose in (0, 1))
+    own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
 
     def split(key: PRNGKeyArray, count: int) -> Array:
-        return jax.vmap(lambda index: fold_in(key, index))(jnp.arange(count))
+        return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
 
     return split(own, agents), split(shared, edges)
 
@@ -148,7 +148,7 @@ def pairwise(
         del params
         check_round(state.round, rounds)
         keys = jnp.concatenate([state.own_keys, state.edge_keys])
-        keys = jax.vmap(fold_in, (0, None))(keys, state.round)
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, state.round)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         leaves = jax.tree_util.tree_leaves_with_path(updates)
         noisy = []
@@ -158,7 +158,7 @@ def pairwise(
 
             def draw(key: PRNGKeyArray, index: int = index, leaf: Array = leaf) -> Array:
                 wide = jnp.promote_types(leaf.dtype, jnp.float32)
-                drawn = normals(fold_in(key, index), (1, leaf.size // n), wide)
+                drawn = normals(jax.random.fold_in(key, index), (1, leaf.size // n), wide)
                 return drawn.reshape(leaf.shape[1:])
 
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dpjax._threefry import IMPLEMENTATION, fold_in
+from dpjax._threefry import IMPLEMENTATION
 from dpjax.transforms.normals import words
 
 __all__: list[str] = []
@@ -74,7 +74,7 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
     Returns:
         [n, d] float64.
     """
-    first, second = (fold_in(key, part) for part in (0, 1))
+    first, second = (jax.random.fold_in(key, part) for part in (0, 1))
 
     def finer(_: Any, values: Array) -> Array:
         # What does not depend on the values would be moved out of the loop, and always be done.

@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._threefry import IMPLEMENTATION, fold_in
+from dpjax._threefry import IMPLEMENTATION
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms import hardened
 from dpjax.transforms import rounds as rounds_
@@ -210,7 +210,7 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, rel
     """Normals of a group by round; key and round decide them, not what is vmapped around."""
 
     def draw(round: Any) -> Array:
-        round_key = fold_in(fold_in(key, round), group)
+        round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
         return hardened.normals(round_key, shape) if released else normals(round_key, shape, dtype)
 
     return draw

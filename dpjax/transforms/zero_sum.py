@@ -13,7 +13,6 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._threefry import fold_in
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import NoiseState, check_key, check_round
 from dpjax.transforms.normals import normals
@@ -104,12 +103,12 @@ def zero_sum(
     ) -> tuple[optax.Updates, NoiseState]:
         del params
         check_round(state.round, rounds)
-        round_key = fold_in(state.key, state.round)
+        round_key = jax.random.fold_in(state.key, state.round)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan) * deviation
 
         def noisy(index: int, leaf: Array) -> Array:
             wide = jnp.promote_types(leaf.dtype, jnp.float32)
-            leaf_key = fold_in(round_key, index)
+            leaf_key = jax.random.fold_in(round_key, index)
             drawn = normals(leaf_key, (count, leaf.size // count), wide).reshape(leaf.shape)
             side = (-1, *[1] * (leaf.ndim - 1))
             drawn = drawn * jnp.asarray(noised, wide).reshape(side)
