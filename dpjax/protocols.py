@@ -180,7 +180,10 @@ class Method(Protocol):
         ...
 
     def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
-        """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents."""
+        """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents.
+
+        ``emission.private`` is withheld: what was private is at hand as ``noisy`` alone.
+        """
         ...
 
     def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:

@@ -4,9 +4,10 @@ A jaxpr is followed from its inputs: an output depends on every input of every e
 whatever the values. That is more than the truth (x - x depends on x) and never less.
 """
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
+from dpjax.plans.registry import packaged
 from dpjax.protocols import Answer, Emission, Method, Optimizer, Query, Round, Seen
 
 __all__: list[str] = []
@@ -164,11 +166,12 @@ def check(
             _check_answer(emission.private, watched.totals)
         _check_payload(emission.private, noisy)
         asked = list(watched.asked)
-        hidden = Emission((), emission.public, emission.carry)
-        message, carry = method.send(now, seen, hidden, noisy)
-        received = method.exchange(arrays, round, message)
-        new = method.absorb(now, seen, carry, received.value)
-        released = method.released(Seen(*new))
+        with _explained(method):
+            hidden = Emission((), emission.public, emission.carry)
+            message, carry = method.send(now, seen, hidden, noisy)
+            received = method.exchange(arrays, round, message)
+            new = method.absorb(now, seen, carry, received.value)
+            released = method.released(Seen(*new))
         shown = _Shown(emission.public, message, received.sent, released, asked)
         return tuple(new), shown
 
@@ -223,6 +226,22 @@ def check_method(method: Method, optimizer: Optimizer, mixing: tuple[int, ...]) 
         models=models,
         batch=batch,
     )
+
+
+@contextlib.contextmanager
+def _explained(method: Method) -> Iterator[None]:
+    """Say in one line what a method of a user's own is given where it fails."""
+    try:
+        yield
+    except Exception as error:
+        if packaged(type(method)):
+            raise
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"method is {type(method).__name__}, which fails between send and released: {first}; "
+            "send gets the noisy payload as its last argument, Emission.private is withheld from "
+            "it, and it returns (message, carry); absorb returns (models, memory)"
+        ) from error
 
 
 class _Watched:

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.plans.registry import packaged
 from dpjax.protocols import Draw, Sampler
 
 __all__: list[str] = []
@@ -16,15 +17,18 @@ __all__: list[str] = []
 _ROUNDS = 3
 _COUNTED = 16
 _RARE = 1e-9
+_LARGEST = 10**8
 
 
 def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     """Refuse a sampler that draws otherwise than it says, on numbers of records at hand.
 
     Guarantee: what passes drew distinct records of each agent in the rounds tried, and none more
-    often than its pattern allows; two cycles of a pattern are tried, or a few rounds. One that
-    claims rates is refused where an honest one would draw so much, in all, for an agent or of a
-    record, with a probability below 1e-9.
+    often than its pattern allows; two cycles of a pattern are tried, or a few rounds. A user's own
+    sampler draws distinct records in all rounds (of batches that all fit in 10^8 numbers), and of
+    as many records as a batch has, and one more, where draws with replacement meet at once. One
+    that claims rates is refused where an honest one would draw so much, in all, for an agent or of
+    a record, with a probability below 1e-9.
 
     Args:
         sampler: The sampler.
@@ -65,6 +69,58 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
                 last[agent, record] = t
     if rates is not None:
         _check_rates(sampler, times, rates, tried)
+    if not packaged(type(sampler)):
+        _check_distinct(sampler, counts, rounds)
+
+
+def _check_distinct(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
+    """Refuse records that come twice in a round: of these counts, and of the fewest there may be.
+
+    With many records a draw with replacement seldom meets one twice; with as few as a batch it
+    does in most rounds.
+    """
+    width = jax.eval_shape(
+        lambda counts: sampler.draw(jax.random.key(0), jnp.int32(0), counts).rows, counts
+    ).shape[1]
+    # Where rates are claimed, the numbers of records are part of the sampler.
+    fewest = (None, width, width + 1) if sampler.rates(counts) is None else (None,)
+    for few in fewest:
+        tried = counts if few is None else np.full_like(counts, few)
+        try:
+            sampler.check(tried)
+        except ValueError:
+            continue
+        most = max(1, _LARGEST // (len(counts) * width))
+        twice = np.asarray(
+            _repeated(sampler, jnp.arange(min(rounds, most), dtype=jnp.int32), jnp.asarray(tried))
+        )
+        if twice.any():
+            round, agent = (int(index) for index in np.argwhere(twice)[0])
+            raise ValueError(
+                f"sampler is {_validate.shown(sampler)}, which of {tried[agent]} records draws one "
+                f"twice, or one that is not there, in round {round}; draw distinct records: one "
+                "that comes twice is clipped twice, and not protected as stated"
+            )
+
+
+@functools.partial(jax.jit, static_argnames="sampler")
+def _repeated(
+    sampler: Sampler, rounds: Int[Array, " t"], counts: Int[Array, " n"]
+) -> Bool[Array, "t n"]:
+    """Whether an agent's batch of a round holds a record twice, or one beyond its records."""
+
+    def of_round(round: Int[Array, ""]) -> Bool[Array, " n"]:
+        drawn = sampler.draw(jax.random.fold_in(jax.random.key(0), round), round, counts)
+        rows, padding = drawn.rows, drawn.padding
+        if padding is None:
+            padding = jnp.zeros(rows.shape, bool)
+        beyond = jnp.any((rows >= counts[:, None]) & ~padding, axis=1)
+        # Padding is told apart from records, and from other padding.
+        apart = -1 - jnp.arange(rows.shape[1], dtype=rows.dtype)
+        ordered = jnp.sort(jnp.where(padding, apart, rows), axis=1)
+        return beyond | jnp.any(ordered[:, 1:] == ordered[:, :-1], axis=1)
+
+    return jax.lax.map(of_round, rounds)
 
 
 @functools.partial(jax.jit, static_argnames="sampler")

@@ -315,3 +315,25 @@ def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, s
     for callback in (None, lambda _: None):
         (stated,) = run(made, small, callback=callback, **options).guarantees
         assert stated.private_stop == (answer is not None)
+
+
+@frozen
+class Bare(DSGD):
+    """Sends what was private, which it is not given."""
+
+    def send(self, here, seen, emission, noisy):
+        return jax.tree.map(jnp.add, noisy, emission.private), ()
+
+
+@frozen
+class MessageAlone(DSGD):
+    """Forgets the carry."""
+
+    def send(self, here, seen, emission, noisy):
+        return super().send(here, seen, emission, noisy)[0]["w"]
+
+
+@pytest.mark.parametrize("kind", [Bare, MessageAlone])
+def test_what_a_method_is_given_is_said_where_it_fails(network, kind):
+    with pytest.raises(ValueError, match=r"fails between send .* withheld .* \(message, carry\)"):
+        plan.make(make_config(method=kind(), design="independent"), network)

@@ -12,7 +12,7 @@ from dpjax.engine import keys, placing
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import config as config_
-from dpjax.plans import plan, problem, registry, samplers
+from dpjax.plans import draws, plan, problem, registry, samplers
 from dpjax.plans.samplers import Full, Poisson, Random
 from dpjax.protocols import Draw
 from dpjax.topology import graphs, mixing
@@ -185,3 +185,33 @@ def test_a_number_of_records_that_is_not_the_counts_is_refused(sampler):
     same = dataclasses.replace(sampler, records=9)
     made_so = plan.make(dataclasses.replace(config, sampler=same), RING, counts=COUNTS)
     assert made_so.statics.sampler.records == 9
+
+
+class Replaced(samplers.Random):
+    """Draws with replacement: a record may come twice in a round."""
+
+    def draw(self, key, round, counts):
+        shape = (len(counts), self.batch_size)
+        return Draw(jax.random.randint(key, shape, 0, counts[:, None]), None)
+
+
+class Late(samplers.Random):
+    """Draws its first record twice, long after the first rounds."""
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        twice = drawn.rows.at[:, 1].set(drawn.rows[:, 0])
+        return drawn._replace(rows=jnp.where(round == 150, twice, drawn.rows))
+
+
+class Plain(samplers.Random):
+    """A user's own that draws as it should."""
+
+
+@pytest.mark.parametrize("kind", [Replaced, Late])
+@pytest.mark.parametrize("batch_size", [2, 5])
+def test_own_samplers_that_repeat_a_record_are_refused(kind, batch_size):
+    counts = np.full(3, 10_000)
+    draws.audit(Plain(batch_size), counts, 200)
+    with pytest.raises(ValueError, match="draws one twice, or one that is not there, in round"):
+        draws.audit(kind(batch_size), counts, 200)
