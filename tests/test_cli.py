@@ -48,7 +48,7 @@ def test_help_runs_as_a_module_and_loads_no_room() -> None:
         "import sys; from dpjax import cli; status = cli.main(['--help']); "
         "print(sorted({'jax', 'scipy', 'networkx', 'pandas'} & set(sys.modules))); sys.exit(status)"
     )
-    for command in (["-m", "dpjax.cli", "--help"], ["-c", code]):
+    for command in (["-m", "dpjax.cli", "--help"], ["-m", "dpjax", "--help"], ["-c", code]):
         done = subprocess.run(
             [sys.executable, "-W", "error", *command], capture_output=True, text=True, cwd=ROOT
         )

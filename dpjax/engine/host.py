@@ -31,8 +31,12 @@ Transport = Callable[[Any, int], Any]
 
 The message is what the method sends, numpy leaves [n, ...], and rounds count from 0. What comes
 back is the value of the method's exchange: for D-SGD every agent's average of what it received, for
-a server the sum and how many were present. A transport that cannot deliver raises, whatever it
-likes; the run then ends before that round. It may send one message again, as often as it must.
+a server the sum and how many were present. It is called once a round, so that it has to deliver all
+of a round's gossip: for ``DSGD(gossip_steps=K)`` what K averages leave, W^K of the messages.
+
+A transport that cannot deliver raises, whatever it likes, and so does one that has lost numbers:
+what is not finite is refused. The run then ends before that round, and the error's note says how it
+goes on. A transport may send one message again, as often as it must.
 """
 
 
@@ -89,7 +93,9 @@ class Loop:
             storage: Where it is kept.
 
         Raises:
-            ValueError: For something else than what the method's exchange delivers.
+            ValueError: For something else than what the method's exchange delivers, or numbers
+                that are not finite in place of a message's that were.
+            BaseException: What the transport raised, with a note on how the run goes on.
         """
         for _ in range(self.course.ahead(at.done)):
             self._round(at, storage)
@@ -102,7 +108,7 @@ class Loop:
         wanted = _delivered(job.statics, job.arrays, message)
         at.save(storage.store)
         storage.sending(at.done, message)
-        received = _checked(self.transport(message, at.done), wanted)
+        received = self._received(message, at.done, wanted, storage)
         at.state, at.sums = _incoming(job.statics, *given, sent, received), sums
         taken = {}
         if at.done + 1 in marks:
@@ -110,6 +116,17 @@ class Loop:
             taken = jax.device_get(_measured(job.statics, job.data, at.state, sums, length))
             at.sums = jax.tree.map(jnp.zeros_like, sums)
         at.measured(self.course, 1, taken)
+
+    def _received(self, message: Any, round: int, wanted: Any, storage: Storage) -> Any:
+        """What the transport made of a message; errors get a note on what is left to do."""
+        try:
+            received = _checked(self.transport(message, round), wanted)
+            if _finite(message):
+                _check_finite(received, round)
+        except BaseException as error:
+            error.add_note(_left(round, storage))
+            raise
+        return received
 
     def traced(self, state: State) -> list[Any]:
         """Both halves and the metrics, traced: all that the run computes by itself.
@@ -233,3 +250,36 @@ def _checked(received: Any, wanted: Any) -> Any:
             f"transport returned {found}, the method's exchange delivers {told}; return that"
         )
     return jax.tree.map(jnp.array, received)
+
+
+def _finite(tree: Any) -> bool:
+    """Whether all numbers of a tree are finite; integers always are."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in leaves)
+
+
+def _check_finite(received: Any, round: int) -> None:
+    """Refuse a lost number before it is every agent's; where models diverged there is none."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(received):
+        if not _finite(leaf):
+            where = jax.tree_util.keystr(path) or "what was received"
+            raise ValueError(
+                f"transport returned numbers that are not finite in {where}, in round {round} "
+                "(from 0), for a message whose numbers are; raise where something is lost, and "
+                "the message is sent again"
+            )
+
+
+def _left(round: int, storage: Storage) -> str:
+    """What is left to do after a round that failed."""
+    told = f"round {round} (from 0) was not delivered"
+    if storage.store is None:
+        return (
+            f"{told}, and there is no checkpoint: the run is over. Begun again with its seed it "
+            "would send its noise with other payloads; a new run takes another seed, a budget of "
+            "its own, and checkpoint=FOLDER to go on from"
+        )
+    return (
+        f"{told}: the same call goes on from the checkpoint {storage.store.folder}, and sends the "
+        "very same message again"
+    )

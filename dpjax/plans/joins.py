@@ -15,7 +15,13 @@ def _exact(part: Any) -> str | None:
 
 def _check_sampler(config: Any) -> None:
     """Refuse parts that a sampler does not join."""
-    row = registry.sampler(config.sampler)
+    part = config.sampler
+    if part.capacity is not None and not part.counted:
+        raise ValueError(
+            f"sampler is {part} with capacity {part.capacity} and counted {part.counted}: sampler "
+            f"{type(part).__name__} has rates, which hang on numbers of records: say counted = True"
+        )
+    row = registry.sampler(part)
     for rule in row.rules:
         if not rule.holds(config):
             raise ValueError(

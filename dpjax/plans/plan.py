@@ -351,16 +351,24 @@ def shared(plans: Sequence[Plan]) -> Statics:
     """
     if not plans:
         raise ValueError("plans is empty; give at least one plan")
-    statics = plans[0].statics
+    # Without noise the factor is zero: whatever is drawn adds nothing.
+    noisy = next((plan for plan in plans if plan.statics.noise is not None), plans[0])
+    statics = plans[0].statics._replace(noise=noisy.statics.noise)
     for plan in plans[1:]:
         for name, value in statics._asdict().items():
             other = getattr(plan.statics, name)
-            if name == "noise" and None in (value, other):
-                # Without noise the factor is zero: whatever is drawn adds nothing.
-                statics = statics._replace(noise=value or other)
-            elif other != value:
+            if other != value and not (name == "noise" and other is None):
+                one, two = _given(noisy if name == "noise" else plans[0], plan, name)
                 raise ValueError(
-                    f"plans differ in {name} ({_validate.shown(value)} and "
-                    f"{_validate.shown(other)}); run them apart"
+                    f"plans differ in {name} ({_validate.shown(one)} and "
+                    f"{_validate.shown(two)}); run them apart"
                 )
     return statics
+
+
+def _given(one: Plan, two: Plan, name: str) -> tuple[Any, Any]:
+    """What two plans were given that differs: the configs' own parts, where those do."""
+    mine, other = (getattr(plan.config, name, None) for plan in (one, two))
+    if mine != other:
+        return mine, other
+    return getattr(one.statics, name), getattr(two.statics, name)

@@ -13,6 +13,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host, keys
 from dpjax.engine.run import run
+from dpjax.engine.storage import Storage
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, samplers
 from dpjax.plans.links import PairKeys
@@ -274,6 +275,42 @@ def test_what_a_transport_returns_is_checked(network, small):
     ]:
         with pytest.raises(ValueError, match=told):
             run(one, small, seeds=[0], transport=broken)
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+def test_numbers_that_were_lost_are_refused(network, small, lost):
+    one = made(network)
+
+    def hole(received, round):
+        return jax.tree.map(lambda leaf: leaf * lost, received) if round == 2 else received
+
+    with pytest.raises(ValueError, match=r"transport returned numbers .* not finite .* round 2"):
+        run(one, small, seeds=[0], transport=Wire(one, changes=hole))
+
+
+@pytest.mark.parametrize("value", [1.0, np.inf])
+def test_models_that_diverged_before_are_carried_as_they_are(value):
+    # Numbers of agents are whole, and have no infinity.
+    message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([value]))}
+    loop = host.Loop(None, None, lambda message, round: message)
+    wanted = jax.eval_shape(lambda: message)
+    received = loop._received(message, 0, wanted, Storage({}))
+    jax.tree.map(np.testing.assert_array_equal, received, message)
+
+
+def test_what_a_transport_raises_says_how_the_run_goes_on(network, small, tmp_path):
+    one = made(network)
+    with pytest.raises(ConnectionError, match="nothing was delivered") as failed:
+        run(one, small, seeds=[1], transport=Wire(one, fails=[3]))
+    (note,) = failed.value.__notes__
+    assert "round 3 (from 0) was not delivered" in note and "the run is over" in note
+    options = {"seeds": [1], "checkpoint": tmp_path / "c"}
+    with pytest.raises(ConnectionError) as failed:
+        run(one, small, transport=Wire(one, fails=[3]), **options)
+    (note,) = failed.value.__notes__
+    assert f"goes on from the checkpoint {tmp_path / 'c'}" in note
+    # As it says.
+    assert run(one, small, transport=Wire(one), **options).ended
 
 
 @pytest.mark.parametrize(

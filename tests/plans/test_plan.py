@@ -268,3 +268,13 @@ def test_the_plan_says_whom_the_seed_betrays(network):
     assert text in repr(plan.make(make_config(subgroups=((0, 1, 2), (3, 4, 5))), network))
     for alone in ("independent", "mafalda", "non_private"):
         assert text not in repr(plan.make(make_config(design=alone), network))
+
+
+def test_plans_that_differ_are_told_apart_as_they_were_given(network):
+    one, other, bare = (
+        plan.make(make_config(design=design), network)
+        for design in ("independent", "mafalda", "non_private")
+    )
+    with pytest.raises(ValueError, match=r"differ in noise \(Independent\(.*\) and Mafalda\("):
+        plan.shared([bare, one, other])
+    assert plan.shared([bare, one]) == plan.shared([one, bare]) == one.statics

@@ -148,12 +148,27 @@ class OwnFlips(Random):
     """A user's own sampler that claims rates, under a name of its own."""
 
     capacity = 3
+    counted = True
 
 
 def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
     assert registry.sampler(OwnFlips(4)).part == "Poisson"
     with pytest.raises(ValueError, match="amplify nothing that is accounted here"):
         make_config(sampler=OwnFlips(4), relation="replace_record")
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncounted(OwnFlips):
+    """One that says rates, and not that the plan must know what they hang on."""
+
+    counted = False
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_rates_without_counts_are_refused_when_the_config_is_made(private):
+    design = {} if private else {"design": "non_private"}
+    with pytest.raises(ValueError, match=r"Uncounted has rates, .*: say counted = True"):
+        make_config(sampler=Uncounted(4), relation="zero_out_record", **design)
 
 
 @dataclasses.dataclass(frozen=True)

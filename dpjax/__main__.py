@@ -1,0 +1,10 @@
+"""``python -m dpjax``: the command ``dpjax``, where its script is not on the path."""
+
+import sys
+
+from dpjax.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())
