@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from dpjax import _terminal, _validate
 from dpjax.accounting.attacker import Gradients
-from dpjax.commands import account_report, inputs, loss_tables, victims
+from dpjax.commands import account_report, inputs, loss_tables, pasted, victims
 from dpjax.commands import multiplier as multiplier_
 from dpjax.topology import nodes
 
@@ -159,17 +159,10 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
         with_it = {"sigma": multiplier.sigma, "delta": command.delta}
         spent = victims.rows_of_each(setting, "pndp", sets, **with_it)
         each = loss_tables.by_agent(spent, names, _terminal.width())
-    lines = account_report.multiplier_lines(
-        setting,
-        multiplier,
-        sets,
-        names,
-        each,
-        **budget,
-        clip=clip,
-        gradients=gradients,
-        mixing=command.mixing,
-    )
+    spec = inputs.seeded(command.graph, command.seed)
+    said = {**budget, "clip": clip, "gradients": gradients}
+    program = pasted.of_multiplier(setting, sets, graph=spec, mixing=command.mixing, **said)
+    lines = account_report.multiplier_lines(setting, multiplier, sets, names, each, program, **said)
     return [_relation(command), *lines]
 
 

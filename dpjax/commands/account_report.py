@@ -105,12 +105,12 @@ def multiplier_lines(
     sets: Sequence[Sequence[int]],
     names: Sequence[str],
     each: Sequence[str] = (),
+    program: Sequence[str] = (),
     *,
     epsilon: float,
     delta: float,
     clip: float,
     gradients: str,
-    mixing: str,
 ) -> list[str]:
     """The report of `multiplier.least_multiplier`.
 
@@ -120,11 +120,11 @@ def multiplier_lines(
         sets: The attackers that were tried.
         names: The agents' labels.
         each: The table of every agent's loss at this multiplier, of a small network.
+        program: The same in Python, from `pasted.of_multiplier`.
         epsilon: Budget.
         delta: Delta.
         clip: Clip norm.
         gradients: "any" or "view".
-        mixing: "metropolis" or "uniform".
     """
     who = _who("pndp", sets, None, names)
     worst = _together(multiplier.attackers, names)
@@ -151,24 +151,7 @@ def multiplier_lines(
         more = "" if math.isinf(value) else f", {value / multiplier.sigma:.3g} times this"
         report.append(f"{title}: {share}{more}")
     report += ["", *each] if each else []
-    weights = "metropolis_hastings" if mixing == "metropolis" else "uniform_neighbors"
-    when = setting.participation
-    report += [
-        "",
-        "nothing is written; the same in Python:",
-        f"  W = topology.mixing.{weights}(graph)",
-        f"  when = Participation({when.rounds}, {when.epochs}, {when.separation})",
-        f'  setting = commands.victims.Setting("{setting.algorithm}", W, when, '
-        f'"{setting.relation}"{_options(setting)})',
-        f"  commands.multiplier.least_multiplier(setting, {_short(sets)}, epsilon={epsilon:g}, "
-        f'delta={delta:g}, gradients="{gradients}").sigma',
-        '  commands.victims.rows(setting, "pndp", attackers=..., sigma=...)  # every victim',
-    ]
-    if setting.algorithm not in ("decor", "zip_dl"):
-        report.append(
-            "  transforms.noise.correlated(sigma * clip * numpy.eye(len(W)), key=..., "
-            f"rounds={when.rounds}, strategy=setting.make().strategy)"
-        )
+    report += ["", "nothing is written; the same in Python:", "", *program]
     return report
 
 
@@ -287,11 +270,3 @@ def _whom(worst: Mapping[str, Any], sets: Sequence[Sequence[int]], names: Sequen
     """The worst victim, and of several attackers the worst."""
     against = f" against {_together(worst['attackers'], names)}" if len(sets) > 1 else ""
     return nodes.title(names, worst["victim"]) + against
-
-
-def _options(setting: Setting) -> str:
-    return "" if setting.gossip_steps == 1 else f", gossip_steps={setting.gossip_steps}"
-
-
-def _short(sets: Sequence[Sequence[int]]) -> str:
-    return f"[{tuple(sets[0])}]" if len(sets) == 1 else "[(i,) for i in range(len(W))]"

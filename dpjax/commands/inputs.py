@@ -27,7 +27,7 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
     Raises:
         ValueError: For a graph that cannot be read, or a seed that nothing reads.
     """
-    graph = graphs.parse(_seeded(command.graph, command.seed))
+    graph = graphs.parse(seeded(command.graph, command.seed))
     matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
         command.mixing
     ](graph)
@@ -66,8 +66,16 @@ def free(out: Path | None, default: str) -> Path:
     return path
 
 
-def _seeded(spec: str, seed: int) -> str:
-    """A random graph's spec with its seed, any other unchanged; a seed for those is refused."""
+def seeded(spec: str, seed: int) -> str:
+    """Return a random graph's spec with its seed, any other unchanged.
+
+    Args:
+        spec: As in `dpjax.topology.graphs.parse`.
+        seed: The first seed of a random graph.
+
+    Raises:
+        ValueError: For a seed that nothing reads.
+    """
     parts = spec.split(":")
     if parts[0] == "er" and len(parts) == 3:
         return f"{spec}:{seed}"

@@ -10,7 +10,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting.attacker import Gradients
 from dpjax.commands import victims
 
-__all__: list[str] = []
+__all__ = ["Multiplier", "least_multiplier"]
 
 
 class Multiplier(NamedTuple):

@@ -20,7 +20,7 @@ from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
 
-__all__ = ["distances", "least"]
+__all__ = ["Setting", "distances", "least", "rows"]
 
 TRUST = ("ldp", "pndp", "secldp")
 """Trust models; see `dpjax.accounting.views`."""

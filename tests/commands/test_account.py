@@ -3,6 +3,7 @@
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.results import records
 from dpjax.topology import graphs, mixing
+from tests.test_public_api import called, stored_names
 
 Capture = pytest.CaptureFixture[str]
 ACCOUNT = ["account", "--graph", "path:5", "--algorithm", "dsgd", "--rounds", "4", "--sigma", "2",
@@ -388,19 +390,31 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     assert float(times) > 1.2
 
 
-def test_the_printed_calls_run(capsys: Capture) -> None:
-    assert cli.main([*DESIGN, "--trust", "pndp", "--attacker", "1"]) == 0
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--attacker", "1", "--clip", "0.25"],
+        ["--algorithm", "muffliato", "--gossip-steps", "2", "--relation", "zero_out_record"],
+        ["--graph", "er:6:0.6", "--seed", "3", "--algorithm", "anti_pgd", "--mixing", "uniform"],
+        ["--graph", "ring:5", "--algorithm", "decor", "--attacker", "0", "2"],
+    ],
+)
+def test_what_is_printed_runs_when_it_is_pasted(options: list[str], capsys: Capture) -> None:
+    assert cli.main([*DESIGN, "--trust", "pndp", *options]) == 0
     text = capsys.readouterr().out
-    from dpjax import commands, topology  # noqa: F401 - named by the printed calls
-
-    scope = {"graph": graphs.path(5), "topology": topology, "commands": commands}
-    scope["Participation"] = Participation
-    calls = text.partition("the same in Python:")[2]
-    lines = [line.strip() for line in calls.splitlines() if line.startswith("  ")]
-    for line in lines[:3]:
-        exec(line, scope)
+    program = text.partition("the same in Python:\n")[2]
+    scope: dict[str, Any] = {}
+    exec(program, scope)
     (sigma,) = re.findall(r"^sigma = (\S+),", text, re.MULTILINE)
-    assert eval(lines[3], scope) == pytest.approx(float(sigma), rel=2e-3)
+    assert scope["sigma"] == pytest.approx(float(sigma), rel=1e-5)
+    assert max(row["epsilon"] for row in scope["rows"] if row["gradients"] == "any") <= 3
+    # Nothing is wrapped on a terminal of the usual width, and nothing is called that may change.
+    assert max(map(len, program.splitlines())) <= 80
+    assert not called(program) - stored_names()
+    if "decor" not in options:
+        gradients = np.zeros((len(scope["W"]), 3), np.float32)
+        noisy, _ = scope["add"].update(gradients, scope["add"].init(gradients))
+        assert np.asarray(noisy).all()
 
 
 @pytest.mark.parametrize(
