@@ -1,0 +1,221 @@
+"""Filters over rounds: what a fixed linear recursion does to privatised gradients.
+
+    m_t = - sum_{k=1..p} a_k m_{t-k} + sum_{k=0..q} b_k g_{t-k}          sum b - sum a = 1
+
+is the sum over the past of kappa_k g_{t-k}, kappa its impulse response. A filter is post-processing
+of what was made private: no function here touches a guarantee. ``a`` is without its leading 1,
+unlike scipy's. Everything is float64, numpy in and numpy out.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Complex, Float
+from scipy import signal
+
+from dpjax import _validate
+
+__all__ = [
+    "FILTERS",
+    "Filter",
+    "Response",
+    "checked",
+    "frequency_response",
+    "from_cutoff",
+    "impulse_response",
+    "poles",
+    "step_response",
+]
+
+Coefficients: TypeAlias = Sequence[float] | np.ndarray
+
+# How far sums of coefficients as printed may be from 1.
+_SUM = 1e-9
+# Poles closer to the unit circle do not settle within any run.
+_RADIUS = 1 - 1e-6
+_FIRST = 10_000
+
+
+class Filter(NamedTuple):
+    """Coefficients of a recursion.
+
+    Attributes:
+        b: Weights of this gradient and the ones before, b_0 first.
+        a: Weights of earlier outputs, a_1 first; empty for a finite response.
+    """
+
+    b: tuple[float, ...]
+    a: tuple[float, ...] = ()
+
+
+def _over(divisor: float, b: Coefficients, a: Coefficients = ()) -> Filter:
+    return Filter(tuple(x / divisor for x in b), tuple(x / divisor for x in a))
+
+
+FILTERS: dict[str, Filter] = {
+    "sgd": Filter((1.0,)),
+    "momentum": Filter((0.1,), (-0.9,)),
+    "first v1": _over(11, (1, 1), (-9,)),
+    "first v2": _over(11, (3, -1), (-9,)),
+    "second": _over(58, (1, 2, 1), (-92, 38)),
+    "f1": Filter((0.075, 0.025), (-0.9,)),
+    "f2": Filter((0.025, 0.075), (-0.9,)),
+    "f3": Filter((0.1, 0.1), (-0.8,)),
+    "f4": Filter((0.2, 0.2), (-0.6,)),
+    "f5": Filter((0.025, 0.05, 0.025), (-0.9,)),
+    "f6": Filter((0.025, 0.025), (-1.8, 0.85)),
+}
+"""The published filters by name (Zhang et al., DOPPLER, Table 2 and Fig. 8)."""
+
+
+def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
+    """Refuse coefficients that no run should use.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+
+    Returns:
+        The same as plain numbers.
+
+    Raises:
+        ValueError: For no b, numbers that are not finite, sum b - sum a other than 1 (the filter
+            would scale gradients), a pole on or outside the unit circle (the output would not
+            settle), or a response to ones that is not above 0 in every round (the correction of
+            the zero start divides by it).
+    """
+    numerator = _coefficients("b", b)
+    denominator = _coefficients("a", a)
+    if numerator.size == 0:
+        raise ValueError("b is empty; give b_0 at least, (1.0,) for no filter")
+    total = float(numerator.sum() - denominator.sum())
+    if abs(total - 1) > _SUM:
+        raise ValueError(
+            f"sum b - sum a is {total:.10g}; it must be 1, so that a constant gradient passes as "
+            "it is: divide b by (sum b) / (1 + sum a)"
+        )
+    radius = float(np.abs(poles(denominator)).max(initial=0.0))
+    if radius > _RADIUS:
+        raise ValueError(
+            f"a has a pole of modulus {radius:.6g}; give coefficients whose poles, the roots of "
+            "x^p + a_1 x^(p-1) + ..., lie inside the unit circle"
+        )
+    made = Filter(tuple(map(float, numerator)), tuple(map(float, denominator)))
+    least = step_response(*made, _settled(radius, len(numerator))).min()
+    if least <= 0:
+        raise ValueError(
+            f"the response of b, a to ones falls to {least:.3g}; the zero start is corrected by "
+            "dividing by it, so give a filter whose step response stays above 0 (b_0 > 0)"
+        )
+    return made
+
+
+def _coefficients(name: str, value: Coefficients) -> np.ndarray:
+    """One coefficient each, none allowed."""
+    given = np.atleast_1d(np.asarray(value, float)) if np.ndim(value) < 2 else np.asarray(value)
+    return given if given.size == 0 else _validate.finite_array(name, given, ndim=1)
+
+
+def _settled(radius: float, taps: int) -> int:
+    """Rounds after which a response of such poles has settled, within bounds."""
+    if radius == 0:
+        return taps + 1
+    return int(min(_FIRST, taps + np.ceil(np.log(1e-9) / np.log(radius))))
+
+
+def poles(a: Coefficients) -> Complex[np.ndarray, " p"]:
+    """Return the poles: roots of x^p + a_1 x^(p-1) + .. + a_p. Inside the unit circle is stable.
+
+    The paper prints the test for 1 + sum_k a_k x^k, whose roots are the reciprocals: it would
+    refuse every recursive filter that the paper uses.
+
+    Args:
+        a: a_1 .. a_p.
+    """
+    return np.roots(np.concatenate([[1.0], np.asarray(a, float)]))
+
+
+def impulse_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.ndarray, " t"]:
+    """Return kappa_0 .. kappa_{T-1}: m_t = sum_k kappa_k g_{t-k}.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+        rounds: T.
+
+    Reference:
+        DOPPLER, (5).
+    """
+    impulse = np.zeros(_validate.integer("rounds", rounds))
+    impulse[0] = 1.0
+    return signal.lfilter(np.asarray(b, float), np.concatenate([[1.0], a]), impulse)
+
+
+def step_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.ndarray, " t"]:
+    """Return c_t, the filter's output on ones from a zero start: the bias of the first rounds.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+        rounds: T.
+    """
+    return np.cumsum(impulse_response(b, a, rounds))
+
+
+class Response(NamedTuple):
+    """A frequency response.
+
+    Attributes:
+        frequencies: [points] cycles a round, from 0 to 1/2.
+        response: [points] complex gains; 1 at frequency 0.
+    """
+
+    frequencies: Float[np.ndarray, " points"]
+    response: Complex[np.ndarray, " points"]
+
+
+def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512) -> Response:
+    """Return the gain at every frequency.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+        points: How many frequencies.
+    """
+    frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
+    _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
+    return Response(frequencies, response)
+
+
+def from_cutoff(
+    cutoff: float, order: int, kind: Literal["butterworth", "chebyshev", "bessel"] = "butterworth"
+) -> Filter:
+    """Design a low-pass filter from its cut-off.
+
+    Args:
+        cutoff: Frequency in cycles a round at which the gain has fallen by 3 dB (1 dB of ripple
+            before it for "chebyshev"), between 0 and 1/2.
+        order: Order p, 1 and above.
+        kind: Which family.
+
+    Returns:
+        The filter, normalised to pass a constant gradient as it is.
+
+    Raises:
+        ValueError: For another kind, a cut-off outside (0, 1/2), an order below 1, or a design
+            that `checked` refuses.
+    """
+    cutoff = _validate.positive("cutoff", cutoff, remedy="give cycles a round in (0, 0.5)")
+    if cutoff >= 0.5:
+        raise ValueError(f"cutoff is {cutoff:g}; give cycles a round in (0, 0.5)")
+    order = _validate.integer("order", order)
+    _validate.one_of("kind", kind, ("butterworth", "chebyshev", "bessel"))
+    if kind == "butterworth":
+        b, a = signal.butter(order, cutoff, fs=1.0)
+    elif kind == "chebyshev":
+        b, a = signal.cheby1(order, 1.0, cutoff, fs=1.0)
+    else:
+        b, a = signal.bessel(order, cutoff, fs=1.0)
+    gain = b.sum() / a.sum()
+    return checked(tuple(b / gain), tuple(a[1:]))

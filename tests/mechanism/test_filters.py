@@ -1,0 +1,136 @@
+"""Filters against scipy, dense sums and optimisation; the paper's misprints shown."""
+
+import numpy as np
+import pytest
+from scipy import optimize, signal
+
+from dpjax.mechanism import filters, snr
+
+DECAYING = 0.5 * 0.8 ** np.arange(400)
+
+
+@pytest.mark.parametrize("name", filters.FILTERS)
+def test_published_filters_are_stable_and_pass_a_constant(name):
+    b, a = filters.checked(*filters.FILTERS[name])
+    assert sum(b) - sum(a) == pytest.approx(1, abs=1e-12)
+    assert np.abs(filters.poles(a)).max(initial=0) < 1
+    frequencies, response = filters.frequency_response(b, a, 65)
+    assert response[0] == pytest.approx(1, abs=1e-9) and frequencies[-1] == 0.5
+    kappa = filters.impulse_response(b, a, 3_000)
+    dense = (kappa * np.exp(-2j * np.pi * frequencies[:, None] * np.arange(3_000))).sum(axis=1)
+    np.testing.assert_allclose(response, dense, atol=1e-9)
+
+
+def test_the_printed_stability_test_refuses_what_the_paper_uses():
+    """|x| < 1 for the roots of 1 + sum a x^k fails for each of its recursive filters."""
+    recursive = {name: f.a for name, f in filters.FILTERS.items() if f.a}
+    printed = {name: np.abs(np.roots([*a[::-1], 1.0])) for name, a in recursive.items()}
+    assert len(recursive) == 10 and all((moduli > 1).all() for moduli in printed.values())
+    moduli = np.concatenate(list(printed.values()))
+    assert moduli.min() == pytest.approx(1.085, abs=1e-3)
+    assert moduli.max() == pytest.approx(1.667, abs=1e-3)
+
+
+def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
+    taus = np.arange(400)
+    printed = 1.9 * (0.5 + (0.9**taus * DECAYING).sum())
+    true = snr.normalised(*filters.FILTERS["momentum"], DECAYING)
+    assert printed == pytest.approx(4.34, abs=0.01)
+    assert true == pytest.approx(3.39, abs=0.01)
+    assert snr.normalised((1.0,), (), DECAYING) == 0.5
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 300])
+def test_the_ratio_is_its_double_sum(rounds):
+    b, a = filters.FILTERS["f6"]
+    kappa = signal.lfilter(b, [1, *a], np.eye(1, rounds)[0])
+    kept = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
+    noise = sum(kappa[k] ** 2 for t in range(rounds) for k in range(t + 1))
+    assert snr.normalised(b, a, DECAYING, rounds) == pytest.approx(kept / noise, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("c", "best", "paper"), [((0.5, 0.4, 0.3, 0.2), 1.435, 1.400), ((0.5, 0.0), 0.604, 0.5)]
+)
+def test_taps_in_closed_form_beat_proportional_ones_and_a_search(c, best, paper):
+    made = snr.optimal_fir(c)
+    value = snr.normalised(*made, c)
+    assert value == pytest.approx(best, abs=1e-3)
+    assert value == pytest.approx((sum(c) + np.sqrt(len(c) * np.dot(c, c))) / 2, rel=1e-12)
+    assert snr.normalised(*snr.proportional_fir(c), c) == pytest.approx(paper, abs=1e-3)
+
+    def negative(free):
+        b = np.append(free, 1 - free.sum())
+        return -np.dot(c, b) / np.dot(b, b)
+
+    searched = optimize.minimize(negative, np.full(len(c) - 1, 1 / len(c)), tol=1e-12)
+    assert -searched.fun == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize(("q", "p"), [(0, 1), (1, 1), (1, 2)])
+def test_recursive_optima_beat_published_filters_of_their_order(q, p):
+    made = snr.optimal_recursive(DECAYING, q, p, radius=0.9)
+    assert np.abs(filters.poles(made.a)).max() <= 0.9 + 1e-12
+    value = snr.normalised(*made, DECAYING)
+    assert value >= snr.normalised(*filters.FILTERS["momentum"], DECAYING) - 1e-9
+    assert value >= snr.normalised(*snr.optimal_fir(DECAYING[: q + 1]), DECAYING)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        b = np.asarray(made.b) * (1 + 0.05 * rng.normal(size=q + 1))
+        b *= (1 + sum(made.a)) / b.sum()
+        kappa = filters.impulse_response(b, made.a, 400)
+        assert kappa @ DECAYING / (kappa @ kappa) <= value + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["butterworth", "chebyshev", "bessel"])
+def test_a_filter_from_its_cut_off(kind):
+    b, a = filters.from_cutoff(0.1, 2, kind)
+    frequencies, response = filters.frequency_response(b, a, 501)
+    gain = np.abs(response)
+    assert gain[0] == pytest.approx(1) and gain[frequencies > 0.3].max() < 0.2
+    if kind == "butterworth":
+        assert np.interp(0.1, frequencies, gain) == pytest.approx(np.sqrt(0.5), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "text"),
+    [
+        ((), (), "b is empty"),
+        ((0.5,), (), "sum b - sum a is 0.5"),
+        ((float("nan"),), (), "b holds nan"),
+        ((-0.1,), (-1.1,), "pole of modulus 1.1"),
+        ((0.0, 1.0), (), "response of b, a to ones falls to 0"),
+        ((1.5, -1.8, 1.3), (), "falls to -0.3"),
+    ],
+)
+def test_coefficients_no_run_should_use_are_refused(b, a, text):
+    with pytest.raises(ValueError, match=text):
+        filters.checked(b, a)
+
+
+def test_the_bound_on_convergence():
+    settings = {"rounds": 50, "step_size": 0.1, "smoothness": 2.0, "gap": 3.0, "noise": 0.7}
+    b, a = filters.FILTERS["f1"]
+    kappa = signal.lfilter(b, [1, *a], np.eye(1, 50)[0])
+    kept = sum(DECAYING[k] * kappa[k] for t in range(50) for k in range(t + 1))
+    noise = sum(kappa[k] ** 2 for t in range(50) for k in range(t + 1))
+    expected = 3.0 / (0.1 * kept) + 0.1 * 2.0 / 2 * (noise / kept) * 0.7
+    assert snr.convergence_bound(b, a, DECAYING, **settings) == pytest.approx(expected, rel=1e-10)
+    for name, least, total in (("f6", -0.046, 1.90), ("second", -0.005, 1.08)):
+        signed = filters.impulse_response(*filters.FILTERS[name], 2_000)
+        assert signed.min() == pytest.approx(least, abs=1e-3)
+        assert np.abs(signed).sum() == pytest.approx(total, abs=5e-3)
+        with pytest.raises(ValueError, match="impulse response"):
+            snr.convergence_bound(*filters.FILTERS[name], DECAYING, **settings)
+    with pytest.raises(ValueError, match="step_size is 0.6; the bound holds up to"):
+        snr.convergence_bound((1.0,), (), DECAYING, **{**settings, "step_size": 0.6})
+
+
+def test_the_rate_falls_with_the_root_of_the_ratio():
+    given = {
+        "records": 50_000, "parameters": 10**6, "epsilon": 8.0, "delta": 1e-5,
+        "clip_norm": 1.0, "smoothness": 1.0, "gap": 2.0,
+    }  # fmt: skip
+    plain, filtered = (snr.convergence_rate(ratio, **given) for ratio in (0.5, 3.39))
+    assert plain / filtered == pytest.approx(np.sqrt(3.39 / 0.5))
+    assert plain == pytest.approx(np.sqrt(2e6 * np.log(1e5)) / (np.sqrt(0.5) * 4e5))

@@ -1,0 +1,142 @@
+"""Filters as links: against scipy and optax, on trees of any kind, and what they keep."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import signal
+
+from dpjax.mechanism import snr
+from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
+
+ROUNDS = 60
+
+
+def stream(link, gradients):
+    """What a link makes of gradients [T, ...] in a tree, under scan."""
+    first = jax.tree.map(lambda leaf: leaf[0], gradients)
+    step = lambda state, given: link.update(given, state)[::-1]  # noqa: E731
+    return jax.lax.scan(step, link.init(first), gradients)[1]
+
+
+def tree(seed=0, agents=()):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=(ROUNDS, *agents, *shape)).astype(np.float32)  # noqa: E731
+    return {"w": draw(4, 3), "b": (draw(3), draw())}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("agents", [(), (5,)])
+def test_it_is_scipys_filter_over_its_response_to_ones(name, agents):
+    b, a = FILTERS[name]
+    gradients = tree(agents=agents)
+    got = stream(lowpass(b, a), gradients)
+    ones = signal.lfilter(b, [1, *a], np.ones(ROUNDS))
+    for leaf, given in zip(jax.tree.leaves(got), jax.tree.leaves(gradients), strict=True):
+        expected = signal.lfilter(b, [1, *a], given.astype(float), axis=0)
+        expected /= ones.reshape(-1, *[1] * (given.ndim - 1))
+        np.testing.assert_allclose(leaf, expected, rtol=2e-4, atol=2e-5)
+        assert leaf.dtype == np.float32
+
+
+def test_random_filters_too():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        poles = rng.uniform(0.1, 0.95, 2)
+        a = np.poly(poles)[1:]
+        b = rng.uniform(0.2, 1, rng.integers(1, 4))
+        b *= (1 + a.sum()) / b.sum()
+        given = rng.normal(size=(ROUNDS, 3))
+        got = stream(lowpass(tuple(b), tuple(a)), jnp.asarray(given, jnp.float32))
+        ones = signal.lfilter(b, [1, *a], np.ones(ROUNDS))
+        expected = signal.lfilter(b, [1, *a], given, axis=0) / ones[:, None]
+        np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-4)
+
+
+def test_momentum_is_optaxs_debiased_average():
+    gradients = tree(1)
+    got = stream(lowpass(*FILTERS["momentum"]), gradients)
+    expected = stream(optax.ema(0.9, debias=True), gradients)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_no_lags_change_nothing_and_keep_nothing():
+    link, given = lowpass((1.0,)), {"w": jnp.arange(3.0)}
+    out, state = link.update(given, link.init(given))
+    assert out["w"] is given["w"] and not jax.tree.leaves(state)[0].size
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_it_keeps_no_more_than_its_order(name):
+    b, a = FILTERS[name]
+    models = {"w": jnp.zeros((7, 11))}
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(lowpass(b, a).init(models)))
+    assert sizes <= (len(a) + len(b) - 1) * (77 + 1)
+
+
+def test_a_filter_that_scales_is_refused():
+    with pytest.raises(ValueError, match="sum b - sum a is 0.2"):
+        lowpass((0.1,), (-0.1,))
+
+
+def reference(gradients, taps, noise, *, proportional):
+    """The adaptive filter as a loop in float64."""
+    rounds, size = len(gradients), gradients[0].size
+    flat = gradients.reshape(rounds, -1).astype(float)
+    out = []
+    for t in range(rounds):
+        c = [0.5]
+        for k in range(1, min(taps, t + 1)):
+            at = np.arange(k, t + 1)
+            product = np.mean([flat[s] @ flat[s - k] for s in at])
+            square = np.mean([flat[s - k] @ flat[s - k] for s in at])
+            mean = np.mean([flat[s] @ flat[s] for s in range(t + 1)])
+            kept = product - max(square - size * noise, 0) / 2
+            c.append(max(kept, 0) / max(mean - size * noise, 1e-3))
+        make = snr.proportional_fir if proportional else snr.optimal_fir
+        b = make(c).b
+        out.append(sum(weight * gradients[t - k] for k, weight in enumerate(b)))
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("proportional", [False, True])
+def test_adaptive_taps_follow_the_gradients(proportional):
+    rng = np.random.default_rng(5)
+    slow = np.cumsum(rng.normal(size=(ROUNDS, 4, 3)), axis=0) / 8 + 1
+    given = (slow + 0.5 * rng.normal(size=slow.shape)).astype(np.float32)
+    got = stream(adaptive(4, 0.25, proportional=proportional), given)
+    expected = reference(given, 4, 0.25, proportional=proportional)
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+    assert np.abs(got - slow)[10:].mean() < np.abs(given - slow)[10:].mean()
+
+
+def test_the_noise_is_not_taken_for_signal():
+    """White noise alone: the estimate sees no correlation, and all taps average it."""
+    rng = np.random.default_rng(6)
+    given = rng.normal(size=(400, 1_000)).astype(np.float32)
+    got = np.asarray(stream(adaptive(4, 1.0, floor=50.0), given))[100:]
+    kept = float(np.var(got))
+    taps = np.asarray(snr.optimal_fir((0.5, 0.0, 0.0, 0.0)).b)
+    assert kept == pytest.approx(float(taps @ taps), rel=0.02)
+
+
+def test_correlated_noise_is_taken_off_by_its_lags():
+    """Noise of an average over two rounds: told its lags, the estimate sees no signal in it."""
+    rng = np.random.default_rng(7)
+    white = rng.normal(size=(401, 2_000)).astype(np.float32)
+    given = (white[1:] + white[:-1]) / 2
+    deaf, told = (
+        np.var(np.asarray(stream(adaptive(3, noise, floor=50.0), given))[200:])
+        for noise in (0.5, (0.5, 0.25))
+    )
+    b = np.asarray(snr.optimal_fir((0.5, 0.0, 0.0)).b)
+    kappa = np.convolve(b, [0.5, 0.5])
+    assert told == pytest.approx(float(kappa @ kappa), rel=0.03)
+    assert deaf != pytest.approx(float(kappa @ kappa), rel=0.03)
+
+
+def test_too_few_taps_are_refused():
+    with pytest.raises(ValueError, match="taps is 1"):
+        adaptive(1, 0.1)
