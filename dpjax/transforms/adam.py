@@ -1,0 +1,98 @@
+"""Adam for noisy gradients: the second moment without the noise's variance.
+
+Guarantee: none of its own and none lost: post-processing of privatised gradients. What is taken off
+the second moment is the variance that the noise is known to have, not data.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+from dpjax.transforms.lowpass import lowpass
+
+__all__ = ["AdamState", "scale_by_adam"]
+
+
+class AdamState(NamedTuple):
+    """What Adam keeps.
+
+    Attributes:
+        first: State of the first moment's filter.
+        second: Running means of squared gradients, noise included.
+        rounds: Rounds done.
+    """
+
+    first: Any
+    second: Any
+    rounds: Int[Array, ""]
+
+
+def scale_by_adam(
+    noise: float | Float[Array, ""] | Callable[[Int[Array, ""]], Any],
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    floor: float = 1e-8,
+    filter: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> optax.GradientTransformation:
+    """Divide a filtered gradient by the root of its second moment, the noise's variance taken off.
+
+    m / sqrt(max(v - noise, floor)): m the bias-corrected first moment, an average at rate b1 or a
+    low-pass filter in its place, v the bias-corrected average of squares of what comes in, which is
+    gradient and noise together. With noise = 0 it is Adam, whose v holds mostly noise. A filter
+    stands here and not in front: there v would hold noise of variance noise * sum kappa^2.
+
+    Args:
+        noise: Variance of the noise in a coordinate of what comes in, (sigma C / B)^2 for a mean of
+            B records; or a function of the round where it changes.
+        b1: Decay of the first moment, without a filter.
+        b2: Decay of the second.
+        floor: Least second moment.
+        filter: (b, a) of a low-pass filter as the first moment.
+
+    Returns:
+        The transformation, without a step size; its state is an `AdamState`.
+
+    Raises:
+        ValueError: For decays outside [0, 1), a floor of 0, or a filter that `lowpass` refuses.
+
+    Reference:
+        Tang et al., DP-AdamBC (2024), Algorithm 1; Zhang et al., DOPPLER, Algorithm 3, whose v is
+        corrected by 1 - beta^t where its recursion, counting from 0, needs 1 - (1 - beta)^(t+1),
+        and keeps the noise.
+    """
+    _validate.positive("floor", floor)
+    for name, decay in (("b1", b1), ("b2", b2)):
+        if not 0 <= _validate.number(name, decay) < 1:
+            raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
+    b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filter
+    first = lowpass(b, a)
+
+    def init(params: Any) -> AdamState:
+        second = jax.tree.map(jnp.zeros_like, params)
+        return AdamState(first.init(params), second, jnp.zeros((), jnp.int32))
+
+    def update(updates: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
+        del params
+        mean, kept = first.update(updates, state.first)
+        second = jax.tree.map(
+            lambda old, new: b2 * old + (1 - b2) * jnp.square(new), state.second, updates
+        )
+        done = state.rounds + 1
+        correction = 1 - jnp.float32(b2) ** done
+        variance = noise(state.rounds) if callable(noise) else noise
+        out = jax.tree.map(
+            lambda m, v: (
+                m / jnp.sqrt(jnp.maximum(v / correction - variance, floor)).astype(m.dtype)
+            ),
+            mean,
+            second,
+        )
+        return out, AdamState(kept, second, done)
+
+    return optax.GradientTransformation(init, update)
