@@ -1,0 +1,105 @@
+"""Adam in a low-rank space: full rank is Adam, and the space holds what it should."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.transforms.adam import scale_by_adam
+from dpjax.transforms.galore import scale_by_galore
+from dpjax.transforms.lowpass import FILTERS
+
+
+def tree(rounds, seed=0):
+    rng = np.random.default_rng(seed)
+    low = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 9))
+    draw = lambda base, s: (base + s * rng.normal(size=(rounds, *base.shape))).astype(np.float32)  # noqa: E731
+    conv = (rng.normal(size=(8, 2)) @ rng.normal(size=(2, 10))).reshape(2, 2, 2, 10)
+    return {"conv": draw(conv, 0.1), "tall": draw(low, 0.1), "wide": draw(low.T, 0.1),
+            "bias": draw(np.ones(5), 0.1)}  # fmt: skip
+
+
+def stream(link, gradients):
+    """Every output and the last state."""
+    first = jax.tree.map(lambda leaf: leaf[0], gradients)
+    step = lambda state, given: link.update(given, state)[::-1]  # noqa: E731
+    state, out = jax.lax.scan(step, link.init(first), gradients)
+    return out, state
+
+
+@pytest.mark.parametrize("on_change", ["turn", "reset"])
+def test_it_projects_on_the_leading_vectors_of_earlier_gradients(on_change):
+    given = tree(13)
+    link = scale_by_galore(0.01, rank=2, every=4, on_change=on_change)
+    out, state = stream(link, given)
+    # In order of names: bias, conv, tall, wide.
+    assert [basis.shape for basis in state.bases] == [(0, 0), (8, 2), (9, 2), (9, 2)]
+    for basis, name in zip(state.bases[1:], ("conv", "tall", "wide"), strict=True):
+        matrix = given[name][11].reshape(-1, given[name].shape[-1])
+        u, _, vt = np.linalg.svd(matrix)
+        expected = u[:, :2] if matrix.shape[0] <= matrix.shape[1] else vt[:2].T
+        np.testing.assert_allclose(basis @ basis.T, expected @ expected.T, atol=1e-4)
+        np.testing.assert_allclose(basis.T @ basis, np.eye(2), atol=1e-5)
+        moved = np.asarray(out[name][12]).reshape(matrix.shape)
+        assert np.linalg.matrix_rank(moved, tol=1e-4) <= 2
+    own = scale_by_adam(0.01)
+    if on_change == "turn":
+        np.testing.assert_allclose(out["bias"], stream(own, given["bias"])[0], rtol=1e-4)
+
+
+def test_no_round_uses_its_own_gradients_space():
+    """White noise: its own leading vectors would gather more of it than any fixed space."""
+    rng = np.random.default_rng(2)
+    given = {"w": rng.normal(size=(40, 30, 30)).astype(np.float32)}
+    link = scale_by_galore(0.0, rank=3, every=1, b1=0.0, b2=0.0, on_change="reset")
+    _, state = stream(link, given)
+    (basis,) = state.bases
+    own = np.square(np.asarray(basis.T @ given["w"][-1])).mean()
+    other = np.square(np.asarray(basis.T @ rng.normal(size=(30, 30)))).mean()
+    assert own > 2 and other < 1.5
+
+
+def test_moments_are_turned():
+    """A gradient within the old and the new space keeps its first moment through a change."""
+    rng = np.random.default_rng(3)
+    direction = np.outer(rng.normal(size=6), rng.normal(size=8)).astype(np.float32)
+    given = {"w": np.stack([direction * (1 + 0.1 * t) for t in range(12)])}
+    link = scale_by_galore(0.0, rank=2, every=5, filter=FILTERS["f5"])
+    _, state = stream(link, given)
+    reference = scale_by_adam(0.0, filter=FILTERS["f5"])
+    # From round 5 on the space holds the direction: the same filter on what was turned into it.
+    start = link.init({"w": given["w"][0]})
+    for t in range(5):
+        _, start = link.update({"w": given["w"][t]}, start)
+    (basis,), kept = start.bases, start.adam
+    parts = reference.init([basis.T @ given["w"][0]])
+    parts = parts._replace(first=kept.first, second=kept.second, rounds=kept.rounds)
+    for t in range(5, 9):
+        _, parts = reference.update([basis.T @ given["w"][t]], parts)
+    back = state
+    again = link.init({"w": given["w"][0]})
+    for t in range(9):
+        _, again = link.update({"w": given["w"][t]}, again)
+    (now,) = again.bases
+    np.testing.assert_allclose(now @ again.adam.first.delayed[0][0],
+                               basis @ parts.first.delayed[0][0], rtol=1e-3, atol=1e-5)  # fmt: skip
+    assert int(back.adam.rounds) == 12
+
+
+def test_the_second_moment_keeps_the_noises_share():
+    """White noise of variance 4 in any space: what is taken off stays what the moment holds."""
+    rng = np.random.default_rng(4)
+    given = {"w": (2 * rng.normal(size=(400, 40, 50))).astype(np.float32)}
+    link = scale_by_galore(4.0, rank=10, every=20, b2=0.99)
+    _, state = stream(link, given)
+    (second,) = state.adam.second
+    assert float(jnp.mean(second)) == pytest.approx(4 * (1 - 0.99**400), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [({"rank": 0}, "rank is 0"), ({"every": 0}, "every is 0"), ({"on_change": "x"}, "on_change")],
+)
+def test_bad_settings_are_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        scale_by_galore(0.1, **given)
