@@ -1,0 +1,70 @@
+"""Two small networks with tanh that the literature of private learning trains from scratch."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from dpjax.models.conv import Conv, Layout
+from dpjax.models.layers import average, group_norm, max_pool
+
+__all__ = ["CNN5", "SmallCNN"]
+
+
+class CNN5(nn.Module):
+    """Five 3x3 convolutions, 32-64-128-256-classes channels, for 32x32 images.
+
+    The first three are followed by tanh, 2x2 max-pooling and a group norm of 16 groups, the fourth
+    by tanh and a group norm; the logits are the fifth's, averaged over the image. 412,426
+    parameters for 3 channels and 10 classes. No statistics of a batch, no dropout.
+
+    Attributes:
+        classes: Number of logits.
+        layout: Of the convolutions, see `dpjax.models.conv`.
+
+    Reference:
+        Zhang et al. (2024), DOPPLER: Differentially Private Optimizers with Low-pass Filter for
+        Privacy Noise Reduction. As in the authors' code.
+    """
+
+    classes: int = 10
+    layout: Layout = "conv"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+        """Return the logits of images."""
+        for index, features in enumerate((32, 64, 128, 256)):
+            x = nn.tanh(Conv(features, padding=1, layout=self.layout, name=f"Conv_{index}")(x))
+            if index < 3:
+                x = max_pool(x, 2, 2)
+            x = group_norm(16, name=f"GroupNorm_{index}")(x)
+        return average(Conv(self.classes, padding=1, layout=self.layout, name="Conv_4")(x))
+
+
+class SmallCNN(nn.Module):
+    """Two convolutions and two dense layers with tanh, for MNIST.
+
+    Convolutions 8x8 by 2 to 16 channels (padded to the same size) and 4x4 by 2 to 32 (not padded),
+    each with tanh and 2x2 max-pooling by 1; dense layers of 32 and of the classes. 26,010
+    parameters for 28x28 images of one channel and 10 classes. No statistics of a batch, no dropout.
+
+    Attributes:
+        classes: Number of logits.
+        layout: Of the convolutions, see `dpjax.models.conv`.
+
+    Reference:
+        Papernot et al. (2021), Tempered Sigmoid Activations for Deep Learning with Differential
+        Privacy, arXiv 2007.14191, Table 1.
+    """
+
+    classes: int = 10
+    layout: Layout = "conv"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+        """Return the logits of images."""
+        first = Conv(16, (8, 8), 2, "SAME", layout=self.layout, name="Conv_0")
+        second = Conv(32, (4, 4), 2, "VALID", layout=self.layout, name="Conv_1")
+        x = max_pool(nn.tanh(first(x)), 2, 1)
+        x = max_pool(nn.tanh(second(x)), 2, 1)
+        x = x.reshape(*x.shape[:-3], -1)
+        x = nn.tanh(nn.Dense(32)(x))
+        return nn.Dense(self.classes)(x)

@@ -1,0 +1,210 @@
+"""Convolutions, in one place: three layouts of the same sum, and standardised kernels."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dpjax import _validate
+
+__all__ = ["LAYOUTS", "Conv", "Layout", "StandardizedConv", "convolve"]
+
+Layout = Literal["conv", "patches", "slices"]
+Padding = Literal["SAME", "VALID"] | int
+LAYOUTS = ("conv", "patches", "slices")
+"""How a convolution is computed, see `convolve`."""
+
+
+def convolve(
+    x: Float[Array, "*b h w c"],
+    kernel: Float[Array, "kh kw i o"],
+    strides: int = 1,
+    padding: Padding = "SAME",
+    groups: int = 1,
+    layout: Layout = "conv",
+) -> Float[Array, "*b p q o"]:
+    """Return the convolution of ``x`` with ``kernel``, computed in one of three ways.
+
+    They differ by rounding alone. Gradients per example or per agent map over kernels, where which
+    one is fastest depends on the backend and the shape:
+
+    - "conv": the backend's own convolution.
+    - "patches": kh kw shifted slices side by side, [*b, p, q, kh kw c], and one product.
+    - "slices": kh kw products, one a shifted slice, added up; no patches in memory.
+
+    Args:
+        x: Images, with any axes in front.
+        kernel: [kh, kw, c / groups, o].
+        strides: Of both axes.
+        padding: "SAME" (as much after as before, or one more), "VALID", or zeros on each side.
+        groups: Groups of channels that do not mix; c of them is depthwise.
+        layout: One of `LAYOUTS`.
+
+    Returns:
+        [*b, p, q, o], in the kernel's dtype.
+
+    Raises:
+        ValueError: For an unknown layout or padding, or channels that do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.models import conv
+        >>> x, kernel = np.ones((1, 4, 4, 1)), np.ones((3, 3, 1, 1))
+        >>> conv.convolve(x, kernel, padding="VALID", layout="slices")[0, :, :, 0].tolist()
+        [[9.0, 9.0], [9.0, 9.0]]
+    """
+    _validate.one_of("layout", layout, LAYOUTS)
+    x, kernel = jnp.asarray(x), jnp.asarray(kernel)
+    x = x.astype(kernel.dtype)
+    *front, height, width, channels = x.shape
+    if channels != kernel.shape[2] * groups or kernel.shape[3] % groups:
+        raise ValueError(
+            f"kernel has shape {kernel.shape} for {groups} groups of {channels} channels; give "
+            "[height, width, channels / groups, features], with features in equal groups too"
+        )
+    pads = _pads((height, width), kernel.shape[:2], strides, padding)
+    if layout == "conv":
+        out = jax.lax.conv_general_dilated(
+            x.reshape(-1, height, width, channels),
+            kernel,
+            (strides, strides),
+            pads,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+        return out.reshape(*front, *out.shape[1:])
+    x = jnp.pad(x, [(0, 0)] * len(front) + [*pads, (0, 0)])
+    parts = _shifted(x, kernel.shape[:2], strides)
+    flat = kernel.reshape(-1, *kernel.shape[2:])
+    if layout == "slices":
+        products = [_product(part, each, groups) for part, each in zip(parts, flat, strict=True)]
+        return sum(products[1:], start=products[0])
+    if groups == 1:
+        return jnp.concatenate(parts, axis=-1) @ flat.reshape(-1, flat.shape[-1])
+    stacked = jnp.stack([_grouped(part, groups) for part in parts], axis=-1)
+    blocks = flat.reshape(len(flat), flat.shape[1], groups, -1)
+    out = jnp.einsum("...gik,kigo->...go", stacked, blocks)
+    return out.reshape(*out.shape[:-2], -1)
+
+
+def _pads(
+    size: tuple[int, int], window: tuple[int, ...], strides: int, padding: Padding
+) -> list[tuple[int, int]]:
+    """Zeros before and after each axis."""
+    if isinstance(padding, str):
+        _validate.one_of("padding", padding, ("SAME", "VALID"))
+        pads = jax.lax.padtype_to_pads(size, window, (strides, strides), padding)
+        return [(int(before), int(after)) for before, after in pads]
+    zeros = _validate.integer("padding", padding, least=0)
+    return [(zeros, zeros)] * 2
+
+
+def _shifted(x: Array, window: tuple[int, ...], strides: int) -> list[Array]:
+    """What each place of the kernel meets: kh kw strided slices of the padded images."""
+    rows, columns = window
+    high, wide = (x.shape[-3] - rows) // strides + 1, (x.shape[-2] - columns) // strides + 1
+    parts = []
+    for row in range(rows):
+        for column in range(columns):
+            down = slice(row, row + (high - 1) * strides + 1, strides)
+            across = slice(column, column + (wide - 1) * strides + 1, strides)
+            parts.append(x[..., down, across, :])
+    return parts
+
+
+def _grouped(x: Array, groups: int) -> Array:
+    return x.reshape(*x.shape[:-1], groups, -1)
+
+
+def _product(part: Array, kernel: Array, groups: int) -> Array:
+    """One place of the kernel, [i, o], times its slice."""
+    if groups == 1:
+        return part @ kernel
+    blocks = kernel.reshape(kernel.shape[0], groups, -1)
+    if kernel.shape[0] == 1:
+        # Depthwise: nothing is summed.
+        out = _grouped(part, groups) * blocks[0]
+    else:
+        out = jnp.einsum("...gi,igo->...go", _grouped(part, groups), blocks)
+    return out.reshape(*out.shape[:-2], -1)
+
+
+class _Convolution(nn.Module):
+    """What the two layers share."""
+
+    features: int
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: int = 1
+    padding: Padding = "SAME"
+    groups: int = 1
+    use_bias: bool = True
+    layout: Layout = "conv"
+    kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
+
+    def _kernel(self, x: Array) -> Array:
+        shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
+        return self.param("kernel", self.kernel_init, shape, jnp.float32)
+
+    def _result(self, x: Array, kernel: Array) -> Array:
+        out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)
+        if self.use_bias:
+            zeros = nn.initializers.zeros_init()
+            out = out + self.param("bias", zeros, (self.features,), jnp.float32)
+        return out
+
+
+class Conv(_Convolution):
+    """A convolution with the parameters of ``flax.linen.Conv``: kernel [kh, kw, i, o] and bias [o].
+
+    Attributes:
+        features: Channels that come out, o.
+        kernel_size: (kh, kw).
+        strides: Of both axes.
+        padding: "SAME", "VALID", or zeros on each side.
+        groups: Groups of channels; those of the input is depthwise.
+        use_bias: Whether to learn a bias.
+        layout: How it is computed, see `convolve`.
+        kernel_init: Of the kernel.
+    """
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
+        """Return the convolved images."""
+        return self._result(x, self._kernel(x))
+
+
+class StandardizedConv(_Convolution):
+    """A convolution by kernels of mean 0 and a fixed variance over their inputs, per channel.
+
+        k = (w - mean w) / sqrt(var w + 1e-10)                              (Qiao et al.)
+        k = gain (w - mean w) / sqrt(max(fan_in var w, 1e-4))               (scaled: De et al.)
+
+    It needs no statistics of a batch, so one example's gradient is its own.
+
+    Attributes:
+        scaled: Whether to divide by the root of the fan-in and learn a gain a channel. The others
+            are those of `Conv`.
+
+    Reference:
+        Qiao, Wang, Liu, Shen, Yuille (2019), Weight Standardization, arXiv 1903.10520.
+        Brock, De, Smith (2021), Characterizing signal propagation ..., arXiv 2101.08692.
+    """
+
+    scaled: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
+        """Return the convolved images."""
+        weight = self._kernel(x)
+        centred = weight - jnp.mean(weight, axis=(0, 1, 2))
+        variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+        if not self.scaled:
+            return self._result(x, centred * jax.lax.rsqrt(variance + 1e-10))
+        fan_in = math.prod(weight.shape[:-1])
+        gain = self.param("gain", nn.initializers.ones_init(), (self.features,), jnp.float32)
+        scale = gain * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
+        return self._result(x, centred * scale)

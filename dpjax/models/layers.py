@@ -1,0 +1,59 @@
+"""Layers that several networks share; each looks at one example alone."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+__all__ = ["attend", "average", "group_norm", "max_pool"]
+
+
+def group_norm(
+    groups: int | None = None, size: int | None = None, name: str | None = None
+) -> nn.GroupNorm:
+    """A group norm over height, width and the channels of a group, of each image by itself.
+
+    Args:
+        groups: Number of groups, or None where ``size`` is given.
+        size: Channels of a group.
+        name: Of the layer.
+
+    Returns:
+        The flax module, with a scale and a bias a channel.
+    """
+    return nn.GroupNorm(
+        num_groups=groups, group_size=size, epsilon=1e-5, reduction_axes=(-3, -2, -1), name=name
+    )
+
+
+def max_pool(
+    x: Float[Array, "*b h w c"], window: int, strides: int, padding: int = 0
+) -> Float[Array, "*b p q c"]:
+    """Return the largest number of each window; padding counts as minus infinity."""
+    return nn.max_pool(x, (window, window), (strides, strides), [(padding, padding)] * 2)
+
+
+def average(x: Float[Array, "*b h w c"]) -> Float[Array, "*b c"]:
+    """Return the mean over height and width."""
+    return jnp.mean(x, axis=(-3, -2))
+
+
+def attend(
+    query: Float[Array, "b t d"],
+    key: Float[Array, "b s d"],
+    value: Float[Array, "b s d"],
+    heads: int,
+    seen: Bool[Array, "b s"] | None = None,
+) -> Float[Array, "b t d"]:
+    """Return softmax(q k' / sqrt(d / heads)) v, for each head of d / heads channels.
+
+    Args:
+        query: Of each place that asks.
+        key: Of each place that is looked at.
+        value: What is read there.
+        heads: Their number, a divisor of d.
+        seen: Which places may be looked at; others have weight exactly zero. None is all.
+    """
+    q, k, v = (each.reshape(*each.shape[:-1], heads, -1) for each in (query, key, value))
+    mask = None if seen is None else seen[:, None, None, :]
+    return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)

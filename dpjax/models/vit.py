@@ -1,0 +1,122 @@
+"""Vision transformers, from a random start or from a file in the layout of timm."""
+
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax.models import weights
+from dpjax.models.conv import Conv, Layout
+from dpjax.models.layers import attend
+
+__all__ = ["ViT", "load"]
+
+_START = nn.initializers.truncated_normal(0.02)
+
+
+class _Block(nn.Module):
+    """Attention and two dense layers, each after a layer norm and added to what came in."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        width = x.shape[-1]
+        inner = _norm("norm1")(x)
+        query, key, value = jnp.split(self._dense(3 * width, "qkv")(inner), 3, axis=-1)
+        x = x + self._dense(width, "proj")(attend(query, key, value, self.heads))
+        inner = self._dense(4 * width, "fc1")(_norm("norm2")(x))
+        return x + self._dense(width, "fc2")(nn.gelu(inner, approximate=False))
+
+    def _dense(self, width: int, name: str) -> nn.Dense:
+        return nn.Dense(width, kernel_init=_START, name=name)
+
+
+def _norm(name: str) -> nn.LayerNorm:
+    return nn.LayerNorm(epsilon=1e-6, use_fast_variance=False, name=name)
+
+
+class ViT(nn.Module):
+    """A vision transformer: ViT-S/16 for 224x224 images by default, ``patch=4`` for 32x32.
+
+    Patches as tokens, a class token in front, learned positions, ``depth`` blocks with layer norm
+    in front, exact GELU, and a dense layer on the class token. 22,050,664 parameters by default
+    with 1,000 classes. No dropout and no stochastic depth.
+
+    Attributes:
+        classes: Number of logits.
+        patch: Side of a patch, which divides the image's.
+        width: Channels of a token.
+        depth: Number of blocks.
+        heads: Of attention, a divisor of the width.
+        layout: Of the convolution that reads patches, see `dpjax.models.conv`.
+
+    Reference:
+        Dosovitskiy et al. (2021), An Image is Worth 16x16 Words, arXiv 2010.11929.
+        Touvron et al. (2021), Training data-efficient image transformers, arXiv 2012.12877: small.
+    """
+
+    classes: int = 10
+    patch: int = 16
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    layout: Layout = "conv"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b k"]:
+        """Return the logits of images."""
+        if x.shape[-3] % self.patch or x.shape[-2] % self.patch:
+            raise ValueError(f"patch is {self.patch}; give a divisor of the image's {x.shape}")
+        if self.width % self.heads:
+            raise ValueError(f"heads is {self.heads}; give a divisor of width={self.width}")
+        size = (self.patch, self.patch)
+        read = Conv(self.width, size, self.patch, "VALID", layout=self.layout, name="patch_embed")
+        x = read(x)
+        x = x.reshape(len(x), -1, self.width)
+        tiny = nn.initializers.normal(1e-6)
+        first = self.param("cls_token", tiny, (1, 1, self.width), jnp.float32)
+        places = self.param("pos_embed", _START, (1, 1 + x.shape[1], self.width), jnp.float32)
+        x = jnp.concatenate([jnp.broadcast_to(first, (len(x), 1, self.width)), x], axis=1) + places
+        for index in range(self.depth):
+            x = _Block(self.heads, name=f"block_{index}")(x)
+        return nn.Dense(self.classes, kernel_init=_START, name="head")(_norm("norm")(x)[:, 0])
+
+
+def load(
+    path: str | Path, model: ViT, image: int = 224, *, key: PRNGKeyArray | None = None
+) -> dict[str, Any]:
+    """Read a model's parameters from a safetensors file in the layout of timm.
+
+    As of ``vit_small_patch16_224``: ``patch_embed.proj``, ``cls_token``, ``pos_embed``,
+    ``blocks.N.norm1``, ``.attn.qkv``, ``.attn.proj``, ``.norm2``, ``.mlp.fc1``, ``.mlp.fc2``,
+    ``norm`` and ``head``. Positions are not resized: give images of the file's size.
+
+    Args:
+        path: The file, on this machine.
+        model: What the file holds; ``classes`` may differ where the head is new.
+        image: Side of the images, in pixels.
+        key: Draws a new head, for other classes than the file's; None reads the file's.
+
+    Returns:
+        Parameters for ``model.apply``, float32.
+
+    Raises:
+        ValueError: For tensors that are missing, unknown or of another shape, by name.
+    """
+    image = _validate.integer("image", image)
+    example = jnp.zeros((1, image, image, 3))
+    return weights.load(path, model, example, _name, head="head", key=key)
+
+
+_INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
+
+
+def _name(place: tuple[str, ...]) -> str:
+    """The layout's name of a parameter, but for the last part of it."""
+    if place[0].startswith("block_"):
+        return f"blocks.{place[0].removeprefix('block_')}.{_INNER.get(place[1], place[1])}"
+    return "patch_embed.proj" if place[0] == "patch_embed" else place[0]

@@ -1,0 +1,147 @@
+"""Parameters from safetensors files in the layouts of public PyTorch models."""
+
+import importlib
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+__all__ = ["load", "read"]
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
+"""PyTorch's names of flax's parameters; others keep their own."""
+
+
+def read(path: str | Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a safetensors file.
+
+    Args:
+        path: The file, on this machine; nothing is fetched.
+
+    Returns:
+        Each tensor by its name: numbers of 16, 32 or 64 bits as float32, integers as they are.
+
+    Raises:
+        ValueError: Without the package safetensors, or for a file that is none.
+
+    Example:
+        >>> from dpjax.models import weights
+        >>> weights.read("model.safetensors")
+        Traceback (most recent call last):
+        ...
+        ValueError: model.safetensors does not exist; ...
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{path} does not exist; give a safetensors file on this machine")
+    try:
+        safetensors = importlib.import_module("safetensors")
+    except ImportError:
+        raise ValueError(
+            "safetensors is not installed, and files of weights need it; "
+            "pip install 'dpjax[pretrained]'"
+        ) from None
+    try:
+        with safetensors.safe_open(str(path), framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file ({error}); give one") from None
+    integers = {name for name, tensor in tensors.items() if tensor.dtype.kind in "iub"}
+    return {
+        name: tensor if name in integers else np.asarray(tensor, np.float32)
+        for name, tensor in tensors.items()
+    }
+
+
+def load(
+    path: str | Path,
+    model: nn.Module,
+    example: Any,
+    name: Callable[[tuple[str, ...]], str],
+    *,
+    head: str,
+    key: PRNGKeyArray | None = None,
+    ignored: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return a model's parameters, read from a file that names them otherwise.
+
+    Kernels of dense layers are turned round, [out, in] to [in, out], those of convolutions from
+    [o, i, h, w] to [h, w, i, o].
+
+    Args:
+        path: A safetensors file.
+        model: The module.
+        example: An input, of which only shape and dtype count.
+        name: From where a parameter's layer is, ``("block_0", "proj")``, to the layer's name in the
+            file; for a parameter of no layer, to its own name.
+        head: The layer that a new start replaces.
+        key: Draws that layer's parameters; None reads them.
+        ignored: Beginnings of names in the file that the model has no use for.
+
+    Returns:
+        ``{"params": ...}``, numpy float32.
+
+    Raises:
+        ValueError: For tensors that are missing, unknown, not finite or of another shape, by name.
+    """
+    tensors = read(path)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
+    wanted, rest, params = {}, set(tensors), {}
+    if key is not None:
+        fresh = jax.jit(lambda key: model.init(key, example)["params"][head])(key)
+        params[head] = jax.tree.map(np.asarray, fresh)
+    for place, shape in jax.tree.flatten_with_path(shapes)[0]:
+        parts = tuple(part.key for part in place)
+        public = _public(parts, name)
+        if key is not None and parts[0] == head:
+            rest.discard(public)
+        else:
+            wanted[parts] = public, shape.shape
+    rest -= {public for public, _ in wanted.values()}
+    _refuse(path, "lacks", (public for public, _ in wanted.values() if public not in tensors))
+    _refuse(
+        path, "holds the unknown", (each for each in rest if not each.startswith(tuple(ignored)))
+    )
+    wrong = []
+    for parts, (public, shape) in wanted.items():
+        tensor = _turned(parts[-1], tensors[public])
+        if tensor.shape != shape or tensor.dtype != np.float32:
+            wrong.append(f"{public} {tensors[public].dtype} {tensors[public].shape}")
+        elif not np.isfinite(tensor).all():
+            wrong.append(f"{public} with numbers that are not finite")
+        _put(params, parts, tensor)
+    _refuse(path, f"does not fit {model.__class__.__name__}'s shapes by", wrong)
+    return {"params": params}
+
+
+def _public(parts: tuple[str, ...], name: Callable[[tuple[str, ...]], str]) -> str:
+    """The file's name of a parameter."""
+    leaf = _LEAVES.get(parts[-1])
+    return name(parts) if leaf is None else f"{name(parts[:-1])}.{leaf}"
+
+
+def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
+    """PyTorch's order of axes as flax's."""
+    if leaf != "kernel" or tensor.ndim not in (2, 4):
+        return tensor
+    return np.ascontiguousarray(tensor.T if tensor.ndim == 2 else tensor.transpose(2, 3, 1, 0))
+
+
+def _put(tree: dict[str, Any], parts: tuple[str, ...], leaf: np.ndarray) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[parts[-1]] = leaf
+
+
+def _refuse(path: str | Path, what: str, names: Iterable[str]) -> None:
+    """Raise ValueError that lists the first names, if there are any."""
+    names = sorted(names)
+    if names:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise ValueError(
+            f"{path} {what} {', '.join(names[:8])}{more}; give a file of this model, or a model of "
+            "the file's sizes (a key draws a new head)"
+        )
