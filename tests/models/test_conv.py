@@ -22,6 +22,9 @@ CASES = [
 ]
 
 
+run = jax.jit(conv.convolve, static_argnums=(2, 3, 4, 5))
+
+
 def arrays(size, channels, features, kernel, groups, dtype, front=(2,)):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(*front, *size, channels)).astype(dtype)
@@ -58,13 +61,11 @@ def same(size, window, strides):
 @pytest.mark.parametrize(
     ("size", "channels", "features", "kernel", "strides", "padding", "groups"), CASES
 )
-def test_each_layout_is_the_sum(
-    layout, size, channels, features, kernel, strides, padding, groups
-):
+def test_each_layout_is_the_sum(layout, size, channels, features, kernel, strides, padding, groups):
     x, weight = arrays(size, channels, features, kernel, groups, np.float32)
     pads = same(size, kernel, strides) if padding == "SAME" else [(0, 0)] * 2
     pads = [(padding, padding)] * 2 if isinstance(padding, int) else pads
-    got = conv.convolve(x, weight, strides, padding, groups, layout)
+    got = run(x, weight, strides, padding, groups, layout)
     want = by_hand(x, weight, strides, pads, groups)
     assert got.shape == want.shape and got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -85,7 +86,7 @@ def test_layouts_have_one_gradient(size, channels, features, kernel, strides, pa
                 out = conv.convolve(x, weight, strides, padding, groups, layout)
                 return jnp.sum(jnp.tanh(out) * d)
 
-            return jax.vmap(jax.grad(loss, (0, 1)), (None, 0, 0))(weight, x, d)
+            return jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (None, 0, 0)))(weight, x, d)
 
         want = gradients("conv")
         for layout in ("patches", "slices"):
