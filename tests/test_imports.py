@@ -42,7 +42,8 @@ WIDER = {
 # Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.
 SLOW = (
     *("clarabel", "cryptography", "cvxpy", "dp_accounting", "jax_privacy", "matplotlib", "orbax"),
-    *("pandas", "phe", "scipy.optimize", "sklearn", "tensorflow_datasets", "torch"),
+    *("pandas", "phe", "safetensors", "scipy.optimize", "sklearn", "tensorflow_datasets"),
+    *("tokenizers", "torch"),
 )
 
 

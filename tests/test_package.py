@@ -41,8 +41,8 @@ def test_the_package_is_typed_and_licensed() -> None:
 
 def test_the_extras_are_there() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"cuda", "secure", "dev", "bench", "docs"} <= set(extras)
-    assert "dpjax[secure]" in extras["dev"]
+    assert {"cuda", "pretrained", "secure", "dev", "bench", "docs"} <= set(extras)
+    assert {"dpjax[pretrained]", "dpjax[secure]"} <= set(extras["dev"])
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 
-__all__ = ["LAYOUTS", "Conv", "Layout", "StandardizedConv", "convolve"]
+__all__ = ["LAYOUTS", "Conv", "StandardizedConv", "convolve"]
 
 Layout = Literal["conv", "patches", "slices"]
 Padding = Literal["SAME", "VALID"] | int

@@ -163,7 +163,7 @@ def test_an_example_s_logits_are_its_own(name):
     ],
 )
 def test_layouts_of_a_network_agree_in_double_precision(name, layout):
-    """Value and per-example gradients; in float32 a pool may choose another of two equals."""
+    """Value and per-example gradients; in float32 a pool might choose another of two equals."""
     with jax.enable_x64(True):
         model, params, x = start(name, np.float64)
 

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.data import partition
 from dpjax.models import roberta, vit, weights
+from dpjax.plans import problem
 
 SMALL = roberta.RoBERTa(
     classes=3, vocabulary=50, positions=20, width=32, depth=2, heads=4, hidden=64
@@ -274,6 +276,20 @@ def test_a_batch_s_padding_row_is_finite():
     """Empty places of a batch are texts of padding alone."""
     params = at_random()
     assert np.isfinite(run(params, np.ones((2, 8), np.int32))).all()
+
+
+def test_a_problem_takes_the_encoder_and_its_tokens():
+    """Tokens reach it as integers, and each example has a gradient."""
+    y = np.array([0, 2, 1])
+    shards = partition.iid(3, n=1, seed=0)
+    task = problem.supervised(SMALL, "cross_entropy", (TOKENS, y), (TOKENS, y), shards)
+    assert task.x.dtype == np.int32
+    params = at_random()
+    slopes = jax.jit(jax.vmap(jax.grad(task.loss), (None, 0, 0)))(params, task.x, task.y)
+    words = np.asarray(slopes["params"]["words"]["embedding"])
+    for row, slope in zip(TOKENS, words, strict=True):
+        used = np.flatnonzero(np.abs(slope).max(1))
+        assert set(used) == set(row[row != SMALL.padding])
 
 
 def test_tokens_that_do_not_fit_are_refused():
