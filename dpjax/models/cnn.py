@@ -23,6 +23,14 @@ class CNN5(nn.Module):
     Reference:
         Zhang et al. (2024), DOPPLER: Differentially Private Optimizers with Low-pass Filter for
         Privacy Noise Reduction. As in the authors' code.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.models import cnn
+        >>> images = np.zeros((2, 32, 32, 3), np.float32)
+        >>> params = jax.eval_shape(cnn.CNN5().init, jax.random.key(0), images)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+        412426
     """
 
     classes: int = 10

@@ -27,13 +27,6 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
 
     Raises:
         ValueError: Without the package safetensors, or for a file that is none.
-
-    Example:
-        >>> from dpjax.models import weights
-        >>> weights.read("model.safetensors")
-        Traceback (most recent call last):
-        ...
-        ValueError: model.safetensors does not exist; ...
     """
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist; give a safetensors file on this machine")
