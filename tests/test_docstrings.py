@@ -24,6 +24,7 @@ NAMED = {
     "accounting.views": "dsgd muffliato zip_dl linear",
     "transforms.noise": "correlated",
     "transforms.clipping": "per_agent per_example",
+    "transforms.lowpass": "lowpass",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
     "algorithms.zip_dl": "ZipDL",

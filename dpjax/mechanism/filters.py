@@ -12,12 +12,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Complex, Float
-from scipy import signal
 
 from dpjax import _validate
 
 __all__ = [
-    "FILTERS",
     "Filter",
     "Response",
     "checked",
@@ -53,7 +51,7 @@ def _over(divisor: float, b: Coefficients, a: Coefficients = ()) -> Filter:
     return Filter(tuple(x / divisor for x in b), tuple(x / divisor for x in a))
 
 
-FILTERS: dict[str, Filter] = {
+PUBLISHED: dict[str, Filter] = {
     "sgd": Filter((1.0,)),
     "momentum": Filter((0.1,), (-0.9,)),
     "first v1": _over(11, (1, 1), (-9,)),
@@ -147,6 +145,8 @@ def impulse_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.
     Reference:
         DOPPLER, (5).
     """
+    from scipy import signal
+
     impulse = np.zeros(_validate.integer("rounds", rounds))
     impulse[0] = 1.0
     return signal.lfilter(np.asarray(b, float), np.concatenate([[1.0], a]), impulse)
@@ -183,6 +183,8 @@ def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512)
         a: a_1 .. a_p, without the leading 1.
         points: How many frequencies.
     """
+    from scipy import signal
+
     frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
     _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
     return Response(frequencies, response)
@@ -206,6 +208,8 @@ def from_cutoff(
         ValueError: For another kind, a cut-off outside (0, 1/2), an order below 1, or a design
             that `checked` refuses.
     """
+    from scipy import signal
+
     cutoff = _validate.positive("cutoff", cutoff, remedy="give cycles a round in (0, 0.5)")
     if cutoff >= 0.5:
         raise ValueError(f"cutoff is {cutoff:g}; give cycles a round in (0, 0.5)")

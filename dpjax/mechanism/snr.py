@@ -14,7 +14,6 @@ Reference:
 """
 
 import numpy as np
-from scipy import optimize, signal
 
 from dpjax import _validate
 from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
@@ -134,6 +133,8 @@ def optimal_recursive(
         ValueError: For an autocorrelation that does not begin above 0, other orders, or a radius
             outside (0, 1).
     """
+    from scipy import optimize
+
     radius = _validate.probability("radius", radius)
     c = _autocorrelation(autocorrelation)
     q = _validate.integer("q", q, least=0, most=20)
@@ -169,6 +170,8 @@ def _recursion(reflections: np.ndarray) -> np.ndarray:
 
 def _best_numerator(c: np.ndarray, a: np.ndarray, q: int) -> tuple[float, Filter]:
     """The best b for given poles, and the ratio that it reaches."""
+    from scipy import signal
+
     free = signal.lfilter([1.0], np.concatenate([[1.0], a]), np.eye(1, len(c))[0])
     shifts = np.stack([np.concatenate([np.zeros(k), free[: len(c) - k]]) for k in range(q + 1)])
     gram, kept = shifts @ shifts.T, shifts @ c

@@ -17,9 +17,12 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import filters
-from dpjax.mechanism.filters import FILTERS
 
 __all__ = ["FILTERS", "AdaptiveState", "LowpassState", "adaptive", "lowpass"]
+
+
+FILTERS = filters.PUBLISHED
+"""The published filters (b, a) by name (Zhang et al., DOPPLER, Table 2 and Fig. 8)."""
 
 
 class LowpassState(NamedTuple):
@@ -53,6 +56,15 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
 
     Reference:
         Zhang et al., DOPPLER, Algorithm 2.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms.lowpass import FILTERS, lowpass
+        >>> link = lowpass(*FILTERS["f1"])
+        >>> first, state = link.update(jnp.array([4.0]), link.init(jnp.zeros(1)))
+        >>> second, state = link.update(jnp.array([0.0]), state)
+        >>> [round(float(x[0]), 2) for x in (first, second)]
+        [4.0, 2.21]
     """
     made = filters.checked(b, a)
     order = max(len(made.b) - 1, len(made.a))

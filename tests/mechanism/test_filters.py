@@ -9,9 +9,9 @@ from dpjax.mechanism import filters, snr
 DECAYING = 0.5 * 0.8 ** np.arange(400)
 
 
-@pytest.mark.parametrize("name", filters.FILTERS)
+@pytest.mark.parametrize("name", filters.PUBLISHED)
 def test_published_filters_are_stable_and_pass_a_constant(name):
-    b, a = filters.checked(*filters.FILTERS[name])
+    b, a = filters.checked(*filters.PUBLISHED[name])
     assert sum(b) - sum(a) == pytest.approx(1, abs=1e-12)
     assert np.abs(filters.poles(a)).max(initial=0) < 1
     frequencies, response = filters.frequency_response(b, a, 65)
@@ -23,7 +23,7 @@ def test_published_filters_are_stable_and_pass_a_constant(name):
 
 def test_the_printed_stability_test_refuses_what_the_paper_uses():
     """|x| < 1 for the roots of 1 + sum a x^k fails for each of its recursive filters."""
-    recursive = {name: f.a for name, f in filters.FILTERS.items() if f.a}
+    recursive = {name: f.a for name, f in filters.PUBLISHED.items() if f.a}
     printed = {name: np.abs(np.roots([*a[::-1], 1.0])) for name, a in recursive.items()}
     assert len(recursive) == 10 and all((moduli > 1).all() for moduli in printed.values())
     moduli = np.concatenate(list(printed.values()))
@@ -34,7 +34,7 @@ def test_the_printed_stability_test_refuses_what_the_paper_uses():
 def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
     taus = np.arange(400)
     printed = 1.9 * (0.5 + (0.9**taus * DECAYING).sum())
-    true = snr.normalised(*filters.FILTERS["momentum"], DECAYING)
+    true = snr.normalised(*filters.PUBLISHED["momentum"], DECAYING)
     assert printed == pytest.approx(4.34, abs=0.01)
     assert true == pytest.approx(3.39, abs=0.01)
     assert snr.normalised((1.0,), (), DECAYING) == 0.5
@@ -42,7 +42,7 @@ def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
 
 @pytest.mark.parametrize("rounds", [1, 7, 300])
 def test_the_ratio_is_its_double_sum(rounds):
-    b, a = filters.FILTERS["f6"]
+    b, a = filters.PUBLISHED["f6"]
     kappa = signal.lfilter(b, [1, *a], np.eye(1, rounds)[0])
     kept = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
     noise = sum(kappa[k] ** 2 for t in range(rounds) for k in range(t + 1))
@@ -72,7 +72,7 @@ def test_recursive_optima_beat_published_filters_of_their_order(q, p):
     made = snr.optimal_recursive(DECAYING, q, p, radius=0.9)
     assert np.abs(filters.poles(made.a)).max() <= 0.9 + 1e-12
     value = snr.normalised(*made, DECAYING)
-    assert value >= snr.normalised(*filters.FILTERS["momentum"], DECAYING) - 1e-9
+    assert value >= snr.normalised(*filters.PUBLISHED["momentum"], DECAYING) - 1e-9
     assert value >= snr.normalised(*snr.optimal_fir(DECAYING[: q + 1]), DECAYING)
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -110,18 +110,18 @@ def test_coefficients_no_run_should_use_are_refused(b, a, text):
 
 def test_the_bound_on_convergence():
     settings = {"rounds": 50, "step_size": 0.1, "smoothness": 2.0, "gap": 3.0, "noise": 0.7}
-    b, a = filters.FILTERS["f1"]
+    b, a = filters.PUBLISHED["f1"]
     kappa = signal.lfilter(b, [1, *a], np.eye(1, 50)[0])
     kept = sum(DECAYING[k] * kappa[k] for t in range(50) for k in range(t + 1))
     noise = sum(kappa[k] ** 2 for t in range(50) for k in range(t + 1))
     expected = 3.0 / (0.1 * kept) + 0.1 * 2.0 / 2 * (noise / kept) * 0.7
     assert snr.convergence_bound(b, a, DECAYING, **settings) == pytest.approx(expected, rel=1e-10)
     for name, least, total in (("f6", -0.046, 1.90), ("second", -0.005, 1.08)):
-        signed = filters.impulse_response(*filters.FILTERS[name], 2_000)
+        signed = filters.impulse_response(*filters.PUBLISHED[name], 2_000)
         assert signed.min() == pytest.approx(least, abs=1e-3)
         assert np.abs(signed).sum() == pytest.approx(total, abs=5e-3)
         with pytest.raises(ValueError, match="impulse response"):
-            snr.convergence_bound(*filters.FILTERS[name], DECAYING, **settings)
+            snr.convergence_bound(*filters.PUBLISHED[name], DECAYING, **settings)
     with pytest.raises(ValueError, match="step_size is 0.6; the bound holds up to"):
         snr.convergence_bound((1.0,), (), DECAYING, **{**settings, "step_size": 0.6})
 
