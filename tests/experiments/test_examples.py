@@ -79,7 +79,7 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
         assert all(f"\n{label}: accuracy" in out for label in labels)
         Path("design.npz").unlink()
     # The same from Python, with the names of the sites.
-    (code,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    code, *_ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     config = make_config(design="independent", rounds=5)
     exec(code, {"config": config})
     with np.load("design.npz") as file:
