@@ -5,10 +5,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import rounds
+from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, problem
 from dpjax.plans.calibration import Factored
@@ -91,3 +93,18 @@ def with_factor(made, factor):
     """The plan with another factor in its noise, audited again."""
     noise_ = None if factor is None else Factored(factor, made.strategy, made.design)
     return dataclasses.replace(made, noise=noise_)
+
+
+def cut_and_resumed(one, task, folder, **options):
+    """A run that a callback cut at its first chunk's end, and that went on from its checkpoint."""
+
+    class Cut(Exception):
+        pass
+
+    def cut(_):
+        raise Cut
+
+    with pytest.raises(Cut):
+        run(one, task, checkpoint=folder, callback=cut, **options)
+    # A callback that raises leaves the checkpoint before it; the run goes on from there.
+    return run(one, task, checkpoint=folder, **options)

@@ -70,10 +70,12 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     if rates is not None:
         _check_rates(sampler, times, rates, tried)
     if not packaged(type(sampler)):
-        _check_distinct(sampler, counts, rounds)
+        _check_distinct(sampler, counts, rounds, claimed=rates is not None)
 
 
-def _check_distinct(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
+def _check_distinct(
+    sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int, *, claimed: bool
+) -> None:
     """Refuse records that come twice in a round: of these counts, and of the fewest there may be.
 
     With many records a draw with replacement seldom meets one twice; with as few as a batch it
@@ -83,8 +85,7 @@ def _check_distinct(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int
         lambda counts: sampler.draw(jax.random.key(0), jnp.int32(0), counts).rows, counts
     ).shape[1]
     # Where rates are claimed, the numbers of records are part of the sampler.
-    fewest = (None, width, width + 1) if sampler.rates(counts) is None else (None,)
-    for few in fewest:
+    for few in (None,) if claimed else (None, width, width + 1):
         tried = counts if few is None else np.full_like(counts, few)
         try:
             sampler.check(tried)

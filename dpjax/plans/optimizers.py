@@ -1,5 +1,6 @@
 """What turns noisy means into updates: post-processing, and the only place of step sizes."""
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -120,7 +121,12 @@ class Chain:
 
     def shared(self) -> "Chain":
         """The part without what `arrays` holds: what plans of one run share."""
-        return self if callable(self.step_size) else Chain(self.make, 1.0)
+        if callable(self.step_size):
+            return self
+        # Not made anew: it was tried when it was made, and plans ask for this often.
+        one = copy.copy(self)
+        object.__setattr__(one, "step_size", 1.0)
+        return one
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The step size, where it is a number."""

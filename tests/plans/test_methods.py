@@ -25,7 +25,7 @@ from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.query import Drawn
 from dpjax.protocols import Answer, Draw, Privatizer
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import cut_and_resumed, make_config, make_problem
 
 N, ROUNDS, RECORDS = 6, 4, 24
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
@@ -312,17 +312,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
     one, task = made(name), make_problem(N)
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
     straight = run(one, task, **options)
-
-    class Cut(Exception):
-        pass
-
-    def cut(_):
-        raise Cut
-
-    with pytest.raises(Cut):
-        run(one, task, checkpoint=tmp_path / "c", callback=cut, **options)
-    # A callback that raises leaves the checkpoint before it; the run goes on from there.
-    resumed = run(one, task, checkpoint=tmp_path / "c", **options)
+    resumed = cut_and_resumed(one, task, tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
 

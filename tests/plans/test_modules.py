@@ -14,7 +14,7 @@ from dpjax.models import losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import _modules as modules
 from dpjax.plans import plan, problem
-from tests.support import make_config
+from tests.support import cut_and_resumed, make_config
 
 AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
 
@@ -52,16 +52,7 @@ def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, re
     straight = run(one, task, **options)
     assert np.isfinite(straight.metrics["test_loss"]).all()
     assert straight.guarantees == (one.guarantee,)
-
-    class Cut(Exception):
-        pass
-
-    def cut(_):
-        raise Cut
-
-    with pytest.raises(Cut):
-        run(one, task, checkpoint=tmp_path / "c", callback=cut, **options)
-    resumed = run(one, task, checkpoint=tmp_path / "c", **options)
+    resumed = cut_and_resumed(one, task, tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
     other = reading(seed=1)
