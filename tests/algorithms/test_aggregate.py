@@ -122,7 +122,7 @@ def test_a_round_without_anybody_moves_nothing():
 def test_messages_are_what_who_listens_sees():
     gradients = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
     added = noise.correlated(np.eye(N, dtype=np.float32), key=KEY, rounds=1)
-    zeros = jnp.zeros((N, D))
+    zeros = jnp.zeros((N, D), jnp.float32)
     noisy = gradients + np.asarray(added.update(zeros, added.init(zeros))[0])
     # The aggregator and outsiders alike: each agent's message with its noise.
     _, plain = step(Federated(), gradients, added)
