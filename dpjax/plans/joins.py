@@ -76,6 +76,12 @@ def check(config: Any) -> None:
         raise ValueError(
             f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
         )
+    if getattr(config.optimizer, "uses_noise", False) and not of_method.noisy_means:
+        raise ValueError(
+            f"optimizer is {config.optimizer}, which uses the noise's variance, but method {name} "
+            "gives its optimizer something else than the agents' noisy means: make the optimizer "
+            "with a variance that you know, uses_noise=False"
+        )
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__

@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.mechanism.strategy import inverse_of
+from dpjax.transforms.variance import LAGS, NoiseVariance
 
 __all__ = ["Chain", "Sgd"]
 
 _SMALLEST, _LARGEST = 1e-37, 1e37
+_SCALE, _PROFILE = "noise_scale", "noise_profile"
 _REMEDY = (
     "give a function of the step size, which is traced, that returns an optax chain of functions "
     "of updates, state and parameters alone, for parameters of any tree"
@@ -84,8 +88,11 @@ class Chain:
 
     Attributes:
         make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
-            argument alone; the step size is traced, so that plans of one run can differ in it.
+            arguments alone; the step size is traced, so that plans of one run can differ in it.
         step_size: A number, or an optax schedule of the round, which starts at no less than 0.
+        uses_noise: True for ``make(step_size, noise)``, where ``noise`` is the variance of the
+            noise in a coordinate of the agent's noisy mean,
+            `dpjax.transforms.variance.NoiseVariance`: the plan's, public, and 0 without noise.
 
     Raises:
         ValueError: For what is no such function or step, when it is made and not in the run.
@@ -95,10 +102,16 @@ class Chain:
         >>> from dpjax.plans.optimizers import Chain
         >>> Chain(optax.adam, step_size=0.01).first
         0.01
+        >>> from dpjax.transforms.adam import scale_by_adam
+        >>> def adam(step_size, noise):
+        ...     return optax.chain(scale_by_adam(noise), optax.scale_by_learning_rate(step_size))
+        >>> Chain(adam, step_size=0.01, uses_noise=True).uses_noise
+        True
     """
 
-    make: Callable[[Any], optax.GradientTransformation]
+    make: Callable[..., optax.GradientTransformation]
     step_size: float | optax.Schedule
+    uses_noise: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what makes no optimizer, and a step that float32 cannot take."""
@@ -107,6 +120,7 @@ class Chain:
                 f"make is {_validate.shown(self.make)}; give a function of the step size, such as "
                 "optax.adam"
             )
+        _validate.flag("uses_noise", self.uses_noise)
         if callable(self.step_size):
             _step(self.step_size, 0)
         else:
@@ -135,9 +149,18 @@ class Chain:
         )
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
-        """The transformation of every agent by itself, its step size from the arrays."""
+        """The transformation of every agent by itself, step size and noise from the arrays."""
         step = self.step_size if callable(self.step_size) else arrays["step_size"]
-        return _each(self.make(step))
+        if not self.uses_noise:
+            return _each(lambda _: self.make(step), None)
+        # Plans without noise have no such arrays.
+        profile = arrays.get(_PROFILE)
+        profile = None if profile is None else profile.reshape(-1, LAGS)
+
+        def of_agent(scale: Any) -> optax.GradientTransformation:
+            return self.make(step, NoiseVariance(0.0 if scale is None else scale, profile))
+
+        return _each(of_agent, arrays.get(_SCALE))
 
     def relative(self, rounds: int) -> np.ndarray:
         """Step sizes over the first one, [T]: those of a schedule.
@@ -170,7 +193,10 @@ def _try(chain: Chain) -> None:
     model = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
     def one(model: Any, arrays: Any) -> Any:
-        made = chain.make(chain.step_size if callable(chain.step_size) else arrays["step_size"])
+        step = chain.step_size if callable(chain.step_size) else arrays["step_size"]
+        made = (
+            chain.make(step, NoiseVariance(jnp.ones(()))) if chain.uses_noise else chain.make(step)
+        )
         if not isinstance(made, optax.GradientTransformation):
             kind = "a number" if isinstance(made, jax.Array) else type(made).__name__
             raise TypeError(f"it gives {kind}, and no optax.GradientTransformation")
@@ -205,10 +231,58 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _each(one: optax.GradientTransformation) -> optax.GradientTransformation:
-    """A transformation of one model as one of agent-stacked models, its state stacked too."""
+def _each(
+    of_agent: Callable[[Any], optax.GradientTransformation], own: Any
+) -> optax.GradientTransformation:
+    """A transformation of one model as one of agent-stacked models, its state stacked too.
+
+    Args:
+        of_agent: From what one agent has of its own to its transformation.
+        own: That of all agents, [n]; None where there is nothing.
+    """
+
+    def over_agents(function: Callable[..., Any], *trees: Any) -> Any:
+        if jax.tree.leaves(trees)[0].shape[0] > 1:
+            return jax.vmap(function)(*trees)
+        # One agent is no batch: branches stay branches.
+        one = function(*jax.tree.map(lambda leaf: leaf[0], trees))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one)
+
+    def init(models: Any) -> Any:
+        return over_agents(lambda own, one: of_agent(own).init(one), own, models)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return jax.vmap(one.update)(updates, state, params)
+        return over_agents(
+            lambda own, *given: of_agent(own).update(*given), own, updates, state, params
+        )
 
-    return optax.GradientTransformation(jax.vmap(one.init), update)
+    return optax.GradientTransformation(init, update)
+
+
+def noise_arrays(
+    optimizer: Any,
+    factor: Float[np.ndarray, "n q"],
+    strategy: Float[np.ndarray, "t t"] | None,
+    divisor: float,
+) -> dict[str, np.ndarray]:
+    """What an optimizer that uses the noise's variance is told of it, float32 by name.
+
+    Args:
+        optimizer: The optimizer; nothing for those that use none.
+        factor: Map of a round's fresh normals to the agents' noisy sums.
+        strategy: C over rounds; None is the identity.
+        divisor: What sums are divided by.
+    """
+    if not getattr(optimizer, "uses_noise", False):
+        return {}
+    sums = np.square(factor.astype(np.float64)).sum(axis=1)
+    arrays = {_SCALE: (sums / divisor**2).astype(np.float32)}
+    if strategy is not None:
+        inverse = inverse_of(strategy)
+        profile = np.zeros((len(inverse), LAGS))
+        for lag in range(min(LAGS, len(inverse))):
+            rows = inverse[: len(inverse) - lag]
+            profile[lag:, lag] = np.einsum("ts,ts->t", inverse[lag:], rows)
+        # Flat: an array of three axes is one over agents.
+        arrays[_PROFILE] = profile.ravel().astype(np.float32)
+    return arrays

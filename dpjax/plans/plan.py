@@ -28,6 +28,7 @@ from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.descriptions import described
+from dpjax.plans.optimizers import noise_arrays
 from dpjax.protocols import Method, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
@@ -35,7 +36,7 @@ from dpjax.transforms import rounds as rounds_
 __all__ = ["Config", "Plan", "Statics", "make"]
 
 
-_TAKEN = {"mixing", "factor"}
+_TAKEN = {"mixing", "factor", "noise_scale", "noise_profile"}
 """Names of arrays that no optimizer may have."""
 
 
@@ -171,6 +172,7 @@ class Plan:
             {"mixing": self.mixing.astype(np.float32)},
             {} if self.noise is None else self.noise.arrays,
             self.config.optimizer.arrays(),
+            {} if self.noise is None else self._told(),
         ]
         stacked: dict[str, np.ndarray] = {}
         for part in parts:
@@ -181,6 +183,11 @@ class Plan:
                     )
                 stacked[name] = fixed(array)
         return types.MappingProxyType(stacked)
+
+    def _told(self) -> dict[str, np.ndarray]:
+        """What the optimizer is told of the noise, in units of the means that it is given."""
+        divisor = self.target.divisor
+        return noise_arrays(self.config.optimizer, self.factor, self.strategy, divisor)
 
     @functools.cached_property
     def statics(self) -> Statics:

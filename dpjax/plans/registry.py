@@ -32,6 +32,8 @@ class MethodRow:
         view: What accounting calls it.
         noises: Names of the noise parts it joins; None is all whose payload is one an agent.
         constant_steps: True where it joins plain steps of constant size alone.
+        noisy_means: True where the optimizer is given the mean of each agent's own noisy sum, so
+            that the variance of the noise in it is the plan's.
         why: Why no others, with the remedy.
     """
 
@@ -40,6 +42,7 @@ class MethodRow:
     view: str
     noises: tuple[str, ...] | None = None
     constant_steps: bool = False
+    noisy_means: bool = False
     why: str = ""
 
 
@@ -114,6 +117,7 @@ METHODS = (
         part="DSGD",
         builds="x <- W^K (x + opt(noisy sum)); K > 1 is Muffliato",
         view="views.dsgd(W), views.muffliato(W, K)",
+        noisy_means=True,
     ),
     MethodRow(
         part="ZipDL",

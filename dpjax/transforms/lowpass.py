@@ -7,7 +7,7 @@ optimizer (``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5
 behind the noise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -107,8 +107,8 @@ class AdaptiveState(NamedTuple):
 
     Attributes:
         past: g_{t-1}, g_{t-2}, ...
-        products: [taps] running means of <g_t, g_{t-k}>.
-        squares: [taps] running means of |g_{t-k}|^2 over the same rounds.
+        products: [taps] running means of <g_t, g_{t-k}>, the noise's taken off.
+        squares: [taps] running means of |g_{t-k}|^2 over the same rounds, the noise's taken off.
         rounds: Rounds done.
     """
 
@@ -120,7 +120,7 @@ class AdaptiveState(NamedTuple):
 
 def adaptive(
     taps: int,
-    noise: float | Sequence[float],
+    noise: float | Sequence[float] | Callable[..., Any],
     *,
     proportional: bool = False,
     floor: float = 1e-3,
@@ -129,8 +129,8 @@ def adaptive(
 
     From privatised gradients of earlier rounds and this one, c_0 = 1/2 and
 
-        c_k = max(0, mean(<g_t, g_{t-k}>) - d r_k - max(mean(|g_{t-k}|^2) - d r_0, 0) / 2)
-              / max(mean(|g_t|^2) - d r_0, floor)
+        c_k = max(0, mean(<g_t, g_{t-k}> - d r_k) - max(mean(|g_{t-k}|^2 - d r_0), 0) / 2)
+              / max(mean(|g_t|^2 - d r_0), floor)
 
     with means over all rounds so far, taken before anything is clamped. Negative c_k are set to 0,
     so that no tap falls below 0. The taps maximise the normalised ratio
@@ -140,7 +140,8 @@ def adaptive(
     Args:
         taps: How many, 2 and above.
         noise: Variance r_0 of the noise in a coordinate of what comes in; or r_0, r_1, .. where
-            noise is correlated over rounds, 0 beyond.
+            noise is correlated over rounds, 0 beyond; or ``noise(round, lag)`` where that changes
+            (`dpjax.transforms.variance.NoiseVariance`).
         proportional: The paper's taps c_k / sum c.
         floor: Least squared norm of a gradient, the paper's epsilon_1.
 
@@ -155,8 +156,7 @@ def adaptive(
     """
     taps = _validate.integer("taps", taps, least=2)
     _validate.positive("floor", floor)
-    lags = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
-    lags = jnp.zeros(taps).at[: len(lags)].set(lags)
+    covariance = noise if callable(noise) else _constant(noise, taps)
 
     def init(params: Any) -> AdaptiveState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -172,12 +172,20 @@ def adaptive(
         # Rounds in which g_{t-k} exists; means of other lags stay as they are, at 0.
         seen = jnp.maximum(state.rounds - lag + 1, 0)
         weight = jnp.where(seen > 0, 1 / jnp.maximum(seen, 1), 0.0)
-        now = jnp.stack([_product(updates, old) for old in window])
-        before = jnp.stack([_product(old, old) for old in window])
+        t = state.rounds
+        now = jnp.stack(
+            [_product(updates, old) - size * covariance(t, k) for k, old in enumerate(window)]
+        )
+        before = jnp.stack(
+            [
+                _product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0)
+                for k, old in enumerate(window)
+            ]
+        )
         products = state.products + weight * (now - state.products)
         squares = state.squares + weight * (before - state.squares)
-        kept = products - size * lags - jnp.maximum(squares - size * lags[0], 0) / 2
-        c = jnp.maximum(kept, 0) / jnp.maximum(squares[0] - size * lags[0], floor)
+        kept = products - jnp.maximum(squares, 0) / 2
+        c = jnp.maximum(kept, 0) / jnp.maximum(squares[0], floor)
         c = jnp.where(seen > 0, c.at[0].set(0.5), 0.0)
         count = jnp.sum(seen > 0)
         raised = c if proportional else c + jnp.sqrt(jnp.sum(c**2) / count)
@@ -191,6 +199,13 @@ def adaptive(
         return out, state
 
     return optax.GradientTransformation(init, update)
+
+
+def _constant(noise: float | Sequence[float], taps: int) -> Callable[[Any, int], Any]:
+    """The same covariance in every round."""
+    given = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
+    lags = jnp.zeros(taps).at[: len(given)].set(given)
+    return lambda round, lag: lags[lag]
 
 
 def _product(one: Any, other: Any) -> Float[Array, ""]:

@@ -36,6 +36,7 @@ def same_file(a, b):
             np.testing.assert_array_equal(first[name], second[name])
 
 
+@pytest.mark.slow
 def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
     whole = launch(tmp_path / "whole.npz", "-")
     assert whole.returncode == 0, whole.stderr

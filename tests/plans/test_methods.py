@@ -318,7 +318,14 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 6, reason="needs six devices")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # One of each kind of exchange and of noise; the others on demand.
+        name if name in ("dsgd", "zip_dl", "decor") else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_agents_on_several_devices_give_the_same_numbers(name):
     one, task = made(name), make_problem(N)
     alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)

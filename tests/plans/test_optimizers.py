@@ -11,6 +11,10 @@ import pytest
 from dpjax.engine import keys, program
 from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
+from dpjax.transforms.adam import scale_by_adam
+from dpjax.transforms.galore import scale_by_galore
+from dpjax.transforms.variance import NoiseVariance
+from tests.algorithms.test_aggregate import Federated
 from tests.support import make_config
 
 
@@ -207,3 +211,99 @@ def test_a_step_that_is_no_number_is_refused_before_a_run(network):
 
     with pytest.raises(ValueError, match="optimizer.first is nan"):
         make_config(optimizer=Own(0.1))
+
+
+def _adam(step, noise):
+    return optax.chain(scale_by_adam(noise), optax.scale_by_learning_rate(step))
+
+
+def _watching(step, noise):
+    """Plain steps that keep the variances they were told."""
+
+    def init(params):
+        return jnp.zeros(()), jnp.stack([jnp.asarray(noise(0, lag)) for lag in (0, 1, 2)])
+
+    def update(updates, state, params=None):
+        lags = jnp.stack([jnp.asarray(noise(state[0].astype(int), lag)) for lag in (0, 1, 2)])
+        return jax.tree.map(lambda leaf: -step * leaf, updates), (state[0] + 1, lags)
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize("design", ["independent", "whisper", "anti_pgd"])
+@pytest.mark.parametrize("unit", ["agent", "record"])
+def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
+    """From the privatizer's own draws: variance by agent and round, and covariance of rounds."""
+    changes = {} if unit == "agent" else {"relation": "zero_out_record", "batch_size": 4}
+    config = make_config(design=design, rounds=6, **changes)
+    config = dataclasses.replace(
+        config, optimizer=optimizers.Chain(_watching, 0.1, uses_noise=True)
+    )
+    made = plan.make(config, network)
+    link = made.statics.noise.transformation(made.arrays, jax.random.key(0))
+    zeros = jnp.zeros((6, 40_000))
+    state, drawn = link.init(zeros), []
+    for _ in range(6):
+        noisy, state = link.update(zeros, state)
+        drawn.append(np.asarray(noisy) / made.target.divisor)
+    chain = made.config.optimizer.shared().chain(made.arrays)
+    models = {"w": jnp.zeros((6, 3))}
+    told, kept = [], chain.init(models)
+    for _ in range(6):
+        _, kept = chain.update(models, kept, models)
+        told.append(np.asarray(kept[1]))
+    for t in (0, 2, 5):
+        for lag in range(min(t + 1, 3)):
+            found = np.mean(drawn[t] * drawn[t - lag], axis=1)
+            spread = np.sqrt(told[t][:, 0] * told[t - lag][:, 0] / 40_000)
+            assert (np.abs(found - told[t][:, lag]) < 5 * spread).all()
+    # A sum's variance in the place of a mean's would be far off.
+    assert unit == "agent" or made.target.divisor == 4
+    assert told[0][0, 0] == pytest.approx(
+        np.square(made.factor[0]).sum()
+        * (1 if made.strategy is None else np.linalg.inv(made.strategy)[0, 0] ** 2)
+        / made.target.divisor**2,
+        rel=1e-5,
+    )
+
+
+def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small):
+    config = make_config(rounds=8)
+    told = dataclasses.replace(config, optimizer=optimizers.Chain(_adam, 0.05, uses_noise=True))
+    plans = [plan.make(told, network), plan.make(told.using(None), network)]
+    assert plans[0].guarantee == plan.make(config, network).guarantee
+    both = run(plans, small, seeds=[0])
+    assert np.isfinite(both.metrics["test_loss"]).all()
+    # Without noise nothing is taken off: plain Adam, but for its epsilon.
+    plain = dataclasses.replace(
+        config.using(None), optimizer=optimizers.Chain(lambda step: _adam(step, 0.0), 0.05)
+    )
+    alone = run(plan.make(plain, network), small, seeds=[0])
+    np.testing.assert_allclose(
+        both.metrics["test_loss"][:, :, 1], alone.metrics["test_loss"][:, :, 0], rtol=1e-5
+    )
+
+
+def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
+    told = optimizers.Chain(_adam, 0.05, uses_noise=True)
+    plain = dataclasses.replace(make_config(), method=Federated())
+    with pytest.raises(ValueError, match="uses the noise's variance, but method Federated"):
+        dataclasses.replace(plain, optimizer=told)
+    with pytest.raises(ValueError, match="uses_noise is 'yes'"):
+        optimizers.Chain(optax.adam, 0.1, uses_noise="yes")
+    with pytest.raises(ValueError, match="lag is 64"):
+        NoiseVariance(1.0)(0, 64)
+
+
+def test_one_agents_branches_stay_branches():
+    """Under vmap both sides of a branch are computed; of one agent only the one taken."""
+    chain = optimizers.Chain(
+        lambda step: optax.chain(scale_by_galore(0.0, rank=1, every=5), optax.sgd(step)), 0.1
+    ).chain({"step_size": np.float32(0.1)})
+
+    def branches(agents):
+        models = {"w": jnp.zeros((agents, 4, 3))}
+        state = chain.init(models)
+        return "cond" in str(jax.make_jaxpr(chain.update)(models, state, models))
+
+    assert branches(1) and not branches(2)

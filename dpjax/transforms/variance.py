@@ -1,0 +1,50 @@
+"""The variance of a run's noise, for optimizers that take it off what they measure."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+
+__all__ = ["LAGS", "NoiseVariance"]
+
+LAGS = 64
+"""Lags at which noise that is correlated over rounds is known to an optimizer."""
+
+
+class NoiseVariance(NamedTuple):
+    """Variance of the noise in a coordinate of what an optimizer is given.
+
+    A public number: it follows from the plan. Links of `dpjax.transforms.adam`, `galore` and
+    `lowpass` take it as their ``noise``.
+
+    Attributes:
+        scale: Variance of noise that is fresh in every round, or what ``profile`` multiplies.
+        profile: [T, LAGS] covariance of rounds t and t - lag for noise correlated over rounds, of
+            scale 1; None where it is fresh in every round.
+
+    Example:
+        >>> from dpjax.transforms.variance import NoiseVariance
+        >>> variance = NoiseVariance(0.25)
+        >>> float(variance(3)), float(variance(3, lag=1))
+        (0.25, 0.0)
+    """
+
+    scale: float | Float[Array, ""]
+    profile: Float[Array, "t lags"] | None = None
+
+    def __call__(self, round: int | Int[Array, ""], lag: int = 0) -> float | Float[Array, ""]:
+        """Covariance of a coordinate's noise in a round with that ``lag`` rounds before.
+
+        Args:
+            round: From 0.
+            lag: 0 for the variance.
+
+        Raises:
+            ValueError: For a lag outside 0 .. `LAGS` - 1.
+        """
+        lag = _validate.integer("lag", lag, least=0, most=LAGS - 1)
+        if self.profile is not None:
+            return self.scale * jnp.asarray(self.profile)[round, lag]
+        return self.scale if lag == 0 else self.scale * 0.0
