@@ -69,6 +69,15 @@ class Query(Protocol):
         """
         ...
 
+    def points(self) -> "Query":
+        """The query at several models of an agent at once, leaves [n, points, ...].
+
+        One record's (or agent's) gradients at all of them are one gradient, [points, ...]: that
+        is what ``encode`` gets and what is clipped, as a whole. So an answer moves no farther
+        than one at a single model: gradients at other points cost nothing beside those at one.
+        """
+        ...
+
 
 class Round(NamedTuple):
     """What a method works with in a round.

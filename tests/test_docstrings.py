@@ -28,6 +28,8 @@ NAMED = {
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
     "algorithms.zip_dl": "ZipDL",
+    "algorithms.disk": "DiSK",
+    "algorithms.pmlf": "PMLF",
     "plans.protect": "Protect Budget",
     "plans.plan": "Config make",
     "plans.problem": "supervised quadratics",

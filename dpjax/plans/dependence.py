@@ -270,6 +270,12 @@ class _Watched:
         self.asked.append({"models": models, "encoded": encoded})
         return answer
 
+    def points(self) -> "_Watched":
+        """At several models, remembered together."""
+        wide = _Watched(self.query.points())
+        wide.totals, wide.asked = self.totals, self.asked
+        return wide
+
 
 class _Toy:
     """A query of any model whose answer depends on all of the batch."""
@@ -281,6 +287,10 @@ class _Toy:
     ) -> Answer:
         total = jax.tree.map(lambda leaf: leaf * jnp.sum(batch), models)
         return Answer(total if encode is None else jax.vmap(encode)(total))
+
+    def points(self) -> "_Toy":
+        """Itself: any shapes will do."""
+        return self
 
 
 def _check_keys(slots: dict[str, Any]) -> None:

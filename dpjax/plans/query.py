@@ -17,6 +17,8 @@ from dpjax.transforms.sums import clipped_sum
 
 __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 
+_Loss = Callable[[Any, Any, Any], Any]
+
 
 @dataclass(frozen=True)
 class AgentQuery:
@@ -32,8 +34,8 @@ class AgentQuery:
         clipping: "flat" or "automatic".
     """
 
-    loss: Callable[[Any, Any, Any], Any]
-    batch_loss: Callable[[Any, Any, Any], Any] | None
+    loss: _Loss
+    batch_loss: _Loss | None
     clip_norm: float
     clipping: clipping.Clipping
 
@@ -60,8 +62,15 @@ class AgentQuery:
         Args:
             frozen: Values of one model, None in the places of trained ones.
         """
-        whole = None if self.batch_loss is None else _merging(self.batch_loss, frozen)
-        return dataclasses.replace(self, loss=_merging(self.loss, frozen), batch_loss=whole)
+        return self._of(lambda loss: _merging(loss, frozen))
+
+    def points(self) -> "AgentQuery":
+        """The query at several models of an agent; see `dpjax.protocols.Query`."""
+        return self._of(_over_points)
+
+    def _of(self, made: Callable[[_Loss], _Loss]) -> "AgentQuery":
+        whole = None if self.batch_loss is None else made(self.batch_loss)
+        return dataclasses.replace(self, loss=made(self.loss), batch_loss=whole)
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
         x, y, padding = batch
@@ -90,7 +99,7 @@ class RecordQuery:
         microbatch: Records a pass; None chooses by cost.
     """
 
-    loss: Callable[[Any, Any, Any], Any]
+    loss: _Loss
     weighted: Callable[[Any, Any, Any, Any], Any] | None
     clip_norm: float
     clipping: clipping.Clipping
@@ -128,9 +137,20 @@ class RecordQuery:
         # A model's own sum is of all its leaves.
         return dataclasses.replace(self, loss=_merging(self.loss, frozen), weighted=None)
 
+    def points(self) -> "RecordQuery":
+        """The query at several models of an agent; see `dpjax.protocols.Query`."""
+        # A model's own sum is of gradients at one point.
+        return dataclasses.replace(self, loss=_over_points(self.loss), weighted=None)
 
-def _merging(loss: Callable[[Any, Any, Any], Any], frozen: Any) -> Callable[[Any, Any, Any], Any]:
+
+def _merging(loss: _Loss, frozen: Any) -> _Loss:
     return lambda params, x, y: loss(_parameters.merge(params, frozen), x, y)
+
+
+def _over_points(loss: _Loss) -> _Loss:
+    """The sum of losses at points [points, ...], whose gradient is all of theirs."""
+    at_each = jax.vmap(loss, in_axes=(0, None, None))
+    return lambda points, x, y: jnp.sum(at_each(points, x, y))
 
 
 class Drawn(NamedTuple):
@@ -179,6 +199,10 @@ class Passes:
             frozen: Values of one model, None in the places of trained ones.
         """
         return dataclasses.replace(self, inner=self.inner.merging(frozen))
+
+    def points(self) -> "Passes":
+        """The query at several models of an agent; see `dpjax.protocols.Query`."""
+        return dataclasses.replace(self, inner=self.inner.points())
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None

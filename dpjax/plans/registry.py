@@ -120,6 +120,16 @@ METHODS = (
         noisy_means=True,
     ),
     MethodRow(
+        part="DiSK",
+        builds="x <- W^K (x + opt(filtered sum)), gradients ahead of x combined before the clip",
+        view="views.dsgd(W), of filtered sums",
+    ),
+    MethodRow(
+        part="PMLF",
+        builds="x <- W^K (x + opt(sum)), gradients at the last models averaged before the clip",
+        view="views.dsgd(W)",
+    ),
+    MethodRow(
         part="ZipDL",
         builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
         view="views.zip_dl(W)",

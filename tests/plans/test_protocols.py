@@ -4,7 +4,7 @@ The bodies are toys of a few lines; what is held here is that the parts join: on
 D-SGD, tracking, push-sum, DP-SGD with Poisson sampling, and a sketch over a sum with a server.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -34,13 +34,14 @@ class Records:
     """Per-record clipping at 1 of the squared loss."""
 
     clip_norm: float = 1.0
+    loss: Any = squared
     metrics = ()
 
     def __call__(self, models, batch, encode=None):
         x, y, padding = batch
 
         def of_record(params, x, y, skip):
-            gradient = jax.grad(squared)(params, x, y)
+            gradient = jax.grad(self.loss)(params, x, y)
             gradient = gradient if encode is None else encode(gradient)
             scale = jnp.minimum(1.0, self.clip_norm / optax.tree.norm(gradient))
             return jax.tree.map(lambda leaf: jnp.where(skip, 0.0, leaf * scale), gradient)
@@ -53,6 +54,11 @@ class Records:
         if axis is None:
             models = jax.tree.map(lambda leaf: leaf[0], models)
         return Answer(jax.vmap(of_agent, (axis, 0, 0, 0))(models, x, y, padding))
+
+    def points(self):
+        """At several models: the gradient of the sum of the losses at all of them."""
+        total = lambda p, x, y: jax.vmap(self.loss, (0, None, None))(p, x, y).sum()  # noqa: E731
+        return replace(self, loss=total)
 
 
 def batch(seed=0, agents=N, places=B):
@@ -185,6 +191,27 @@ class Sketch(Method):
         return optax.apply_updates(seen.models, updates), new
 
 
+@dataclass(frozen=True)
+class Midway(Dsgd):
+    """Gradients at the model and half-way back to the last one: the larger of both, by entries."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), models
+
+    def emit(self, here, seen):
+        back = jax.tree.map(lambda x, old: (x + old) / 2, seen.models, seen.memory[1])
+        both = jax.tree.map(lambda *pair: jnp.stack(pair, 1), seen.models, back)
+
+        def larger(gradients):
+            return jax.tree.map(lambda g: jnp.where(g[0] ** 2 > g[1] ** 2, g[0], g[1]), gradients)
+
+        return Emission(here.query.points()(both, here.batch, larger).total)
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
+        return moved, (memory, seen.models)
+
+
 class Case(NamedTuple):
     method: Any
     models: Any
@@ -197,6 +224,7 @@ CASES = {
     "muffliato": Case(type("K3", (Dsgd,), {"exchange": Gossip(3)})(), models()),
     "tracking": Case(Tracking(), models(), optimizer=optax.sgd(0.1)),
     "push_sum": Case(PushSum(), models()),
+    "midway": Case(Midway(), models()),
     "poisson": Case(Dsgd(), models(1), 1, optax.adam(0.1, eps=1.0)),
     "sketch": Case(Sketch(), models(1), N, optax.adam(0.1, eps=1.0)),
 }
@@ -348,9 +376,32 @@ class Branching(Dsgd):
         return jax.tree.map(lambda leaf: leaf + 0 * total, moved), memory
 
 
+@dataclass(frozen=True)
+class TriedStep(Midway):
+    """The broken twin: one of the points is where bare gradients would lead."""
+
+    def emit(self, here, seen):
+        bare = here.query(seen.models, here.batch).total
+        there = jax.tree.map(lambda x, g: x - 0.1 * g, seen.models, bare)
+        return super().emit(here, seen._replace(memory=(seen.memory[0], there)))
+
+
+@dataclass(frozen=True)
+class Weighed(Midway):
+    """The broken twin: records weigh points for each other, in the encoder."""
+
+    def emit(self, here, seen):
+        both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), seen.models)
+        share = jnp.mean(here.batch[1])
+        encode = lambda g: jax.tree.map(lambda leaf: leaf[0] + share * leaf[1], g)  # noqa: E731
+        return Emission(here.query.points()(both, here.batch, encode).total)
+
+
 @pytest.mark.parametrize(
     ("method", "leaf"),
     [
+        (TriedStep(), "models"),
+        (Weighed(), "encoded"),
         (RawModel(), "released"),
         (BareLeaf(), "bare"),
         (KeptBack(), "message"),

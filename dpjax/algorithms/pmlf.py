@@ -1,0 +1,118 @@
+"""DP-PMLF: every example's gradients at the last models are averaged before the clip."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.protocols import Emission, Round, Seen
+
+__all__ = ["PMLF"]
+
+
+class Memory(NamedTuple):
+    """What an agent keeps: functions of messages alone.
+
+    Attributes:
+        optimizer: The optimizer's state, the low-pass filter's among it.
+        past: x_{t-k+1}, .., x_{t-1}, leaves [n, k - 1, ...].
+    """
+
+    optimizer: Any
+    past: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PMLF(DSGD):
+    """D-SGD with per-sample momentum; with one agent and a low-pass filter it is DP-PMLF.
+
+        v_t = sum of clip(sum_{j<k} b_j grad f(x_{t-j})) + noise, over the divisor
+        x_{t+1} = W^K (x_t + opt(v_t)),    b_j = beta^j / (1 + beta + .. + beta^(k-1))
+
+    The filter is a link of the optimizer, where that of any method is:
+    ``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5)``; without it this is the
+    paper's ablation without filter.
+
+    Guarantee: none by itself; it is the plan's, and that of `DSGD` with the same config. No
+    gradient is kept over rounds: a round takes its own batch's gradients at models that went out
+    before, whose weighted mean is clipped, so that a record's term has a norm of at most C. What
+    is kept follows from messages. Given what went out, a round is one noisy clipped sum of a fixed
+    function of each record, and a record enters none that did not draw it: batches by coin flips
+    amplify as they do in D-SGD, and `samplers.Poisson` joins.
+
+    A round costs k gradients an example. The paper's sum is over models of before the first round
+    too, which are x_0 here as in the authors' code. Reconstructed from the paper's Algorithm 1:
+    that code has the weights the other way round (the largest on the oldest model, beta^(k-1) on
+    this round's) and never takes the newest past model.
+
+    Attributes:
+        length: How many models k, this round's among them; 2 and above.
+        beta: Weight of a model beside the next one's, in (0, 1]; 1 weighs all alike.
+
+    Raises:
+        ValueError: For a length below 2, or a weight outside (0, 1].
+
+    Reference:
+        Xu et al. 2026, Enhancing DPSGD via per-sample momentum and low-pass filtering
+        (arXiv 2511.08841).
+
+    Example:
+        >>> from dpjax.algorithms.pmlf import PMLF
+        >>> [round(weight, 3) for weight in PMLF(length=3, beta=0.5).weights]
+        [0.143, 0.286, 0.571]
+    """
+
+    length: int = 2
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no average."""
+        super().__post_init__()
+        object.__setattr__(self, "length", _validate.integer("length", self.length, least=2))
+        beta = _validate.positive("beta", self.beta)
+        if beta > 1:
+            raise ValueError(f"beta is {self.beta}; give at most 1, which weighs all models alike")
+        object.__setattr__(self, "beta", beta)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """b_{k-1}, .., b_0: the oldest model's first; their sum is 1."""
+        raw = [self.beta**j for j in reversed(range(self.length))]
+        return tuple(each / sum(raw) for each in raw)
+
+    def start(self, here: Round, models: Any) -> Memory:
+        """The optimizer's state; the first models in the places of earlier ones."""
+        past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
+        return Memory(here.optimizer.init(models), past)
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """The averages of gradients are private."""
+        weights = self.weights
+
+        def averaged(gradients: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jnp.tensordot(jnp.asarray(weights, leaf.dtype), leaf, 1), gradients
+            )
+
+        answer = here.query.points()(_all(seen), here.batch, averaged)
+        return Emission(answer.total, metrics=answer.metrics)
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """The updated models; this round's join the past."""
+        noisy_mean, state = here.mean(noisy), seen.memory.optimizer
+        updates, state = here.optimizer.update(noisy_mean, state, seen.models)
+        past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(seen))
+        return optax.apply_updates(seen.models, updates), Memory(state, past)
+
+
+def _all(seen: Seen) -> Any:
+    """The past models and this round's, leaves [n, k, ...]."""
+    return jax.tree.map(
+        lambda old, new: jnp.concatenate([old, new[:, None]], axis=1),
+        seen.memory.past,
+        seen.models,
+    )

@@ -1,0 +1,151 @@
+"""Gradients at several models in one answer: the combination is clipped, example by example."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
+
+N, POINTS, B, D, CLIP = 3, 2, 5, 4, 0.5
+# What DiSK combines where its gamma is small: not an average, and its weights are above 1.
+WEIGHTS = np.array([-1.5, 2.5])
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(N, B, D)), RNG.normal(size=(N, B))
+PADDING = RNG.random((N, B)) < 0.3
+MODELS = {"w": RNG.normal(size=(N, POINTS, D)), "b": RNG.normal(size=(N, POINTS))}
+
+
+def loss(params, x, y):
+    return (x @ params["w"] + params["b"] - y) ** 2 / 2
+
+
+def batch_loss(params, x, y):
+    return jnp.mean((x @ params["w"] + params["b"] - y) ** 2) / 2
+
+
+def combined(gradients):
+    return jax.tree.map(lambda leaf: jnp.tensordot(jnp.asarray(WEIGHTS), leaf, 1), gradients)
+
+
+def single(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+
+def by_hand(unit, padding=PADDING, x=X, clip=CLIP):
+    """Residual times (x, 1) at every point, weighted, clipped, added up: loops over NumPy."""
+    total = np.zeros((N, D + 1))
+    for i in range(N):
+        each = []
+        for b in range(B):
+            row = np.append(x[i, b], 1.0)
+            at = [
+                (x[i, b] @ MODELS["w"][i, p] + MODELS["b"][i, p] - Y[i, b]) * row
+                for p in range(POINTS)
+            ]
+            each.append(sum(w * g for w, g in zip(WEIGHTS, at, strict=True)))
+        kept = [g for g, skip in zip(each, padding[i], strict=True) if not skip]
+        terms = [np.mean(kept, axis=0)] if unit == "agent" else kept
+        total[i] = sum(g * min(1.0, clip / np.linalg.norm(g)) for g in terms)
+    return total
+
+
+RECORD = RecordQuery(loss, None, CLIP, "flat", None)
+QUERIES = {
+    "agent": AgentQuery(loss, None, CLIP, "flat"),
+    "record": RECORD,
+    "microbatches": dataclasses.replace(RECORD, microbatch=2),
+    "passes": Passes(RECORD, 2),
+}
+
+
+def asked(query, encode=combined, models=MODELS, x=X):
+    """The answer at the points, [n, D + 1]; a query in passes gathers its batch itself."""
+    given = (x, Y, PADDING)
+    if isinstance(query, Passes):
+        # One more place, so that two divides them.
+        rows = np.pad(np.arange(N * B).reshape(N, B), ((0, 0), (0, 1)))
+        skip = np.pad(PADDING, ((0, 0), (0, 1)), constant_values=True)
+        given = Drawn(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
+    batch = jax.tree.map(jnp.asarray, given)
+    batch = jax.tree.map(lambda z: z.astype(jnp.float32) if z.dtype.kind == "f" else z, batch)
+    total = query.points()(single(models), batch, encode).total
+    return jax.tree.map(np.asarray, total)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_an_answer_is_the_clipped_combination(name):
+    got = asked(QUERIES[name])
+    got = np.concatenate([got["w"], got["b"][:, None]], axis=1)
+    np.testing.assert_allclose(got, by_hand(name.split("s")[0]), rtol=2e-5, atol=1e-5)
+
+
+def test_a_faster_mean_loss_is_asked_at_all_points():
+    queries = [AgentQuery(loss, fast, CLIP, "flat") for fast in (None, batch_loss)]
+    whole = (*(jnp.asarray(part, jnp.float32) for part in (X, Y)), None)
+    answers = [query.points()(single(MODELS), whole, combined).total for query in queries]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *answers)
+
+
+@pytest.mark.parametrize("name", ["agent", "record", "passes"])
+def test_frozen_leaves_are_the_same_at_all_points(name):
+    whole = {**MODELS, "b": np.full((N, POINTS), 0.7)}
+    trained = {"w": MODELS["w"], "b": None}
+    query = QUERIES[name].merging({"w": None, "b": jnp.float32(0.7)})
+    got = asked(query, models=trained)
+    assert got["b"] is None
+    # Frozen coordinates are no part of the norm: clipped at infinity both agree.
+    wide = {"clip_norm": 1e6}
+    if name == "passes":
+        query = dataclasses.replace(query, inner=dataclasses.replace(query.inner, **wide))
+        other = Passes(dataclasses.replace(RECORD, **wide), 2)
+    else:
+        query = dataclasses.replace(query, **wide)
+        other = dataclasses.replace(QUERIES[name], **wide)
+    wanted = asked(other, models=whole)["w"]
+    np.testing.assert_allclose(asked(query, models=trained)["w"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_without_an_encode_the_stack_is_clipped_as_a_whole():
+    got = asked(dataclasses.replace(RECORD, clip_norm=0.1), encode=None)
+    norms = np.sqrt((got["w"] ** 2).sum((1, 2)) + (got["b"] ** 2).sum(1))
+    assert got["w"].shape == (N, POINTS, D)
+    assert (norms <= 0.1 * (~PADDING).sum(1)).all()
+
+
+def separately(query):
+    """The broken twin: every gradient is clipped, and then they are combined."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Separate:
+        def points(self):
+            return self
+
+        def __call__(self, models, batch, encode):
+            at = [
+                query(jax.tree.map(lambda leaf, p=p: leaf[:, p], models), batch).total
+                for p in range(POINTS)
+            ]
+            return type("Answer", (), {"total": encode_all(at)})
+
+    return Separate()
+
+
+def encode_all(at):
+    return jax.tree.map(lambda *g: sum(w * x for w, x in zip(WEIGHTS, g, strict=True)), *at)
+
+
+def moved(query):
+    """How far a record moves its agent's answer, against padding."""
+    other = X.copy()
+    where = np.argwhere(~PADDING)[0]
+    other[tuple(where)] *= -80
+    a, b = asked(query), asked(query, x=other)
+    return np.sqrt(((a["w"] - b["w"]) ** 2).sum() + ((a["b"] - b["b"]) ** 2).sum())
+
+
+def test_one_record_moves_an_answer_by_twice_the_clip_at_most():
+    assert 0 < moved(RECORD) <= 2 * CLIP * (1 + 1e-6)
+    assert moved(separately(RECORD)) > 2 * CLIP
