@@ -10,14 +10,15 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax.engine import rounds as rounds_
+from dpjax.plans.copies import keyed
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
 from dpjax.protocols import Algorithm, Method, Optimizer, Privatizer, Query, Sampler
 
 __all__: list[str] = []
 
 _INSIDE = "promise_in_bounds"
-# Above every number of a round.
-_BATCHES = 2**32 - 1
+# Above every number of a round; folded into another key each.
+_BATCHES = _VARIANTS = 2**32 - 1
 
 
 class Statics(NamedTuple):
@@ -167,13 +168,18 @@ def batch(
         # Amplified by secret batches: their key is a part of the noise key, which draws
         # noise under the numbers of rounds alone.
         key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
+    variants = None
+    if statics.query.copies is not None:
+        # Public, so never of the noise key.
+        variants = jax.random.fold_in(jax.random.fold_in(batch_key, _VARIANTS), round)
     drawn = statics.sampler.draw(key, round, data.counts)
     # Positions are below counts and the problem has checked its indices: no bounds to test.
     rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
     if statics.capacity is not None:
         assert drawn.padding is not None
-        return Drawn(data.x, data.y, rows, drawn.padding)
-    return *(part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y)), drawn.padding
+        return Drawn(data.x, data.y, rows, drawn.padding, variants)
+    x, y = (part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
+    return keyed(variants, x, rows), y, drawn.padding
 
 
 def batch_shapes(statics: Statics, data: Data, batch_keys: PRNGKeyArray) -> Any:

@@ -35,7 +35,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     for problem in problems:
         if not isinstance(problem, Problem):
             raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
-        for name in ("init", "loss", "metrics", "batch_loss"):
+        for name in ("init", "loss", "metrics", "batch_loss", "augment", "copies"):
             if getattr(problem, name) != getattr(first, name):
                 raise ValueError(
                     f"problem differs in {name} between seeds; make all with one model and loss"
@@ -144,12 +144,15 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> part
     query: AgentQuery | RecordQuery | Passes
     if record:
         query = RecordQuery(
-            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch
-        )
+            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch,
+            task.variants,
+        )  # fmt: skip
         if together.sampler.capacity is not None:
             query = Passes(query, together.sampler.capacity)
     else:
-        query = AgentQuery(task.loss, task.batch_loss, together.clip_norm, together.clipping)
+        query = AgentQuery(
+            task.loss, task.batch_loss, together.clip_norm, together.clipping, task.variants
+        )
     return parts.Statics(
         agents=together.agents,
         method=together.method,

@@ -18,6 +18,7 @@ from dpjax._arrays import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
 from dpjax.plans import _modules, _parameters
+from dpjax.plans import copies as copies_
 from dpjax.plans._modules import LOSSES
 
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
@@ -51,6 +52,11 @@ class Problem:
         evaluation_data: "private" where the metrics come from data that must not leak, as held-out
             records of the agents do; "public" where anybody may have them. A run whose callback
             reads metrics of private data does not cover the round at which it ended.
+        augment: ``augment(key, x) -> x``, a random variant of one record, of its shape and dtype;
+            None trains on the records as they are. Keys are public, see `dpjax.plans.copies`.
+        copies: Variants K of a record in each round in which it takes part; its gradient is that
+            of the mean loss over them, and the clip comes after, so that no guarantee depends
+            on K.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -66,6 +72,8 @@ class Problem:
     evaluation_data: Literal["private", "public"] = "private"
     frozen: Any = _parameters.Lasting()
     predict: Callable[[Any, Any], Any] | None = None
+    augment: Callable[[PRNGKeyArray, Any], Any] | None = None
+    copies: int = 1
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
@@ -106,6 +114,15 @@ class Problem:
                 f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
                 "partition the same data"
             )
+        if self.variants is not None and self.weighted is not None:
+            raise ValueError(
+                "weighted is given with augment, whose variants it would leave out; leave it None"
+            )
+
+    @property
+    def variants(self) -> copies_.Copies | None:
+        """What stands in the place of each record; None where it is the record itself."""
+        return copies_.checked(self.augment, self.copies, self.x[0])
 
     @property
     def agents(self) -> int:
@@ -134,6 +151,8 @@ def supervised(
     eval_batch: int | None = None,
     params: Any = None,
     frozen: Any = None,
+    augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
+    copies: int = 1,
 ) -> Problem:
     """A flax model, a named loss, and arrays.
 
@@ -159,6 +178,8 @@ def supervised(
             and so on, or a tree of bools whose leaves may stand for whole branches. Frozen
             leaves are neither clipped nor noised nor sent, and are held once for all agents; clip
             norms, noise and numbers of parameters are of trained ones. None trains all.
+        augment: As in `Problem`; `dpjax.data.augmentation` has the customary ones for images.
+        copies: As in `Problem`.
 
     Returns:
         The problem.
@@ -208,9 +229,10 @@ def supervised(
     if frozen is not None and params is None:
         raise ValueError("frozen is given without params; give the values that stay as they are")
     functions, kept = _modules.started(functions, params, frozen)
+    weighted = functions.weighted if augment is None else None
     return Problem(
         functions.init, functions.loss, functions.metrics, x, y, partition, (x_test, y_test), name,
-        functions.batch_loss, functions.weighted, evaluation_data, kept, functions.predict,
+        functions.batch_loss, weighted, evaluation_data, kept, functions.predict, augment, copies,
     )  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax.plans import _parameters
+from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 from dpjax.transforms.sums import clipped_sum
@@ -32,12 +33,14 @@ class AgentQuery:
         batch_loss: The mean loss of a batch, where that is faster.
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
+        copies: Variants in the place of each record, whose keys the batch then has; or None.
     """
 
     loss: _Loss
     batch_loss: _Loss | None
     clip_norm: float
     clipping: clipping.Clipping
+    copies: copies_.Copies | None = None
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -74,6 +77,10 @@ class AgentQuery:
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
         x, y, padding = batch
+        if self.copies is not None:
+            # As many of each record: the mean over variants is the mean over records' means.
+            x, y = self.copies.spread(x, y)
+            padding = None if padding is None else jnp.repeat(padding, self.copies.number)
         if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
@@ -97,6 +104,9 @@ class RecordQuery:
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
         microbatch: Records a pass; None chooses by cost.
+        copies: Variants over which a record's loss is averaged, before its gradient is clipped;
+            the batch then has the records' keys. None is the record itself. No model's own sum
+            knows of them.
     """
 
     loss: _Loss
@@ -104,8 +114,14 @@ class RecordQuery:
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
+    copies: copies_.Copies | None = None
 
     metrics = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a sum that would leave the variants out."""
+        if self.copies is not None and self.weighted is not None:
+            raise ValueError("weighted is given with copies, which it leaves out; give None")
 
     @property
     def one_by_one(self) -> bool:
@@ -120,7 +136,7 @@ class RecordQuery:
             of_agent = clipped_sum(self.weighted, self.clip_norm, method=self.clipping)
         else:
             of_agent = clipping.per_example(
-                self.loss,
+                self.loss if self.copies is None else self.copies.averaged(self.loss),
                 self.clip_norm,
                 method=self.clipping,
                 microbatch=self.microbatch,
@@ -161,12 +177,14 @@ class Drawn(NamedTuple):
         y: Their labels.
         rows: [n, places] which of them are in an agent's batch, those first.
         padding: [n, places] True where a place holds no record.
+        key: The round's, for variants of records; None where there are none.
     """
 
     x: Any
     y: Any
     rows: Int[Array, "n places"]
     padding: Bool[Array, "n places"]
+    key: PRNGKeyArray | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +204,11 @@ class Passes:
     capacity: int
 
     metrics = ()
+
+    @property
+    def copies(self) -> copies_.Copies | None:
+        """Variants in the place of each record, or None."""
+        return self.inner.copies
 
     @property
     def one_by_one(self) -> bool:
@@ -216,6 +239,7 @@ class Passes:
 
             rows = places(batch.rows)
             x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
+            x = copies_.keyed(batch.key, x, rows)
             return self.inner(models, (x, y, places(batch.padding)), encode).total
 
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))

@@ -1,0 +1,113 @@
+"""Random variants of images: mirrored, shifted by a few pixels, or both.
+
+Each is a pure function ``augment(key, x) -> x`` of one image [height, width, channels] of any
+dtype, for ``problem.supervised(..., augment=..., copies=K)``. None looks at other images or at
+statistics of the data.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from dpjax import _validate
+
+__all__ = ["InTurn", "Shift", "mirror", "standard"]
+
+Image = Shaped[Array, "h w c"]
+
+
+def mirror(key: PRNGKeyArray, x: Image) -> Image:
+    """Return an image, its left and right exchanged with probability 1/2.
+
+    Args:
+        key: Decides.
+        x: [height, width, channels].
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.data import augmentation
+        >>> image = np.arange(4).reshape(1, 2, 2)
+        >>> made = [augmentation.mirror(jax.random.key(seed), image) for seed in range(20)]
+        >>> sorted({each.ravel().tolist()[0] for each in made})
+        [0, 2]
+    """
+    return jnp.where(jax.random.bernoulli(key), jnp.flip(x, axis=1), x)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Shift by up to so many pixels each way: pad on all sides, then crop to the size at random.
+
+    Attributes:
+        pixels: Padding on each side.
+        filling: What comes in: "reflect", the image mirrored at its edge, or "zeros".
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.data.augmentation import Shift
+        >>> Shift(4)(jax.random.key(0), np.zeros((32, 32, 3), np.uint8)).shape
+        (32, 32, 3)
+    """
+
+    pixels: int = 4
+    filling: Literal["reflect", "zeros"] = "reflect"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of pixels."""
+        object.__setattr__(self, "pixels", _validate.integer("pixels", self.pixels))
+        _validate.one_of("filling", self.filling, ("reflect", "zeros"))
+
+    def __call__(self, key: PRNGKeyArray, x: Image) -> Image:
+        """Return a shifted image.
+
+        Args:
+            key: Decides, each of the (2 pixels + 1)^2 places alike.
+            x: [height, width, channels].
+
+        Raises:
+            ValueError: For a shape of other axes, or a size that cannot be reflected so far.
+        """
+        if jnp.ndim(x) != 3 or min(jnp.shape(x)[:2]) <= self.pixels:
+            raise ValueError(
+                f"x has the shape {jnp.shape(x)}; give [height, width, channels] of more than "
+                f"{self.pixels} pixels each way, or fewer pixels to shift by"
+            )
+        around = [(self.pixels, self.pixels)] * 2 + [(0, 0)]
+        mode: Any = "reflect" if self.filling == "reflect" else "constant"
+        begin = jax.random.randint(key, (2,), 0, 2 * self.pixels + 1)
+        return jax.lax.dynamic_slice(jnp.pad(x, around, mode), (*begin, 0), jnp.shape(x))
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Several augmentations, one after the other, each with a key of its own.
+
+    Attributes:
+        steps: The augmentations, first ones first.
+    """
+
+    steps: tuple[Callable[[PRNGKeyArray, Any], Any], ...]
+
+    def __call__(self, key: PRNGKeyArray, x: Any) -> Any:
+        """Return a variant.
+
+        Args:
+            key: Decides.
+            x: One record.
+        """
+        for number, step in enumerate(self.steps):
+            x = step(jax.random.fold_in(key, number), x)
+        return x
+
+
+standard = InTurn((mirror, Shift(4)))
+"""Mirrored or not, and shifted by up to four pixels: the customary ones for CIFAR.
+
+Reference:
+    De et al. (2022), Unlocking High-Accuracy Differentially Private Image Classification through
+    Scale.
+"""

@@ -1,0 +1,51 @@
+"""Random variants of images."""
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.data import augmentation
+from dpjax.data.augmentation import InTurn, Shift
+
+IMAGE = np.arange(1, 5 * 4 * 3 + 1, dtype=np.uint8).reshape(5, 4, 3)
+KEYS = jax.random.split(jax.random.key(0), 400)
+
+
+def made(augment, image=IMAGE):
+    return np.asarray(jax.vmap(augment, in_axes=(0, None))(KEYS, image))
+
+
+def test_half_of_the_images_are_mirrored():
+    images = made(augmentation.mirror)
+    assert images.dtype == np.uint8
+    mirrored = (images == IMAGE[:, ::-1]).all(axis=(1, 2, 3))
+    assert ((images == IMAGE).all(axis=(1, 2, 3)) | mirrored).all()
+    assert 150 < mirrored.sum() < 250
+
+
+@pytest.mark.parametrize("filling", ["reflect", "zeros"])
+def test_every_shift_is_as_likely(filling):
+    images = made(Shift(1, filling))
+    mode = "reflect" if filling == "reflect" else "constant"
+    padded = np.pad(IMAGE, ((1, 1), (1, 1), (0, 0)), mode)
+    places = [padded[i : i + 5, j : j + 4] for i in range(3) for j in range(3)]
+    counts = [int((images == place).all(axis=(1, 2, 3)).sum()) for place in places]
+    assert sum(counts) == len(images) and min(counts) > 20 and max(counts) < 75
+
+
+def test_steps_have_keys_of_their_own():
+    both = InTurn((Shift(1), Shift(1)))
+    first, second = (jax.random.fold_in(KEYS[3], number) for number in (0, 1))
+    wanted = Shift(1)(second, Shift(1)(first, IMAGE))
+    np.testing.assert_array_equal(both(KEYS[3], IMAGE), wanted)
+    standard = made(augmentation.standard, np.zeros((32, 32, 3), np.float32))
+    assert standard.shape == (400, 32, 32, 3) and standard.dtype == np.float32
+
+
+def test_impossible_shifts_are_refused():
+    with pytest.raises(ValueError, match="pixels is 0"):
+        Shift(0)
+    with pytest.raises(ValueError, match="filling is 'wrap'"):
+        Shift(1, "wrap")
+    with pytest.raises(ValueError, match=r"shape \(5, 4, 3\); give"):
+        Shift(4)(KEYS[0], IMAGE)

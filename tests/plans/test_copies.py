@@ -1,0 +1,232 @@
+"""Variants of records: one gradient a record before the clip, keys that everybody may know."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.data import partition
+from dpjax.engine import host, keys, parts, placing
+from dpjax.engine.run import run
+from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem
+from dpjax.plans.copies import Copies, Keyed
+from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
+from dpjax.plans.samplers import Cyclic, Full, Poisson
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import clipping
+from tests.support import cut_and_resumed, make_config, make_problem
+
+CLIP = 0.3
+AGENTS, RECORDS, FEATURES = 4, 9, 3
+RING = mixing.metropolis_hastings(graphs.ring(AGENTS))
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)
+Y = np.sign(X[:, 0] + RNG.normal(size=len(X))).astype(np.float32)
+ROUND_KEY = jax.random.key(5)
+MODELS = {"w": jnp.asarray(RNG.normal(size=(2, FEATURES)), jnp.float32)}
+ROWS = np.array([[3, 0, 7, 1], [11, 9, 17, 12]])
+PADDING = jnp.array([[False, False, False, True], [False, True, False, False]])
+
+
+def jitter(key, x):
+    return x * (1 + jax.random.normal(key, x.shape, x.dtype))
+
+
+def loss(params, x, y):
+    return jnp.log1p(jnp.exp(-y * (x @ params["w"])))
+
+
+def make(**options):
+    shards = partition.iid(len(X), AGENTS, 0)
+    return problem.supervised(Linear(), "logistic", (X, Y), (X, Y), shards, **options)
+
+
+def words(rows):
+    """Keys of records by the rule that is documented, one at a time."""
+    each = [jax.random.key_data(jax.random.fold_in(ROUND_KEY, int(row))) for row in rows.ravel()]
+    return jnp.stack(each).reshape(*rows.shape, 2)
+
+
+def batch(padding=PADDING):
+    return Keyed(jnp.asarray(X[ROWS]), words(ROWS)), jnp.asarray(Y[ROWS]), padding
+
+
+def variants(row, number):
+    key = jax.random.fold_in(ROUND_KEY, row)
+    return [jitter(jax.random.fold_in(key, k), jnp.asarray(X[row])) for k in range(number)]
+
+
+def loops(number, padding):
+    """Each agent's gradients of its records' mean losses over variants, one after the other."""
+    for agent, rows in enumerate(ROWS):
+        params = {"w": MODELS["w"][agent]}
+        yield [
+            sum(jax.grad(loss)(params, x, Y[row])["w"] for x in variants(row, number)) / number
+            for place, row in enumerate(rows)
+            if padding is None or not padding[agent, place]
+        ]
+
+
+def clipped(gradient):
+    return gradient * min(1, CLIP / np.linalg.norm(gradient))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(number):
+    query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
+    total = query(MODELS, batch()).total["w"]
+    wanted = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
+    np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
+    inner = RecordQuery(loss, None, CLIP, "flat", 3, Copies(jitter, number))
+    np.testing.assert_allclose(inner(MODELS, batch()).total["w"], wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("padding", [None, PADDING])
+def test_an_agents_gradient_is_the_mean_over_all_variants(whole, padding):
+    def batch_loss(params, x, y):
+        return jnp.mean(jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y))
+
+    query = AgentQuery(loss, batch_loss if whole else None, CLIP, "flat", Copies(jitter, 3))
+    total = query(MODELS, batch(padding)).total["w"]
+    wanted = [clipped(np.mean(gradients, axis=0)) for gradients in loops(3, padding)]
+    np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
+
+
+def moved(summed, number):
+    """How far a sum moves, at most, when one record is zeroed out, over records and sizes."""
+    found = []
+    for scale in (1, 1e3):
+        x = Keyed(jnp.asarray(scale * X[:6]), words(np.arange(6)))
+        y = jnp.asarray(Y[:6])
+        whole = summed(x, y, jnp.zeros(6, bool), number)
+        for row in range(6):
+            less = summed(x, y, jnp.arange(6) == row, number)
+            found.append(np.linalg.norm(np.asarray(whole - less, np.float64)))
+    return max(found)
+
+
+def by_query(x, y, padding, number):
+    query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
+    models = {"w": jnp.zeros((1, FEATURES))}
+    one = (Keyed(x.x[None], x.words[None]), y[None], padding[None])
+    return query(models, one).total["w"][0]
+
+
+def by_records(x, y, padding, number):
+    """The broken twin: every variant is clipped as if it were a record."""
+    spread, y, padding = Copies(jitter, number).spread(x, y, padding)
+    total = clipping.per_example(loss, CLIP)
+    return total({"w": jnp.zeros(FEATURES)}, spread, y, padding)["w"]
+
+
+@pytest.mark.parametrize("number", [1, 8])
+def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
+    assert 0.5 * CLIP < moved(by_query, number) <= CLIP * (1 + 1e-6)
+    twin = moved(by_records, number)
+    assert twin > 1.5 * CLIP if number > 1 else twin <= CLIP * (1 + 1e-6)
+
+
+def prepared(one, task):
+    together = plan.shared((one,))
+    statics = placing.statics(together, (task,), None)
+    return statics, placing.data((task,), None)
+
+
+def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
+    config = make_config(relation=relation, sampler=sampler, rounds=6)
+    counts = task.partition.counts if sampler.counted else None
+    statics, data = prepared(plan.make(config, RING, counts=counts), task)
+    batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
+    return statics, parts.batch(statics, data, batch_key, noise_key, jnp.int32(round))
+
+
+def seen(made):
+    """Row -> key words, of a gathered batch."""
+    x, _, padding = made
+    places = zip(np.asarray(x.x), np.asarray(x.words), np.asarray(padding), strict=True)
+    known = {tuple(row): i for i, row in enumerate(X)}
+    return {
+        known[tuple(record)]: tuple(word)
+        for agent in places
+        for record, word, empty in zip(*agent, strict=True)
+        if not empty
+    }
+
+
+def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
+    task = make(augment=jitter, copies=2)
+    full = seen(drawn(Full(), task)[1])
+    assert set(full) == set(range(len(X))) and len(set(full.values())) == len(X)
+    dealt = seen(drawn(Cyclic(2, 3, 3), task)[1])
+    assert dealt and dealt.items() <= full.items()
+    assert not set(full.values()) & set(seen(drawn(Full(), task, round=3)[1]).values())
+    poisson = [drawn(Poisson(3.0, 2), task, noise)[1] for noise in (0, 1)]
+    # Batches are the noise key's, and secret; variants are not.
+    assert not np.array_equal(poisson[0].rows, poisson[1].rows)
+    assert poisson[0].key == poisson[1].key
+    again = jax.random.key_data(jax.random.fold_in(poisson[0].key, 7))
+    assert tuple(map(int, again)) == tuple(map(int, full[7]))
+
+
+def test_passes_make_the_same_variants():
+    task = make(augment=jitter, copies=2)
+    statics, batch = drawn(Poisson(5.0, 2), task)
+    assert isinstance(statics.query, Passes) and isinstance(batch, Drawn)
+    models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), AGENTS))
+    whole = Passes(statics.query.inner, batch.rows.shape[1])(models, batch).total
+    for a, b in zip(
+        *map(jax.tree.leaves, (whole, statics.query(models, batch).total)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+
+
+def test_runs_without_augmentation_have_no_keys():
+    statics, made = drawn(Full(), make())
+    assert statics.query.copies is None and not isinstance(made[0], Keyed)
+    assert drawn(Poisson(3.0, 2), make())[1].key is None
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
+def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relation):
+    task = make(augment=jitter, copies=3)
+    sampler = Poisson(4.0, 3) if relation == "zero_out_record" else None
+    changes = {} if sampler is None else {"sampler": sampler}
+    one = plan.make(
+        make_config(relation=relation, rounds=6, **changes), RING,
+        counts=None if sampler is None else task.partition.counts,
+    )  # fmt: skip
+    options = {"seeds": [0], "eval_every": 2}
+    whole = run(one, task, **options)
+    resumed = cut_and_resumed(one, task, tmp_path, **options)
+    loop = run(one, task, transport=host.local(one), **options)
+    plain = run(one, make(), **options)
+    for a, b, c, d in zip(
+        *(jax.tree.leaves(each.params) for each in (whole, resumed, loop, plain)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+        assert not np.array_equal(a, d)
+
+
+def test_what_is_no_augmentation_is_refused():
+    for options, said in (
+        ({"copies": 2}, "copies is 2 without augment"),
+        ({"augment": jitter, "copies": 0}, "copies is 0"),
+        ({"augment": 3}, "augment is 3"),
+        ({"augment": lambda key, x: x[:2]}, r"augment turns a record of \(3,\)"),
+        ({"augment": lambda key, x: x.astype(int)}, "augment turns a record"),
+        ({"augment": lambda x: x}, "augment fails"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make(**options)
+    with pytest.raises(ValueError, match="weighted is given with copies"):
+        RecordQuery(loss, lambda *_: None, CLIP, "flat", None, Copies(jitter, 2))
+    with pytest.raises(ValueError, match="problem differs in copies"):
+        run(
+            plan.make(make_config(), RING),
+            [make(augment=jitter, copies=number) for number in (1, 2)],
+            seeds=[0, 1],
+        )
+    assert make_problem(AGENTS).copies == 1
