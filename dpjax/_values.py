@@ -12,7 +12,8 @@ class State(NamedTuple):
     """What the next round needs, by slot: what is done with a leaf follows from where it is.
 
     Attributes:
-        models: What is measured, agent-stacked, or the server's alone with a leading axis of 1.
+        models: What gradients are of, agent-stacked, or the server's alone with a leading axis
+            of 1.
         memory: The rest that a method keeps: optimizer, tracking variables, server state.
         secret: The privatizer's state: noise keys and past noise. Shared by all plans of a seed,
             never in a checkpoint, drawn again on resume; no method ever reads it.

@@ -199,6 +199,10 @@ class Method(Protocol):
         """Return ``(models, memory)`` after the round."""
         ...
 
+    def measured(self, seen: Seen) -> Any:
+        """The models that metrics are of, agent-stacked; those that gradients are of as a rule."""
+        ...
+
     def released(self, seen: Seen) -> Any:
         """What may be published: a function of messages alone."""
         ...

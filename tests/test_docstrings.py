@@ -28,6 +28,7 @@ NAMED = {
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
     "algorithms.zip_dl": "ZipDL",
+    "algorithms.average": "Average",
     "algorithms.disk": "DiSK",
     "algorithms.pmlf": "PMLF",
     "plans.protect": "Protect Budget",

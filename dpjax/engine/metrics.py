@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax.engine import parts
 from dpjax.engine.parts import Data, Statics
-from dpjax.protocols import State
+from dpjax.protocols import Seen, State
 
 __all__: list[str] = []
 
@@ -85,9 +85,23 @@ def measured(
         taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
         return taken | {"consensus": jax.vmap(_consensus)(models)}
 
+    models = of_state(statics, state, "measured")
     # One seed after the other bounds the memory of the evaluation.
-    taken = jax.lax.map(measure, (state.models, *owned))
+    taken = jax.lax.map(measure, (models, *owned))
     return taken | {name: value / length for name, value in sums.items()}
+
+
+def of_state(statics: Statics, state: State, name: str) -> Any:
+    """What the method makes of every run's models and memory, leaves [S, V, ...].
+
+    Args:
+        statics: What is static.
+        state: Stacked.
+        name: Of the method's function: "measured" or "released".
+    """
+    made = getattr(statics.method, name)
+    both = jax.vmap(jax.vmap(lambda models, memory: made(Seen(models, memory))))
+    return both(state.models, state.memory)
 
 
 def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
@@ -108,7 +122,8 @@ def every(statics: Statics, data: Data, state: State) -> list[str]:
     Raises:
         ValueError: Where the method reports one of the names of the others.
     """
-    one = jax.tree.map(lambda leaf: leaf[0, 0], state.models)
+    models = jax.eval_shape(lambda state: of_state(statics, state, "measured"), state)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), models)
     metrics = _measures(statics, data.frozen)
     names = [*jax.eval_shape(metrics, one, parts.first(statics, data).evaluation), "consensus"]
     if taken := set(names) & set(statics.reports):

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
-from dpjax.protocols import Seen, State
+from dpjax.protocols import State
 
 __all__: list[str] = []
 
@@ -65,19 +65,17 @@ def initial(statics: Statics, arrays: Any, models: Any, noise_keys: PRNGKeyArray
     return jax.vmap(of_seed, out_axes=axes)(models, noise_keys)
 
 
-@functools.partial(jax.jit, static_argnames="statics")
-def released(statics: Statics, state: State) -> Any:
-    """What may be published of a state, leaves [S, V, ...]: functions of messages alone.
+@functools.partial(jax.jit, static_argnames=("statics", "own"))
+def left(statics: Statics, state: State, own: bool) -> Any:
+    """Models that a run leaves, leaves [S, V, ...].
 
     Args:
         statics: What is static.
         state: Stacked as from `initial`.
+        own: False for what may be published, functions of messages alone; True for the models
+            that are measured, which are the agents' own.
     """
-
-    def one(models: Any, memory: Any) -> Any:
-        return statics.method.released(Seen(models, memory))
-
-    return jax.vmap(jax.vmap(one))(state.models, state.memory)
+    return metrics.of_state(statics, state, "measured" if own else "released")
 
 
 @functools.partial(jax.jit, static_argnames="statics")

@@ -130,6 +130,11 @@ METHODS = (
         view="views.dsgd(W)",
     ),
     MethodRow(
+        part="Average",
+        builds="another method, and the average of its models over rounds",
+        view="the method's",
+    ),
+    MethodRow(
         part="ZipDL",
         builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
         view="views.zip_dl(W)",

@@ -459,6 +459,6 @@ def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
         assert plots.TITLES[row.label] == row.title
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
     assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
-    assert {row.part for row in registry.METHODS} == {"DSGD", "ZipDL"}
+    assert {row.part for row in registry.METHODS} == {"DSGD", "DiSK", "PMLF", "Average", "ZipDL"}
     labels = {row.label for row in registry.NOISES if row.part} | {"non_private"}
     assert labels == {*noise.LABELS, PairKeys.label, ZeroSum.label}

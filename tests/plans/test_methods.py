@@ -15,6 +15,7 @@ import pytest
 
 from dpjax.accounting import views
 from dpjax.accounting.sampled import Pld
+from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
@@ -58,6 +59,7 @@ METHODS = DESIGNS | {
         "design": "independent",
         "epsilon": 2.0,
     },
+    "average": {"method": Average(DSGD(), decay=0.6), "design": "whisper"},
     "muffliato": {"method": DSGD(gossip_steps=3), "design": "independent"},
     "decor": {"noise": PairKeys(2.0), "attacker": "outsider"},
     "decor-nodes": {"noise": PairKeys(2.0), "attacker": "node", "method": DSGD(gossip_steps=2)},
@@ -65,8 +67,8 @@ METHODS = DESIGNS | {
         "method": ZipDL(), "noise": ZeroSum(), "attacker": "node", "gradients": "view",
     },
 }  # fmt: skip
-# Their gradients are of other points; their own tests have them written out.
-ELSEWHERE = ("disk", "pmlf-poisson")
+# Written out in tests of their own: gradients of other points, or other models at the end.
+ELSEWHERE = ("disk", "pmlf-poisson", "average")
 # Losses that are not an outsider's of one message an agent are tested in tests/plans/test_links.py.
 PRIVATE = [name for name in METHODS if name not in ("dsgd-non_private", "decor-nodes", "zip_dl")]
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax.algorithms.average import Average
 from dpjax.algorithms.exchange import Gossip, Server
 from dpjax.engine import rounds
 from dpjax.plans import dependence
@@ -93,6 +94,9 @@ class Method:
 
     def absorb(self, here, seen, carry, received):
         return received, carry
+
+    def measured(self, seen):
+        return seen.models
 
     def released(self, seen):
         return seen.models
@@ -225,6 +229,7 @@ CASES = {
     "tracking": Case(Tracking(), models(), optimizer=optax.sgd(0.1)),
     "push_sum": Case(PushSum(), models()),
     "midway": Case(Midway(), models()),
+    "average": Case(Average(Tracking()), models(), optimizer=optax.sgd(0.1)),
     "poisson": Case(Dsgd(), models(1), 1, optax.adam(0.1, eps=1.0)),
     "sketch": Case(Sketch(), models(1), N, optax.adam(0.1, eps=1.0)),
 }
@@ -403,6 +408,7 @@ class Weighed(Midway):
         (TriedStep(), "models"),
         (Weighed(), "encoded"),
         (RawModel(), "released"),
+        (Average(RawModel()), "released"),
         (BareLeaf(), "bare"),
         (KeptBack(), "message"),
         (Branching(), "public"),

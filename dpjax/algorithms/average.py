@@ -1,0 +1,153 @@
+"""Averages of models over rounds: what is measured and released, while training goes on."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+from dpjax.protocols import Emission, Exchange, Method, Round, Seen
+
+__all__ = ["Average"]
+
+
+class Memory(NamedTuple):
+    """What an averaged method keeps.
+
+    Attributes:
+        inner: The method's own memory.
+        average: Of what it released after every round.
+    """
+
+    inner: Any
+    average: Any
+
+
+@dataclass(frozen=True)
+class Average:
+    """A method whose models are averaged over rounds; what it computes and sends is the same.
+
+    With x_t what the method releases after round t, and k = t - begin,
+
+        a_t = a_{t-1} + w_k (x_t - a_{t-1}),    w_k = (1 - decay) / (1 - decay^k);  1 up to k = 1
+
+    which is the mean of x_{begin+1}, .., x_t under weights decay^(t-s): without a start to forget,
+    and for decay 1 the plain mean. Up to round ``begin`` it is x_t itself. Metrics, `Result.params`
+    and predictors are of the average, gradients of the models as ever; a run that carries on from
+    ``Result.params`` goes on from the average.
+
+    Guarantee: the method's. The average is a function of what the method may publish, and nothing
+    that is sent depends on it. One more copy of the models is kept.
+
+    Attributes:
+        method: What agents compute and send. It must release models, and run on any network.
+        decay: In (0, 1]: 0.999 averages over about the last 1,000 rounds, 1 over all alike.
+        begin: Rounds before the average begins: uniform averages of a tail have decay 1 and, say,
+            half of the rounds here.
+
+    Raises:
+        ValueError: For what is no method, or one on the links of a network; for a decay outside
+            (0, 1]; in a run, for a method that releases nothing.
+
+    Reference:
+        Polyak and Juditsky 1992; for private training, De et al. 2022 (arXiv 2204.13650).
+
+    Example:
+        >>> from dpjax.algorithms.average import Average
+        >>> from dpjax.algorithms.dsgd import DSGD
+        >>> [round(float(Average(DSGD(), decay=0.5).weight(t)), 3) for t in (0, 1, 2)]
+        [1.0, 0.667, 0.571]
+    """
+
+    method: Method
+    decay: float = 0.999
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no method or no average."""
+        if isinstance(self.method, type) or not isinstance(self.method, Method):
+            raise ValueError(
+                f"method is {_validate.shown(self.method)}; give a method of any network, such as "
+                "algorithms.dsgd.DSGD()"
+            )
+        decay = _validate.positive("decay", self.decay)
+        if decay > 1:
+            raise ValueError(f"decay is {self.decay}; give at most 1, which weighs all alike")
+        object.__setattr__(self, "decay", decay)
+        begin = _validate.integer("begin", self.begin, least=0, most=2**31 - 2)
+        object.__setattr__(self, "begin", begin)
+
+    @property
+    def stochastic(self) -> Literal["rows", "columns", "double"]:
+        """The method's."""
+        return self.method.stochastic
+
+    @property
+    def exchange(self) -> Exchange:
+        """The method's."""
+        return self.method.exchange
+
+    @property
+    def sensitivity(self) -> Any:
+        """The method's, where it states one of its own."""
+        return self.method.sensitivity  # type: ignore[attr-defined]
+
+    def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
+        """Weight w of the newest models after a round.
+
+        Args:
+            round: Rounds done before it.
+        """
+        count = jnp.maximum(jnp.asarray(round, jnp.int32) + 1 - self.begin, 1).astype(jnp.float32)
+        if self.decay == 1:
+            return 1 / count
+        return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
+
+    def start(self, here: Round, models: Any) -> Memory:
+        """The method's memory; what it releases before the first round."""
+        inner = self.method.start(here, models)
+        average = self.method.released(Seen(models, inner))
+        if not jax.tree.leaves(average):
+            raise ValueError(
+                f"method is {type(self.method).__name__}, which releases nothing to average; give "
+                "one that releases its models"
+            )
+        return Memory(inner, average)
+
+    def payload(self, models: Any) -> Any:
+        """The method's."""
+        return self.method.payload(models)
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """The method's."""
+        return self.method.emit(here, _inner(seen))
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """The method's."""
+        return self.method.send(here, _inner(seen), emission, noisy)
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """The method's models, which join the average."""
+        new = Seen(*self.method.absorb(here, _inner(seen), carry, received))
+        weight = self.weight(here.round)
+
+        def joined(old: Any, leaf: Any) -> Any:
+            return old + weight.astype(leaf.dtype) * (leaf - old)
+
+        average = jax.tree.map(joined, seen.memory.average, self.method.released(new))
+        return new.models, Memory(new.memory, average)
+
+    def measured(self, seen: Seen) -> Any:
+        """The average."""
+        return seen.memory.average
+
+    def released(self, seen: Seen) -> Any:
+        """The average: a function of what the method releases."""
+        return seen.memory.average
+
+
+def _inner(seen: Seen) -> Seen:
+    return Seen(seen.models, seen.memory.inner)

@@ -1,0 +1,182 @@
+"""Averages over rounds: what is measured and released is the average, what is sent is not."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.algorithms.average import Average
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.exchange import Copies
+from dpjax.algorithms.zip_dl import ZipDL
+from dpjax.engine import host
+from dpjax.engine.run import run
+from dpjax.plans import plan
+from dpjax.protocols import Emission
+from dpjax.topology import graphs, mixing
+from tests.support import composed, make_config, make_problem
+
+N, T = 4, 6
+MATRIX = mixing.metropolis_hastings(graphs.ring(N))
+
+
+def by_hand(models, decay, begin):
+    """The weighted mean of the models of the rounds [T, ...] after ``begin``, after every round."""
+    averages = []
+    for t in range(1, len(models) + 1):
+        if t <= begin:
+            averages.append(models[t - 1])
+            continue
+        weights = decay ** np.arange(t - begin - 1, -1, -1.0)
+        averages.append(np.tensordot(weights / weights.sum(), models[begin:t], 1))
+    return np.stack(averages)
+
+
+@pytest.mark.parametrize(("decay", "begin"), [(0.9, 0), (1.0, 0), (1.0, 3), (0.5, 2), (0.9999, 1)])
+def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
+    target = np.random.default_rng(0).normal(size=(T, N, 3)).astype(np.float32)
+    seen, sent = {}, {}
+    for name, method in (("plain", DSGD()), ("average", Average(DSGD(), decay, begin))):
+        made = composed(
+            jnp.asarray(MATRIX, jnp.float32), lambda x, y: x - y, optax.sgd(0.2, 0.9),
+            method=method,
+        )  # fmt: skip
+        state, seen[name], sent[name] = made.init(jnp.zeros((N, 3))), [], []
+        for batch in target:
+            state, info = jax.jit(made.step)(jax.random.key(0), state, jnp.asarray(batch))
+            told = method.measured(state)
+            np.testing.assert_array_equal(told, method.released(state))
+            seen[name].append(told)
+            sent[name].append(info.messages)
+    np.testing.assert_array_equal(sent["plain"], sent["average"])
+    wanted = by_hand(np.stack(seen["plain"]).astype(float), decay, begin)
+    np.testing.assert_allclose(np.stack(seen["average"]), wanted, rtol=2e-4, atol=1e-6)
+
+
+def test_it_is_optaxs_debiased_average():
+    link, made = optax.ema(0.8, debias=True), Average(DSGD(), 0.8)
+    state, average = link.init(jnp.zeros(())), jnp.zeros(())
+    for t, value in enumerate((3.0, -1.0, 4.0, 1.5)):
+        wanted, state = link.update(jnp.float32(value), state)
+        average = average + made.weight(t) * (value - average)
+        np.testing.assert_allclose(average, wanted, rtol=1e-5)
+
+
+def test_a_run_measures_and_leaves_the_average():
+    task = make_problem(N)
+    config = make_config(rounds=T, relation="zero_out_record")
+    methods = DSGD(), Average(DSGD(), decay=1.0, begin=2)
+    plain, averaged = (
+        plan.make(dataclasses.replace(config, method=method), MATRIX) for method in methods
+    )
+    assert plain.guarantee == averaged.guarantee
+    models = []
+    for stop in range(1, T + 1):
+        result = run(
+            plain, task, seeds=[1], callback=lambda at, r=stop: at.round == r, eval_every=1
+        )
+        models.append(result.model(seed=1))
+    result = run(averaged, task, seeds=[1], eval_every=1)
+    tail = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves[2:]), 0), *models)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), result.model(), tail
+    )
+    # Metrics are of every agent's average, so consensus is too.
+    agents = result.params
+    spread = sum(((leaf[0, 0] - leaf[0, 0].mean(0)) ** 2).sum() for leaf in jax.tree.leaves(agents))
+    np.testing.assert_allclose(result.metrics["consensus"][-1, 0, 0], spread / N, rtol=1e-4)
+    own = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), agents)
+    for name, value in task.metrics(own, task.evaluation).items():
+        np.testing.assert_allclose(result.metrics[name][-1, 0, 0], value, rtol=1e-5)
+    scores = result.predictor(task)(task.x[:3])
+    wanted = task.predict(jax.tree.map(jnp.asarray, tail), jnp.asarray(task.x[:3]))
+    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
+    over_network = run(averaged, task, seeds=[1], eval_every=1, transport=host.local(averaged))
+    np.testing.assert_array_equal(over_network.metrics["test_loss"], result.metrics["test_loss"])
+
+
+def push():
+    """examples/own_method.py, whose models x are measured as x / w."""
+    path = Path(__file__).parents[2] / "examples" / "own_method.py"
+    spec = importlib.util.spec_from_file_location("own_method", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Push()
+
+
+@dataclasses.dataclass(frozen=True)
+class Divided(DSGD):
+    """The same method with x / w as its models, and x beside them."""
+
+    stochastic = "columns"
+
+    def start(self, here, models):
+        """The optimizer's state, x, and weights."""
+        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1])
+
+    def emit(self, here, seen):
+        """Gradients at x / w."""
+        total, metrics = here.query(seen.models, here.batch)
+        return Emission(total, public=seen.memory[2], metrics=metrics)
+
+    def send(self, here, seen, emission, noisy):
+        """The updated x, and the weights."""
+        state, x, _ = seen.memory
+        updates, state = here.optimizer.update(here.mean(noisy), state, x)
+        return (optax.apply_updates(x, updates), emission.public), state
+
+    def absorb(self, here, seen, carry, received):
+        """What came, divided."""
+        x, w = received
+        return jax.tree.map(lambda leaf: (leaf.T / w).T, x), (carry, x, w)
+
+
+def test_a_method_may_measure_other_models_than_it_keeps():
+    sends = np.eye(N) + np.roll(np.eye(N), 1, axis=0) + np.eye(N, k=-2)
+    task, results = make_problem(N), []
+    for method in (push(), Divided(), Average(push(), decay=0.5)):
+        config = make_config(design="independent", method=method, rounds=T)
+        results.append(run(plan.make(config, sends / sends.sum(0)), task, seeds=[0]))
+    first, second, averaged = results
+    for name, values in first.metrics.items():
+        np.testing.assert_allclose(values, second.metrics[name], rtol=1e-5, atol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        first.params,
+        second.params,
+    )
+    # The average is of x / w, not of x.
+    assert not np.allclose(averaged.metrics["test_loss"], first.metrics["test_loss"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent(DSGD):
+    """Releases nothing."""
+
+    def released(self, seen):
+        """Nothing."""
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Average(ZipDL()), "give a method of any network"),
+        (lambda: Average(DSGD), "give a method of any network"),
+        (lambda: Average(Copies((0,), (0,))), "give a method of any network"),
+        (lambda: Average(DSGD(), decay=1.1), "decay is 1.1; give at most 1"),
+        (lambda: Average(DSGD(), begin=-1), "begin is -1"),
+        (
+            lambda: plan.make(make_config(method=Average(Silent())), MATRIX),
+            "which releases nothing to average",
+        ),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
