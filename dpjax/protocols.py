@@ -164,7 +164,11 @@ class Exchange(Protocol):
 
 @runtime_checkable
 class Method(Protocol):
-    """What agents compute, keep and send. A frozen dataclass that checks itself."""
+    """What agents compute, keep and send. A frozen dataclass that checks itself.
+
+    It may have ``measured(seen) -> models`` too, agent-stacked: what metrics are of, where that
+    is not the models themselves.
+    """
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
@@ -197,10 +201,6 @@ class Method(Protocol):
 
     def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
         """Return ``(models, memory)`` after the round."""
-        ...
-
-    def measured(self, seen: Seen) -> Any:
-        """The models that metrics are of, agent-stacked; those that gradients are of as a rule."""
         ...
 
     def released(self, seen: Seen) -> Any:

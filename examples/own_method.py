@@ -24,24 +24,20 @@ class Push(DSGD):
     stochastic = "columns"  # An agent divides what it sends.
 
     def start(self, here, models):
-        return here.optimizer.init(models), jnp.ones(here.arrays["mixing"].shape[-1], "f4")
+        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1], "f4")
 
-    def measured(self, seen):  # What metrics are of, and what is published: x / w.
-        return jax.tree.map(lambda leaf: (leaf.T / seen.memory[1]).T, seen.models)
-
-    released = measured
-
-    def emit(self, here, seen):  # The weights are public.
-        total, metrics = here.query(self.measured(seen), here.batch)
-        return Emission(total, public=seen.memory[1], metrics=metrics)
+    def emit(self, here, seen):  # Models are x / w; the weights are public.
+        total, metrics = here.query(seen.models, here.batch)
+        return Emission(total, public=seen.memory[2], metrics=metrics)
 
     def send(self, here, seen, emission, noisy):
-        updates, state = here.optimizer.update(here.mean(noisy), seen.memory[0], seen.models)
-        return (optax.apply_updates(seen.models, updates), emission.public), state
+        state, x, _ = seen.memory
+        updates, state = here.optimizer.update(here.mean(noisy), state, x)
+        return (optax.apply_updates(x, updates), emission.public), state
 
     def absorb(self, here, seen, carry, received):
         x, w = received
-        return x, (carry, w)
+        return jax.tree.map(lambda leaf: (leaf.T / w).T, x), (carry, x, w)
 
 
 def main(rounds=300, output="own_method.svg", n=12):

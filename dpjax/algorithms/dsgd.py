@@ -73,10 +73,6 @@ class DSGD:
         """What was received is the model."""
         return received, carry
 
-    def measured(self, seen: Seen) -> Any:
-        """The models."""
-        return seen.models
-
     def released(self, seen: Seen) -> Any:
         """All models: functions of messages."""
         return seen.models

@@ -131,10 +131,6 @@ class ZipDLOnLinks(ZipDL):
         """What was received is the model."""
         return received, carry
 
-    def measured(self, seen: Seen) -> Any:
-        """The models."""
-        return seen.models
-
     def released(self, seen: Seen) -> Any:
         """Nothing: nodes do not see other nodes' models, and their loss presumes that."""
         return ()

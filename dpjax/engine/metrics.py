@@ -85,21 +85,22 @@ def measured(
         taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
         return taken | {"consensus": jax.vmap(_consensus)(models)}
 
-    models = of_state(statics, state, "measured")
+    models = models_of(statics, state)
     # One seed after the other bounds the memory of the evaluation.
     taken = jax.lax.map(measure, (models, *owned))
     return taken | {name: value / length for name, value in sums.items()}
 
 
-def of_state(statics: Statics, state: State, name: str) -> Any:
-    """What the method makes of every run's models and memory, leaves [S, V, ...].
+def models_of(statics: Statics, state: State) -> Any:
+    """The models of every run that are measured, leaves [S, V, ...].
 
     Args:
         statics: What is static.
         state: Stacked.
-        name: Of the method's function: "measured" or "released".
     """
-    made = getattr(statics.method, name)
+    made = getattr(statics.method, "measured", None)
+    if made is None:
+        return state.models
     both = jax.vmap(jax.vmap(lambda models, memory: made(Seen(models, memory))))
     return both(state.models, state.memory)
 
@@ -122,7 +123,7 @@ def every(statics: Statics, data: Data, state: State) -> list[str]:
     Raises:
         ValueError: Where the method reports one of the names of the others.
     """
-    models = jax.eval_shape(lambda state: of_state(statics, state, "measured"), state)
+    models = jax.eval_shape(lambda state: models_of(statics, state), state)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), models)
     metrics = _measures(statics, data.frozen)
     names = [*jax.eval_shape(metrics, one, parts.first(statics, data).evaluation), "consensus"]

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
-from dpjax.protocols import State
+from dpjax.protocols import Seen, State
 
 __all__: list[str] = []
 
@@ -75,7 +75,13 @@ def left(statics: Statics, state: State, own: bool) -> Any:
         own: False for what may be published, functions of messages alone; True for the models
             that are measured, which are the agents' own.
     """
-    return metrics.of_state(statics, state, "measured" if own else "released")
+    if own:
+        return metrics.models_of(statics, state)
+
+    def one(models: Any, memory: Any) -> Any:
+        return statics.method.released(Seen(models, memory))
+
+    return jax.vmap(jax.vmap(one))(state.models, state.memory)
 
 
 @functools.partial(jax.jit, static_argnames="statics")

@@ -49,7 +49,7 @@ def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
         state, seen[name], sent[name] = made.init(jnp.zeros((N, 3))), [], []
         for batch in target:
             state, info = jax.jit(made.step)(jax.random.key(0), state, jnp.asarray(batch))
-            told = method.measured(state)
+            told = method.released(state)
             np.testing.assert_array_equal(told, method.released(state))
             seen[name].append(told)
             sent[name].append(info.messages)
@@ -101,7 +101,7 @@ def test_a_run_measures_and_leaves_the_average():
 
 
 def push():
-    """examples/own_method.py, whose models x are measured as x / w."""
+    """The method of examples/own_method.py, whose models are x / w."""
     path = Path(__file__).parents[2] / "examples" / "own_method.py"
     spec = importlib.util.spec_from_file_location("own_method", path)
     module = importlib.util.module_from_spec(spec)
@@ -110,36 +110,43 @@ def push():
 
 
 @dataclasses.dataclass(frozen=True)
-class Divided(DSGD):
-    """The same method with x / w as its models, and x beside them."""
+class Ratio(DSGD):
+    """The same method, which keeps x alone and measures x / w."""
 
     stochastic = "columns"
 
     def start(self, here, models):
-        """The optimizer's state, x, and weights."""
-        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1])
+        """The optimizer's state, and the weights."""
+        return here.optimizer.init(models), jnp.ones(here.arrays["mixing"].shape[-1])
+
+    def measured(self, seen):
+        """Models over weights."""
+        return jax.tree.map(lambda leaf: (leaf.T / seen.memory[1]).T, seen.models)
+
+    def released(self, seen):
+        """The same: the weights are public."""
+        return self.measured(seen)
 
     def emit(self, here, seen):
         """Gradients at x / w."""
-        total, metrics = here.query(seen.models, here.batch)
-        return Emission(total, public=seen.memory[2], metrics=metrics)
+        total, metrics = here.query(self.measured(seen), here.batch)
+        return Emission(total, public=seen.memory[1], metrics=metrics)
 
     def send(self, here, seen, emission, noisy):
         """The updated x, and the weights."""
-        state, x, _ = seen.memory
-        updates, state = here.optimizer.update(here.mean(noisy), state, x)
-        return (optax.apply_updates(x, updates), emission.public), state
+        updates, state = here.optimizer.update(here.mean(noisy), seen.memory[0], seen.models)
+        return (optax.apply_updates(seen.models, updates), emission.public), state
 
     def absorb(self, here, seen, carry, received):
-        """What came, divided."""
+        """What came."""
         x, w = received
-        return jax.tree.map(lambda leaf: (leaf.T / w).T, x), (carry, x, w)
+        return x, (carry, w)
 
 
 def test_a_method_may_measure_other_models_than_it_keeps():
     sends = np.eye(N) + np.roll(np.eye(N), 1, axis=0) + np.eye(N, k=-2)
     task, results = make_problem(N), []
-    for method in (push(), Divided(), Average(push(), decay=0.5)):
+    for method in (push(), Ratio(), Average(Ratio(), decay=0.5)):
         config = make_config(design="independent", method=method, rounds=T)
         results.append(run(plan.make(config, sends / sends.sum(0)), task, seeds=[0]))
     first, second, averaged = results

@@ -95,9 +95,6 @@ class Method:
     def absorb(self, here, seen, carry, received):
         return received, carry
 
-    def measured(self, seen):
-        return seen.models
-
     def released(self, seen):
         return seen.models
 
