@@ -25,6 +25,7 @@ NAMED = {
     "transforms.noise": "correlated",
     "transforms.clipping": "per_agent per_example",
     "transforms.lowpass": "lowpass",
+    "transforms.momentum": "momentum muon",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
     "algorithms.zip_dl": "ZipDL",

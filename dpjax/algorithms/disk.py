@@ -51,7 +51,9 @@ class DiSK(DSGD):
     sqrt(c^2 + (1 - c)^2): more noise than its guarantee asks for where 0 < c < 1, and too little
     where c is outside, since it clips behind the combination too. Here the noise is the plan's, in
     both. The authors' code also normalises the filtered gradient in runs without privacy, which is
-    not done here. The paper has no value for g_{-1}: both codes start from v_0.
+    not done here. The paper has no value for g_{-1}: both codes start from v_0. An optimizer that
+    is told the noise's variance (``Chain(..., uses_noise=True)``) is told that of v, and g's is
+    smaller.
 
     Attributes:
         kappa: The filter's gain, in (0, 1).
