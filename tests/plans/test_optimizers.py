@@ -13,9 +13,15 @@ from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
 from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
+from dpjax.transforms.lowpass import FILTERS, lowpass
 from dpjax.transforms.variance import NoiseVariance
 from tests.algorithms.test_aggregate import Federated
 from tests.support import make_config
+
+
+def filtered(step):
+    """A published low-pass filter in front of plain steps."""
+    return optax.chain(lowpass(*FILTERS["f1"]), optax.sgd(step))
 
 
 def momentum(step):
@@ -26,6 +32,7 @@ def momentum(step):
 CHAINS = {
     "adam": optimizers.Chain(optax.adam, 0.05),
     "momentum": optimizers.Chain(momentum, 0.05),
+    "filter": optimizers.Chain(filtered, 0.05),
     "schedule": optimizers.Chain(optax.sgd, optax.cosine_decay_schedule(0.1, 20)),
 }
 
