@@ -7,6 +7,7 @@ payload an agent, for which an outsider's loss holds because messages depend on 
 noisy payload alone.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -128,6 +129,7 @@ METHODS = (
         part="PMLF",
         builds="x <- W^K (x + opt(sum)), gradients at the last models averaged before the clip",
         view="views.dsgd(W)",
+        noisy_means=True,
     ),
     MethodRow(
         part="Average",
@@ -318,12 +320,22 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
 
 
 def method(part: Any) -> MethodRow:
-    """Return the row of a method.
+    """Return the row of a method; of one that averages another's models, what it joins is its.
 
     Args:
         part: A method, or one placed on a network.
     """
-    return _named(part, METHODS, _OWN)
+    row = _named(part, METHODS, _OWN)
+    if row.part != "Average":
+        return row
+    inner = method(part.method)
+    return dataclasses.replace(
+        row,
+        noises=inner.noises,
+        constant_steps=inner.constant_steps,
+        noisy_means=inner.noisy_means,
+        why=inner.why,
+    )
 
 
 def noise(part: Any) -> NoiseRow:

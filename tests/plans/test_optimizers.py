@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax.algorithms.average import Average
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys, program
 from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
@@ -296,6 +298,9 @@ def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
     plain = dataclasses.replace(make_config(), method=Federated())
     with pytest.raises(ValueError, match="uses the noise's variance, but method Federated"):
         dataclasses.replace(plain, optimizer=told)
+    with pytest.raises(ValueError, match="but method Average"):
+        dataclasses.replace(plain, optimizer=told, method=Average(Federated()))
+    assert dataclasses.replace(plain, optimizer=told, method=Average(DSGD())).optimizer == told
     with pytest.raises(ValueError, match="uses_noise is 'yes'"):
         optimizers.Chain(optax.adam, 0.1, uses_noise="yes")
     with pytest.raises(ValueError, match="lag is 64"):
