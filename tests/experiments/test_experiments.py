@@ -1,6 +1,8 @@
 """Every experiment's tiny preset runs, stores records, draws, and reads them back."""
 
+import dataclasses
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
@@ -36,6 +38,7 @@ NEEDS = {"mafalda_housing": "housing"}
         "whisper_logistic",
         "whisper_departure",
         "mafalda_housing",
+        "cifar_doppler",
     ],
 )
 def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
@@ -82,6 +85,51 @@ def test_tuning_on_reported_seeds_is_refused(tmp_path, capsys):
     streams = capsys.readouterr()
     assert stop.value.code == 2 and "tuning_seeds share [0]" in streams.err + streams.out
     assert not list(tmp_path.iterdir())
+
+
+def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
+    module = script("experiments", "cifar_doppler")
+    for preset in module.PRESETS.values():
+        for name in preset.methods:
+            trials = preset.trials(name)
+            assert sum(len(steps) for _, steps in trials) == len(preset.steps), name
+    tuned = dataclasses.replace(module.PRESETS["cpu"], rivals=tuple(module.RIVALS)).trials(
+        "momentum"
+    )
+    assert [steps for _, steps in tuned] == [(4.0, 1.0), (2.0, 0.5)]
+    for options, said in (
+        (["--tuning-seed", "0"], "tuning_seed is 0"),
+        (["--steps", "1.0"], "give as many each"),
+        (["--rivals", "adamw"], "rivals holds 'adamw'"),
+        (["--filter", "f9"], "filter is 'f9'"),
+        (["--optimizer", "adam", "--filter", "adaptive"], "whose first moment it cannot be"),
+    ):
+        with pytest.raises(SystemExit):
+            module.main(["--preset", "tiny", *options])
+        streams = capsys.readouterr()
+        assert said in " ".join((streams.err + streams.out).split())
+
+
+def test_claims_of_points_are_judged():
+    verdict = script("experiments", "cifar_doppler").verdict
+    judged = [verdict(*pair) for pair in ((5, 1), (3.5, 2), (2, 0.5), (-4, 0.1), (4, math.nan))]
+    assert judged == ["holds", "not", "partly", "not", "open: one seed"]
+
+
+@pytest.mark.slow
+def test_the_image_experiment_runs_every_method(tmp_path, capsys):
+    module = script("experiments", "cifar_doppler")
+    tiny = ["--preset", "tiny", "--quiet", "--epochs", "1", "--seeds", "0"]
+    rivals = ["--rivals", *module.RIVALS, "--filter", "none", "adaptive", "0.5,0.5;"]
+    assert module.main([*tiny, *rivals, "--output", str(tmp_path / "sgd")]) == 0
+    frame = records.read(tmp_path / "sgd")
+    assert set(frame["algorithm"]) == {"sgd", "sgd + adaptive", "sgd + 0.5,0.5;", *module.RIVALS}
+    losses = {str(Guarantee.from_dict(one).epsilon) for one in frame["guarantee"]}
+    assert losses == {"8.0"}
+    for optimizer in ("adam", "galore", "muon", "nesterov"):
+        options = ["--optimizer", optimizer, "--output", str(tmp_path / optimizer)]
+        assert module.main([*tiny, *options, "--schedule", "cosine"]) == 0
+    capsys.readouterr()
 
 
 def test_own_model_example_is_short_and_learns(capsys):

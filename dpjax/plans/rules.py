@@ -1,0 +1,188 @@
+"""Update rules by name: an optimizer, a low-pass filter in front of it, a schedule of steps."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax.mechanism import filters
+from dpjax.plans.optimizers import Chain
+from dpjax.transforms.adam import scale_by_adam
+from dpjax.transforms.galore import scale_by_galore
+from dpjax.transforms.lowpass import adaptive, lowpass
+from dpjax.transforms.momentum import momentum, muon
+
+__all__ = ["BASES", "Rule", "read_filter"]
+
+BASES = ("sgd", "momentum", "nesterov", "adam", "galore", "muon")
+"""Optimizers: plain steps, heavy-ball and Nesterov momentum, DP-AdamBC, DP-GaLore, optax's Muon."""
+
+_TITLES = dict(zip(BASES, ("SGD", "momentum", "Nesterov", "AdamBC", "GaLore", "Muon"), strict=True))
+_MOMENTS = ("adam", "galore")
+
+Coefficients = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def read_filter(text: str) -> Literal["adaptive"] | Coefficients | None:
+    """Return the filter that a text names.
+
+    Args:
+        text: "none", a name of `dpjax.transforms.lowpass.FILTERS`, "adaptive", or numbers
+            "b_0,b_1,..;a_1,.." of a filter of one's own.
+
+    Returns:
+        None, "adaptive", or (b, a).
+
+    Raises:
+        ValueError: For another name, or coefficients that no link takes.
+
+    Example:
+        >>> from dpjax.plans.rules import read_filter
+        >>> read_filter("0.1;-0.9") == read_filter("momentum")
+        True
+    """
+    if text == "none":
+        return None
+    if text == "adaptive":
+        return "adaptive"
+    if text in filters.PUBLISHED:
+        return tuple(filters.PUBLISHED[text])  # type: ignore[return-value]
+    numbers = text.split(";")
+    try:
+        b, a = ([float(each) for each in part.split(",") if each.strip()] for part in numbers)
+    except ValueError:
+        names = ", ".join(["none", "adaptive", *filters.PUBLISHED])
+        raise ValueError(
+            f"filter is {text!r}; give one of {names}, or coefficients as in '0.1;-0.9'"
+        ) from None
+    made = filters.checked(b, a)
+    return made.b, made.a
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How noisy means become steps: a filter, then an optimizer, then a step size over rounds.
+
+    Steps of momentum and Nesterov's are effective ones (`dpjax.transforms.momentum`), so that one
+    step size means the same with and without. A filter takes the place of Adam's and GaLore's first
+    moment; in front of momentum, Nesterov's and Muon it filters what they filter again, and the
+    title says so.
+
+    Guarantee: none of its own and none lost: post-processing of privatised means.
+
+    Attributes:
+        base: One of `BASES`.
+        filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.transforms.lowpass.adaptive`, or
+            None.
+        schedule: "constant", or "cosine": up from 0 in the first 5 % of the rounds, then down to 0
+            by half a cosine.
+        rounds: Rounds of the run, for the schedule.
+        beta: Of momentum and Nesterov's.
+        taps: Of the adaptive filter.
+        rank: Of GaLore's projection.
+
+    Raises:
+        ValueError: For another base or schedule, a schedule without rounds, or a filter that the
+            base cannot have.
+
+    Example:
+        >>> from dpjax.plans.rules import Rule, read_filter
+        >>> rule = Rule("adam", read_filter("f1"))
+        >>> rule.title, rule.chain(0.001).first
+        ('AdamBC, filtered', 0.001)
+    """
+
+    base: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
+    filter: Literal["adaptive"] | Coefficients | None = None
+    schedule: Literal["constant", "cosine"] = "constant"
+    rounds: int | None = None
+    beta: float = 0.9
+    taps: int = 4
+    rank: int = 128
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no optimizer."""
+        _validate.one_of("base", self.base, BASES)
+        _validate.one_of("schedule", self.schedule, ("constant", "cosine"))
+        if self.schedule == "cosine" and self.rounds is None:
+            raise ValueError("rounds is None with a cosine schedule, which ends; give the rounds")
+        if self.rounds is not None:
+            object.__setattr__(self, "rounds", _validate.integer("rounds", self.rounds))
+        if not 0 < _validate.number("beta", self.beta) < 1:
+            raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
+        if self.filter == "adaptive" and self.base in _MOMENTS:
+            raise ValueError(
+                f"filter is 'adaptive' with {self.base}, whose first moment it cannot be; give "
+                "coefficients, or another base"
+            )
+        if self.filter is not None and self.filter != "adaptive":
+            made = filters.checked(*self.filter)
+            object.__setattr__(self, "filter", (made.b, made.a))
+
+    @property
+    def title(self) -> str:
+        """What a legend says."""
+        name = _TITLES[self.base]
+        if self.filter is None:
+            return name
+        kind = "adaptively filtered" if self.filter == "adaptive" else "filtered"
+        plain = self.base in ("sgd", *_MOMENTS)
+        return f"{name}, {kind}" if plain else f"{name} behind a filter"
+
+    def chain(self, step_size: float) -> Chain:
+        """Return the optimizer of a config.
+
+        Args:
+            step_size: Step size, the largest of a schedule.
+        """
+        uses_noise = self.base in _MOMENTS or self.filter == "adaptive"
+        return Chain(self, step_size, uses_noise=uses_noise)
+
+    def __call__(self, step_size: Any, noise: Any = 0.0) -> optax.GradientTransformation:
+        """Return the optax chain of one model.
+
+        Args:
+            step_size: Step size, traced or not.
+            noise: Variance of the noise in a coordinate, as `Chain` tells it.
+        """
+        steps = self._steps(step_size)
+        moment: Any = self.filter
+        if self.base == "adam":
+            links = [scale_by_adam(noise, filter=moment)]
+        elif self.base == "galore":
+            links = [scale_by_galore(noise, rank=self.rank, filter=moment)]
+        else:
+            links = self._filters(noise)
+        if self.base == "muon":
+            links.append(muon(steps))
+        elif self.base in ("momentum", "nesterov"):
+            links.append(momentum(steps, self.beta, nesterov=self.base == "nesterov"))
+        else:
+            links.append(optax.scale_by_learning_rate(steps))
+        return optax.chain(*links)
+
+    def _filters(self, noise: Any) -> list[optax.GradientTransformation]:
+        if self.filter is None:
+            return []
+        if self.filter == "adaptive":
+            return [adaptive(self.taps, noise)]
+        return [lowpass(*self.filter)]
+
+    def _steps(self, step_size: Any) -> Callable[[Any], Any]:
+        if self.schedule == "constant":
+            return lambda count: step_size
+        assert self.rounds is not None
+        # No round is without a step: the first has 1 / warm of it, the last more than none.
+        warm = max(1, math.ceil(0.05 * self.rounds))
+        rest = max(1, self.rounds - warm)
+
+        def at(count: Any) -> Any:
+            rising = (count + 1) / warm
+            falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((count - warm) / rest, 0, 1)))
+            return step_size * jnp.where(count < warm, rising, falling)
+
+        return at

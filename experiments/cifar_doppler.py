@@ -1,0 +1,453 @@
+"""Private training of image classifiers with and without low-pass filters: DOPPLER, judged.
+
+One agent holds the data: central DP training with Poisson-sampled batches, noise calibrated by
+privacy loss distributions, delta = N^-1.1. Every method has as many trials of its step size (and
+of its own settings) as every other one, on one seed and a validation part of the training data;
+the best is then trained on all of them with other seeds, and tested.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.average import Average
+from dpjax.algorithms.disk import DiSK
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.pmlf import PMLF
+from dpjax.data import augmentation, load, partition, split
+from dpjax.engine.run import run
+from dpjax.models import cnn, efficientnet, mlp, resnet, vit
+from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.plans.rules import Rule, read_filter
+from dpjax.results import launch, plots, tables
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+MODELS = {
+    "mlp": lambda classes, layout: mlp.MLP((32,), classes, "tanh"),
+    "small_cnn": lambda classes, layout: cnn.SmallCNN(classes, layout),
+    "cnn5": lambda classes, layout: cnn.CNN5(classes, layout),
+    "wrn16_4": lambda classes, layout: resnet.WideResNet(classes, layout=layout),
+    "wrn40_4": lambda classes, layout: resnet.WideResNet(classes, depth=40, layout=layout),
+    "resnet50": lambda classes, layout: resnet.ResNet(classes, stem="small", layout=layout),
+    "efficientnet": lambda classes, layout: efficientnet.EfficientNet(classes, 1, layout),
+    "vit_small": lambda classes, layout: vit.ViT(classes, patch=4, layout=layout),
+}
+"""Networks by name, for images of 28 or 32 pixels; mlp is for digits."""
+
+
+class Variant(NamedTuple):
+    """One setting of a method; the step size is tuned beside it.
+
+    Attributes:
+        name: What records call it.
+        rule: What becomes of noisy means, without schedule and rounds.
+        method: What is computed; of the number of rounds where it depends on them.
+        batch: Factor of the batch size, at equal epochs.
+    """
+
+    name: str
+    rule: Rule
+    method: Any = lambda rounds: DSGD()
+    batch: float = 1.0
+
+
+def _fixed(method: Any) -> Any:
+    return lambda rounds: method
+
+
+FIRST = read_filter("first v1")
+RIVALS = {
+    "momentum": (
+        Variant("beta 0.9", Rule("momentum", beta=0.9)),
+        Variant("beta 0.7", Rule("momentum", beta=0.7)),
+    ),
+    "nesterov": (
+        Variant("beta 0.9", Rule("nesterov", beta=0.9)),
+        Variant("beta 0.7", Rule("nesterov", beta=0.7)),
+    ),
+    "averaged": (
+        Variant("last half", Rule(), lambda rounds: Average(DSGD(), 1.0, rounds // 2)),
+        Variant("tenth", Rule(), lambda rounds: Average(DSGD(), 1 - 1 / max(2, rounds // 10))),
+    ),
+    "larger batch": (Variant("doubled", Rule(), batch=2.0),),
+    "DiSK": (
+        Variant("kappa 0.7, gamma 0.5", Rule(), _fixed(DiSK(kappa=0.7, gamma=0.5))),
+        Variant("kappa 0.7, one gradient", Rule(), _fixed(DiSK(kappa=0.7, gamma=None))),
+    ),
+    "DiSK (Opacus)": (
+        Variant("kappa 0.7", Rule(), _fixed(DiSK(kappa=0.7, gamma=0.5, weights="opacus"))),
+    ),
+    "DP-PMLF": (Variant("2 models", Rule(filter=FIRST), _fixed(PMLF(length=2, beta=0.9))),),
+    "muon": (Variant("optax's", Rule("muon")),),
+}
+"""Methods beside the optimizer and its filters, each with the settings that are tuned."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, by which methods, at which budgets.
+
+    Attributes:
+        dataset: digits comes with scikit-learn, the others from the data cache.
+        model: One of `MODELS`.
+        optimizer: What stands behind the filters.
+        filter: Filters of the optimizer: none, the published ones by name, adaptive, or the
+            coefficients "b_0,b_1,..;a_1,..".
+        rivals: Names of `RIVALS`, which are not behind the optimizer.
+        epsilon: Budgets.
+        steps: Step sizes to tune over, one trial each; a method of several settings deals them out.
+        moment_steps: The same for Adam and GaLore.
+        muon_steps: The same for Muon.
+        schedule: Constant steps, or cosine: 5 % of the rounds up, then down.
+        clipping: flat, C / max(C, norm), or automatic, C / (norm + 0.01).
+        clip_norm: C.
+        epochs: Rounds are the epochs over the sampling rate, rounded up.
+        batch_size: Expected size of a Poisson-sampled batch.
+        capacity: Records a pass; 0 is an eighth of the batch size, at least 16.
+        copies: Random variants (mirrored, shifted) of an image, averaged before the clip; 0 has
+            none.
+        records: Use only that many training records; 0 is all.
+        seeds: Seeds of the reported runs: initial model, batches and noise.
+        tuning_seed: Seed of the tuning runs; none of ``seeds``.
+        validation: Fraction of the training records held out while tuning.
+        measurements: How often the reported runs are measured.
+        layout: How convolutions are computed.
+    """
+
+    dataset: Literal["mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100", "digits"] = (
+        "cifar10"
+    )
+    model: Literal[
+        "mlp", "small_cnn", "cnn5", "wrn16_4", "wrn40_4", "resnet50", "efficientnet", "vit_small"
+    ] = "cnn5"
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
+    filter: tuple[str, ...] = ("none", "first v1")
+    rivals: tuple[str, ...] = ()
+    epsilon: tuple[float, ...] = (8.0,)
+    steps: tuple[float, ...] = (0.8, 0.5, 0.4, 0.2, 0.1)
+    moment_steps: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+    muon_steps: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005, 0.002)
+    schedule: Literal["constant", "cosine"] = "constant"
+    clipping: Literal["flat", "automatic"] = "automatic"
+    clip_norm: float = 1.0
+    epochs: float = 80.0
+    batch_size: int = 1000
+    capacity: int = 0
+    copies: int = 0
+    records: int = 0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_seed: int = 100
+    validation: float = 0.1
+    measurements: int = 20
+    layout: Literal["conv", "patches", "slices"] = "conv"
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be run to its end, or would not be a fair comparison."""
+        if self.tuning_seed in self.seeds:
+            raise ValueError(
+                f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
+            )
+        if not (self.epsilon and self.seeds and (self.filter or self.rivals)):
+            raise ValueError("epsilon, seeds, and filter or rivals need at least one entry each")
+        unknown = [name for name in self.rivals if name not in RIVALS]
+        if unknown:
+            raise ValueError(f"rivals holds {unknown[0]!r}; choose from {', '.join(RIVALS)}")
+        numbers = {len(self.steps), len(self.moment_steps), len(self.muon_steps)}
+        if len(numbers) > 1:
+            raise ValueError(
+                f"steps, moment_steps and muon_steps have {sorted(numbers)} entries; give as many "
+                "each, so that every method has as many trials"
+            )
+        for name, variants in self.methods.items():
+            if len(variants) > len(self.steps):
+                raise ValueError(
+                    f"steps has {len(self.steps)} entries for {len(variants)} settings of {name}; "
+                    "give at least as many"
+                )
+
+    @property
+    def methods(self) -> dict[str, tuple[Variant, ...]]:
+        """Every method by its name, with what is tuned of it."""
+        own = {}
+        for text in self.filter:
+            rule = Rule(self.optimizer, read_filter(text))
+            name = self.optimizer if text == "none" else f"{self.optimizer} + {text}"
+            own[name] = (Variant(rule.title, rule),)
+        # An optimizer that is a rival too is tuned as one.
+        return own | {name: RIVALS[name] for name in self.rivals}
+
+    def trials(self, name: str) -> list[tuple[Variant, tuple[float, ...]]]:
+        """Settings of a method, each with the step sizes that it is tried with.
+
+        Args:
+            name: Of the method.
+        """
+        variants = self.methods[name]
+        lists = {"adam": self.moment_steps, "galore": self.moment_steps, "muon": self.muon_steps}
+        count = len(variants)
+        return [
+            (variant, lists.get(variant.rule.base, self.steps)[index::count])
+            for index, variant in enumerate(variants)
+        ]
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="digits", model="mlp", steps=(1.0, 0.5), moment_steps=(0.01, 0.003),
+        muon_steps=(0.02, 0.01), epochs=2.0, batch_size=96, seeds=(0, 1), measurements=3,
+        validation=0.2,
+    ),
+    "cpu": Config(
+        dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0),
+        rivals=("momentum", "averaged", "larger batch", "DiSK", "DiSK (Opacus)", "DP-PMLF", "muon"),
+        steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.5, batch_size=512, capacity=64,
+        measurements=5, layout="patches",
+    ),
+    "cpu_cifar": Config(
+        dataset="cifar10_small", model="cnn5", epsilon=(1.0, 8.0),
+        rivals=("momentum", "averaged", "larger batch", "DiSK", "DiSK (Opacus)", "DP-PMLF", "muon"),
+        steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=3.0, batch_size=256, capacity=32,
+        measurements=5, layout="patches",
+    ),
+    "gpu": Config(
+        epsilon=(1.0, 2.0, 4.0, 8.0), filter=("none", "first v1", "first v2", "second", "adaptive"),
+        rivals=tuple(RIVALS), epochs=80.0, batch_size=1000, capacity=512,
+    ),
+    "full": Config(
+        epsilon=(1.0, 2.0, 4.0, 8.0), rivals=("momentum",), epochs=120.0, batch_size=1000,
+        capacity=512, seeds=(0, 1, 2, 3, 4),
+    ),
+}  # fmt: skip
+
+
+class Pixels(nn.Module):
+    """A network on bytes, which become numbers from -1 to 1: no statistic of the data.
+
+    Attributes:
+        body: The network.
+    """
+
+    body: nn.Module
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        """Return the logits of images."""
+        return self.body(x.astype(jnp.float32) / 127.5 - 1)
+
+
+class Task(NamedTuple):
+    """Data and model of a config."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    model: nn.Module
+
+
+def task(config: Config) -> Task:
+    """The records that a config trains on, and the network."""
+    data = load.load(config.dataset)
+    train, test = split.with_test(data, 0.2, seed=1)
+    x, y = (part[: config.records or None] for part in train)
+    model = MODELS[config.model](int(y.max()) + 1, config.layout)
+    return Task((x, y), test, Pixels(model) if x.dtype == np.uint8 else model)
+
+
+def learn(config: Config, model: nn.Module, train: Any, test: Any) -> problem.Problem:
+    """The one agent's problem."""
+    copies = {} if not config.copies else {
+        "augment": augmentation.standard, "copies": config.copies,
+    }  # fmt: skip
+    shard = partition.iid(len(train[1]), 1, 0)
+    return problem.supervised(
+        model, "cross_entropy", train, test, shard, name=config.dataset, **copies
+    )
+
+
+def plans(
+    config: Config, variant: Variant, steps: tuple[float, ...], epsilon: float, count: int,
+    delta: float,
+) -> list[plan.Plan]:  # fmt: skip
+    """A plan for every step size, for so many training records; the noise is calibrated once."""
+    batch = min(count, variant.batch * config.batch_size)
+    rounds = math.ceil(config.epochs * count / batch)
+    capacity = config.capacity or max(16, math.ceil(config.batch_size / 8))
+    rule = dataclasses.replace(variant.rule, schedule=config.schedule, rounds=rounds)
+    base = plan.Config(
+        noise=noise.Independent(),
+        budget=protect.Budget(epsilon, delta),
+        protect=protect.Protect(
+            "zero_out_record", clip_norm=config.clip_norm, clipping=config.clipping
+        ),
+        sampler=samplers.Poisson(batch, capacity),
+        optimizer=rule.chain(steps[0]),
+        method=variant.method(rounds),
+        rounds=rounds,
+    )
+    return [
+        plan.make(dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=[count])
+        for step in steps
+    ]
+
+
+def train(
+    config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Tune and run one method at one budget; rows of both phases."""
+    data = task(config)
+    delta = len(data.train[1]) ** -1.1
+    where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
+    where |= {"budget_epsilon": epsilon, "clipping": config.clipping, "schedule": config.schedule}
+    fit, held = split.split(*data.train, config.validation, seed=0)
+    small = learn(config, data.model, fit, held)
+    rows, best = [], (-math.inf, None, 0.0)
+    for index, (variant, steps) in enumerate(config.trials(name)):
+        made = plans(config, variant, steps, epsilon, len(fit[1]), delta)
+        tuned = run(
+            made, small, seeds=(config.tuning_seed,), eval_every=made[0].config.rounds,
+            **lab.run_options(folder / f"tuning_{index}"),
+        )  # fmt: skip
+        rows += _rows(tuned, variant, "tuning", where)
+        scores = np.nan_to_num(tuned.metrics["test_accuracy"][-1, 0], nan=-1.0)
+        top = int(np.argmax(scores))
+        if scores[top] > best[0]:
+            best = (float(scores[top]), variant, steps[top])
+    _, variant, step = best
+    assert variant is not None
+    whole = learn(config, data.model, data.train, data.test)
+    made = plans(config, variant, (step,), epsilon, len(data.train[1]), delta)
+    final = run(
+        made, whole, seeds=config.seeds,
+        eval_every=math.ceil(made[0].config.rounds / config.measurements),
+        **lab.run_options(folder / "final"),
+    )  # fmt: skip
+    accuracy = final.metrics["test_accuracy"][-1].mean()
+    lab.say(
+        f"  {name}, epsilon {epsilon:g}: {variant.name}, step {step:g}, test accuracy "
+        f"{accuracy:.4f}, {final.rounds_per_second * made[0].sampler.divisor:,.0f} examples/s"
+    )
+    return rows + _rows(final, variant, "final", where)
+
+
+def _rows(result: Any, variant: Variant, phase: str, where: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run's rows: of tuning the last round's, of reported runs all that were measured."""
+    config = result.plans[0].config
+    settings = {"setting": variant.name, "batch_size": config.sampler.divisor, "phase": phase}
+    rows = result.rows(rounds=config.rounds, **settings, **where)
+    last = result.rounds[-1]
+    return [row for row in rows if phase == "final" or row["round"] == last]
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Train an image classifier privately, with and without a low-pass filter and its rivals."""
+    cells = []
+    for name in config.methods:
+        for epsilon in config.epsilon:
+            stored = {**dataclasses.asdict(config), "method": name, "epsilon": epsilon}
+            for listed in ("filter", "rivals"):
+                del stored[listed]
+            file = f"{config.dataset}_{config.model}_{name}_{epsilon:g}"
+            compute = functools.partial(train, config, name, epsilon, lab)
+            cells.append((_plain(file), stored, compute))
+    report(config, lab, lab.cells(cells, seed=config.seeds))
+
+
+def _plain(name: str) -> str:
+    """A file's name."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_")
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables and draw the figures from the records."""
+    final = frame[frame["phase"] == "final"]
+    last = final[final["round"] == final["rounds"]]
+    last = last.assign(points=100 * last["test_accuracy"])
+    counts = frame[frame["phase"] == "tuning"].groupby(["budget_epsilon", "algorithm"]).size()
+    for epsilon, group in last.groupby("budget_epsilon", sort=False):
+        lab.say(f"\n{config.dataset}, {config.model}, epsilon {epsilon:g}: test accuracy in %")
+        summary = tables.summary(group, ["algorithm", "setting", "step_size"], "points")
+        summary["trials"] = [counts[epsilon, name] for name in summary["algorithm"]]
+        named = summary.rename(columns={"mean": "accuracy", "count": "seeds"})
+        lab.say(tables.text(named))
+        compare(config, lab, group)
+    stated = Guarantee.from_dict(last["guarantee"].iloc[0])
+    lab.say(
+        f"\nguarantee of the first run: {stated.statement()} All others at the same epsilon state "
+        "the same, but for their rounds: filters, steps and averages cost nothing. Step sizes and "
+        "settings were tuned on the training data, on another seed; that is outside epsilon."
+    )
+    draw(config, lab, final, last)
+
+
+CLAIMED = (3.0, 10.0)
+"""Points of accuracy that the paper says a filter gains."""
+
+
+def compare(config: Config, lab: launch.Lab, group: Any) -> None:
+    """Print every method's gain over the plain optimizer and over momentum, paired over seeds."""
+    names = list(dict.fromkeys(group["algorithm"]))
+    for base in dict.fromkeys((config.optimizer, "momentum")):
+        if base not in names or len(names) < 2:
+            continue
+        rows = []
+        for name in names:
+            if name == base:
+                continue
+            pair = tables.paired(group, base, name, "points")
+            row = {"method": name, "gain in points": pair.mean}
+            row |= {"standard error": pair.standard_error, "seeds": pair.count}
+            if " + " in name:
+                row["3 to 10 points"] = verdict(pair.mean, pair.standard_error)
+            rows.append(row)
+        lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
+
+
+def verdict(gain: float, error: float) -> str:
+    """Whether a gain in points is what the paper claims, its least and more than chance."""
+    if not math.isfinite(error):
+        return "open: one seed"
+    if gain <= 2 * error:
+        return "not"
+    return "holds" if gain >= CLAIMED[0] else "partly"
+
+
+def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
+    """Figures: accuracy over rounds at each budget, and over budgets."""
+    stem = f"cifar_doppler_{config.dataset}_{config.model}"
+    figures = [
+        (f"{stem}_rounds_{epsilon:g}", rows, "round", f"round (epsilon {epsilon:g})")
+        for epsilon, rows in final.groupby("budget_epsilon", sort=False)
+    ]
+    if len(config.epsilon) > 1:
+        figures.append((f"{stem}_epsilon", last, "budget_epsilon", "epsilon"))
+    for name, rows, x, label in figures:
+        path = plots.lines(
+            rows,
+            x,
+            "test_accuracy",
+            path=lab.folder / f"{name}.svg",
+            xlabel=label,
+            ylabel=f"test accuracy ({config.dataset}, {config.model})",
+            logx=x == "budget_epsilon",
+            note="Step sizes were tuned on a validation part, which is outside epsilon.",
+        )
+        lab.say(f"figure: {path}")
+
+
+main = functools.partial(launch.main, "cifar_doppler", PRESETS, experiment)
+"""Command line."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

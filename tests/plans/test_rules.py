@@ -1,0 +1,114 @@
+"""Update rules by name: gains of one, the filters they are, schedules, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.plans.rules import BASES, Rule, read_filter
+from dpjax.transforms.adam import scale_by_adam
+from dpjax.transforms.galore import scale_by_galore
+from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.momentum import muon
+
+RNG = np.random.default_rng(4)
+STREAM = [jnp.asarray(RNG.normal(size=3), jnp.float32) for _ in range(6)]
+
+
+def steps(rule, stream, noise=0.0, step_size=0.5):
+    made = rule(step_size, noise)
+    state = made.init(jax.tree.map(jnp.zeros_like, stream[0]))
+    update, found = jax.jit(made.update), []
+    for gradient in stream:
+        out, state = update(gradient, state, gradient)
+        found.append(out)
+    return found
+
+
+@pytest.mark.parametrize("filter", ["none", "first v1", "second"])
+def test_a_constant_gradient_is_followed_at_the_step_size(filter):
+    for out in steps(Rule("sgd", read_filter(filter)), [STREAM[0]] * 6):
+        np.testing.assert_allclose(out, -0.5 * STREAM[0], rtol=1e-5)
+    for base in ("momentum", "nesterov"):
+        last = steps(Rule(base, read_filter(filter), beta=0.5), [STREAM[0]] * 30)[-1]
+        np.testing.assert_allclose(last, -0.5 * STREAM[0], rtol=1e-5)
+
+
+def after_filter(base):
+    """The base alone, on what a filter of its own returns."""
+    filtered = steps(Rule("sgd", read_filter("f3")), STREAM, step_size=-1.0)
+    return steps(Rule(base), filtered)
+
+
+@pytest.mark.parametrize("base", ["sgd", "momentum", "nesterov"])
+def test_a_filter_stands_in_front(base):
+    for out, wanted in zip(
+        steps(Rule(base, read_filter("f3")), STREAM), after_filter(base), strict=True
+    ):
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_bases_are_the_links_of_their_names():
+    own = {
+        "momentum": optax.sgd(0.05, momentum=0.9),
+        "nesterov": optax.sgd(0.05, momentum=0.9, nesterov=True),
+        "muon": muon(0.5),
+        "adam": optax.chain(scale_by_adam(0.1), optax.scale(-0.5)),
+        "galore": optax.chain(scale_by_galore(0.1), optax.scale(-0.5)),
+    }
+    stream = [jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32) for _ in range(4)]
+    for base, link in own.items():
+        state = link.init(stream[0])
+        for gradient, out in zip(stream, steps(Rule(base), stream, noise=0.1), strict=True):
+            wanted, state = link.update(gradient, state, gradient)
+            np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=1e-5)
+
+
+def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
+    rule = Rule("sgd", schedule="cosine", rounds=40)
+    sizes = -np.array([float(out[0]) for out in steps(rule, [jnp.ones(1)] * 40, step_size=2.0)])
+    t = np.arange(2, 40)
+    falling = 1 + np.cos(np.pi * (t - 2) / 38)
+    np.testing.assert_allclose(sizes, [1.0, 2.0, *falling], rtol=1e-4, atol=1e-6)
+    assert sizes[-1] > 0
+
+
+def test_what_needs_the_noise_asks_for_it():
+    for base in BASES:
+        for filter in ("none", "f1", "adaptive"):
+            if filter == "adaptive" and base in ("adam", "galore"):
+                continue
+            asks = base in ("adam", "galore") or filter == "adaptive"
+            assert Rule(base, read_filter(filter)).chain(0.1).uses_noise == asks
+    quiet, loud = (steps(Rule("adam"), STREAM, noise)[-1] for noise in (0.0, 0.5))
+    assert np.abs(loud).max() > 1.2 * np.abs(quiet).max()
+
+
+def test_filters_are_read():
+    assert read_filter("none") is None and read_filter("adaptive") == "adaptive"
+    assert read_filter("f3") == tuple(FILTERS["f3"])
+    assert read_filter("0.5,0.5;") == ((0.5, 0.5), ())
+    assert Rule("momentum", read_filter("f3")).title == "momentum behind a filter"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"base": "lion"}, "base is 'lion'"),
+        ({"base": "adam", "filter": "adaptive"}, "filter is 'adaptive' with adam"),
+        ({"schedule": "cosine"}, "rounds is None"),
+        ({"schedule": "linear"}, "schedule is 'linear'"),
+        ({"beta": 1.0}, "beta is 1.0"),
+        ({"filter": ((1.0,), (0.5,))}, "sum"),
+    ],
+)
+def test_impossible_rules_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        Rule(**options)
+
+
+@pytest.mark.parametrize("text", ["f9", "0.1", "1;2;3", "a;b"])
+def test_what_names_no_filter_is_refused(text):
+    with pytest.raises(ValueError, match="filter is"):
+        read_filter(text)
