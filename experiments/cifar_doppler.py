@@ -27,7 +27,7 @@ from dpjax.data import augmentation, load, partition, split
 from dpjax.engine.run import run
 from dpjax.models import cnn, efficientnet, mlp, resnet, vit
 from dpjax.plans import noise, plan, problem, protect, samplers
-from dpjax.plans.rules import Rule, read_filter
+from dpjax.plans.rules import UpdateRule, read_filter
 from dpjax.results import launch, plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
@@ -56,7 +56,7 @@ class Variant(NamedTuple):
     """
 
     name: str
-    rule: Rule
+    rule: UpdateRule
     method: Any = lambda rounds: DSGD()
     batch: float = 1.0
 
@@ -68,27 +68,29 @@ def _fixed(method: Any) -> Any:
 FIRST = read_filter("first v1")
 RIVALS = {
     "momentum": (
-        Variant("beta 0.9", Rule("momentum", beta=0.9)),
-        Variant("beta 0.7", Rule("momentum", beta=0.7)),
+        Variant("beta 0.9", UpdateRule("momentum", beta=0.9)),
+        Variant("beta 0.7", UpdateRule("momentum", beta=0.7)),
     ),
     "nesterov": (
-        Variant("beta 0.9", Rule("nesterov", beta=0.9)),
-        Variant("beta 0.7", Rule("nesterov", beta=0.7)),
+        Variant("beta 0.9", UpdateRule("nesterov", beta=0.9)),
+        Variant("beta 0.7", UpdateRule("nesterov", beta=0.7)),
     ),
     "averaged": (
-        Variant("last half", Rule(), lambda rounds: Average(DSGD(), 1.0, rounds // 2)),
-        Variant("tenth", Rule(), lambda rounds: Average(DSGD(), 1 - 1 / max(2, rounds // 10))),
+        Variant("last half", UpdateRule(), lambda rounds: Average(DSGD(), 1.0, rounds // 2)),
+        Variant(
+            "tenth", UpdateRule(), lambda rounds: Average(DSGD(), 1 - 1 / max(2, rounds // 10))
+        ),
     ),
-    "larger batch": (Variant("doubled", Rule(), batch=2.0),),
+    "larger batch": (Variant("doubled", UpdateRule(), batch=2.0),),
     "DiSK": (
-        Variant("kappa 0.7, gamma 0.5", Rule(), _fixed(DiSK(kappa=0.7, gamma=0.5))),
-        Variant("kappa 0.7, one gradient", Rule(), _fixed(DiSK(kappa=0.7, gamma=None))),
+        Variant("kappa 0.7, gamma 0.5", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=0.5))),
+        Variant("kappa 0.7, one gradient", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=None))),
     ),
     "DiSK (Opacus)": (
-        Variant("kappa 0.7", Rule(), _fixed(DiSK(kappa=0.7, gamma=0.5, weights="opacus"))),
+        Variant("kappa 0.7", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=0.5, weights="opacus"))),
     ),
-    "DP-PMLF": (Variant("2 models", Rule(filter=FIRST), _fixed(PMLF(length=2, beta=0.9))),),
-    "muon": (Variant("optax's", Rule("muon")),),
+    "DP-PMLF": (Variant("2 models", UpdateRule(filter=FIRST), _fixed(PMLF(length=2, beta=0.9))),),
+    "muon": (Variant("optax's", UpdateRule("muon")),),
 }
 """Methods beside the optimizer and its filters, each with the settings that are tuned."""
 
@@ -180,7 +182,7 @@ class Config:
         """Every method by its name, with what is tuned of it."""
         own = {}
         for text in self.filter:
-            rule = Rule(self.optimizer, read_filter(text))
+            rule = UpdateRule(self.optimizer, read_filter(text))
             name = self.optimizer if text == "none" else f"{self.optimizer} + {text}"
             own[name] = (Variant(rule.title, rule),)
         # An optimizer that is a rival too is tuned as one.

@@ -16,7 +16,7 @@ from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import adaptive, lowpass
 from dpjax.transforms.momentum import momentum, muon
 
-__all__ = ["BASES", "Rule", "read_filter"]
+__all__ = ["BASES", "UpdateRule", "read_filter"]
 
 BASES = ("sgd", "momentum", "nesterov", "adam", "galore", "muon")
 """Optimizers: plain steps, heavy-ball and Nesterov momentum, DP-AdamBC, DP-GaLore, optax's Muon."""
@@ -64,7 +64,7 @@ def read_filter(text: str) -> Literal["adaptive"] | Coefficients | None:
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """How noisy means become steps: a filter, then an optimizer, then a step size over rounds.
 
     Steps of momentum and Nesterov's are effective ones (`dpjax.transforms.momentum`), so that one
@@ -90,8 +90,8 @@ class Rule:
             base cannot have.
 
     Example:
-        >>> from dpjax.plans.rules import Rule, read_filter
-        >>> rule = Rule("adam", read_filter("f1"))
+        >>> from dpjax.plans.rules import UpdateRule, read_filter
+        >>> rule = UpdateRule("adam", read_filter("f1"))
         >>> rule.title, rule.chain(0.001).first
         ('AdamBC, filtered', 0.001)
     """

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.plans.rules import BASES, Rule, read_filter
+from dpjax.plans.rules import BASES, UpdateRule, read_filter
 from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
@@ -28,23 +28,23 @@ def steps(rule, stream, noise=0.0, step_size=0.5):
 
 @pytest.mark.parametrize("filter", ["none", "first v1", "second"])
 def test_a_constant_gradient_is_followed_at_the_step_size(filter):
-    for out in steps(Rule("sgd", read_filter(filter)), [STREAM[0]] * 6):
+    for out in steps(UpdateRule("sgd", read_filter(filter)), [STREAM[0]] * 6):
         np.testing.assert_allclose(out, -0.5 * STREAM[0], rtol=1e-5)
     for base in ("momentum", "nesterov"):
-        last = steps(Rule(base, read_filter(filter), beta=0.5), [STREAM[0]] * 30)[-1]
+        last = steps(UpdateRule(base, read_filter(filter), beta=0.5), [STREAM[0]] * 30)[-1]
         np.testing.assert_allclose(last, -0.5 * STREAM[0], rtol=1e-5)
 
 
 def after_filter(base):
     """The base alone, on what a filter of its own returns."""
-    filtered = steps(Rule("sgd", read_filter("f3")), STREAM, step_size=-1.0)
-    return steps(Rule(base), filtered)
+    filtered = steps(UpdateRule("sgd", read_filter("f3")), STREAM, step_size=-1.0)
+    return steps(UpdateRule(base), filtered)
 
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "nesterov"])
 def test_a_filter_stands_in_front(base):
     for out, wanted in zip(
-        steps(Rule(base, read_filter("f3")), STREAM), after_filter(base), strict=True
+        steps(UpdateRule(base, read_filter("f3")), STREAM), after_filter(base), strict=True
     ):
         np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
@@ -60,13 +60,13 @@ def test_bases_are_the_links_of_their_names():
     stream = [jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32) for _ in range(4)]
     for base, link in own.items():
         state = link.init(stream[0])
-        for gradient, out in zip(stream, steps(Rule(base), stream, noise=0.1), strict=True):
+        for gradient, out in zip(stream, steps(UpdateRule(base), stream, noise=0.1), strict=True):
             wanted, state = link.update(gradient, state, gradient)
             np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=1e-5)
 
 
 def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
-    rule = Rule("sgd", schedule="cosine", rounds=40)
+    rule = UpdateRule("sgd", schedule="cosine", rounds=40)
     sizes = -np.array([float(out[0]) for out in steps(rule, [jnp.ones(1)] * 40, step_size=2.0)])
     t = np.arange(2, 40)
     falling = 1 + np.cos(np.pi * (t - 2) / 38)
@@ -80,8 +80,8 @@ def test_what_needs_the_noise_asks_for_it():
             if filter == "adaptive" and base in ("adam", "galore"):
                 continue
             asks = base in ("adam", "galore") or filter == "adaptive"
-            assert Rule(base, read_filter(filter)).chain(0.1).uses_noise == asks
-    quiet, loud = (steps(Rule("adam"), STREAM, noise)[-1] for noise in (0.0, 0.5))
+            assert UpdateRule(base, read_filter(filter)).chain(0.1).uses_noise == asks
+    quiet, loud = (steps(UpdateRule("adam"), STREAM, noise)[-1] for noise in (0.0, 0.5))
     assert np.abs(loud).max() > 1.2 * np.abs(quiet).max()
 
 
@@ -89,7 +89,7 @@ def test_filters_are_read():
     assert read_filter("none") is None and read_filter("adaptive") == "adaptive"
     assert read_filter("f3") == tuple(FILTERS["f3"])
     assert read_filter("0.5,0.5;") == ((0.5, 0.5), ())
-    assert Rule("momentum", read_filter("f3")).title == "momentum behind a filter"
+    assert UpdateRule("momentum", read_filter("f3")).title == "momentum behind a filter"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_filters_are_read():
 )
 def test_impossible_rules_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
-        Rule(**options)
+        UpdateRule(**options)
 
 
 @pytest.mark.parametrize("text", ["f9", "0.1", "1;2;3", "a;b"])
