@@ -1,0 +1,319 @@
+"""Filter and noise over rounds chosen together, for gradients of a known autocorrelation.
+
+Noise C^-1 z of a strategy C and a causal filter F are both fixed linear maps over rounds. Of a
+gradient g with covariance S over rounds, independent of the noise, the filter makes
+F (g + C^-1 z), and the weighted square error over all rounds is
+
+    J(F, C) = tr(H (F - I) S (F - I)') + v sens(C)^2 tr(H F (C'C)^-1 F')
+
+v the noise's variance at sensitivity 1, H the weight: I where every round's step shall be near its
+gradient, L'L (`workload.prefix_sum`) where the models shall be, which are sums of steps, or a
+network's (`workload.gram`). For a fixed C the best causal F is the Wiener filter, two triangular
+solves; for a fixed F the best C is the matrix factorization of the workload W F, W'W = H. In F and
+P = C'C together J is convex (the last term is a matrix fraction), and so is what a sensitivity of 1
+allows P to be: no local optimum stops the alternation, and a dual bound says how far it came. Where
+noise is large, the optimum pools early rounds or drops some, which a C with an inverse can approach
+only: there the alternation stops some tenths of a percent short and the bound is loose.
+
+Guarantee: strategies are those of `dpjax.mechanism.temporal`, of sensitivity 1 for the
+participation given; a filter is post-processing. Where the covariance of gradients was measured
+without privacy, it is data, and no guarantee covers the choice.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism import temporal
+from dpjax.mechanism.epochs import minimize_trace_epochs
+from dpjax.mechanism.participation import Participation, checked
+
+__all__ = ["JointSolution", "covariance", "error", "solve", "wiener"]
+
+Square = Float[np.ndarray, "t t"]
+
+# Least eigenvalue of S over its largest: below it the dual bound, which divides by S, is rounding.
+_LEAST = 1e-10
+# Of the factorization's map, a half-step: the bound holds for whatever comes out.
+_EVALUATIONS = 50
+
+
+class JointSolution(NamedTuple):
+    """A filter and a strategy, with the certificate of how good they are together.
+
+    Attributes:
+        filter: [T, T] F, lower triangular.
+        strategy: [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+        errors: J / T after every half-step, the filter's first; it never rises.
+        lower_bound: No causal filter and no strategy of sensitivity 1 reach less, rounding aside.
+    """
+
+    filter: Square
+    strategy: Square
+    errors: tuple[float, ...]
+    lower_bound: float
+
+    @property
+    def error(self) -> float:
+        """Weighted mean square error a round and coordinate, J / T."""
+        return self.errors[-1]
+
+    @property
+    def gap(self) -> float:
+        """Relative gap, error / lower_bound - 1: at most what is lost."""
+        return self.error / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
+
+
+def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
+    """Return the covariance over rounds of a stationary gradient.
+
+    Args:
+        lags: Autocovariances r_0, r_1, ..; 0 beyond. ``p * rho ** np.arange(T)`` is AR(1).
+        rounds: T.
+
+    Returns:
+        [T, T] Toeplitz matrix.
+
+    Raises:
+        ValueError: For lags that no stationary sequence has.
+
+    Example:
+        >>> from dpjax.mechanism import filtered
+        >>> filtered.covariance([2.0, 1.0], 3).tolist()
+        [[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 2.0]]
+    """
+    given = _validate.finite_array("lags", lags, ndim=1)
+    rounds = _validate.integer("rounds", rounds)
+    row = np.pad(given[:rounds], (0, max(0, rounds - len(given))))
+    return _definite("lags", scipy.linalg.toeplitz(row))
+
+
+def error(
+    filter: Square,
+    strategy: Square,
+    signal: Square,
+    variance: float,
+    participation: Participation,
+    *,
+    gram: Square | None = None,
+) -> float:
+    """Return J / T of any filter and strategy, of whatever scale the strategy is.
+
+    Args:
+        filter: [T, T] F; the identity is none.
+        strategy: [T, T] C; the identity is white noise.
+        signal: [T, T] S, covariance of a coordinate's gradients over rounds.
+        variance: v, variance of the noise in a coordinate at sensitivity 1, (sigma C / B)^2.
+        participation: When a record appears, for sens(C).
+        gram: [T, T] H; None is I.
+
+    Raises:
+        ValueError: For matrices of other sizes, or a singular strategy.
+    """
+    signal, gram = _checked(signal, participation, gram)
+    variance = _validate.positive("variance", variance)
+    matrix = _validate.square("filter", filter)
+    if matrix.shape != signal.shape:
+        raise ValueError(f"filter has shape {matrix.shape}; give {signal.shape}, as the signal's")
+    added = temporal.objective(strategy, matrix.T @ gram @ matrix, participation)
+    return (_lost(matrix, signal, gram) + variance * added) / len(signal)
+
+
+def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Square:
+    """Return the causal filter of least J for gradients and noise of these covariances.
+
+    F = W^-1 tril(W S K^-T) K^-1, where K K' = S + N and W is the lower triangular root of H: with
+    K^-1 the filter's input becomes white, and of the best estimate from all rounds it keeps the
+    part of those that are over. For an AR(1) signal in white noise and H = I it is the Kalman
+    filter (`dpjax.transforms.wiener`).
+
+    Args:
+        signal: [T, T] S.
+        noise: [T, T] N, covariance of a coordinate's noise over rounds, ``v (C'C)^-1``.
+        gram: [T, T] H, positive definite; None is I.
+
+    Returns:
+        [T, T] F, lower triangular.
+
+    Raises:
+        ValueError: For matrices that are not symmetric positive definite or differ in size.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import filtered
+        >>> filtered.wiener(np.eye(2), 3 * np.eye(2)).tolist()
+        [[0.25, 0.0], [0.0, 0.25]]
+    """
+    signal, noise = _definite("signal", signal), _definite("noise", noise)
+    if noise.shape != signal.shape:
+        raise ValueError(f"noise has shape {noise.shape}; give {signal.shape}, as the signal's")
+    root = np.linalg.cholesky(signal + noise)
+    weight = None if gram is None else _root(_definite("gram", gram))
+    whole = signal if weight is None else weight @ signal
+    kept = np.tril(_over(whole, root))
+    if weight is not None:
+        kept = scipy.linalg.solve_triangular(weight, kept, lower=True)
+    return np.tril(scipy.linalg.solve_triangular(root, kept.T, lower=True, trans="T").T)
+
+
+def solve(
+    signal: Square,
+    variance: float,
+    participation: Participation,
+    *,
+    gram: Square | None = None,
+    tolerance: float = 1e-4,
+    most: int = 60,
+) -> JointSolution:
+    """Choose filter and strategy together.
+
+    Alternates between `wiener` and `temporal.solve`, from white noise, until the bound is within
+    the tolerance or the error falls no more. The first half-step is a filter alone, with white
+    noise; `error` with the identity in place of the filter tells what a strategy alone reaches.
+
+    Args:
+        signal: [T, T] S, positive definite; `covariance` of a list of lags.
+        variance: v, variance of the noise in a coordinate at sensitivity 1.
+        participation: When a record appears; T = k b, or k = 1.
+        gram: [T, T] H, positive definite; None is I.
+        tolerance: Relative gap at which to stop; a hundredth of it is the least fall of the error.
+        most: Most rounds of the alternation.
+
+    Returns:
+        The pair of least error that was found, and its certificate.
+
+    Raises:
+        ValueError: For matrices that are not positive definite or of another size, a variance of
+            0 or below, or a participation that `temporal.solve` refuses.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import filtered
+        >>> from dpjax.mechanism.participation import Participation
+        >>> signal = filtered.covariance(0.95 ** np.arange(16), 16)
+        >>> both = filtered.solve(signal, 1.0, Participation(16, 1, 16))
+        >>> round(both.errors[0], 3), round(both.error, 3), both.gap < 1e-5
+        (0.3, 0.287, True)
+    """
+    signal, gram = _checked(signal, participation, gram)
+    variance = _validate.positive("variance", variance)
+    tolerance = _validate.positive("tolerance", tolerance)
+    rounds = len(signal)
+    strategy = np.eye(rounds) / np.sqrt(participation.epochs)
+    errors: list[float] = []
+    bound = 0.0
+    for _ in range(_validate.integer("most", most)):
+        inverse = strategy_.inverse_of(strategy)
+        matrix = wiener(signal, variance * inverse @ inverse.T, gram=gram)
+        errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
+        workload = matrix.T @ gram @ matrix
+        bound = max(bound, _bound(matrix, strategy, signal, gram, variance, participation))
+        found = minimize_trace_epochs(
+            workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
+        )
+        value = error(matrix, found.strategy, signal, variance, participation, gram=gram)
+        bound = max(bound, _bound(matrix, found.strategy, signal, gram, variance, participation))
+        if not value < errors[-1]:
+            break
+        before, strategy = errors[-1], found.strategy
+        errors.append(value)
+        if value <= bound * (1 + tolerance) or value > before * (1 - tolerance / 100):
+            break
+    return JointSolution(matrix, strategy, tuple(errors), bound)
+
+
+def _bound(
+    filter: Square,
+    strategy: Square,
+    signal: Square,
+    gram: Square,
+    variance: float,
+    participation: Participation,
+) -> float:
+    """A lower bound on J / T over all causal filters and all strategies of sensitivity 1.
+
+    J is convex in F and P together, so that with Z = W F P^-1 of any pair and any diagonal D, which
+    has one value for all rounds of a class (those in which one record takes part),
+
+        tr(F'HF P^-1) >= 2 <Z D, W F> - tr(D Z'Z D P) >= 2 <Z D, W F> - sum_c d_c^2 l_c
+
+    for every P of sensitivity 1, where l_c is the largest diagonal entry of Z'Z in the class and
+    what Z'Z has between classes, nothing at an optimum, is bounded by its largest eigenvalue. With
+    the lost signal the right-hand side is a parabola in F, whose least value over lower triangular
+    F is a parabola in d. At the optimum the bound is J.
+    """
+    rounds, separation = participation.rounds, participation.separation
+    if participation.epochs == 1:
+        separation = rounds
+    weight, inverse = _root(gram), strategy_.inverse_of(strategy)
+    z = weight @ filter @ inverse @ inverse.T
+    multipliers = z.T @ z
+    turn = np.arange(rounds) % separation
+    between = np.where(turn[:, None] == turn, 0.0, multipliers)
+    spill = max(float(np.linalg.eigvalsh(between)[-1]), 0.0)
+    diagonal = multipliers.diagonal()
+    levels = np.array([diagonal[turn == c].max() for c in range(separation)]) + spill
+    # Each column of Z D L^-T, with L L' = S, is a sum over rounds; its part below is what counts.
+    whitening = scipy.linalg.solve_triangular(
+        np.linalg.cholesky(signal), np.eye(rounds), lower=True
+    )
+    gathered = np.zeros((separation, separation))
+    for row in range(rounds):
+        parts = whitening[: row + 1] * z[row]
+        summed = np.stack([parts[:, turn == c].sum(axis=1) for c in range(separation)], axis=1)
+        gathered += summed.T @ summed
+    own = np.sum(weight * z, axis=0)
+    kept = np.array([own[turn == c].sum() for c in range(separation)])
+    system = variance * gathered + np.diag(levels)
+    return variance * float(kept @ np.linalg.solve(system, kept)) / rounds
+
+
+def _over(matrix: Square, root: Square) -> Square:
+    """M K^-T for a lower triangular K."""
+    return scipy.linalg.solve_triangular(root, matrix.T, lower=True).T
+
+
+def _lost(filter: Square, signal: Square, gram: Square) -> float:
+    """tr(H (F - I) S (F - I)')."""
+    missing = filter - np.eye(len(signal))
+    return float(np.sum((gram @ missing @ signal) * missing))
+
+
+def _root(gram: Square) -> Square:
+    """W with W'W = H, lower triangular, so that W F is causal where F is."""
+    return temporal.strategy_of(gram)
+
+
+def _checked(
+    signal: Square, participation: Participation, gram: Square | None
+) -> tuple[Square, Square]:
+    """S and H of a participation's rounds."""
+    rounds = checked(participation).rounds
+    signal = _definite("signal", signal)
+    gram = np.eye(rounds) if gram is None else _definite("gram", gram)
+    for name, matrix in (("signal", signal), ("gram", gram)):
+        if len(matrix) != rounds:
+            raise ValueError(
+                f"{name} has shape {matrix.shape}; give [{rounds}, {rounds}], one row for each of "
+                "the participation's rounds"
+            )
+    return signal, gram
+
+
+def _definite(name: str, value: Square) -> Square:
+    """A symmetric matrix whose least eigenvalue is well above rounding."""
+    matrix = _validate.square(name, value)
+    if np.abs(matrix - matrix.T).max() > 1e-10 * np.abs(matrix).max():
+        raise ValueError(f"{name} is not symmetric; give ({name} + {name}.T) / 2")
+    matrix = (matrix + matrix.T) / 2
+    values = np.linalg.eigvalsh(matrix)
+    if values[0] <= _LEAST * values[-1]:
+        raise ValueError(
+            f"{name} has eigenvalues from {values[0]:.3g} to {values[-1]:.3g}; give a positive "
+            "definite one (add a small multiple of the identity, say)"
+        )
+    return matrix

@@ -1,0 +1,192 @@
+"""Filter and strategy together: conditional means, a semidefinite program, brute force, limits."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from dpjax.mechanism import filtered, temporal, workload
+from dpjax.mechanism.participation import Participation
+
+
+def ar1(rounds, rho=0.9, power=1.0):
+    return power * rho ** np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+
+
+def spread(rounds, seed):
+    """A random covariance, well conditioned."""
+    root = np.random.default_rng(seed).normal(size=(rounds, rounds))
+    return root @ root.T + np.eye(rounds)
+
+
+def squared_error(matrix, signal, noise, weight):
+    """J by its definition, from a joint covariance of gradient and noise."""
+    both = np.block([[signal, np.zeros_like(signal)], [np.zeros_like(signal), noise]])
+    rows = np.hstack([matrix - np.eye(len(signal)), matrix])
+    return np.trace(weight @ rows @ both @ rows.T @ weight.T)
+
+
+def test_the_filter_is_the_mean_given_what_has_come_in():
+    signal, noise = spread(5, 0), spread(5, 1)
+    got = filtered.wiener(signal, noise)
+    for t in range(5):
+        past = slice(0, t + 1)
+        row = np.linalg.solve((signal + noise)[past, past], signal[past, t])
+        np.testing.assert_allclose(got[t, past], row, rtol=1e-9)
+    assert not np.triu(got, 1).any()
+
+
+def test_a_weight_asks_for_the_mean_of_sums():
+    signal, noise, weight = spread(4, 2), spread(4, 3), np.tri(4)
+    got = filtered.wiener(signal, noise, gram=weight.T @ weight)
+    np.testing.assert_allclose(weight.T @ weight, workload.prefix_sum(4))
+    for t in range(4):
+        past = slice(0, t + 1)
+        row = np.linalg.solve((signal + noise)[past, past], (weight @ signal)[t, past])
+        np.testing.assert_allclose((weight @ got)[t, past], row, rtol=1e-9)
+
+
+def test_no_causal_filter_is_better():
+    signal, noise, weight = spread(4, 4), spread(4, 5), np.tri(4) + np.diag([0, 1, 0, 2])
+    best = filtered.wiener(signal, noise, gram=weight.T @ weight)
+    least = squared_error(best, signal, noise, weight)
+    lower = np.tril_indices(4)
+
+    def value(entries):
+        matrix = np.zeros((4, 4))
+        matrix[lower] = entries
+        return squared_error(matrix, signal, noise, weight)
+
+    found = optimize.minimize(value, np.zeros(len(lower[0])))
+    assert least == pytest.approx(found.fun, rel=1e-7)
+    # A filter that may look ahead is better, so that causality is what binds.
+    ahead = signal @ np.linalg.inv(signal + noise)
+    assert squared_error(ahead, signal, noise, weight) < 0.99 * least
+
+
+def test_error_is_the_definition_whatever_the_scale_of_the_strategy():
+    pattern, weight = Participation(6, 3, 2), np.tri(6)
+    strategy, matrix = np.tri(6) + np.eye(6), np.tri(6) / 6
+    inverse = np.linalg.inv(strategy)
+    classes = [np.abs((strategy.T @ strategy)[c::2, c::2]).sum() for c in range(2)]
+    noise = 0.7 * max(classes) * inverse @ inverse.T
+    expected = squared_error(matrix, ar1(6), noise, weight) / 6
+    for scale in (1.0, 100.0):
+        got = filtered.error(matrix, scale * strategy, ar1(6), 0.7, pattern, gram=weight.T @ weight)
+        assert got == pytest.approx(expected, rel=1e-9)
+
+
+SETTINGS = [
+    # rounds, epochs, rho, variance, sums, how far from the optimum, how far below it the bound
+    (6, 1, 0.9, 1.0, False, 1e-4, 1e-4),
+    (4, 2, 0.9, 0.3, True, 1e-4, 2e-3),
+    (5, 5, 0.5, 0.3, True, 1e-3, 1e-2),
+    (6, 1, 0.99, 10.0, False, 1e-3, 0.1),
+    pytest.param(4, 2, 0.95, 10.0, False, 2e-3, 0.05, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("rounds, epochs, rho, variance, sums, above, below", SETTINGS)
+def test_both_are_the_optimum_of_a_semidefinite_program(
+    rounds, epochs, rho, variance, sums, above, below
+):
+    cvxpy = pytest.importorskip("cvxpy")
+    separation = rounds // epochs
+    weight = np.tri(rounds) if sums else np.eye(rounds)
+    root = np.linalg.cholesky(ar1(rounds, rho))
+    matrix, block = (
+        cvxpy.Variable((rounds, rounds)),
+        cvxpy.Variable((2 * rounds, 2 * rounds), PSD=True),
+    )
+    # [[P, (W F)'], [W F, X]] >= 0 is X >= W F P^-1 F' W'.
+    asked = [block[rounds:, :rounds] == weight @ matrix, cvxpy.upper_tri(matrix) == 0]
+    asked += [
+        cvxpy.sum(cvxpy.abs(block[c:rounds:separation, c:rounds:separation])) <= 1
+        for c in range(separation)
+    ]
+    lost = cvxpy.sum_squares(weight @ (matrix - np.eye(rounds)) @ root)
+    noise = variance * cvxpy.trace(block[rounds:, rounds:])
+    optimum = cvxpy.Problem(cvxpy.Minimize(lost + noise), asked).solve(solver="CLARABEL") / rounds
+
+    pattern = Participation(rounds, epochs, separation)
+    both = filtered.solve(ar1(rounds, rho), variance, pattern, gram=weight.T @ weight)
+    assert optimum * (1 - 1e-6) <= both.error <= optimum * (1 + above)
+    assert optimum * (1 - below) <= both.lower_bound <= optimum * (1 + 1e-6)
+    assert all(
+        later <= earlier for earlier, later in zip(both.errors, both.errors[1:], strict=False)
+    )
+    again = filtered.error(
+        both.filter, both.strategy, ar1(rounds, rho), variance, pattern, gram=weight.T @ weight
+    )
+    assert again == pytest.approx(both.error, rel=1e-9)
+    gram = both.strategy.T @ both.strategy
+    sums = [np.abs(gram[c::separation, c::separation]).sum() for c in range(separation)]
+    assert 0.99 < max(sums) <= 1.0
+
+
+def test_no_pair_that_a_search_finds_is_better():
+    signal, pattern = ar1(3), Participation(3, 1, 3)
+    both = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
+
+    def value(entries):
+        strategy, matrix = np.eye(3), np.zeros((3, 3))
+        strategy[np.tril_indices(3)], matrix[np.tril_indices(3)] = entries[:6], entries[6:]
+        if abs(np.linalg.det(strategy)) < 1e-6:
+            return 1e6
+        inverse = np.linalg.inv(strategy) * np.linalg.norm(strategy, axis=0).max()
+        return squared_error(matrix, signal, 2.0 * inverse @ inverse.T, np.eye(3)) / 3
+
+    identity = np.eye(3)[np.tril_indices(3)]
+    found = min(
+        optimize.minimize(value, np.concatenate([identity + by, 0.3 * identity])).fun
+        for by in (0.0, 0.3, -0.2)
+    )
+    assert both.error <= found * (1 + 1e-5)
+    assert found <= both.error * 1.02  # the search came near, so that it could have found better
+
+
+def test_white_gradients_are_shrunk_and_their_noise_is_white():
+    both = filtered.solve(3 * np.eye(8), 2.0, Participation(8, 1, 8))
+    np.testing.assert_allclose(both.filter, 0.6 * np.eye(8), atol=1e-6)
+    np.testing.assert_allclose(both.strategy, np.eye(8), atol=1e-6)
+    assert both.error == pytest.approx(1.2, rel=1e-6) and both.gap < 1e-4
+
+
+def test_little_noise_leaves_the_strategy_alone():
+    rounds, variance = 8, 1e-6
+    pattern, gram = Participation(rounds, 2, 4), workload.prefix_sum(rounds)
+    both = filtered.solve(ar1(rounds), variance, pattern, gram=gram)
+    alone = temporal.solve(gram, pattern)
+    np.testing.assert_allclose(both.filter, np.eye(rounds), atol=1e-3)
+    assert both.error == pytest.approx(variance * alone.value / rounds, rel=1e-3)
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_both_are_better_than_either(sums):
+    rounds, variance = 16, 4.0
+    pattern = Participation(rounds, 1, rounds)
+    gram = workload.prefix_sum(rounds) if sums else np.eye(rounds)
+    signal, none = ar1(rounds, 0.95), np.eye(rounds)
+    both = filtered.solve(signal, variance, pattern, gram=gram)
+    alone = temporal.solve(gram, pattern).strategy
+    strategy = filtered.error(none, alone, signal, variance, pattern, gram=gram)
+    white = filtered.wiener(signal, variance * none, gram=gram)
+    assert both.errors[0] == pytest.approx(
+        filtered.error(white, none, signal, variance, pattern, gram=gram)
+    )
+    assert both.error < 0.9 * min(strategy, both.errors[0])
+
+
+def test_bad_input_is_named():
+    pattern = Participation(4, 1, 4)
+    with pytest.raises(ValueError, match="signal has eigenvalues"):
+        filtered.solve(np.ones((4, 4)), 1.0, pattern)
+    with pytest.raises(ValueError, match=r"gram has shape \(3, 3\); give \[4, 4\]"):
+        filtered.solve(np.eye(4), 1.0, pattern, gram=np.eye(3))
+    with pytest.raises(ValueError, match="variance is 0"):
+        filtered.solve(np.eye(4), 0.0, pattern)
+    with pytest.raises(ValueError, match="lags has eigenvalues"):
+        filtered.covariance([1.0, 0.9], 8)
+    with pytest.raises(ValueError, match="noise has shape"):
+        filtered.wiener(np.eye(4), np.eye(3))
+    with pytest.raises(ValueError, match="filter has shape"):
+        filtered.error(np.eye(3), np.eye(4), np.eye(4), 1.0, pattern)
