@@ -16,32 +16,33 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
+from dpjax.transforms.variance import NoiseVariance
 
 __all__ = ["ScheduledState", "WienerState", "scheduled", "steady_gain", "wiener"]
 
 # Largest correlation that is estimated: a filter of about a thousand rounds.
 _LARGEST = 0.999
+# Of gradients that are zero without noise: a power to divide by.
+_TINY = 1e-30
 
-Variance = float | Float[Array, ""] | Callable[[Int[Array, ""]], Any]
+Variance = float | Float[Array, ""] | Callable[..., Any]
 
 
 class WienerState(NamedTuple):
-    """What the filter keeps: two copies of the model.
+    """What the filter keeps: three copies of the model, two where fresh parts are no noise.
 
     Attributes:
         estimate: The filtered gradient, before any division by the response to ones.
-        past: The last gradient that came in.
-        power: Running mean of |y_t|^2 / d - noise.
-        product: Running mean of <y_t, y_{t-1}> / d.
+        past: The last gradients that came in, the latest first.
+        moments: Running means of <y_t, y_{t-k}> / d, the noise's taken off, k = 0, 1, ..
         error: Variance of the estimate's error in a coordinate.
         ones: The filter's response to ones.
         rounds: Rounds done.
     """
 
     estimate: Any
-    past: Any
-    power: Float[Array, ""]
-    product: Float[Array, ""]
+    past: tuple[Any, ...]
+    moments: Float[Array, " lags"]
     error: Float[Array, ""]
     ones: Float[Array, ""]
     rounds: Int[Array, ""]
@@ -61,13 +62,13 @@ def steady_gain(correlation: Any, power: Any, noise: Any) -> Float[Array, ""]:
     Example:
         >>> from dpjax.transforms.wiener import steady_gain
         >>> round(float(steady_gain(0.0, 1.0, 3.0)), 4), round(float(steady_gain(0.9, 1.0, 3.0)), 4)
-        (0.25, 0.1893)
+        (0.25, 0.164)
     """
     squared = jnp.square(jnp.asarray(correlation))
     fresh = (1 - squared) * power
     half = (noise * (1 - squared) - fresh) / 2
     ahead = jnp.sqrt(half**2 + fresh * noise) - half
-    return ahead / jnp.maximum(ahead + noise, jnp.finfo(ahead.dtype).tiny)
+    return ahead / (ahead + noise)
 
 
 def wiener(
@@ -76,6 +77,7 @@ def wiener(
     correlation: float | None = None,
     power: float | None = None,
     decay: float = 0.99,
+    fresh: bool = True,
     steady: bool = False,
     unit: bool = False,
     floor: float = 1e-3,
@@ -89,10 +91,16 @@ def wiener(
     is the Kalman filter, whose gain is one number for all coordinates. Unless they are given, rho
     and p are estimated in every round from running means over about 1 / (1 - decay) rounds,
 
-        p = mean(|y_t|^2 / d - r_t),     rho p = mean(<y_t, y_{t-1}> / d)
+        c_k = mean(<y_t, y_{t-k}> / d - r_{t,k}),     p = c_0,     rho = c_1 / c_0
 
-    for noise that is white over rounds. The part of a gradient that sampling draws anew in every
-    round counts as gradient here. The tree is one model: behind ``Chain`` that is one agent's.
+    where ``fresh`` is False. A batch's gradient is a part that drifts and one that its sampling
+    draws anew. With ``fresh`` the second one is noise as well, of variance c_0 - p, and rho =
+    c_2 / c_1, p = c_1 / rho: where it is large, the other estimate of rho is far too small, and
+    filters of fixed length may be nearer.
+
+    Noise that is correlated over rounds is taken off as it is, but the gain is the one for fresh
+    noise; for its own filter see `dpjax.mechanism.filtered`. The tree is one model: behind
+    ``Chain`` that is one agent's.
 
     The estimate is shrunk: where noise is large, a gradient of the least square error is small.
     ``unit`` divides by the response to ones, as `lowpass` does, so that a constant gradient passes
@@ -100,10 +108,13 @@ def wiener(
 
     Args:
         noise: Variance r_t of the noise in a coordinate of what comes in, (sigma C / B)^2 for a
-            mean of B records; or a function of the round where it changes.
+            mean of B records; or ``noise(round, lag)``, the covariance with the noise of so many
+            rounds before (`dpjax.transforms.variance.NoiseVariance`).
         correlation: rho, from 0 to below 1; None estimates it.
         power: p; None estimates it.
         decay: Of the running means, up to 1, which weighs all rounds alike.
+        fresh: Whether what sampling draws anew in every round is noise too, of a variance that is
+            estimated. It takes a third copy of the model.
         steady: Use the gain that belongs to the estimates at once, in place of the recursion's,
             which starts from p and knows that the first rounds know little.
         unit: Divide by the response to ones.
@@ -122,11 +133,11 @@ def wiener(
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.transforms.wiener import wiener
-        >>> link = wiener(noise=3.0, correlation=0.9, power=1.0)
+        >>> link = wiener(noise=3.0, correlation=0.9, power=1.0, fresh=False)
         >>> first, state = link.update(jnp.array([4.0]), link.init(jnp.zeros(1)))
         >>> second, state = link.update(jnp.array([4.0]), state)
         >>> [round(float(x[0]), 2) for x in (first, second)]
-        [1.0, 1.57]
+        [1.0, 1.55]
     """
     if correlation is not None and not 0 <= _validate.number("correlation", correlation) < 1:
         raise ValueError(f"correlation is {correlation!r}; give one from 0 to below 1, or None")
@@ -135,33 +146,34 @@ def wiener(
     if not 0 < _validate.number("decay", decay) <= 1:
         raise ValueError(f"decay is {decay!r}; give a number above 0, up to 1")
     _validate.positive("floor", floor)
-    _validate.flag("steady", steady)
-    _validate.flag("unit", unit)
-    if not callable(noise) and not isinstance(noise, jax.Array):
-        _validate.positive("noise", noise)
+    for name, value in (("fresh", fresh), ("steady", steady), ("unit", unit)):
+        _validate.flag(name, value)
+    traced = isinstance(noise, jax.Array)
+    if not callable(noise) and not traced and _validate.number("noise", noise) < 0:
+        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
+    of_round: Any = noise if callable(noise) else NoiseVariance(noise)
+
+    lags = 3 if fresh else 2
 
     def init(params: Any) -> WienerState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         none = jnp.zeros((), jnp.float32)
-        return WienerState(zeros, zeros, none, none, none, none, jnp.zeros((), jnp.int32))
+        moments = jnp.zeros(lags, jnp.float32)
+        return WienerState(
+            zeros, (zeros,) * (lags - 1), moments, none, none, jnp.zeros((), jnp.int32)
+        )
 
     def update(updates: Any, state: WienerState, params: Any = None) -> tuple[Any, WienerState]:
         del params
-        given = noise(state.rounds) if callable(noise) else noise
-        r = jnp.asarray(given, jnp.float32)
+        window, t = (updates, *state.past), state.rounds
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        squared = _running(state.power, _product(updates, updates) / size - r, state.rounds, decay)
-        # There is no product in the first round.
-        follows = jnp.maximum(state.rounds - 1, 0)
-        product = jnp.where(
-            state.rounds > 0,
-            _running(state.product, _product(updates, state.past) / size, follows, decay),
-            0.0,
-        )
-        p = jnp.maximum(squared, floor * r) if power is None else jnp.float32(power)
-        rho = jnp.clip(product / p, 0.0, _LARGEST) if correlation is None else correlation
-        rho = jnp.asarray(rho, jnp.float32)
-        ahead = jnp.where(state.rounds > 0, rho**2 * state.error + (1 - rho**2) * p, p)
+        taken = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
+        found = jnp.stack([_product(updates, old) for old in window]) / size - jnp.stack(taken)
+        moments = _running(state.moments, found, t - jnp.arange(lags), decay)
+        p, rho, r = _model(moments, taken[0], floor, fresh)
+        p = p if power is None else jnp.float32(power)
+        rho = rho if correlation is None else jnp.float32(correlation)
+        ahead = jnp.where(t > 0, rho**2 * state.error + (1 - rho**2) * p, p)
         gain = steady_gain(rho, p, r) if steady else ahead / (ahead + r)
         kept = rho * (1 - gain)
         ones = kept * state.ones + gain
@@ -173,18 +185,32 @@ def wiener(
         out = estimate
         if unit:
             out = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
-        return out, WienerState(
-            estimate, updates, squared, product, (1 - gain) * ahead, ones, state.rounds + 1
-        )
+        after = (1 - gain) * ahead
+        return out, WienerState(estimate, window[:-1], moments, after, ones, t + 1)
 
     return optax.GradientTransformation(init, update)
 
 
-def _running(mean: Any, value: Any, before: Any, decay: float) -> Float[Array, ""]:
-    """A running mean after one more value; its weights add up to 1 from the first round on."""
-    count = before.astype(jnp.float32) + 1
+def _model(
+    moments: Float[Array, " lags"], noise: Any, floor: float, fresh: bool
+) -> tuple[Any, Any, Any]:
+    """p, rho and the variance of what is noise, from moments."""
+    whole = jnp.maximum(moments[0], floor * noise + _TINY)
+    if not fresh:
+        return whole, jnp.clip(moments[1] / whole, 0.0, _LARGEST), noise
+    # Before there is a product two rounds apart, one round apart is all that is known.
+    first = jnp.maximum(moments[1], floor * noise + _TINY)
+    rho = jnp.clip(jnp.where(moments[2] == 0, moments[1] / whole, moments[2] / first), 0, _LARGEST)
+    drifting = jnp.clip(first / jnp.maximum(rho, floor), floor * noise + _TINY, whole)
+    return drifting, rho, noise + whole - drifting
+
+
+def _running(mean: Any, value: Any, before: Any, decay: float) -> Float[Array, " lags"]:
+    """Running means after one more value; weights add up to 1 from the first one on."""
+    count = jnp.maximum(before, 0).astype(jnp.float32) + 1
     weight = 1 / count if decay == 1 else (1 - decay) / (1 - jnp.float32(decay) ** count)
-    return mean + weight * (value - mean)
+    # There is no product with rounds before the first.
+    return mean + jnp.where(before < 0, 0.0, weight) * (value - mean)
 
 
 def _product(one: Any, other: Any) -> Float[Array, ""]:
