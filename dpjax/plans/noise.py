@@ -75,7 +75,11 @@ class Correlated:
         joint = None
         if self.temporal:
             joint_strategy = strategies.make(
-                self.label, target.mixing, target.pattern, own=strategy
+                self.label,
+                target.mixing,
+                target.pattern,
+                own=strategy,
+                bands=getattr(self, "bands", None),
             )
             strategy, joint = joint_strategy.strategy, joint_strategy.covariance
         bound = target.bound(strategy)
@@ -226,19 +230,43 @@ class AntiPgd(Correlated):
     label, temporal = "anti_pgd", True
 
 
-class PrefixSum(Correlated):
+@dataclass(frozen=True)
+class _Banded(Correlated):
+    """What `PrefixSum` and `Mafalda` share: strategies of all diagonals, or of a few.
+
+    Attributes:
+        bands: Diagonals of the strategy, at most the rounds from one time that a record takes part
+            to the next; a run then keeps that many noise arrays less one, in place of one a round.
+            None is the optimum over all strategies. Beyond some hundred rounds its search takes
+            minutes: ``plan.make(..., strategy=temporal.toeplitz(W, participation, bands))`` is
+            nearly as good.
+    """
+
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of diagonals."""
+        if self.bands is not None:
+            object.__setattr__(self, "bands", _validate.integer("bands", self.bands))
+
+
+@dataclass(frozen=True)
+class PrefixSum(_Banded):
     """Noise optimised for the sums of gradients over rounds: D-MF.
+
+    With one agent and ``bands`` it is banded matrix factorization (Choquette-Choo et al. 2023).
 
     Example:
         >>> from dpjax.plans import noise
-        >>> noise.PrefixSum().label
-        'prefix_sum'
+        >>> noise.PrefixSum(bands=4)
+        PrefixSum(bands=4)
     """
 
     label, temporal = "prefix_sum", True
 
 
-class Mafalda(Correlated):
+@dataclass(frozen=True)
+class Mafalda(_Banded):
     """Noise over rounds optimised for what the network makes of it.
 
     Example:

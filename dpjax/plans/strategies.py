@@ -78,6 +78,7 @@ def make(
     participation: Participation,
     *,
     own: Float[np.ndarray, "t t"] | None = None,
+    bands: int | None = None,
 ) -> JointStrategy:
     """Return the strategy of a design; the last few are kept, since they serve every budget.
 
@@ -86,6 +87,7 @@ def make(
         mixing: [n, n] W or a schedule [P, n, n].
         participation: When a record appears.
         own: [T, T] C to use in place of the design's own.
+        bands: Diagonals of "prefix_sum" or "mafalda"; None is all.
 
     Returns:
         The strategy and, for "spacetime", the covariance over agents.
@@ -97,18 +99,22 @@ def make(
     # Only what a strategy depends on is part of the key.
     at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
     if own is None:
-        return _joint_strategy(name, at, participation)
+        return _joint_strategy(name, at, participation, bands)
     check(own, participation.rounds)
     covariance = (
-        _joint_strategy(name, at, participation).covariance if name == "spacetime" else None
+        _joint_strategy(name, at, participation, None).covariance if name == "spacetime" else None
     )
     return JointStrategy(np.asarray(own, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)
 def _joint_strategy(
-    name: str, mixing: _Mixing | None, participation: Participation
+    name: str, mixing: _Mixing | None, participation: Participation, bands: int | None
 ) -> JointStrategy:
+    if bands is not None:
+        # Sums over rounds are what one agent's models are.
+        over = np.ones((1, 1)) if mixing is None else mixing.matrix
+        return JointStrategy(temporal.banded(over, participation, bands))
     if name == "anti_pgd":
         return JointStrategy(temporal.anti_pgd(participation.rounds))
     if name == "prefix_sum":
