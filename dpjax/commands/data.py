@@ -18,7 +18,7 @@ def everything() -> int:
         elif path.exists():
             state = f"here, {path.stat().st_size / 1e6:.1f} MB"
         else:
-            state = "can be fetched" if known.urls else "to be put there"
+            state = "can be fetched" if known.obtainable else "to be put there"
         print(f"  {name:<15}{state:<18}{known.source}")
     ego = "here" if (root / f"{networks.NAME}.edgelist").exists() else "can be fetched"
     print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
@@ -56,8 +56,9 @@ def check() -> int:
         known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
         try:
             _, sha256 = canonical.read(
-                path, known.sha256, "delete it and put or fetch a whole one", again=True
-            )
+                path, known.sha256, "delete it and put or fetch a whole one",
+                in_any_order=known.in_any_order, again=True,
+            )  # fmt: skip
         except ValueError as error:
             bad += 1
             print(f"{path.stem}: BAD: {error}")

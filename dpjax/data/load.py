@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.data import bundled, canonical, catalog, libsvm
+from dpjax.data import builders, bundled, canonical, catalog, libsvm
 from dpjax.data import cache as cache_
 
 __all__ = ["Dataset", "from_file", "load"]
@@ -44,10 +44,12 @@ def load(
         name: One of `catalog.SETS`, or the NAME of a ``NAME.npz`` that lies in the cache. a9a, w8a
             and breast_cancer have labels -1 and +1; w8a and housing have no test records.
         cache: The folder; None is `dpjax.data.cache.folder`.
-        download: Whether a9a, w8a and housing may be fetched when the cache lacks them.
+        download: Whether what can be fetched may be when the cache lacks it: a9a, w8a and housing
+            directly, images through tensorflow-datasets (in its order, which is not the published
+            one).
 
     Returns:
-        The records. Those of a9a, w8a and housing are checked against the published ones.
+        The records. Where the published ones are known they are checked against them.
 
     Raises:
         ValueError: For an unknown name, a file that is missing and cannot be had, or one that is
@@ -69,8 +71,10 @@ def load(
     known = known or catalog.Known(f"the file {path}")
     if not path.exists():
         _obtain(name, known, path, download)
-    again = "fetch it again" if known.urls or known.fetched else "put a whole one there"
-    arrays, sha256 = canonical.read(path, known.sha256, f"delete the file and {again}")
+    again = "fetch it again" if known.obtainable else "put a whole one there"
+    arrays, sha256 = canonical.read(
+        path, known.sha256, f"delete the file and {again}", in_any_order=known.in_any_order
+    )
     return _dataset(name, arrays, known.source, sha256)
 
 
@@ -126,6 +130,9 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
     if known.fetched:
         _fetch_housing(path, download)
         return
+    if known.builder is not None:
+        _build(known.builder, path, download)
+        return
     if not known.urls:
         raise ValueError(
             f"{path} does not exist, and {name} cannot be fetched; put it there ({known.source}: "
@@ -166,6 +173,26 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         canonical.write(path, arrays)
         for raw in fetched:
             raw.unlink()
+
+
+def _build(name: str, path: Path, download: bool) -> None:
+    """Make the file ``path`` of images by a builder of tensorflow-datasets."""
+    by_hand = f"put {path.name} from another cache into {path.parent}"
+    if not download:
+        raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
+    with cache_.locked(path):
+        if path.exists():  # Another process was faster.
+            return
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            try:
+                train, test = builders.read(name, folder, ("image", "label"), ("train", "test"))
+            except OSError as error:
+                raise ValueError(
+                    f"{path} does not exist, and tensorflow-datasets cannot make it ({error}); "
+                    f"{by_hand}, or install tensorflow where it needs that"
+                ) from None
+        names = ("x_train", "y_train", "x_test", "y_test")
+        canonical.write(path, dict(zip(names, (*train, *test), strict=True)))
 
 
 def _fetch_housing(path: Path, download: bool) -> None:

@@ -108,8 +108,8 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         load.load("../a9a", cache=tmp_path)
     with pytest.raises(ValueError, match="quadratics.make"):
         load.load("quadratics", cache=tmp_path)
-    with pytest.raises(ValueError, match="mnist.npz does not exist, and mnist cannot be fetched"):
-        load.load("mnist", cache=tmp_path)
+    with pytest.raises(ValueError, match="not exist, and cifar10_small cannot be fetched"):
+        load.load("cifar10_small", cache=tmp_path)
 
 
 def test_a_file_of_the_user_s_in_the_cache_has_its_stem_for_a_name(tmp_path: Path) -> None:
