@@ -142,17 +142,18 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> part
     """
     task, record = problems[0], together.unit == "record"
     query: AgentQuery | RecordQuery | Passes
+    clip: Any = {
+        "clip_norm": together.clip_norm,
+        "clipping": together.clipping,
+        "copies": task.variants,
+        "per_layer": together.per_layer,
+    }
     if record:
-        query = RecordQuery(
-            task.loss, task.weighted, together.clip_norm, together.clipping, together.microbatch,
-            task.variants,
-        )  # fmt: skip
+        query = RecordQuery(task.loss, task.weighted, microbatch=together.microbatch, **clip)
         if together.sampler.capacity is not None:
             query = Passes(query, together.sampler.capacity)
     else:
-        query = AgentQuery(
-            task.loss, task.batch_loss, together.clip_norm, together.clipping, task.variants
-        )
+        query = AgentQuery(task.loss, task.batch_loss, **clip)
     return parts.Statics(
         agents=together.agents,
         method=together.method,

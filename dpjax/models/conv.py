@@ -66,7 +66,7 @@ def convolve(
             f"kernel has shape {kernel.shape} for {groups} groups of {channels} channels; give "
             "[height, width, channels / groups, features], with features in equal groups too"
         )
-    pads = _pads((height, width), kernel.shape[:2], strides, padding)
+    pads = padding_of((height, width), kernel.shape[:2], strides, padding)
     if layout == "conv":
         out = jax.lax.conv_general_dilated(
             x.reshape(-1, height, width, channels),
@@ -77,8 +77,7 @@ def convolve(
             feature_group_count=groups,
         )
         return out.reshape(*front, *out.shape[1:])
-    x = jnp.pad(x, [(0, 0)] * len(front) + [*pads, (0, 0)])
-    parts = _shifted(x, kernel.shape[:2], strides)
+    parts = shifted(x, kernel.shape[:2], strides, pads)
     flat = kernel.reshape(-1, *kernel.shape[2:])
     if layout == "slices":
         products = [_product(part, each, groups) for part, each in zip(parts, flat, strict=True)]
@@ -91,10 +90,10 @@ def convolve(
     return out.reshape(*out.shape[:-2], -1)
 
 
-def _pads(
+def padding_of(
     size: tuple[int, int], window: tuple[int, ...], strides: int, padding: Padding
 ) -> list[tuple[int, int]]:
-    """Zeros before and after each axis."""
+    """Zeros before and after each axis of images of this size, see `convolve`."""
     if isinstance(padding, str):
         _validate.one_of("padding", padding, ("SAME", "VALID"))
         pads = jax.lax.padtype_to_pads(size, window, (strides, strides), padding)
@@ -103,8 +102,24 @@ def _pads(
     return [(zeros, zeros)] * 2
 
 
-def _shifted(x: Array, window: tuple[int, ...], strides: int) -> list[Array]:
-    """What each place of the kernel meets: kh kw strided slices of the padded images."""
+def shifted(
+    x: Float[Array, "*b h w c"],
+    window: tuple[int, ...],
+    strides: int,
+    pads: list[tuple[int, int]],
+) -> list[Array]:
+    """What each place of the kernel meets: kh kw strided slices of the padded images.
+
+    Args:
+        x: Images.
+        window: (kh, kw).
+        strides: Of both axes.
+        pads: Zeros before and after each axis.
+
+    Returns:
+        kh kw arrays [*b, p, q, c], the kernel's last axis first.
+    """
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*pads, (0, 0)])
     rows, columns = window
     high, wide = (x.shape[-3] - rows) // strides + 1, (x.shape[-2] - columns) // strides + 1
     parts = []
@@ -200,11 +215,24 @@ class StandardizedConv(_Convolution):
     def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
         """Return the convolved images."""
         weight = self._kernel(x)
-        centred = weight - jnp.mean(weight, axis=(0, 1, 2))
-        variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
         if not self.scaled:
-            return self._result(x, centred * jax.lax.rsqrt(variance + 1e-10))
-        fan_in = math.prod(weight.shape[:-1])
+            return self._result(x, standardized(weight))
         gain = self.param("gain", nn.initializers.ones_init(), (self.features,), jnp.float32)
-        scale = gain * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
-        return self._result(x, centred * scale)
+        return self._result(x, standardized(weight, gain))
+
+
+def standardized(
+    weight: Float[Array, "kh kw i o"], gain: Float[Array, " o"] | None = None
+) -> Float[Array, "kh kw i o"]:
+    """The kernel of a `StandardizedConv`; scaled where there is a gain.
+
+    Args:
+        weight: Its parameter.
+        gain: Of the scaled kind, or None.
+    """
+    centred = weight - jnp.mean(weight, axis=(0, 1, 2))
+    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+    if gain is None:
+        return centred * jax.lax.rsqrt(variance + 1e-10)
+    fan_in = math.prod(weight.shape[:-1])
+    return centred * (gain * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4)))

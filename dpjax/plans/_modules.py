@@ -13,7 +13,8 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.models import losses
-from dpjax.models.mlp import MLP, weighted_gradients
+from dpjax.models.mlp import MLP
+from dpjax.models.taps import Gradients
 from dpjax.plans import _parameters
 
 __all__ = [
@@ -184,9 +185,12 @@ def functions(
     def batch_loss(params: Any, x: Any, y: Any) -> Any:
         return jnp.mean(loss_fn(model.apply(params, x), y))
 
-    weighted = None
-    if type(model) is MLP and len(shape) == 1:
-        weighted = functools.partial(weighted_gradients, model, loss_fn)
+    gradients = Gradients(model.apply, loss_fn)
+    found = gradients.chosen(
+        jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((1, *shape), kind)
+    )
+    # Without a layer whose gradient is a product there is nothing to gain.
+    weighted = gradients if found else None
     metrics = _metrics(model, loss, batch)
     return Functions(init, example_loss, metrics, batch_loss, weighted, model.apply)
 

@@ -52,6 +52,7 @@ class Statics(NamedTuple):
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
         microbatch: Records a pass of per-record clipping.
+        per_layer: Whether every layer is clipped by itself.
         unit: What is clipped, "agent" or "record".
         mixing: Shape of the mixing matrix or schedule.
         noise: How noise is drawn; None where there is none.
@@ -65,6 +66,7 @@ class Statics(NamedTuple):
     clip_norm: float
     clipping: Any
     microbatch: int | None
+    per_layer: bool
     unit: str
     mixing: tuple[int, ...]
     noise: Privatizer | None
@@ -204,6 +206,7 @@ class Plan:
             protect.clip_norm,
             protect.clipping,
             protect.microbatch,
+            protect.per_layer,
             protect.unit,
             self.mixing.shape,
             noise,

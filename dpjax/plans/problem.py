@@ -41,7 +41,7 @@ class Problem:
             faster than a mean over ``loss``; used for the agent unit only.
         weighted: ``weighted(params, x, y, weights) -> gradient``, a sum of per-example gradients
             with weights from their norms, where the model has one (see
-            `dpjax.models.mlp.weighted_gradients`); used for the record unit only.
+            `dpjax.models.taps.Gradients`); used for the record unit only.
         frozen: Public values of parameters that are neither trained nor clipped, noised, sent or
             copied for each agent, in a tree like the model's with None in the places of trained
             ones; ``init`` then returns None in theirs, ``loss`` and ``batch_loss`` are given both

@@ -36,6 +36,8 @@ class Protect:
         nodes: The agents of a coalition.
         clipping: "flat" or "automatic" (normalised) clipping.
         microbatch: Records a pass of per-record clipping, to bound memory; None chooses by cost.
+        per_layer: Whether each of a model's L layers (leaves of one parent) is clipped by itself,
+            to C / sqrt(L), so that the whole has norm C at most; the guarantee is the same.
 
     Example:
         >>> from dpjax.plans.protect import Protect
@@ -51,6 +53,7 @@ class Protect:
     clipping: Literal["flat", "automatic"] = "flat"
     microbatch: int | None = None
     nodes: tuple[int, ...] | None = None
+    per_layer: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
@@ -58,6 +61,7 @@ class Protect:
         _validate.one_of("attacker", self.attacker, ATTACKERS)
         _validate.one_of("gradients", self.gradients, ("any", "view"))
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
+        _validate.flag("per_layer", self.per_layer)
         clip_norm = _validate.single_precision("clip_norm", self.clip_norm, 1e-9, 1e9)
         object.__setattr__(self, "clip_norm", clip_norm)
         self._check_nodes()

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from dpjax import _layers
 from dpjax.plans import _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
@@ -34,6 +35,7 @@ class AgentQuery:
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
         copies: Variants in the place of each record, whose keys the batch then has; or None.
+        per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
     """
 
     loss: _Loss
@@ -41,6 +43,7 @@ class AgentQuery:
     clip_norm: float
     clipping: clipping.Clipping
     copies: copies_.Copies | None = None
+    per_layer: bool = False
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -52,10 +55,10 @@ class AgentQuery:
         gradients = jax.vmap(jax.grad(self._mean_loss))(models, batch)
         if encode is not None:
             gradients = jax.vmap(encode)(gradients)
-        clip = clipping.per_agent(self.clip_norm, method=self.clipping)
+        clip = clipping.per_agent(self.clip_norm, method=self.clipping, per_layer=self.per_layer)
         clipped, _ = clip.update(gradients, optax.EmptyState())
         norms = jax.vmap(optax.tree.norm)(gradients)
-        taken = (jnp.mean(norms), jnp.mean(norms > self.clip_norm))
+        taken = (jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms)))
         narrow = [value.astype(jnp.float32) for value in taken]
         return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))
 
@@ -74,6 +77,15 @@ class AgentQuery:
     def _of(self, made: Callable[[_Loss], _Loss]) -> "AgentQuery":
         whole = None if self.batch_loss is None else made(self.batch_loss)
         return dataclasses.replace(self, loss=made(self.loss), batch_loss=whole)
+
+    def _exceeded(self, gradients: Any, norms: Float[Array, " n"]) -> Bool[Array, " n"]:
+        """Whose gradient, or a layer of it, is longer than it may be."""
+        if not self.per_layer:
+            return norms > self.clip_norm
+        layers, leaves = _layers.groups(gradients), jax.tree.leaves(gradients)
+        share = _layers.share(self.clip_norm, len(layers))
+        each = [jax.vmap(optax.tree.norm)([leaves[i] for i in layer]) for layer in layers]
+        return jnp.any(jnp.stack(each) > share, axis=0)
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
         x, y, padding = batch
@@ -107,6 +119,7 @@ class RecordQuery:
         copies: Variants over which a record's loss is averaged, before its gradient is clipped;
             the batch then has the records' keys. None is the record itself. No model's own sum
             knows of them.
+        per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
     """
 
     loss: _Loss
@@ -115,6 +128,7 @@ class RecordQuery:
     clipping: clipping.Clipping
     microbatch: int | None
     copies: copies_.Copies | None = None
+    per_layer: bool = False
 
     metrics = ()
 
@@ -126,22 +140,25 @@ class RecordQuery:
     @property
     def one_by_one(self) -> bool:
         """Whether gradients of single records are formed."""
-        return self.weighted is None or self.microbatch is not None
+        return not self._summed
+
+    @property
+    def _summed(self) -> bool:
+        """Whether the model's own sum is taken, which may not know layers or passes."""
+        asked = self.per_layer or self.microbatch is not None
+        return self.weighted is not None and (hasattr(self.weighted, "by_layer") or not asked)
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        if encode is None and self.weighted is not None and self.microbatch is None:
-            of_agent = clipped_sum(self.weighted, self.clip_norm, method=self.clipping)
+        options: Any = {"method": self.clipping, "microbatch": self.microbatch}
+        options["per_layer"] = self.per_layer
+        if encode is None and self.weighted is not None and self._summed:
+            of_agent = clipped_sum(self.weighted, self.clip_norm, **options)
         else:
-            of_agent = clipping.per_example(
-                self.loss if self.copies is None else self.copies.averaged(self.loss),
-                self.clip_norm,
-                method=self.clipping,
-                microbatch=self.microbatch,
-                encode=encode,
-            )
+            loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
+            of_agent = clipping.per_example(loss, self.clip_norm, encode=encode, **options)
         return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
 
     def merging(self, frozen: Any) -> "RecordQuery":

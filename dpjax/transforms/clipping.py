@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from dpjax import _validate
+from dpjax import _layers, _squares, _validate
 from dpjax.transforms.leaves import check as check_leaf
 
 __all__ = ["fraction", "per_agent", "per_example"]
@@ -27,9 +27,6 @@ Clipping = Literal["flat", "automatic"]
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
 
-
-# Up to this many entries one sum, in any order, is accurate enough.
-_ONE_SUM = 4_096
 
 # Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
 # differentiating a whole batch at once cost 5 to 40 times (benchmarks/bench_clipping.py).
@@ -47,7 +44,7 @@ def slack(tree: Any) -> float:
     """
     leaves = jax.tree.leaves(tree)
     wide = _wide(leaves)
-    terms = sum(sum(_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
+    terms = sum(sum(_squares.levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
     unit = float(jnp.finfo(wide).eps) / 2
     narrow = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
     # Twice the first-order bound: the norm halves the error of the sum of squares.
@@ -56,25 +53,6 @@ def slack(tree: Any) -> float:
 
 def _wide(leaves: list[Any]) -> Any:
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
-
-
-def _levels(size: int) -> tuple[int, int]:
-    """Length and number of the partial sums."""
-    if size <= _ONE_SUM:
-        return size, 1
-    length = math.isqrt(size - 1) + 1
-    return length, -(-size // length)
-
-
-def _squares(flat: Float[Array, " d"]) -> Float[Array, ""]:
-    """Sum of squares with rounding error below (length + number) ulp whatever the order."""
-    length, number = _levels(flat.size)
-    squares = jnp.square(flat)
-    if number == 1:
-        return jnp.sum(squares)
-    squares = jnp.pad(squares, (0, length * number - flat.size)).reshape(number, length)
-    # The barrier keeps the compiler from merging the two sums into one of d terms.
-    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(squares, axis=1)))
 
 
 def _finite(tree: Any) -> Any:
@@ -90,7 +68,7 @@ def _finite(tree: Any) -> Any:
 
 def _norm(tree: Any) -> Float[Array, ""]:
     """L2 norm of a widened gradient; infinite beyond 1e19 in float32, where squares overflow."""
-    parts = [_squares(leaf.reshape(-1)) for leaf in jax.tree.leaves(tree) if leaf.size]
+    parts = [_squares.total(leaf.reshape(-1)) for leaf in jax.tree.leaves(tree) if leaf.size]
     return jnp.sqrt(sum(parts, jnp.zeros((), jnp.float32)))
 
 
@@ -110,8 +88,19 @@ def _lowered(tree: Any, clip_norm: float) -> float:
     return bound
 
 
-def _clip(tree: Any, clip_norm: float, method: str, stability: float) -> Any:
-    """Clip one agent's or example's gradient; zero if it is not finite."""
+def _clip(
+    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False
+) -> Any:
+    """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
+    if per_layer:
+        leaves, structure = jax.tree.flatten(tree)
+        layers = _layers.groups(tree)
+        share = _layers.share(clip_norm, len(layers))
+        for layer in layers:
+            clipped = _clip([leaves[i] for i in layer], share, method, stability)
+            for i, leaf in zip(layer, clipped, strict=True):
+                leaves[i] = leaf
+        return jax.tree.unflatten(structure, leaves)
     bound = _lowered(tree, clip_norm)
     # Finite entries times a zero scale are zero, so no entry needs a second look; and XLA keeps
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
@@ -153,11 +142,18 @@ def _check_leaves(updates: Any) -> None:
 
 
 def per_agent(
-    clip_norm: float, method: Clipping = "flat", stability: float = 0.01
+    clip_norm: float,
+    method: Clipping = "flat",
+    stability: float = 0.01,
+    *,
+    per_layer: bool = False,
 ) -> optax.GradientTransformation:
-    """Clip each agent's whole gradient, one norm an agent over all leaves.
+    """Clip each agent's whole gradient, one norm an agent over all leaves, or one a layer.
 
     flat: g_i min(1, C / |g_i|).   automatic: g_i C / (|g_i| + stability).
+
+    Per layer, the same of each of L layers with C / sqrt(L): leaves of one parent, as kernel and
+    bias of a dense layer, are a layer.
 
     Guarantee: every agent's output has an L2 norm of at most ``clip_norm``, exactly, whatever its
     gradient, so replacing all data of one agent moves its output by at most 2 ``clip_norm`` and no
@@ -168,6 +164,7 @@ def per_agent(
         clip_norm: Clip norm C, in the gradient's units; infinity with "flat" clips nothing.
         method: "flat" or "automatic".
         stability: What automatic clipping adds to the norm, in the gradient's units.
+        per_layer: Whether every layer is clipped by itself.
 
     Returns:
         A stateless optax transformation on agent-stacked pytrees [n, ...].
@@ -199,7 +196,11 @@ def per_agent(
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params
         _check_leaves(updates)
-        clipped = jax.vmap(lambda tree: _clip(tree, clip_norm, method, stability))(updates)
+
+        def of_agent(tree: Any) -> Any:
+            return _clip(tree, clip_norm, method, stability, per_layer)
+
+        clipped = jax.vmap(of_agent)(updates)
         return clipped, state
 
     return optax.GradientTransformation(init, update)
@@ -242,6 +243,7 @@ def per_example(
     stability: float = 0.01,
     microbatch: int | None = None,
     encode: Callable[[Any], Any] | None = None,
+    per_layer: bool = False,
 ) -> Callable[..., Any]:
     """The sum of one agent's clipped per-example gradients.
 
@@ -265,6 +267,8 @@ def per_example(
             is padded. It changes the order of the sum alone.
         encode: Applied to every example's gradient before the clip, which then bounds the norm of
             what it returns (a projection or a sketch, say); None is the gradient itself.
+        per_layer: Whether every layer of an example's gradient is clipped by itself, as in
+            `per_agent`.
 
     Returns:
         ``fn(params, x, y, is_padding=None)`` with x and y pytrees of arrays [B, ...] and
@@ -293,7 +297,7 @@ def per_example(
     def clipped(gradient: Any) -> Any:
         if encode is not None:
             gradient = encode(gradient)
-        return _clip(gradient, clip_norm, method, stability)
+        return _clip(gradient, clip_norm, method, stability, per_layer)
 
     def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
         from jax_privacy import clipping as private
@@ -321,8 +325,10 @@ def per_example(
             padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
         params = jax.tree.map(jnp.asarray, params)
         leaves = jax.tree.leaves(params)
-        plain = all(leaf.dtype == _wide(leaves) and leaf.size <= _ONE_SUM for leaf in leaves)
-        if method == "flat" and plain and encode is None:
+        plain = all(
+            leaf.dtype == _wide(leaves) and leaf.size <= _squares.ONE_SUM for leaf in leaves
+        )
+        if method == "flat" and plain and encode is None and not per_layer:
             # jax_privacy's own clipping, with the clip norm lowered, is exact for small leaves.
             bound = _lowered(params, clip_norm)
             first: Callable[[Any], Any] = _finite

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.models import losses, mlp
+from dpjax.models import losses, mlp, taps
 from dpjax.models.linear import Linear
 from dpjax.plans import _modules as modules
 from dpjax.plans import plan, problem
@@ -136,7 +136,7 @@ def test_fast_norms_of_integers_do_not_wrap_around(kind):
             seen.append(norms)
             return jnp.ones_like(norms)
 
-        mlp.weighted_gradients(model, losses.cross_entropy, params, x, y, weights)
+        taps.Gradients(model.apply, losses.cross_entropy)(params, x, y, weights)
         return seen[0]
 
     def loss(params, x, y):

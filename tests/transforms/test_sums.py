@@ -1,18 +1,24 @@
 """Clipping by norms: the sum of the clipped records' gradients, and never more than the bound."""
 
 import functools
+import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dpjax.models import losses
-from dpjax.models.mlp import MLP, weighted_gradients
+from dpjax import _layers, _squares
+from dpjax.models import conv, losses
+from dpjax.models.mlp import MLP
+from dpjax.models.taps import Gradients
 from dpjax.transforms import clipping, sums
 
 NETWORK = MLP(hidden=(16,), outputs=None, activation="relu")
-WEIGHTED = functools.partial(weighted_gradients, NETWORK, losses.squared)
+WEIGHTED = Gradients(NETWORK.apply, losses.squared)
 
 
 def one(params, x, y):
@@ -35,8 +41,8 @@ def length(tree):
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 1e6])
 def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0
-    got = sums.clipped_sum(WEIGHTED, clip_norm, method=method)(*batch, padding)
-    want = clipping.per_example(one, clip_norm, method=method)(*batch, padding)
+    got = jax.jit(sums.clipped_sum(WEIGHTED, clip_norm, method=method))(*batch, padding)
+    want = jax.jit(clipping.per_example(one, clip_norm, method=method))(*batch, padding)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * min(clip_norm, 5))
 
@@ -60,7 +66,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
 
 def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
     params, x, y = batch
-    fn = sums.clipped_sum(WEIGHTED, 1.0)
+    fn = jax.jit(sums.clipped_sum(WEIGHTED, 1.0))
     whole = fn(params, x[:8], y[:8])
     padding = jnp.arange(12) >= 8
     for replaced in (y, y.at[8:].set(1e30), y.at[8:].set(jnp.inf)):
@@ -82,3 +88,141 @@ def test_zeroing_a_record_moves_the_sum_by_the_clip_norm_at_most(batch):
         less = fn(params, x, y, jnp.arange(12) == record)
         moved = length(jax.tree.map(lambda a, b: a - b, whole, less))
         assert 0.2 < moved <= 0.25 * (1 + 1e-5)
+
+
+class Images(nn.Module):
+    """A convolution, a norm and a dense layer: a formed gradient, plain ones, and a norm alone."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        x = nn.GroupNorm(2)(nn.tanh(conv.Conv(4, (2, 2), 2)(x)))
+        return nn.Dense(3)(x.reshape(*x.shape[:-3], -1))
+
+
+class Words(nn.Module):
+    """An embedding, and a dense layer at every position."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.tanh(nn.Dense(4)(nn.Embed(7, 4)(x))).mean(-2))
+
+
+NETWORKS = {"mlp": NETWORK, "images": Images(), "words": Words()}
+
+
+@functools.cache
+def known(name):
+    """A network's parameters, examples, sum and per-example gradients, compiled once."""
+    model, rng = NETWORKS[name], np.random.default_rng(0)
+    shape = {"mlp": (8,), "images": (4, 4, 2), "words": (3,)}[name]
+    if name == "words":
+        x = jnp.asarray(rng.integers(0, 7, (6, *shape)), jnp.int32)
+    else:
+        x = jnp.asarray(rng.normal(size=(6, *shape)), jnp.float32)
+    params = jax.jit(model.init)(jax.random.key(1), x)
+
+    def loss(outputs, y):
+        # Weighed by the label, which may be zero, huge, tiny or nan.
+        return y * jnp.sum(jnp.sin(jnp.ravel(outputs)))
+
+    def plain(params, x, y):
+        return loss(model.apply(params, x[None])[0], y)
+
+    return params, x, Gradients(model.apply, loss), plain
+
+
+@functools.cache
+def compiled(name, clip_norm, method, per_layer, understated=1.0):
+    """Each example's own term, [b, ...]."""
+    _, _, gradients, _ = known(name)
+    if understated != 1:
+        exact = gradients
+
+        class Understated:
+            at_once = exact.at_once
+
+            def __call__(self, params, x, y, weights):
+                return exact(params, x, y, lambda norms: weights(norms * understated))
+
+            def by_layer(self, params, x, y, weights):
+                return exact.by_layer(params, x, y, lambda norms: weights(norms * understated))
+
+        gradients = Understated()
+    fn = sums.clipped_sum(gradients, clip_norm, method=method, per_layer=per_layer)
+
+    def term(params, x, y):
+        return fn(params, x[None], y[None])
+
+    return jax.jit(lambda params, x, y: jax.lax.map(lambda b: term(params, *b), (x, y)))
+
+
+def worst(name, clip_norm, method, per_layer, labels, scale=1.0, understated=1.0):
+    """The longest term by its bound: the whole, and each layer's."""
+    params, x, _, _ = known(name)
+    params = jax.tree.map(lambda leaf: leaf * scale, params)
+    y = jnp.asarray(labels, jnp.float32)
+    terms = compiled(name, clip_norm, method, per_layer, understated)(params, x, y)
+    squares = [
+        np.sum(np.float64(leaf).reshape(len(leaf), -1) ** 2, axis=1)
+        for leaf in jax.tree.leaves(terms)
+    ]
+    assert np.isfinite(squares).all()
+    whole = np.sqrt(np.sum(squares, axis=0)).max() / clip_norm
+    if not per_layer:
+        return whole
+    layers = _layers.groups(params)
+    each = [np.sqrt(sum(squares[i] for i in layer)).max() for layer in layers]
+    return max(whole, max(each) * np.sqrt(len(layers)) / clip_norm)
+
+
+LABELS = st.one_of(
+    st.sampled_from([0.0, math.nan, math.inf, 1e-30, 3e38, 1.0]),
+    st.floats(-38, 38).map(lambda power: 10.0**power),
+)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@given(
+    labels=st.lists(LABELS, min_size=6, max_size=6),
+    clip=st.sampled_from([(0.3, "flat", False), (0.3, "flat", True), (2.0, "automatic", True)]),
+    scale=st.sampled_from([1.0, 0.0, 1e-12, 1e12, 1e25, math.nan]),
+)
+def test_no_term_is_longer_than_its_bound(name, labels, clip, scale):
+    """Whatever the gradient: zero, not finite, or such that squares overflow or vanish."""
+    assert worst(name, *clip, labels, scale) <= 1
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_terms_reach_the_bound_and_norms_a_little_too_small_exceed_it(per_layer):
+    """The test above is of something: bounds are met to 1e-4, and broken by 2e-4."""
+    for name in NETWORKS:
+        labels = [50.0, 1e3, 1e5, 0.0, 1e10, math.nan]
+        assert worst(name, 0.3, "flat", per_layer, labels) > 1 - 1e-4
+    assert worst("images", 0.3, "flat", per_layer, labels, understated=1 - 2e-4) > 1
+
+
+def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
+    """A broken twin: leaves of one axis are left out."""
+    compiled.cache_clear()
+    total = _squares.total
+    monkeypatch.setattr(
+        _squares, "total", lambda flat: total(flat) * (flat.size not in (3, 4, 16, 1))
+    )
+    assert worst("images", 0.3, "flat", False, [1e3] * 6) > 1 + 1e-3
+    compiled.cache_clear()
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_routes_agree_with_padding_and_in_passes(name, per_layer):
+    params, x, gradients, plain = known(name)
+    y, padding = jnp.asarray([0.1, 1.0, 20.0, 3.0, 1.0, -5.0]), jnp.arange(6) == 3
+    want = jax.jit(clipping.per_example(plain, 0.7, per_layer=per_layer))(params, x, y, padding)
+    for size in (None, 4):
+        fn = sums.clipped_sum(gradients, 0.7, per_layer=per_layer, microbatch=size)
+        got = jax.jit(fn)(params, x, y, padding)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)

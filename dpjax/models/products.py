@@ -1,0 +1,248 @@
+"""Layers whose kernel's gradient is a product of what came in and the loss's derivative.
+
+One example gives A' D: A [t, d], what came in at t positions (of a convolution, its patches), and
+D [t, p], the derivatives of the loss by what came out.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dpjax.models import conv
+
+__all__: list[str] = []
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+_LONGEST = 2**20
+"""Sums of more terms than this are not bounded below."""
+_BLOCK = 64
+"""Terms of a partial sum."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """How one layer's gradient follows from its input and its output's derivative.
+
+    Attributes:
+        names: Its parameters that the product gives, the kernel first.
+        shape: (d, p) of the kernel as a matrix.
+        rows: From one example's input to A; in groups of channels [t, groups, d]; for an embedding
+            [t], which row was read.
+        groups: Of channels that do not mix.
+        back: From the parameters to the effective kernel, or None where the kernel is that.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, int]
+    rows: Callable[[Array], Array]
+    groups: int = 1
+    back: Callable[..., Array] | None = None
+
+    def by_norm(self, positions: int) -> bool:
+        """Whether the norm can be had without the gradient."""
+        longest = max(positions**2, *self.shape)
+        return self.back is None and self.groups == 1 and longest <= _LONGEST
+
+    def pays(self, positions: int) -> bool:
+        """Whether it is less work to take the norm alone: 2 t^2 <= p d."""
+        return self.by_norm(positions) and 2 * positions**2 <= math.prod(self.shape)
+
+    def gradient(self, rows: Array, derivative: Float[Array, "t p"]) -> Float[Array, "d p"]:
+        """One example's gradient of the effective kernel, or a sum over examples in a row.
+
+        In full precision: an example's weight has been chosen for these very numbers.
+        """
+        if rows.ndim == 1:
+            return jnp.zeros(self.shape, derivative.dtype).at[rows].add(derivative)
+        if self.groups == 1:
+            return jnp.matmul(rows.T, derivative, precision=_HIGHEST)
+        apart = derivative.reshape(len(rows), self.groups, -1)
+        blocks = jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST)
+        return blocks.reshape(self.shape)
+
+    def parameters(self, formed: Float[Array, "b d p"], values: Sequence[Array]) -> list[Array]:
+        """Gradients of the layer's parameters, one an example, from the effective kernel's."""
+        if self.back is None:
+            return [formed]
+        kernel, pull = jax.vjp(self.back, *(value.astype(formed.dtype) for value in values))
+        return list(jax.vmap(pull)(formed.reshape(-1, *kernel.shape)))
+
+
+def square_bound(rows: Array, derivative: Float[Array, "t p"]) -> Float[Array, ""]:
+    """|A' D|^2 of one example as <A A', D D'>, never below the exact value.
+
+    Guarantee: what is added covers the rounding of both products and of their sum in any order, of
+    t positions in two levels, numbers that vanish below the normal range, and the rounding of D
+    times a weight. With u half the spacing of numbers at 1 and sums of d terms in n parts, entries
+    of A A' are wrong by at most (d / n + n) u |a_s| |a_t|. Infinite or nan where squares overflow.
+
+    Args:
+        rows: A, or the numbers of rows that are 1 at one place each.
+        derivative: D.
+    """
+    kind = jnp.finfo(derivative.dtype)
+    # A quarter more than to first order: the bound is itself rounded.
+    unit, least = 1.25 * float(kind.eps) / 2, float(kind.tiny)
+    positions = len(derivative)
+    outer, outer_error = _gram(derivative, unit, least)
+    if rows.ndim == 1:
+        inner = (rows[:, None] == rows[None, :]).astype(derivative.dtype)
+        inner_error = jnp.zeros_like(inner)
+    else:
+        inner, inner_error = _gram(rows, unit, least)
+    size = jnp.abs(inner)
+    errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
+    errors = errors + (2 * positions + 4) * unit * size * jnp.abs(outer) + least
+    # The barrier keeps the compiler from merging the two sums into one of t^2 terms.
+    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(inner * outer + errors, axis=1)))
+
+
+def _gram(matrix: Float[Array, "t d"], unit: float, least: float) -> tuple[Array, Array]:
+    """The product of a matrix with itself turned round, and by how much it may be wrong."""
+    positions, size = matrix.shape
+    number, length = _blocks(size)
+    if number == 1:
+        gram = jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST)
+    else:
+        matrix = jnp.pad(matrix, [(0, 0), (0, number * length - size)])
+        blocks = matrix.reshape(positions, number, length)
+        partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
+        gram = jnp.sum(jax.lax.optimization_barrier(partial), axis=0)
+    terms = number + length
+    lengths = jnp.sqrt(jnp.diagonal(gram) + terms * least)
+    return gram, (terms + 4) * unit * lengths[:, None] * lengths + size * least
+
+
+def _blocks(size: int) -> tuple[int, int]:
+    """Number and length of the partial sums: a short bound on rounding costs little time."""
+    least = -(-size // _BLOCK)
+    whole = [number for number in range(least, 2 * least) if size % number == 0]
+    number = whole[0] if whole else least
+    return number, -(-size // number)
+
+
+def product(module: nn.Module, x: Any, out: Any) -> Product | None:
+    """Return how a layer's gradient is a product, or None where its options make it none.
+
+    Args:
+        module: A layer of a `known` type.
+        x: Its input, of one example with an axis of length one in front: shape and dtype.
+        out: Its output.
+    """
+    default = getattr(type(module), "promote_dtype", None)
+    if getattr(module, "promote_dtype", None) is not default:
+        return None
+    return _KNOWN[type(module)](module, x.shape, out.dtype)
+
+
+def known(module: nn.Module) -> bool:
+    """Whether a layer is of a type whose gradient may be a product; no subclass is."""
+    return type(module) in _KNOWN
+
+
+def _dense(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+    if module.dot_general is not None or module.dot_general_cls is not None:
+        return None
+    axes, features = _several(getattr(module, "axis", -1)), _several(module.features)
+    if _several(getattr(module, "batch_dims", ())):
+        return None
+    length = len(axes)
+    if [axis % len(shape) for axis in axes] != list(range(len(shape) - length, len(shape))):
+        return None
+    size = math.prod(shape[-length:])
+    return Product(
+        ("kernel",),
+        (size, math.prod(features)),
+        lambda x: x.astype(kind).reshape(-1, size),
+    )
+
+
+def _several(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
+    del shape, kind
+    count = module.num_embeddings
+
+    def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
+        # A table of one row is read whatever the number; negative ones count from the end.
+        flat = jnp.zeros_like(x) if count == 1 else jnp.where(x < 0, x + count, x)
+        return flat.reshape(-1)
+
+    return Product(("embedding",), (count, module.features), rows)
+
+
+def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+    if len(shape) < 3 or len(module.kernel_size) != 2:
+        return None
+    return _patches(module, module.strides, module.padding, module.groups, shape, kind)
+
+
+def _standardized(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+    made = _convolution(module, shape, kind)
+    if made is None:
+        return None
+    names = ("kernel", "gain") if module.scaled else ("kernel",)
+    return replace(made, names=names, back=conv.standardized)
+
+
+def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+    strides, padding = module.strides, module.padding
+    strides = {1} if strides is None else set(_several(strides))
+    padding = padding if isinstance(padding, str) else set(_flat(padding))
+    plain = (
+        isinstance(module.kernel_size, Sequence)
+        and len(module.kernel_size) == 2
+        and len(shape) >= 3
+        and len(strides) == 1
+        and (padding in ("SAME", "VALID") or (isinstance(padding, set) and len(padding) == 1))
+        and {*_several(module.input_dilation), *_several(module.kernel_dilation)} <= {1, None}
+        and module.mask is None
+        and module.conv_general_dilated is None
+        and module.conv_general_dilated_cls is None
+    )
+    if not plain:
+        return None
+    zeros = padding if isinstance(padding, str) else padding.pop()
+    return _patches(module, strides.pop(), zeros, module.feature_group_count, shape, kind)
+
+
+def _flat(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Sequence):
+        return tuple(number for each in value for number in _flat(each))
+    return (value,)
+
+
+def _patches(
+    module: Any, strides: int, padding: Any, groups: int, shape: tuple[int, ...], kind: Any
+) -> Product:
+    """A convolution as a product of its patches."""
+    window = tuple(module.kernel_size)
+    pads = conv.padding_of((shape[-3], shape[-2]), window, strides, padding)
+    size = math.prod(window) * shape[-1] // groups
+
+    def rows(x: Array) -> Array:
+        parts = conv.shifted(x.astype(kind), window, strides, pads)
+        if groups == 1:
+            return jnp.concatenate(parts, axis=-1).reshape(-1, size)
+        apart = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
+        return jnp.concatenate(apart, axis=-1)
+
+    return Product(("kernel",), (size, module.features), rows, groups)
+
+
+_KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {
+    nn.Dense: _dense,
+    nn.DenseGeneral: _dense,
+    nn.Embed: _embed,
+    nn.Conv: _flax_convolution,
+    conv.Conv: _convolution,
+    conv.StandardizedConv: _standardized,
+}

@@ -1,0 +1,363 @@
+"""Weighted sums of per-example gradients of any flax module, from their norms.
+
+Per-example gradients of dense layers, convolutions and embeddings are products, see
+`dpjax.models.products`, whose norm costs less than they do where there are few positions; then the
+weighted sum over examples is one product too, and no example's gradient is formed. All other
+parameters have plain gradients, one an example.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from dpjax import _layers, _squares, _validate
+from dpjax.models import products
+
+__all__ = ["Gradients"]
+
+ROUTES = ("norm", "formed", "plain")
+"""A layer's gradients: never formed; formed by a product; by the backend's own differentiation."""
+
+Weights = Callable[[Any], Any]
+
+
+class _Tap(NamedTuple):
+    """A layer whose output gets a zero added, by which the loss is differentiated.
+
+    Attributes:
+        path: Of the module.
+        leaves: Which of the model's parameters it gives, by number.
+        out: Shape and dtype of its output for one example.
+        product: How the gradient follows.
+        norm: Whether its norm alone is taken.
+    """
+
+    path: tuple[str, ...]
+    leaves: tuple[int, ...]
+    out: Any
+    product: products.Product
+    norm: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """A weighted sum of per-example gradients whose weights depend on the gradients' norms.
+
+        sum_b w_b grad loss(apply(params, x_b), y_b),   w = weights(norms)
+
+    A layer's gradient is A' D: what came in at t positions, and the derivatives by what came out.
+    Its norm is had from the t x t products A A' and D D' where 2 t^2 <= p d, the entries of the
+    kernel; else the gradient is formed, by one product an example.
+
+    Layers are found by reading the model's program: dense layers, 2-D convolutions (flax's and
+    those of `dpjax.models.conv`) and embeddings that are called once, whose kernel nobody else
+    uses, and that no ``nn.remat``, ``nn.scan``, ``nn.vmap`` and the like surrounds. Whatever is
+    not found to be so has a plain gradient an example.
+
+    Guarantee: norms are not below those of the summed terms, but for a relative rounding that
+    `dpjax.transforms.clipping.slack` covers, or are infinite or nan; an example of such a norm, or
+    of weight 0, adds exactly zero. The order of the sum's additions is left open.
+
+    Attributes:
+        apply: ``apply(params, x) -> outputs`` of examples [b, ...], each of which depends on its
+            own example alone; ``model.apply`` of a flax module.
+        loss: ``loss(outputs, y)`` of one example.
+        routes: By the layer's place, as ``"block_0/qkv"``: "norm", "formed" or "plain", in place of
+            the rule. Which is fastest depends on the device.
+
+    Reference:
+        Goodfellow (2015), Efficient per-example gradient computations.
+        Li, Tramer, Liang, Hashimoto (2022), Large Language Models Can Be Strong Differentially
+        Private Learners.
+        Bu, Mao, Xu (2022), Scalable and Efficient Training of Large Convolutional Neural Networks
+        with Differential Privacy, for the rule.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.models import losses, mlp, taps
+        >>> model = mlp.MLP(hidden=(4,), outputs=2)
+        >>> x, y = jnp.ones((3, 5)), jnp.array([0, 1, 1])
+        >>> params = model.init(jax.random.key(0), x)
+        >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        >>> gradients.chosen(params, x)
+        {'Dense_0': 'norm', 'Dense_1': 'norm'}
+        >>> total = gradients(params, x, y, lambda norms: jnp.minimum(1, 0.1 / norms))
+    """
+
+    apply: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Any]
+    routes: Mapping[str, Literal["norm", "formed", "plain"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse routes that there are not."""
+        for place, route in self.routes.items():
+            _validate.one_of(f"routes[{place!r}]", route, ROUTES)
+
+    def __call__(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
+        """Return the sum.
+
+        Args:
+            params: Of one agent.
+            x: [B, ...] examples.
+            y: [B] labels.
+            weights: From the [B] norms to the [B] weights, from 0 to 1.
+
+        Returns:
+            A tree like params.
+        """
+
+        def choose(squares: Float[Array, "b k"]) -> Float[Array, "b k"]:
+            norms = jnp.sqrt(jnp.sum(squares, axis=1))
+            chosen = jnp.where(jnp.isfinite(norms), weights(norms), 0)
+            return jnp.broadcast_to(chosen[:, None], squares.shape)
+
+        return self._sum(params, x, y, choose)
+
+    def by_layer(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
+        """Return the sum in which every layer has a weight of its own.
+
+        Args:
+            params: Of one agent.
+            x: [B, ...] examples.
+            y: [B] labels.
+            weights: From [B, layers] norms to weights; layers as `dpjax._layers.numbers` says.
+
+        Returns:
+            A tree like params.
+        """
+
+        def choose(squares: Float[Array, "b k"]) -> Float[Array, "b k"]:
+            norms = jnp.sqrt(squares)
+            return jnp.where(jnp.isfinite(norms), weights(norms), 0)
+
+        return self._sum(params, x, y, choose)
+
+    def chosen(self, params: Any, x: Any) -> dict[str, str]:
+        """Return the layers that were found, each with what is done about its gradient.
+
+        Args:
+            params: Of one agent.
+            x: [B, ...] examples.
+        """
+        found = self._taps(params, x)
+        return {"/".join(tap.path): "norm" if tap.norm else "formed" for tap in found}
+
+    def at_once(self, params: Any, x: Any) -> int | None:
+        """Return how many examples to take at once where nobody says; None is all.
+
+        Args:
+            params: Of one agent.
+            x: [B, ...] examples.
+        """
+        del params, x
+        return None
+
+    def _sum(self, params: Any, x: Any, y: Any, choose: Weights) -> Any:
+        leaves, tree = jax.tree.flatten(params)
+        taps, layer = self._taps(params, x), _layers.numbers(params)
+        formed, pairs = self._differentiated(params, taps, x, y)
+        squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
+        for number, gradient in formed.items():
+            flat = gradient.reshape(len(x), -1)
+            squares[layer[number]] += jax.vmap(_squares.total)(flat)
+        for number, (_, rows, derivative) in pairs.items():
+            squares[layer[number]] += jax.vmap(products.square_bound)(rows, derivative)
+        weights = choose(jnp.stack(squares, axis=1))
+        sums = {}
+        for number, gradient in formed.items():
+            sums[number] = _weighted(weights[:, layer[number]], gradient)
+        for number, (product, rows, derivative) in pairs.items():
+            sums[number] = _product(product, weights[:, layer[number]], rows, derivative)
+        total = [sums[i].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(tree, total)
+
+    def _differentiated(
+        self, params: Any, taps: list[_Tap], x: Any, y: Any
+    ) -> tuple[dict[int, Array], dict[int, tuple[products.Product, Array, Array]]]:
+        """By the number of a parameter: gradients that are formed, and products that are not."""
+        leaves, tree = jax.tree.flatten(params)
+        tapped = {number for tap in taps for number in tap.leaves}
+        wide = _wide(leaves)
+
+        def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
+            whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
+            outputs, inputs = _tapped(
+                self.apply, jax.tree.unflatten(tree, whole), x[None], taps, zeros
+            )
+            return self.loss(outputs[0], y), inputs
+
+        plain = [None if i in tapped else leaf for i, leaf in enumerate(leaves)]
+        zeros = [jnp.zeros(tap.out.shape, tap.out.dtype) for tap in taps]
+        of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
+        (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
+        formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
+        pairs = {}
+        for tap, given, derivative in zip(taps, inputs, derivatives, strict=True):
+            rows = jax.vmap(tap.product.rows)(given)
+            rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
+            flat = derivative.astype(wide).reshape(*rows.shape[:2], -1)
+            if tap.norm:
+                pairs[tap.leaves[0]] = tap.product, rows, flat
+                continue
+            of_kernel = jax.vmap(tap.product.gradient)(rows, flat)
+            values = [leaves[number] for number in tap.leaves]
+            formed |= zip(tap.leaves, tap.product.parameters(of_kernel, values), strict=True)
+        return formed, pairs
+
+    def _taps(self, params: Any, x: Any) -> list[_Tap]:
+        """The layers whose gradients are products, by reading the program of one example."""
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        places = {tuple(map(_key, path)): number for number, path in enumerate(paths)}
+        leaves, tree = jax.tree.flatten(params)
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        calls: dict[int, _Call] = {}
+
+        def example(leaves: list[Array], x: Any) -> Any:
+            with nn.intercept_methods(_marking(calls, places, leaves)):
+                return self.apply(jax.tree.unflatten(tree, leaves), x[None])
+
+        one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        program = jax.make_jaxpr(example)(shapes, one).jaxpr
+        return [
+            _Tap(call.path, call.leaves, call.out, call.product, route == "norm")
+            for number, call in calls.items()
+            if (route := self._route(call)) != "plain" and _alone(program, number, call)
+        ]
+
+    def _route(self, call: "_Call") -> str:
+        positions = math.prod(call.out.shape) // call.product.shape[1]
+        rule = "norm" if call.product.pays(positions) else "formed"
+        route = self.routes.get("/".join(call.path), rule)
+        return "formed" if route == "norm" and not call.product.by_norm(positions) else route
+
+
+class _Call(NamedTuple):
+    """A layer's call, as the trace of one example met it."""
+
+    path: tuple[str, ...]
+    leaves: tuple[int, ...]
+    given: Any
+    out: Any
+    product: products.Product
+
+
+_MARK = "dpjax.models.taps"
+
+
+def _marking(
+    calls: dict[int, _Call], places: Mapping[tuple[str, ...], int], leaves: Sequence[Array]
+) -> Callable[..., Any]:
+    """An interceptor that notes calls of known layers and marks where they begin and end."""
+    numbers = itertools.count()
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__" or kwargs or len(args) != 1:
+            return call(*args, **kwargs)
+        if not products.known(module):
+            return call(*args)
+        number = next(numbers)
+        given = checkpoint_name(args[0], f"{_MARK} {number} begins")
+        out = checkpoint_name(call(given), f"{_MARK} {number} ends")
+        product = products.product(module, given, out)
+        names = () if product is None else product.names
+        found = [places.get(("params", *module.path, name), -1) for name in names]
+        # Not values that a lifted transform has made of the parameters.
+        own = [
+            leaf >= 0 and module.get_variable("params", name) is leaves[leaf]
+            for leaf, name in zip(found, names, strict=True)
+        ]
+        shape_in, shape_out = (
+            jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (given, out)
+        )
+        if product is not None and all(own):
+            calls[number] = _Call(module.path, tuple(found), shape_in, shape_out, product)
+        return out
+
+    return intercept
+
+
+def _alone(program: Any, number: int, call: _Call) -> bool:
+    """Whether a call is in the program itself, once, and alone uses its layer's parameters."""
+    names = [
+        str(equation.params["name"]) if equation.primitive.name == "name" else ""
+        for equation in program.eqns
+    ]
+    ends = []
+    for side, shape in (("begins", call.given), ("ends", call.out)):
+        at = [i for i, name in enumerate(names) if name == f"{_MARK} {number} {side}"]
+        # Another shape, where a vmap inside the module runs it for several inputs.
+        if len(at) != 1 or program.eqns[at[0]].outvars[0].aval.shape != shape.shape:
+            return False
+        ends.append(at[0])
+    for leaf in call.leaves:
+        variable = program.invars[leaf]
+        uses = [i for i, each in enumerate(program.eqns) if any(v is variable for v in each.invars)]
+        inside = all(ends[0] < i < ends[1] for i in uses)
+        if not uses or not inside or any(v is variable for v in program.outvars):
+            return False
+    return True
+
+
+def _tapped(
+    apply: Callable[[Any, Any], Any],
+    params: Any,
+    x: Any,
+    taps: list[_Tap],
+    zeros: list[Array],
+) -> tuple[Any, list[Array]]:
+    """Outputs with zeros added to those of layers, and what came into these."""
+    inputs: list[Any] = [None] * len(taps)
+    numbers = {tap.path: number for number, tap in enumerate(taps)}
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        number = numbers.get(context.module.path)
+        if number is None or context.method_name != "__call__":
+            return call(*args, **kwargs)
+        inputs[number] = args[0]
+        return call(*args) + zeros[number]
+
+    with nn.intercept_methods(intercept):
+        return apply(params, x), inputs
+
+
+def _key(part: Any) -> str:
+    """A name on the way to a parameter."""
+    return str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
+
+
+def _wide(leaves: Sequence[Array]) -> Any:
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
+
+
+def _weighted(weights: Float[Array, " b"], gradients: Float[Array, "b ..."]) -> Array:
+    """The weighted sum of formed gradients; those of weight zero may be infinite or nan."""
+    used = (weights > 0).reshape(-1, *[1] * (gradients.ndim - 1))
+    return jnp.tensordot(
+        weights, jnp.where(used, gradients, 0), 1, precision=jax.lax.Precision.HIGHEST
+    )
+
+
+def _product(
+    product: products.Product,
+    weights: Float[Array, " b"],
+    rows: Array,
+    derivative: Float[Array, "b t p"],
+) -> Array:
+    """The weighted sum of gradients that were not formed: one product over all examples."""
+    used = (weights > 0)[:, None, None]
+    derivative = jnp.where(used, derivative * weights[:, None, None], 0)
+    if rows.ndim == 3:
+        # Infinity times zero is nan.
+        rows = jnp.where(used, rows, 0)
+    return product.gradient(
+        rows.reshape(-1, *rows.shape[2:]), derivative.reshape(-1, derivative.shape[-1])
+    )
