@@ -26,6 +26,9 @@ __all__ = ["Gradients"]
 ROUTES = ("norm", "formed", "plain")
 """A layer's gradients: never formed; formed by a product; by the backend's own differentiation."""
 
+_HELD = 2**24
+"""Numbers of all examples that a CPU takes at once."""
+
 Weights = Callable[[Any], Any]
 
 
@@ -151,14 +154,22 @@ class Gradients:
         return {"/".join(tap.path): "norm" if tap.norm else "formed" for tap in found}
 
     def at_once(self, params: Any, x: Any) -> int | None:
-        """Return how many examples to take at once where nobody says; None is all.
+        """Return how many examples to take at once where nobody says, by memory; None is all.
 
         Args:
             params: Of one agent.
             x: [B, ...] examples.
         """
-        del params, x
-        return None
+        if jax.default_backend() != "cpu":
+            return None
+        each = 1
+        for tap in self._taps(params, x):
+            size, features = tap.product.shape
+            positions = math.prod(tap.out.shape) // features
+            each += positions * (size + features) + (0 if tap.norm else size * features)
+        # As few passes as memory allows, as even as they can be.
+        passes = -(-len(x) // max(1, _HELD // each))
+        return None if passes == 1 else -(-len(x) // passes)
 
     def _sum(self, params: Any, x: Any, y: Any, choose: Weights) -> Any:
         leaves, tree = jax.tree.flatten(params)

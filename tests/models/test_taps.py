@@ -335,3 +335,13 @@ def test_agents_are_mapped_over():
         each = one_by_one(model, own, x[agent], y[agent])
         got = jax.tree.map(lambda leaf, agent=agent: leaf[agent], mapped)
         check_close(got, weighted_sum(each, 1 / (1 + lengths(each))), 1e-5)
+
+
+def test_examples_that_memory_does_not_hold_at_once_are_taken_in_even_passes(monkeypatch):
+    model, params, x, _ = task("mlp", 5)
+    gradients = taps.Gradients(model.apply, losses.cross_entropy)
+    assert gradients.at_once(params, x) is None
+    # 8 and 16 numbers come in, 16 and 5 come out: 46 with one to spare.
+    for held, size in ((5 * 46, None), (5 * 46 - 1, 3), (2 * 46, 2), (45, 1)):
+        monkeypatch.setattr(taps, "_HELD", held)
+        assert gradients.at_once(params, x) == (size if jax.default_backend() == "cpu" else None)
