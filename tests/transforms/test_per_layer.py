@@ -1,0 +1,132 @@
+"""Clipping of every layer by itself: C / sqrt(L) each, C together."""
+
+import dataclasses
+import fractions
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import _layers
+from dpjax.models import mlp
+from dpjax.plans import plan, problem
+from dpjax.plans.query import AgentQuery, RecordQuery
+from dpjax.transforms import clipping
+from tests.support import make_config, make_problem
+
+SIZES = {"a": 1e-3, "b": 1.0, "c": 1e3, "d": 1e6}
+
+
+def gradients(agents=5):
+    """Four layers of different lengths, one of two leaves at two depths."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(rng.normal(size=(agents, *shape)), jnp.float32)
+
+    tree = {name: {"kernel": size * draw(3, 4), "bias": draw(4)} for name, size in SIZES.items()}
+    tree["c"]["inner"] = {"scale": draw(2)}
+    return tree
+
+
+def exact(leaves):
+    """The sum of squares, without rounding."""
+    numbers = [float(value) for leaf in leaves for value in np.ravel(leaf)]
+    return sum(fractions.Fraction(number) ** 2 for number in numbers)
+
+
+def test_layers_are_leaves_of_one_parent():
+    tree = gradients()
+    assert _layers.numbers(tree) == (0, 0, 1, 1, 2, 3, 2, 4, 4)
+    assert _layers.groups(tree)[2] == [4, 6] and len(_layers.groups(tree)) == 5
+    assert _layers.numbers(jnp.ones(3)) == (0,) and _layers.groups(None) == []
+    frozen = {"a": {"kernel": None, "bias": jnp.ones(2)}, "b": {"kernel": None}}
+    assert _layers.numbers(frozen) == (0,)
+    for layers in (2, 3, 7, 1000):
+        share = fractions.Fraction(_layers.share(0.1, layers))
+        assert layers * share**2 <= fractions.Fraction(0.1) ** 2
+
+
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
+def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
+    tree, clip_norm = gradients(), 0.3
+    tree["b"]["kernel"] = tree["b"]["kernel"].at[3, 0, 0].set(jnp.nan)
+    clip = clipping.per_agent(clip_norm, method, per_layer=True)
+    out, _ = jax.jit(clip.update)(tree, clip.init(tree))
+    leaves, given = jax.tree.leaves(out), jax.tree.leaves(tree)
+    share = clip_norm / math.sqrt(5)
+    for agent in range(5):
+        assert exact([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
+        for layer in _layers.groups(tree):
+            mine = [np.float64(leaves[i][agent]) for i in layer]
+            plain = [np.float64(given[i][agent]) for i in layer]
+            norm = math.sqrt(sum(np.sum(each**2) for each in plain))
+            if not math.isfinite(norm):
+                assert all(not np.any(each) for each in mine)
+                continue
+            scale = share / (norm + 0.01) if method == "automatic" else min(1, share / norm)
+            for a, b in zip(mine, plain, strict=True):
+                np.testing.assert_allclose(a, scale * b, rtol=1e-4)
+    # The other layers of the agent whose one is not finite are there.
+    assert np.any(out["a"]["kernel"][3]) and not np.any(out["b"]["kernel"][3])
+
+
+def test_layers_that_each_have_the_whole_norm_are_noticed(monkeypatch):
+    """The broken twin."""
+    monkeypatch.setattr(_layers, "share", lambda clip_norm, layers: clip_norm)
+    with pytest.raises(AssertionError):
+        test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm("flat")
+
+
+def test_one_layer_is_the_whole():
+    tree = {"kernel": gradients()["c"]["kernel"]}
+    outs = [
+        clipping.per_agent(0.3, per_layer=each).update(tree, optax.EmptyState())[0]
+        for each in (False, True)
+    ]
+    np.testing.assert_array_equal(*(out["kernel"] for out in outs))
+
+
+def problem_of(agents):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(agents * 6, 5)), rng.integers(0, 3, agents * 6)
+    shards = make_problem(agents, records=6).partition
+    return problem.supervised(mlp.MLP((4,), 3), "cross_entropy", (x, y), (x, y), shards)
+
+
+def test_queries_of_agents_and_of_records_clip_layers():
+    """An agent with one record is that record, by norms and by differentiation."""
+    task = problem_of(6)
+    models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 6))
+    batch = jnp.asarray(task.x[:6, None]), jnp.asarray(task.y[:6, None]), None
+    rest = {"clip_norm": 0.2, "clipping": "flat", "per_layer": True}
+    queries = [
+        AgentQuery(task.loss, task.batch_loss, **rest),
+        RecordQuery(task.loss, task.weighted, microbatch=None, **rest),
+        RecordQuery(task.loss, None, microbatch=None, **rest),
+        RecordQuery(task.loss, lambda *_: None, microbatch=None, **rest),
+    ]
+    assert [query.one_by_one for query in queries] == [False, False, True, True]
+    answers = [jax.jit(query)(models, batch) for query in queries]
+    assert float(answers[0].metrics["clip_fraction"]) == 1.0
+    for answer in answers[1:]:
+        for a, b in zip(*map(jax.tree.leaves, (answer.total, answers[0].total)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
+    whole = jax.jit(AgentQuery(task.loss, task.batch_loss, 0.2, "flat"))(models, batch)
+    assert not np.allclose(whole.total["params"]["Dense_0"]["bias"][0],
+                           answers[0].total["params"]["Dense_0"]["bias"][0], rtol=0.01)  # fmt: skip
+
+
+def test_plans_say_so(network):
+    one = make_config(relation="zero_out_record")
+    config = dataclasses.replace(one, protect=dataclasses.replace(one.protect, per_layer=True))
+    made, other = plan.make(config, network), plan.make(one, network)
+    assert made.statics.per_layer and not other.statics.per_layer
+    assert made.fingerprint() != other.fingerprint()
+    # The same norm bounds the whole, so that the guarantee is the same.
+    assert made.guarantee.epsilon == other.guarantee.epsilon
+    with pytest.raises(ValueError, match="per_layer is 1; give True or False"):
+        dataclasses.replace(one.protect, per_layer=1)
