@@ -11,6 +11,13 @@ in each of them, in both directions: P against Q where the record is there, Q ag
 is zero. That is dp_accounting's relation REPLACE_SPECIAL, whose pair equals ADD_OR_REMOVE_ONE's,
 since a zero adds what an absent record adds. Replacement by another record is not covered: it
 would need N(r, 1) against N(-r, 1) in P and Q.
+
+Noise C^-1 Z over rounds, C of at most b diagonals, where a record may be drawn in every b-th round
+alone: C's columns of these rounds have no row in common, so that the rounds fall into blocks of b,
+in each of which the record enters by one coin flip and one column. Given what was seen before, and
+all others' coins, a block of messages is m + B c x + Z with B the coin, c the column and x the
+clipped gradient; m_s follows from what was seen before s, whatever B, and is taken off. What is
+left is a round as above with r = |c| |x| over the noise, once in b rounds.
 """
 
 import dataclasses
@@ -49,6 +56,8 @@ class Phase:
         rates: [n] probability that a record of an agent is in a round's batch.
         ratios: [n] how far a record can move a round's mean, in units of the noise.
         rounds: Their number.
+        separation: b, where a record may be drawn in one round of every b in a row, always the
+            same, and a ratio is of what it moves by one draw; 1 is in every round.
         whole: True where ``ratios`` are of all these rounds together, whatever happens inside.
     """
 
@@ -56,6 +65,7 @@ class Phase:
     ratios: tuple[float, ...]
     rounds: int
     whole: bool = False
+    separation: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what is no probability or sensitivity, and keep plain numbers."""
@@ -71,6 +81,7 @@ class Phase:
         object.__setattr__(self, "ratios", ratios)
         _validate.integer("rounds", self.rounds, least=0)
         _validate.flag("whole", self.whole)
+        _validate.integer("separation", self.separation)
 
     def first(self, rounds: int) -> "Phase":
         """The first rounds of it; a whole is spent from its first round on.
@@ -83,7 +94,7 @@ class Phase:
     @property
     def times(self) -> int:
         """How often the ratios count."""
-        return min(self.rounds, 1) if self.whole else self.rounds
+        return min(self.rounds, 1) if self.whole else -(-self.rounds // self.separation)
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,16 @@ class Pld:
     Guarantee: `epsilon` is never below the exact one for zeroing out one record, against an
     outsider who sees every message and knows neither batches nor noise, if every record's presence
     is drawn apart from all else with at most its agent's rate, and the noise is Gaussian and white
-    over rounds. Adaptive composition is included. dp_accounting rounds every discretised loss up;
-    what its Fourier transforms round is taken off delta.
+    over rounds, or has a strategy of at most as many diagonals as the rounds between two in which
+    a record may be drawn. Adaptive composition is included. dp_accounting rounds every
+    discretised loss up; what its Fourier transforms round is taken off delta.
 
     Attributes:
         phases: Rounds that cost alike, one after the other, each with the same agents.
 
     Reference:
-        Doroshenko et al. (2022), Connect the Dots; Koskela et al. (2020), for the composition.
+        Doroshenko et al. (2022), Connect the Dots; Koskela et al. (2020), for the composition;
+        Choquette-Choo et al. (2023), (Amplified) banded matrix factorization, for strategies.
     """
 
     kind: ClassVar[str] = "pld"
@@ -115,16 +128,17 @@ class Pld:
         object.__setattr__(self, "phases", phases)
 
     @classmethod
-    def of(cls, rates: ArrayLike, ratios: ArrayLike, rounds: int) -> "Pld":
+    def of(cls, rates: ArrayLike, ratios: ArrayLike, rounds: int, separation: int = 1) -> "Pld":
         """The loss of one phase.
 
         Args:
             rates: [n] probability that a record is in a round's batch, one an agent.
             ratios: [n] sensitivity of a round in units of the noise.
             rounds: Rounds T.
+            separation: Rounds from one in which a record may be drawn to the next.
         """
         values = [tuple(np.asarray(one, np.float64).tolist()) for one in (rates, ratios)]
-        return cls((Phase(values[0], values[1], rounds),))
+        return cls((Phase(values[0], values[1], rounds, separation=separation),))
 
     @property
     def agents(self) -> int:

@@ -138,16 +138,27 @@ def _white_text(of: "Guarantee") -> str:
 
 
 def _participation_text(of: "Guarantee") -> str:
+    if (pattern := _flipped(of)) is not None:
+        return (
+            f" of noise correlated over rounds, in {pattern[0]:,} of which, {pattern[1]:,} apart, "
+            "every record may be drawn,"
+        )
     if of.participation is None:
         return ""
     epochs, separation = of.participation
     return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
 
 
+def _flipped(of: "Guarantee") -> tuple[int, int] | None:
+    """(times, separation) where a record may be drawn in some rounds alone."""
+    phases = getattr(of.other_loss, "phases", ())
+    apart = max((one.separation for one in phases), default=1)
+    return None if apart == 1 else (sum(one.times for one in phases), apart)
+
+
 def _pattern_text(of: "Guarantee") -> str:
-    if of.participation is None:
-        return ""
-    return f", k = {of.participation[0]}, b = {of.participation[1]}"
+    pattern = of.participation or _flipped(of)
+    return "" if pattern is None else f", k = {pattern[0]}, b = {pattern[1]}"
 
 
 def _stop_text(of: "Guarantee") -> str:

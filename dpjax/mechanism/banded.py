@@ -27,17 +27,22 @@ _MOST = 2000
 
 
 def banded(
-    mixing: Float[np.ndarray, "*p n n"], participation: Participation, bands: int
+    mixing: Float[np.ndarray, "*p n n"],
+    participation: Participation,
+    bands: int,
+    *,
+    equal: bool = False,
 ) -> Float[np.ndarray, "t t"]:
     """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
 
     jax_privacy's convex search over C'C. Where T = k b (or k = 1) columns may differ in norm;
-    for other participations they are held equal.
+    for other participations, or where asked for, they are held equal.
 
     Args:
         mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
         participation: when a record appears.
         bands: number of diagonals, 1 (a scaled identity) to the participation's separation.
+        equal: whether all columns have one norm: the largest one counts where batches are sampled.
 
     Returns:
         [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
@@ -53,7 +58,7 @@ def banded(
     rounds, k = participation.rounds, participation.epochs
     bands = _bands(participation, bands)
     root = _scaled_root(mixing, participation)
-    whole = k == 1 or rounds == k * participation.separation
+    whole = not equal and (k == 1 or rounds == k * participation.separation)
     with double_precision():
         optimum = dense.optimize(
             rounds,

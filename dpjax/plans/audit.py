@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting.sampled import Pld
+from dpjax.accounting.sampled import Phase, Pld
 from dpjax.plans import dependence
 from dpjax.plans.calibration import Factored
 from dpjax.plans.config import Config
@@ -62,7 +62,8 @@ def audit(plan: "Plan") -> None:
         "attacker": protect.attacker,
         "gradients": protect.gradients,
         "nodes": protect.nodes,
-        "white": plan.noise.white(wanted),
+        # Of sampled rounds the loss says itself what the first ones spend.
+        "white": wanted.rates is not None or plan.noise.white(wanted),
     }
     for name, mine in runs.items():
         if mine != (theirs := getattr(guarantee, name)):
@@ -93,19 +94,19 @@ def audit(plan: "Plan") -> None:
 
 def _sampled(plan: "Plan") -> None:
     """Refuse a stated loss below that of the factor and the sampler's rates."""
-    if not isinstance(plan.noise, Factored) or plan.noise.strategy is not None:
+    if not isinstance(plan.noise, Factored):
         raise ValueError(
             f"noise is {type(plan.noise).__name__} for sampler {plan.config.sampler}; give a "
-            "covariance over agents that is fresh in every round"
+            "covariance over agents, and a strategy over rounds of few bands or none"
         )
     loss = plan.guarantee.loss
-    (runs,) = plan.target.sampled(plan.factor).phases
+    (runs,) = plan.target.sampled(plan.factor, plan.strategy).phases
     phases = loss.phases if isinstance(loss, Pld) else ()
     said = phases[0] if len(phases) == 1 else None
-    if said is None or said.rounds != runs.rounds or len(said.rates) != len(runs.rates):
+    if said is None or _of_rounds(said) != _of_rounds(runs):
         raise ValueError(
-            f"guarantee has {_validate.shown(loss)}, the config samples {runs.rounds} rounds; "
-            "make the plan from one config with plan.make"
+            f"guarantee has {_validate.shown(loss)}, the config samples {runs.rounds} rounds, a "
+            f"record in one of {runs.separation}; make the plan from one config with plan.make"
         )
     for name in ("rates", "ratios"):
         excess = np.asarray(getattr(runs, name)) - np.asarray(getattr(said, name))
@@ -116,3 +117,8 @@ def _sampled(plan: "Plan") -> None:
                 f"but sampler, counts and factor give {getattr(runs, name)[worst]:.6g}; make the "
                 "plan from one config with plan.make"
             )
+
+
+def _of_rounds(phase: Phase) -> tuple[int, int, bool, int]:
+    """What must be the same in two accounts of a run."""
+    return phase.rounds, phase.separation, phase.whole, len(phase.rates)

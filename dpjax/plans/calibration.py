@@ -79,10 +79,10 @@ class Target:
         if self.rates is not None:
             return sampled.bound(
                 self.rates,
-                self.rounds,
+                self.pattern.epochs,
                 self.budget.largest,
                 self.budget.delta,
-                sensitivity=self.protect.sensitivity,
+                sensitivity=self.protect.sensitivity * self.by_one_draw(strategy),
             )
         return np.asarray(
             budget_.precision_bound(
@@ -96,16 +96,31 @@ class Target:
             )
         )
 
-    def sampled(self, factor: np.ndarray) -> Pld:
-        """What sampled batches cost every agent, against an outsider, with a factor of white noise.
+    def by_one_draw(self, strategy: np.ndarray | None) -> float:
+        """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
+
+        Args:
+            strategy: [T, T] C; None is fresh noise.
+
+        Raises:
+            ValueError: For a strategy whose rows join two draws of a record.
+        """
+        if strategy is None:
+            return 1.0
+        return strategies.largest_column(strategy, self.pattern.separation)
+
+    def sampled(self, factor: np.ndarray, strategy: np.ndarray | None) -> Pld:
+        """What sampled batches cost every agent, against an outsider.
 
         Args:
             factor: [n, n] float32 F.
+            strategy: [T, T] C; None is noise that is white over rounds.
         """
         assert self.rates is not None
         diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
-        ratios = self.protect.sensitivity * np.sqrt(diagonal) * MARGIN
-        return Pld.of(self.rates, ratios, self.rounds)
+        moved = self.protect.sensitivity * self.by_one_draw(strategy)
+        ratios = moved * np.sqrt(diagonal) * MARGIN
+        return Pld.of(self.rates, ratios, self.rounds, self.pattern.separation)
 
 
 @runtime_checkable

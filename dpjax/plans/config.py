@@ -112,6 +112,9 @@ class Config:
     @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
+        if self.sampler.capacity is not None:
+            # In which rounds coins are flipped for a record; it takes part in some of them.
+            return self.sampler.pattern(self.rounds)
         return Participation(self.rounds, *(self.participation or (self.rounds, 1)))
 
     @property

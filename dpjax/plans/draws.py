@@ -42,7 +42,7 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
     tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
     rates = sampler.rates(counts)
     if rates is not None:
-        tried = _COUNTED
+        tried = max(_COUNTED, min(rounds, 2 * pattern.separation + 1))
     last: dict[tuple[int, int], int] = {}
     times = [np.zeros(count, np.int64) for count in counts]
     for t in range(tried):
@@ -60,7 +60,10 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
             if pattern.epochs == rounds:
                 continue
             for record in taken.tolist():
-                if t - last.get((agent, record), t - pattern.separation) != pattern.separation:
+                apart = t - last.get((agent, record), t - pattern.separation)
+                # Coins leave some of its rounds out.
+                off = apart % pattern.separation if rates is not None else apart
+                if off not in (0, pattern.separation):
                     raise ValueError(
                         f"sampler is {_validate.shown(sampler)}, which draws record {record} of "
                         f"agent {agent} in rounds {last[agent, record]} and {t}, its pattern says "
@@ -68,7 +71,7 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
                     )
                 last[agent, record] = t
     if rates is not None:
-        _check_rates(sampler, times, rates, tried)
+        _check_rates(sampler, times, rates, -(-tried // pattern.separation))
     if not packaged(type(sampler)):
         _check_distinct(sampler, counts, rounds, claimed=rates is not None)
 
@@ -133,7 +136,10 @@ def _drawn(sampler: Sampler, key: PRNGKeyArray, round: Any, counts: Any) -> Draw
 def _check_rates(
     sampler: Sampler, times: list[np.ndarray], rates: Float[np.ndarray, " n"], rounds: int
 ) -> None:
-    """Refuse more draws than the rates make likely; ``times`` counts each record's."""
+    """Refuse more draws than the rates make likely in so many rounds of each record's.
+
+    ``times`` counts each record's draws.
+    """
     from scipy import stats
 
     for agent, (own, rate) in enumerate(zip(times, rates, strict=True)):

@@ -19,7 +19,8 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
 
     Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
     is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
-    the sampler's rate and the sensitivity over noise C sqrt([R^-1]_ii) in every round.
+    the sampler's rate and the sensitivity over noise C sqrt([R^-1]_ii) in every round in which it
+    may be drawn, times the norm of the strategy's largest column where there is one.
 
     Args:
         config: The config.
@@ -38,7 +39,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             clip_norm=config.protect.clip_norm,
             accountant="pld",
             release=config.release,
-            other_loss=target.sampled(noise.factor),
+            other_loss=target.sampled(noise.factor, noise.strategy),
         )
     loss = noise.loss(target)
     return Guarantee(

@@ -80,6 +80,7 @@ class Correlated:
                 target.pattern,
                 own=strategy,
                 bands=getattr(self, "bands", None),
+                equal=target.rates is not None,
             )
             strategy, joint = joint_strategy.strategy, joint_strategy.covariance
         bound = target.bound(strategy)

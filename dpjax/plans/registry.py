@@ -226,6 +226,13 @@ NOISES = (
 )  # fmt: skip
 """One row a design that records may name."""
 
+
+def _within(config: Any) -> bool:
+    """Whether the bands of a strategy keep a record's draws apart; the plan looks at the matrix."""
+    bands = getattr(config.noise, "bands", None)
+    return bands is not None and bands <= config.sampler.pattern(config.rounds).separation
+
+
 _FLIPPED = (
     Rule(
         lambda c: c.protect.relation == "zero_out_record",
@@ -249,9 +256,10 @@ _FLIPPED = (
     ),
     Rule(
         # Designs that do not say so may depend on earlier rounds, or be no covariance.
-        lambda c: c.noise is None or not getattr(c.noise, "temporal", True),
+        lambda c: c.noise is None or not getattr(c.noise, "temporal", True) or _within(c),
         lambda c: f"with noise {c.label!r}",
-        "use a covariance over agents that is fresh in every round, or Cyclic",
+        "use a covariance over agents that is fresh in every round, a strategy of few bands "
+        "(noise.PrefixSum(bands=b) and Poisson(..., separation=b)), or Cyclic",
     ),
     Rule(
         lambda c: c.budget is None or c.budget.accountant == "gdp",

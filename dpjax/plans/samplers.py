@@ -247,10 +247,14 @@ class Cyclic(_Plain):
 class Poisson(_Anytime):
     """Every record is in a batch with probability ``expected / count_i``, apart from all others.
 
-    Guarantee: no record of agent i is drawn with a probability above `rates`, and its presence is
-    independent of all other records and rounds, as far as threefry bits are. Whoever knows the
-    key knows the batches, and nothing is amplified against it: a run draws them from the noise's
-    own key. A batch that is larger than the
+    With a ``separation`` b records are dealt to b groups, record r to r mod b, and those of group
+    t mod b alone flip their coins in round t, with b times the probability: amplified banded matrix
+    factorization, for noise over rounds of at most b diagonals (``noise.PrefixSum(bands=b)``).
+
+    Guarantee: no record of agent i is drawn with a probability above `rates`, nor in a round of
+    another group, whatever the data, and its presence is independent of all other records and
+    rounds, as far as threefry bits are. Whoever knows the key knows the batches, and nothing is
+    amplified against it: a run draws them from the noise's own key. A batch that is larger than the
     capacity is computed in several passes, never cut.
 
     Attributes:
@@ -258,6 +262,10 @@ class Poisson(_Anytime):
             the batch.
         capacity: Records a pass, to bound memory.
         records: Most records of an agent; the plan fills it in, and refuses another number.
+        separation: Rounds from one in which a record may be drawn to the next, b; divides a run's.
+
+    Reference:
+        Choquette-Choo et al. (2023), (Amplified) banded matrix factorization, for groups.
 
     Example:
         >>> import numpy as np
@@ -269,15 +277,16 @@ class Poisson(_Anytime):
     expected: float
     capacity: int
     records: int | None = None
+    separation: int = 1
 
     counted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of records."""
+        """Refuse what is no number of records or rounds."""
         expected = _validate.positive("expected", self.expected)
         object.__setattr__(self, "expected", expected)
-        for name in ("capacity", "records"):
-            if getattr(self, name) is not None or name == "capacity":
+        for name in ("capacity", "records", "separation"):
+            if getattr(self, name) is not None or name != "records":
                 value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
                 object.__setattr__(self, name, value)
 
@@ -285,6 +294,19 @@ class Poisson(_Anytime):
     def divisor(self) -> float:
         """Sums are divided by the expected size, which is public; a batch's own size is not."""
         return self.expected
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record may be drawn.
+
+        Raises:
+            ValueError: For rounds that are no multiple of the separation.
+        """
+        if rounds % self.separation:
+            raise ValueError(
+                f"rounds is {rounds} for sampler {self}; give a multiple of {self.separation}, in "
+                "which every group has as many rounds"
+            )
+        return Participation(rounds, rounds // self.separation, self.separation)
 
     def holding(self, records: int) -> "Poisson":
         """The same sampler, for agents of at most so many records.
@@ -299,18 +321,20 @@ class Poisson(_Anytime):
         return dataclasses.replace(self, records=records)
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse agents with fewer records than are expected in a batch."""
+        """Refuse agents with fewer records than are expected in batches of all groups."""
         least = int(np.argmin(counts))
-        if counts[least] < self.expected:
+        if counts[least] < self.expected * self.separation:
             agent = f"agent {least}" if agents is None else agents[least]
+            groups = "" if self.separation == 1 else f" in {self.separation} groups"
             raise ValueError(
-                f"expected is {self.expected:g}, but {agent} has {counts[least]} records; lower it "
-                "to that at most"
+                f"expected is {self.expected:g}, but {agent} has {counts[least]} records{groups}; "
+                f"lower it to {counts[least] / self.separation:g} at most"
             )
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """[n] probability that a record of an agent is in a round's batch, rounded up."""
-        return np.minimum(self.expected / np.asarray(counts, np.float64) * (1 + 2 * _UNIT), 1.0)
+        """[n] probability that a record is in the batch of a round of its group, rounded up."""
+        share = self.expected * self.separation * (1 + 3 * _UNIT)
+        return np.minimum(share / np.asarray(counts, np.float64), 1.0)
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records, those of the batch first; all other places are padding.
@@ -318,15 +342,18 @@ class Poisson(_Anytime):
         Raises:
             ValueError: Where ``records`` is None.
         """
-        del round
         most_records = _known(self.records)
         counts = jnp.asarray(counts, jnp.int32)[:, None]
         # Slightly fewer than asked for, so that float32 does not draw more often than it says.
-        rate = jnp.float32(self.expected * (1 - 2.0**-20)) / counts.astype(jnp.float32)
+        share = self.expected * self.separation * (1 - 2.0**-20)
+        rate = jnp.float32(share) / counts.astype(jnp.float32)
         most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
         bits = _threefry.bits(key, (counts.shape[0], most_records))
         positions = jnp.arange(most_records, dtype=jnp.int32)
         drawn = (bits < most) & (positions < counts)
+        if self.separation > 1:
+            turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)
+            drawn &= jnp.mod(positions, self.separation) == turn
         # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
         rows = jnp.sort(jnp.where(drawn, positions, most_records), axis=1)
         more = -most_records % self.capacity

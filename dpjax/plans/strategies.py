@@ -79,6 +79,7 @@ def make(
     *,
     own: Float[np.ndarray, "t t"] | None = None,
     bands: int | None = None,
+    equal: bool = False,
 ) -> JointStrategy:
     """Return the strategy of a design; the last few are kept, since they serve every budget.
 
@@ -88,6 +89,7 @@ def make(
         participation: When a record appears.
         own: [T, T] C to use in place of the design's own.
         bands: Diagonals of "prefix_sum" or "mafalda"; None is all.
+        equal: Whether the columns of these have one norm, as sampled batches ask for.
 
     Returns:
         The strategy and, for "spacetime", the covariance over agents.
@@ -99,22 +101,28 @@ def make(
     # Only what a strategy depends on is part of the key.
     at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
     if own is None:
-        return _joint_strategy(name, at, participation, bands)
+        return _joint_strategy(name, at, participation, bands, equal)
     check(own, participation.rounds)
     covariance = (
-        _joint_strategy(name, at, participation, None).covariance if name == "spacetime" else None
+        _joint_strategy(name, at, participation, None, False).covariance
+        if name == "spacetime"
+        else None
     )
     return JointStrategy(np.asarray(own, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)
 def _joint_strategy(
-    name: str, mixing: _Mixing | None, participation: Participation, bands: int | None
+    name: str,
+    mixing: _Mixing | None,
+    participation: Participation,
+    bands: int | None,
+    equal: bool,
 ) -> JointStrategy:
     if bands is not None:
         # Sums over rounds are what one agent's models are.
         over = np.ones((1, 1)) if mixing is None else mixing.matrix
-        return JointStrategy(temporal.banded(over, participation, bands))
+        return JointStrategy(temporal.banded(over, participation, bands, equal=equal))
     if name == "anti_pgd":
         return JointStrategy(temporal.anti_pgd(participation.rounds))
     if name == "prefix_sum":
@@ -187,6 +195,36 @@ def sensitivity_squared(strategy: Float[np.ndarray, "t t"], participation: Parti
         The larger of the two, at clip 1.
     """
     return float(partial_energies(strategy, participation, [len(strategy)])[0])
+
+
+def largest_column(strategy: Float[np.ndarray, "t t"], separation: int) -> float:
+    """Return the largest norm of a column of the strategy that a run applies.
+
+    It bounds what one draw of a record costs where coins are flipped for it in every so many
+    rounds alone, and C has no more diagonals than that: see `dpjax.accounting.sampled`.
+
+    Args:
+        strategy: [T, T] C.
+        separation: Rounds between two in which one record may be drawn.
+
+    Returns:
+        The larger of those in float32 and float64, with a margin.
+
+    Raises:
+        ValueError: For a strategy with more diagonals, as it is applied.
+    """
+    margin = 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
+    largest = 0.0
+    for kind in (np.float32, np.float64):
+        matrix = rounds.applied(strategy, kind)
+        if np.any(np.tril(matrix, -separation)):
+            raise ValueError(
+                f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
+                "two draws of a record meet, which no amplified loss here covers; give noise with "
+                f"bands of at most {min(separation, rounds.WIDEST + 1)}, or use Cyclic"
+            )
+        largest = max(largest, float(np.linalg.norm(matrix, axis=0).max()))
+    return largest * (1 + margin)
 
 
 def partial_energies(

@@ -50,6 +50,12 @@ METHODS = DESIGNS | {
         "design": "whisper",
         "epsilon": 2.0,
     },
+    "dsgd-groups": {
+        "relation": "zero_out_record",
+        "sampler": samplers.Poisson(3.0, 4, separation=2),
+        "noise": noise.PrefixSum(bands=2),
+        "epsilon": 2.0,
+    },
     "dsgd-full": {"relation": "zero_out_record", "sampler": samplers.Full()},
     "disk": {"method": DiSK(), "design": "whisper"},
     "pmlf-poisson": {
