@@ -58,7 +58,7 @@ def rows(result):
     return json.dumps(told, sort_keys=True, default=str)
 
 
-SLOW = set(CASES) - {"independent", "whisper", "anti_pgd", "records", "cyclic"}
+SLOW = set(CASES) - {"whisper", "anti_pgd", "records"}
 
 
 @pytest.mark.parametrize(

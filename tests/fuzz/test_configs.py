@@ -151,8 +151,8 @@ def check(count, seed, wide):
     assert caught >= 0.9 * (count - refused - unsound)
 
 
-def test_hundreds_of_random_configs():
-    check(100, seed=11, wide=False)
+def test_dozens_of_random_configs():
+    check(40, seed=11, wide=False)
 
 
 @pytest.mark.slow

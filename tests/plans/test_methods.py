@@ -79,6 +79,13 @@ ELSEWHERE = ("disk", "pmlf-poisson", "average")
 PRIVATE = [name for name in METHODS if name not in ("dsgd-non_private", "decor-nodes", "zip_dl")]
 
 
+def few(*names):
+    """These of `METHODS`; the others on demand."""
+    return [
+        name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
+    ]
+
+
 def made(name, matrix=MATRIX, **changes):
     config = make_config(**{"rounds": ROUNDS, **METHODS[name], **changes})
     return plan.make(config, matrix, counts=np.full(N, RECORDS))
@@ -106,7 +113,9 @@ def started(one):
     return parts_.algorithm(statics, arrays, KEY).init(models)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", few("dsgd-mafalda", "dsgd-poisson", "disk", "average", "muffliato")
+)
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
@@ -348,7 +357,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", few("dsgd-mafalda", "dsgd-poisson", "disk", "average", "zip_dl"))
 def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
     one, task = made(name), make_problem(N)
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
@@ -359,14 +368,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 6, reason="needs six devices")
-@pytest.mark.parametrize(
-    "name",
-    [
-        # One of each kind of exchange and of noise; the others on demand.
-        name if name in ("dsgd", "zip_dl", "decor") else pytest.param(name, marks=pytest.mark.slow)
-        for name in METHODS
-    ],
-)
+@pytest.mark.parametrize("name", few("dsgd-whisper", "dsgd-poisson", "decor", "zip_dl"))
 def test_agents_on_several_devices_give_the_same_numbers(name):
     one, task = made(name), make_problem(N)
     alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)

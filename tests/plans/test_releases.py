@@ -60,7 +60,15 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
     assert not noise[False].any() and noise[True].mean() > 0.9
 
 
-@pytest.mark.parametrize("design", ["anti_pgd", "prefix_sum", "mafalda", "spacetime"])
+@pytest.mark.parametrize(
+    "design",
+    [
+        "anti_pgd",
+        "spacetime",
+        pytest.param("prefix_sum", marks=pytest.mark.slow),
+        pytest.param("mafalda", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, design):
     """Past noise is float64 with either flag: the run finds the program that was traced."""
     made = plan.make(make_config(release=True, design=design, rounds=36), network)
