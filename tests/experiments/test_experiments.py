@@ -39,6 +39,8 @@ NEEDS = {"mafalda_housing": "housing"}
         "whisper_departure",
         "mafalda_housing",
         "cifar_doppler",
+        pytest.param("doppler_spectra", marks=pytest.mark.slow),
+        pytest.param("doppler_decentralised", marks=pytest.mark.slow),
     ],
 )
 def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):

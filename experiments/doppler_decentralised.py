@@ -1,0 +1,262 @@
+"""Low-pass filters at every agent of decentralized SGD, under noise of several kinds.
+
+The agents of a network hold parts of a data set; every record takes part once an epoch, in a fixed
+order, and its gradient is clipped. Each agent filters its own private gradients over rounds before
+it sends its model: one link of its optimizer, the same guarantee. Compared are filters under noise
+that is independent, cancels over agents (Whisper) or cancels over rounds (MAFALDA), each pair at
+its own step size, on the same splits, batches and initial models.
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import optax
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.data import load, partition, split
+from dpjax.engine import tune
+from dpjax.engine.run import run
+from dpjax.models.mlp import MLP
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.results import launch, plots, tables
+from dpjax.topology import graphs, mixing
+from dpjax.transforms.lowpass import FILTERS, lowpass
+from dpjax.transforms.wiener import wiener
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+CHOICES = ("none", "wiener", *(name for name in FILTERS if name != "sgd"))
+TITLES = {"none": "no filter", "wiener": "Wiener"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, where, with which filters and noises.
+
+    Attributes:
+        dataset: digits comes with scikit-learn, mnist from the data cache.
+        records: Use only that many training records; 0 is all.
+        agents: Number of agents.
+        probability: Edge probability of the random graph.
+        graph_seed: First seed tried for a connected graph.
+        filters: none, a published filter by name, or wiener (learned at every agent, unit gain).
+        designs: Noise designs.
+        epsilon: Budgets.
+        delta: Target delta.
+        epochs: How often every record takes part, k.
+        separation: Batches of an epoch, b; rounds are k b.
+        clip_norm: Clip norm of one record's gradient.
+        hidden: Width of the hidden layer.
+        steps: Step sizes to tune over.
+        seeds: Seeds of the reported runs.
+        tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
+        validation: Fraction of the training records held out while tuning.
+        measurements: How often the reported runs are measured.
+    """
+
+    dataset: Literal["digits", "mnist"] = "mnist"
+    records: int = 6_000
+    agents: int = 12
+    probability: float = 0.3
+    graph_seed: int = 0
+    filters: tuple[str, ...] = ("none", "momentum", "first v1", "wiener")
+    designs: tuple[str, ...] = ("independent", "whisper", "mafalda")
+    epsilon: tuple[float, ...] = (2.0, 8.0)
+    delta: float = 1e-5
+    epochs: int = 12
+    separation: int = 10
+    clip_norm: float = 1.0
+    hidden: int = 32
+    steps: tuple[float, ...] = (2.0, 1.0, 0.5, 0.25, 0.125)
+    seeds: tuple[int, ...] = tuple(range(5))
+    tuning_seeds: tuple[int, ...] = (100, 101)
+    validation: float = 0.2
+    measurements: int = 12
+
+    def __post_init__(self) -> None:
+        """Refuse tuning on the reported seeds, and what is no filter."""
+        shared = set(self.seeds) & set(self.tuning_seeds)
+        if shared:
+            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        if not (self.filters and self.designs and self.epsilon and self.seeds):
+            raise ValueError("filters, designs, epsilon and seeds need at least one entry each")
+        unknown = [name for name in self.filters if name not in CHOICES]
+        if unknown:
+            raise ValueError(f"filters holds {unknown[0]!r}; choose from {', '.join(CHOICES)}")
+
+    @property
+    def rounds(self) -> int:
+        """Rounds T."""
+        return self.epochs * self.separation
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="digits", records=400, agents=4, probability=0.7, filters=("none", "first v1"),
+        designs=("mafalda",), epsilon=(8.0,), epochs=3, separation=4, hidden=8, steps=(2.0, 1.0),
+        seeds=(0, 1), tuning_seeds=(100,), measurements=3,
+    ),
+    "cpu": Config(),
+    "full": Config(
+        records=0, agents=20, epochs=20, separation=50, seeds=tuple(range(10)),
+        tuning_seeds=(100, 101, 102), epsilon=(1.0, 2.0, 4.0, 8.0), measurements=20,
+        filters=("none", "momentum", "first v1", "first v2", "second", "wiener"),
+        designs=("independent", "whisper", "whisper_horizon", "mafalda", "spacetime"),
+    ),
+}  # fmt: skip
+
+
+def behind(name: str, step_size: Any, noise: Any) -> optax.GradientTransformation:
+    """Steps along filtered gradients: all that a filter adds to a run."""
+    if name == "none":
+        link = optax.identity()
+    elif name == "wiener":
+        link = wiener(noise, unit=True)
+    else:
+        link = lowpass(*FILTERS[name])
+    return optax.chain(link, optax.sgd(step_size))
+
+
+def train(
+    config: Config, design: str, name: str, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Tune and run one filter under one noise at every budget; rows of both phases."""
+    data = load.load(config.dataset)
+    (x, y), test = split.with_test(data, 0.2, seed=1)
+    train, test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in ((x, y), test))
+    if x.dtype == np.uint8:
+        train, test = ((a / 127.5 - 1, b) for a, b in (train, test))
+    train = tuple(part[: config.records or None] for part in train)
+    graph = graphs.erdos_renyi(config.agents, config.probability, config.graph_seed)
+    matrix = mixing.metropolis_hastings(graph)
+    model = MLP((config.hidden,), int(y.max()) + 1, "tanh")
+    # One function: plans of one run share it.
+    optimizer = optimizers.Chain(functools.partial(behind, name), 1.0, uses_noise=True)
+
+    def rows(
+        phase: str, train: Any, test: Any, steps: dict[float, tuple[float, ...]],
+        seeds: tuple[int, ...], every: int,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        shards = partition.iid(len(train[1]), config.agents, 0)
+        places = -(-int(shards.counts.max()) // config.separation)
+        task = problem.supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
+        plans = []
+        for epsilon, tried in steps.items():
+            base = plan.Config(
+                noise=noise.named(design),
+                budget=protect.Budget(epsilon, config.delta),
+                protect=protect.Protect("zero_out_record", clip_norm=config.clip_norm),
+                sampler=samplers.Cyclic(config.epochs, config.separation, places),
+                optimizer=optimizer,
+                rounds=config.rounds,
+            )
+            plans += tune.grid({design: base}, tried, matrix)
+        result = run(plans, task, seeds=seeds, eval_every=every, **lab.run_options(folder / phase))
+        found = result.rows(phase=phase, filter=name, dataset=config.dataset)
+        for row in found:
+            stated = row["guarantee"]["epsilon"]
+            row["budget_epsilon"] = min(config.epsilon, key=lambda e: abs(e - stated))
+        return found
+
+    fit, held = split.split(*train, config.validation, seed=0)
+    grid = {epsilon: config.steps for epsilon in config.epsilon}
+    tuning = rows("tuning", fit, held, grid, config.tuning_seeds, config.rounds)
+    best = {epsilon: (chosen(tuning, epsilon),) for epsilon in config.epsilon}
+    every = math.ceil(config.rounds / config.measurements)
+    return tuning + rows("final", train, test, best, config.seeds, every)
+
+
+def chosen(tuning: list[dict[str, Any]], epsilon: float) -> float:
+    """The step size of the least validation loss at a budget; a diverged run counts as infinite."""
+    losses: dict[float, list[float]] = {}
+    for row in tuning:
+        if row["budget_epsilon"] == epsilon:
+            losses.setdefault(row["step_size"], []).append(row["test_loss"])
+    means = {step: float(np.nan_to_num(np.mean(of), nan=math.inf)) for step, of in losses.items()}
+    return min(means, key=means.__getitem__)
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Filter private gradients at every agent of a network, under noise of several kinds."""
+    cells = []
+    for design in config.designs:
+        for name in config.filters:
+            stored = {**dataclasses.asdict(config), "design": design, "filter": name}
+            for listed in ("designs", "filters"):
+                del stored[listed]
+            compute = functools.partial(train, config, design, name, lab)
+            cells.append((f"{design}_{name.replace(' ', '_')}", stored, compute))
+    report(config, lab, lab.cells(cells, seed=config.seeds))
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables and draw the figure from the records."""
+    final = frame[frame["phase"] == "final"].copy()
+    final["filter title"] = [TITLES.get(name, name) for name in final["filter"]]
+    last = final[final["round"] == config.rounds]
+    for epsilon, rows in last.groupby("budget_epsilon", sort=False):
+        lab.say(f"\n{config.dataset}, epsilon {epsilon:g}, {rows['seed'].nunique()} seeds:")
+        table = tables.summary(rows, ["algorithm", "filter", "step_size"], "test_accuracy")
+        table["test_loss"] = tables.summary(rows, ["algorithm", "filter"], "test_loss")["mean"]
+        table["algorithm"] = [plots.TITLES[name] for name in table["algorithm"]]
+        lab.say(tables.text(table.rename(columns={"mean": "test_accuracy", "count": "seeds"})))
+        pairs = differences(config, rows)
+        if pairs:
+            lab.say("accuracy gained, paired over seeds:\n" + tables.text(pairs))
+        edges = {
+            f"{row['algorithm']} + {row['filter']}"
+            for _, row in rows.iterrows()
+            if row["step_size"] in (max(config.steps), min(config.steps))
+        }
+        if edges:
+            lab.say(f"best at an end of the step sizes tried: {', '.join(sorted(edges))}")
+    for _, first in last.drop_duplicates("algorithm").iterrows():
+        lab.say(f"\n{first['algorithm']}: {Guarantee.from_dict(first['guarantee']).statement()}")
+    draw(config, lab, final)
+
+
+def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
+    """Every filter against none under the same noise, every noise against independent noise."""
+    rows = rows.assign(pair=rows["algorithm"] + " + " + rows["filter"])
+    there = set(rows["pair"])
+    wanted = [(d, f, d, "none") for d in config.designs for f in config.filters if f != "none"]
+    wanted += [
+        (d, f, "independent", f) for d in config.designs for f in config.filters
+        if d != "independent"
+    ]  # fmt: skip
+    found = []
+    for design, name, other, theirs in wanted:
+        better, worse = f"{design} + {name}", f"{other} + {theirs}"
+        if {better, worse} <= there:
+            # Larger is better here: the claim is on what is missed.
+            pair = tables.paired(rows, worse, better, "test_accuracy", column="pair")
+            found.append({"of": better, "over": worse, **pair.row()})
+    return found
+
+
+def draw(config: Config, lab: launch.Lab, final: Any) -> None:
+    """One panel a noise and budget: accuracy over rounds, a line a filter."""
+    kinds = [d for d in config.designs if d in set(final["algorithm"])]
+    sheet, axes = plots.figure(len(config.epsilon), len(kinds), sharey="row")
+    places = [(epsilon, design) for epsilon in config.epsilon for design in kinds]
+    for ax, (epsilon, design) in zip(axes, places, strict=True):
+        rows = final[(final["budget_epsilon"] == epsilon) & (final["algorithm"] == design)]
+        plots.lines(
+            rows, "round", "test_accuracy", "filter title", ax=ax, ylabel="test accuracy",
+            title=f"{plots.TITLES[design]}, epsilon {epsilon:g}",
+        )  # fmt: skip
+    path = plots.save(sheet, lab.folder / "doppler_decentralised.svg")
+    lab.say(f"figure: {path}")
+
+
+main = functools.partial(launch.main, "doppler_decentralised", PRESETS, experiment)
+"""Command line."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

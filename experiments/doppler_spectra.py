@@ -1,0 +1,418 @@
+"""Spectra of private training: what gradients, noise and filters are over rounds.
+
+One agent trains a small network with DP-SGD, with and without a low-pass filter; 4,096 fixed
+coordinates of its gradients are kept in every round, before and after the noise (Figs. 1, 2 and 6
+of DOPPLER). Beside their autocorrelation and spectra: how near every filter comes to the gradient,
+what the published signal-to-noise ratio says of it, and what filter and noise chosen together gain.
+Gradients before the noise are private. They are looked at here as one looks into a simulation: no
+guarantee covers these records, whatever the noise was calibrated for.
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax.data import load, partition, split
+from dpjax.mechanism import filtered, filters, snr, temporal, workload
+from dpjax.mechanism.participation import Participation
+from dpjax.models import cnn, mlp
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans.query import RecordQuery
+from dpjax.results import launch, plots, tables
+from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
+from dpjax.transforms.wiener import wiener
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+MODELS = {
+    "mlp": lambda classes: mlp.MLP((16,), classes, "tanh"),
+    "small_cnn": lambda classes: cnn.SmallCNN(classes, "patches"),
+    "cnn5": cnn.CNN5,
+}
+DRAWN = ("gradient", "noise", "private", "momentum", "first v1", "second", "wiener")
+"""What the figures show of what is recorded."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained and recorded, and for which gradients designs are made.
+
+    Attributes:
+        dataset: digits comes with scikit-learn, the others from the data cache.
+        model: Network: mlp for digits, small_cnn for MNIST, cnn5 for CIFAR.
+        trained: Filters of the training runs: sgd is none.
+        epsilon: Budget that the noise is calibrated for, at delta = N^-1.1, zero-out of a record.
+        rounds: Rounds T.
+        batch_size: Expected size of a Poisson-sampled batch.
+        clip_norm: Clip norm.
+        step_size: Step size.
+        coordinates: How many are kept of every gradient, the same in every round and run.
+        skip: First rounds that are left out of all means.
+        lags: Autocovariances up to this lag.
+        segment: Rounds of a segment of the spectra (Welch).
+        taps: Lengths of finite responses whose ratio and error are compared.
+        seeds: Initial model, batches and noise.
+        horizon: Rounds of the joint designs.
+        correlations: AR(1) coefficients of the gradients that these are made for.
+        variances: Variance of their noise at sensitivity 1, the gradient's power being 1.
+        epochs: How often a record takes part in the rounds of a design.
+    """
+
+    dataset: Literal["digits", "mnist", "cifar10"] = "mnist"
+    model: Literal["mlp", "small_cnn", "cnn5"] = "small_cnn"
+    trained: tuple[str, ...] = ("sgd", "first v1")
+    epsilon: float = 8.0
+    rounds: int = 400
+    batch_size: int = 512
+    clip_norm: float = 1.0
+    step_size: float = 1.0
+    coordinates: int = 4096
+    skip: int = 80
+    lags: int = 40
+    segment: int = 64
+    taps: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    seeds: tuple[int, ...] = (0, 1)
+    horizon: int = 32
+    correlations: tuple[float, ...] = (0.5, 0.9, 0.99)
+    variances: tuple[float, ...] = (0.1, 1.0, 10.0)
+    epochs: tuple[int, ...] = (1, 4)
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves nothing to measure."""
+        unknown = [name for name in self.trained if name not in FILTERS]
+        if unknown or not self.trained or not self.seeds:
+            raise ValueError(
+                f"trained is {self.trained} with seeds {self.seeds}; give at least one of each, of "
+                f"{', '.join(FILTERS)}"
+            )
+        least = self.skip + max(self.segment, self.lags, *self.taps)
+        if self.rounds < least:
+            raise ValueError(
+                f"rounds is {self.rounds}; give at least {least}, what is skipped and the longest "
+                "segment, lag or response"
+            )
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="digits", model="mlp", trained=("sgd",), rounds=30, batch_size=64, step_size=1.0,
+        coordinates=128, skip=6, lags=8, segment=16, taps=(1, 2, 4, 8), seeds=(0,), horizon=4,
+        correlations=(0.9,), variances=(1.0,), epochs=(1,),
+    ),
+    "cpu": Config(),
+    "gpu": Config(
+        dataset="cifar10", model="cnn5", rounds=4000, batch_size=1000, step_size=0.5, skip=400,
+        lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2),
+        horizon=128,
+    ),
+}  # fmt: skip
+
+
+class Recorded(NamedTuple):
+    """The coordinates kept of a run.
+
+    Attributes:
+        gradient: [T, k] of the mean of clipped gradients: private.
+        private: [T, k] the same with the noise.
+        variance: Of the noise in a coordinate.
+        accuracy: Of the last model on the test records.
+    """
+
+    gradient: np.ndarray
+    private: np.ndarray
+    variance: float
+    accuracy: float
+
+
+def learn(config: Config) -> problem.Problem:
+    """Data and network."""
+    data = load.load(config.dataset)
+    train, test = split.with_test(data, 0.2, seed=1)
+    if train[0].dtype == np.uint8:
+        train, test = ((x.astype(np.float32) / 127.5 - 1, y) for x, y in (train, test))
+    shard = partition.iid(len(train[1]), 1, 0)
+    model = MODELS[config.model](int(train[1].max()) + 1)
+    return problem.supervised(model, "cross_entropy", train, test, shard, name=config.dataset)
+
+
+def record(config: Config, trained: str, task: problem.Problem, seed: int) -> Recorded:
+    """Train as DP-SGD does, and keep coordinates of what it never shows."""
+    count = len(task.y)
+    # A record a batch more than eight standard deviations above the expected size, or none is cut.
+    places = min(count, math.ceil(config.batch_size + 8 * math.sqrt(config.batch_size)))
+    made = plan.make(
+        plan.Config(
+            noise=noise.Independent(),
+            budget=protect.Budget(config.epsilon, count**-1.1),
+            protect=protect.Protect("zero_out_record", clip_norm=config.clip_norm),
+            sampler=samplers.Poisson(config.batch_size, places),
+            optimizer=optimizers.Sgd(config.step_size),
+            rounds=config.rounds,
+        ),
+        np.eye(1),
+        counts=[count],
+    )
+    deviation = float(made.factor[0, 0]) / config.batch_size
+    query = RecordQuery(task.loss, task.weighted, config.clip_norm, "flat", None)
+    link = optax.chain(lowpass(*FILTERS[trained]), optax.sgd(config.step_size))
+    first, batches, raw = jax.random.split(jax.random.key(seed), 3)
+    params = task.init(first)
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    some = min(config.coordinates, flat.size)
+    kept = np.sort(np.random.default_rng(0).choice(flat.size, some, replace=False))
+    counts = jnp.array([count])
+
+    def step(data: Any, carry: Any, round: Any) -> Any:
+        x, y = data
+        params, state = carry
+        drawn = made.sampler.draw(jax.random.fold_in(batches, round), round, counts)
+        rows, padding = drawn.rows[:, :places], drawn.padding[:, :places]
+        models = jax.tree.map(lambda leaf: leaf[None], params)
+        answer = query(models, (x[rows], y[rows], padding)).total
+        total = jax.flatten_util.ravel_pytree(jax.tree.map(lambda leaf: leaf[0], answer))[0]
+        clean = total / config.batch_size
+        normal = jax.random.normal(jax.random.fold_in(raw, round), flat.shape)
+        noisy = clean + deviation * normal
+        updates, state = link.update(unravel(noisy), state, params)
+        after = optax.apply_updates(params, updates)
+        return (after, state), (clean[kept], noisy[kept], jnp.sum(~drawn.padding))
+
+    @jax.jit
+    def whole(data: Any, start: Any) -> Any:
+        return jax.lax.scan(functools.partial(step, data), start, jnp.arange(config.rounds))
+
+    data = jnp.asarray(task.x), jnp.asarray(task.y)
+    (params, _), (gradient, private, sizes) = whole(data, (params, link.init(params)))
+    if int(sizes.max()) > places:
+        raise ValueError(f"seeds {seed} drew a batch of {sizes.max()}; give another seed")
+    models = jax.tree.map(lambda leaf: leaf[None], params)
+    accuracy = float(task.metrics(models, task.evaluation)["test_accuracy"])
+    recorded = np.asarray(gradient, float), np.asarray(private, float)
+    return Recorded(*recorded, deviation**2, accuracy)
+
+
+def streams(kept: Recorded) -> dict[str, np.ndarray]:
+    """All that is compared, [T, k] each: before the noise, the noise, and behind each filter."""
+    noisy = jnp.asarray(kept.private, jnp.float32)
+    links = {name: lowpass(*each) for name, each in FILTERS.items() if name != "sgd"}
+    links |= {"adaptive": adaptive(4, kept.variance), "wiener": wiener(kept.variance)}
+    links |= {"wiener, unit": wiener(kept.variance, unit=True)}
+
+    def step(states: Any, given: Any) -> Any:
+        both = {name: link.update(given, states[name]) for name, link in links.items()}
+        return {k: state for k, (_, state) in both.items()}, {
+            k: out for k, (out, _) in both.items()
+        }
+
+    states = {name: link.init(noisy[0]) for name, link in links.items()}
+    behind = jax.lax.scan(step, states, noisy)[1]
+    plain = {"gradient": kept.gradient, "noise": kept.private - kept.gradient}
+    plain |= {"private": kept.private}
+    return plain | {name: np.asarray(out, float) for name, out in behind.items()}
+
+
+def autocovariance(values: np.ndarray, lags: int) -> np.ndarray:
+    """Means over rounds and coordinates of x_t x_{t+k}, no mean taken off, [lags + 1]."""
+    return np.array([np.mean(values[k:] * values[: len(values) - k]) for k in range(lags + 1)])
+
+
+def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Record a run of every seed; rows of all that is measured of it."""
+    from scipy import signal
+
+    del folder  # Minutes, in one piece.
+    task, rows = learn(config), []
+    for seed in config.seeds:
+        kept = record(config, trained, task, seed)
+        lab.say(f"  {trained}, seed {seed}: test accuracy {kept.accuracy:.3f}")
+        where = {"trained": trained, "seed": seed, "budget_epsilon": config.epsilon}
+        where |= {"dataset": config.dataset, "guarantee": None}
+        every = {k: values[config.skip :] for k, values in streams(kept).items()}
+        power = float(np.mean(every["gradient"] ** 2))
+        ratio = kept.variance / power
+        rows.append(where | {"kind": "run", "test_accuracy": kept.accuracy, "noise/power": ratio})
+        lags = autocovariance(every["gradient"], config.lags)
+        # The paper's c_tau, 1/2 at 0; none of them below 0, which its filters cannot use.
+        c = np.maximum(lags / lags[0] - 0.5, 0.0)
+        for name, values in every.items():
+            where["series"] = name
+            own = autocovariance(values, config.lags) / power
+            rows += [
+                where | {"kind": "lag", "lag": k, "covariance": own[k]} for k in range(len(own))
+            ]
+            frequencies, density = signal.welch(
+                values, nperseg=config.segment, detrend=False, axis=0
+            )
+            density = density.mean(axis=1) / power
+            rows += [
+                where | {"kind": "spectrum", "frequency": f, "density": p}
+                for f, p in zip(frequencies, density, strict=True)
+            ]
+            if name in ("gradient", "noise"):
+                continue
+            error = float(np.mean((values - every["gradient"]) ** 2)) / power
+            b, a = FILTERS["sgd" if name == "private" else name] if name in (
+                *FILTERS, "private",
+            ) else ((), ())  # fmt: skip
+            said = snr.normalised(b, a, c) if len(b) else math.nan
+            rows.append(where | {"kind": "error", "mean_square": error, "ratio": said})
+        rows += longer(config, kept, c, power, where)
+    return rows
+
+
+def longer(
+    config: Config, kept: Recorded, c: np.ndarray, power: float, where: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Finite responses of ever more taps, each the best by the ratio: ratio and error."""
+    from scipy import signal
+
+    rows = []
+    for taps in config.taps:
+        made = snr.optimal_fir(np.pad(c, (0, max(0, taps - len(c))))[:taps])
+        out = signal.lfilter(made.b, [1.0], kept.private, axis=0)
+        missed = (out - kept.gradient)[max(config.skip, taps) :]
+        row = where | {"kind": "taps", "series": "best by the ratio", "taps": taps}
+        error = float(np.mean(missed**2)) / power
+        rows.append(row | {"ratio": snr.normalised(*made, c), "mean_square": error})
+    return rows
+
+
+def responses(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """Gain and impulse response of every published filter; no data."""
+    del folder
+    rows = []
+    for name, (b, a) in FILTERS.items():
+        found = filters.frequency_response(b, a, 65)
+        row = {"series": name, "guarantee": None}
+        rows += [
+            row | {"kind": "gain", "frequency": f, "gain": abs(g)}
+            for f, g in zip(*found, strict=True)
+        ]
+        kappa = filters.impulse_response(b, a, config.lags + 1)
+        rows += [row | {"kind": "impulse", "lag": k, "kappa": v} for k, v in enumerate(kappa)]
+    return rows
+
+
+def design(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """Filter and noise apart and together, for AR(1) gradients; no data."""
+    del folder
+    rounds, rows = config.horizon, []
+    none = np.eye(rounds)
+    weights = {"steps": none, "sums of steps": workload.prefix_sum(rounds)}
+    first = [filters.impulse_response(*FILTERS["first v1"], rounds)[: t + 1] for t in range(rounds)]
+    fixed = np.stack([np.pad(k[::-1] / k.sum(), (0, rounds - len(k))) for k in first])
+    for epochs in config.epochs:
+        pattern = Participation(rounds, epochs, rounds // epochs)
+        for name, gram in weights.items():
+            alone = temporal.solve(gram, pattern).strategy
+            colour = np.linalg.inv(alone.T @ alone)
+            for rho in config.correlations:
+                signal = filtered.covariance(rho ** np.arange(rounds), rounds)
+                for variance in config.variances:
+                    both = filtered.solve(signal, variance, pattern, gram=gram)
+                    after = filtered.wiener(signal, variance * colour, gram=gram)
+                    pairs = {
+                        "neither": (none, none),
+                        "first v1 alone": (fixed, none),
+                        "strategy alone": (none, alone),
+                        "strategy, then filter": (after, alone),
+                    }
+                    made = {
+                        key: filtered.error(*pair, signal, variance, pattern, gram=gram)
+                        for key, pair in pairs.items()
+                    }
+                    made |= {"filter alone": both.errors[0], "together": both.error}
+                    made |= {"bound": both.lower_bound}
+                    row = {"kind": "design", "epochs": epochs, "weight": name, "rho": rho}
+                    row |= {"variance": variance, "guarantee": None}
+                    rows += [row | {"series": k, "mean_square": e} for k, e in made.items()]
+    return rows
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Record spectra of DP-SGD's gradients, noise and filters; and choose filters and noise."""
+    whole = dataclasses.asdict(config)
+    designs = {name: whole.pop(name) for name in ("horizon", "correlations", "variances", "epochs")}
+    del whole["trained"]
+    cells = [
+        (f"run_{name.replace(' ', '_')}", whole | {"trained": name},
+         functools.partial(train, config, name, lab))
+        for name in config.trained
+    ]  # fmt: skip
+    runs = lab.cells(cells, seed=config.seeds)
+    gains = lab.cell("responses", {"lags": config.lags}, functools.partial(responses, config))
+    made = lab.cell("designs", designs, functools.partial(design, config))
+    report(config, lab, runs, made)
+    draw(config, lab, runs, gains)
+
+
+def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
+    """Print the tables."""
+    lab.say("\nNo guarantee covers these records: gradients before the noise are among them.")
+    for trained in config.trained:
+        own = runs[runs["trained"] == trained]
+        run = own[own["kind"] == "run"]
+        lab.say(
+            f"\ntrained with {trained}: test accuracy {run['test_accuracy'].mean():.3f}; variance "
+            f"of the noise {run['noise/power'].mean():.3g} times the gradient's"
+        )
+        for kind, key in (("error", "series"), ("taps", "taps")):
+            rows = own[own["kind"] == kind]
+            table = tables.summary(rows, key, "mean_square").rename(
+                columns={"mean": "mean square error / power", "count": "seeds"}
+            )
+            table["ratio (4)"] = rows.groupby(key, sort=False)["ratio"].mean().to_numpy()
+            lab.say(tables.text(table))
+    wide = made.pivot_table(
+        index=["epochs", "weight", "rho", "variance"], columns="series", values="mean_square",
+        sort=False,
+    ).reset_index()  # fmt: skip
+    lab.say("\nmean square error a round, AR(1) gradients of power 1:\n" + tables.text(wide))
+
+
+def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
+    """Figures: autocorrelation, spectra, ratio and error by taps, responses."""
+    note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
+    own = runs[(runs["trained"] == config.trained[0]) & runs["series"].isin(DRAWN)]
+    panels = (
+        ("lags", own[(own["kind"] == "lag") & (own["lag"] > 0)], "lag", "covariance",
+         "autocovariance / power of the gradient", False),
+        ("spectrum", own[own["kind"] == "spectrum"], "frequency", "density",
+         "spectral density / power of the gradient", True),
+    )  # fmt: skip
+    for name, rows, x, y, label, logy in panels:
+        path = plots.lines(
+            rows, x, y, "series", path=lab.folder / f"doppler_spectra_{name}.svg", ylabel=label,
+            xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", logy=logy,
+            note=note,
+        )  # fmt: skip
+        lab.say(f"figure: {path}")
+    sheet, axes = plots.figure(1, 2)
+    rows = runs[runs["kind"] == "taps"]
+    for ax, y, label in zip(
+        axes, ("ratio", "mean_square"),
+        ("normalised ratio (4)", "mean square error / power of the gradient"), strict=True,
+    ):  # fmt: skip
+        plots.lines(rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True)
+    lab.say(f"figure: {plots.save(sheet, lab.folder / 'doppler_spectra_taps.svg')}")
+    path = plots.lines(
+        gains[gains["kind"] == "gain"], "frequency", "gain", "series", logy=True,
+        path=lab.folder / "doppler_spectra_responses.svg", xlabel="frequency (cycles a round)",
+    )  # fmt: skip
+    lab.say(f"figure: {path}")
+
+
+main = functools.partial(launch.main, "doppler_spectra", PRESETS, experiment)
+"""Command line."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

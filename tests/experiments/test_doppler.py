@@ -1,0 +1,120 @@
+"""What the experiments on filters measure: the pieces, on small inputs with known answers."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+
+from dpjax.mechanism import snr
+from dpjax.plans import noise, optimizers, plan, protect, samplers
+from dpjax.topology import graphs, mixing
+from dpjax.transforms.lowpass import FILTERS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
+    spectra = script("doppler_spectra")
+    config = spectra.PRESETS["tiny"]
+    kept = spectra.record(config, "sgd", spectra.learn(config), seed=0)
+    assert kept.gradient.shape == kept.private.shape == (config.rounds, config.coordinates)
+    noise = kept.private - kept.gradient
+    assert np.mean(noise**2) == pytest.approx(kept.variance, rel=0.1)
+    lags = spectra.autocovariance(noise, 3)
+    assert np.abs(lags[1:]).max() < 0.1 * lags[0]
+    assert kept.accuracy > 0.5
+    every = spectra.streams(kept)
+    unfiltered = np.mean((every["private"] - kept.gradient)[config.skip :] ** 2)
+    filtered = np.mean((every["momentum"] - kept.gradient)[config.skip :] ** 2)
+    assert filtered < 0.5 * unfiltered
+
+
+def test_autocovariance_is_its_definition():
+    spectra = script("doppler_spectra")
+    values = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]])
+    expected = [np.mean(values**2), (3 - 2 + 1.5 - 4) / 4, (0.5 + 8) / 2]
+    np.testing.assert_allclose(spectra.autocovariance(values, 2), expected)
+
+
+def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
+    for c in ([0.5], 0.5 * 0.8 ** np.arange(50)):
+        ratios = []
+        for taps in (1, 16, 256, 4096):
+            padded = np.pad(c, (0, max(0, taps - len(c))))[:taps]
+            ratios.append(snr.normalised(*snr.optimal_fir(padded), padded))
+        # By a square root of the taps, at least: (sum c + sqrt(n sum c^2)) / 2.
+        assert all(b > 1.5 * a for a, b in zip(ratios, ratios[1:], strict=False))
+        least = (np.sum(c) + np.sqrt(4096 * np.sum(np.square(c)))) / 2
+        assert ratios[-1] == pytest.approx(least, rel=1e-6) and ratios[-1] > 15
+
+
+def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
+    experiment = script("doppler_decentralised")
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    for design in ("independent", "whisper", "mafalda"):
+        stated = []
+        for name in experiment.PRESETS["cpu"].filters:
+            config = plan.Config(
+                noise=noise.named(design),
+                budget=protect.Budget(2.0, 1e-5),
+                protect=protect.Protect("zero_out_record", clip_norm=1.0),
+                sampler=samplers.Cyclic(2, 3, 10),
+                optimizer=optimizers.Chain(
+                    lambda step, noise, name=name: experiment.behind(name, step, noise),
+                    0.5,
+                    uses_noise=True,
+                ),
+                rounds=6,
+            )
+            made = plan.make(config, matrix)
+            stated.append((made.guarantee.to_dict(), made.factor.tolist()))
+        assert all(each == stated[0] for each in stated)
+
+
+def test_a_link_is_the_filter_then_the_step():
+    experiment = script("doppler_decentralised")
+    given = np.array([4.0, 0.0], np.float32)
+    plain, _ = experiment.behind("none", 0.5, 1.0).update(given, _start(experiment, "none"))
+    np.testing.assert_allclose(plain, -0.5 * given)
+    link = experiment.behind("first v1", 0.5, 1.0)
+    _, state = link.update(given, link.init(given))
+    second, _ = link.update(np.zeros(2, np.float32), state)
+    b, a = FILTERS["first v1"]
+    response = b[1] - a[0] * b[0]
+    np.testing.assert_allclose(second[0], -0.5 * 4 * response / (b[0] + response), rtol=1e-5)
+
+
+def _start(experiment, name):
+    link = experiment.behind(name, 0.5, 1.0)
+    assert isinstance(link, optax.GradientTransformation)
+    return link.init(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    "name, options, match",
+    [
+        ("doppler_spectra", ("--trained", "f9"), "trained is"),
+        ("doppler_spectra", ("--rounds", "20"), "rounds is 20; give at least"),
+        ("doppler_decentralised", ("--filters", "f9"), "filters holds 'f9'"),
+        ("doppler_decentralised", ("--tuning-seeds", "0"), "tuning_seeds share"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
+    with pytest.raises(SystemExit) as stop:
+        script(name).main(arguments)
+    streams = capsys.readouterr()
+    assert stop.value.code == 2 and match in " ".join((streams.err + streams.out).split())
+    assert not list(tmp_path.iterdir())
