@@ -59,3 +59,21 @@ def test_stored_records_are_kept_unless_asked(checkout: Path) -> None:
     done = reproduce(checkout, "--overwrite", "one")
     assert (stored / "a.jsonl").read_text() == "new a.jsonl" and "differ" not in done.stdout
     assert sorted(path.name for path in stored.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+
+FURTHER = """
+import pathlib, sys
+PRESETS = {"cpu": 1, "cpu_more": 2, "gpu": 3}
+option, preset = sys.argv[1:]
+folder = pathlib.Path("results/one") / preset
+folder.mkdir(parents=True)
+folder.joinpath(preset + ".jsonl").write_text(option)
+"""
+
+
+def test_further_presets_of_a_cpu_are_run_too(checkout: Path) -> None:
+    (checkout / "experiments" / "one.py").write_text(FURTHER)
+    done = reproduce(checkout)
+    assert done.returncode == 0, done.stderr
+    stored = [path.name for path in (checkout / "docs" / "records" / "one").iterdir()]
+    assert sorted(stored) == ["a.jsonl", "cpu.jsonl", "cpu_more.jsonl"]
