@@ -54,8 +54,8 @@ class Variant(NamedTuple):
         rule: What becomes of noisy means, without schedule and rounds.
         method: What is computed; of the number of rounds where it depends on them.
         batch: Factor of the batch size, at equal epochs.
-        bands: Diagonals of noise correlated over rounds, whose batches are dealt in a fixed order;
-            0 is fresh noise and batches by coin flips.
+        bands: Diagonals b of noise correlated over rounds, with coins flipped for every b-th record
+            alone; 0 is fresh noise.
     """
 
     name: str
@@ -120,6 +120,7 @@ class Config:
         muon_steps: The same for Muon.
         schedule: Constant steps, or cosine: 5 % of the rounds up, then down.
         clipping: flat, C / max(C, norm), or automatic, C / (norm + 0.01).
+        per_layer: Whether each of L layers is clipped by itself, to C / sqrt(L).
         clip_norm: C.
         epochs: Rounds are the epochs over the sampling rate, rounded up.
         batch_size: Expected size of a Poisson-sampled batch.
@@ -149,6 +150,7 @@ class Config:
     muon_steps: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005, 0.002)
     schedule: Literal["constant", "cosine"] = "constant"
     clipping: Literal["flat", "automatic"] = "automatic"
+    per_layer: bool = False
     clip_norm: float = 1.0
     epochs: float = 80.0
     batch_size: int = 1000
@@ -296,40 +298,39 @@ def plans(
 ) -> list[plan.Plan]:  # fmt: skip
     """A plan for every step size, for so many training records."""
     batch = min(count, variant.batch * config.batch_size)
-    rounds = math.ceil(config.epochs * count / batch)
-    part: Any = noise.Independent()
-    sampler: Any = samplers.Poisson(
-        batch, config.capacity or max(16, math.ceil(config.batch_size / 8))
-    )
-    if variant.bands:
-        # As many rounds a pass over the data as the others have on average.
-        separation, passes = math.ceil(count / batch), max(1, round(config.epochs))
-        part, rounds = noise.PrefixSum(bands=min(variant.bands, separation)), passes * separation
-        sampler = samplers.Cyclic(passes, separation, math.ceil(count / separation))
+    bands = max(1, variant.bands)
+    rounds = bands * math.ceil(config.epochs * count / batch / bands)
+    capacity = config.capacity or max(16, math.ceil(config.batch_size / 8))
+    part: Any = noise.PrefixSum(bands=bands) if variant.bands else noise.Independent()
     rule = dataclasses.replace(variant.rule, schedule=config.schedule, rounds=rounds)
     base = plan.Config(
         noise=part,
         budget=protect.Budget(epsilon, delta),
         protect=protect.Protect(
-            "zero_out_record", clip_norm=config.clip_norm, clipping=config.clipping
+            "zero_out_record",
+            clip_norm=config.clip_norm,
+            clipping=config.clipping,
+            per_layer=config.per_layer,
         ),
-        sampler=sampler,
+        sampler=samplers.Poisson(batch, capacity, separation=bands),
         optimizer=rule.chain(steps[0]),
         method=variant.method(rounds),
         rounds=rounds,
     )
-    strategy = None
-    if variant.bands:
-        # The optimum over all banded strategies takes minutes to find and gains little.
-        strategy = temporal.toeplitz(np.eye(1), base.pattern, part.bands)
-    counts = [count] if sampler.counted else None
+    strategy = toeplitz(base.pattern, bands) if variant.bands else None
     return [
         plan.make(
-            dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=counts,
+            dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=[count],
             strategy=strategy,
         )
         for step in steps
     ]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def toeplitz(pattern: Any, bands: int) -> np.ndarray:
+    """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
+    return temporal.toeplitz(np.eye(1), pattern, bands)
 
 
 def train(
@@ -339,7 +340,8 @@ def train(
     data = task(config)
     delta = len(data.train[1]) ** -1.1
     where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
-    where |= {"budget_epsilon": epsilon, "clipping": config.clipping, "schedule": config.schedule}
+    where |= {"budget_epsilon": epsilon, "schedule": config.schedule}
+    where["clipping"] = config.clipping + (", per layer" if config.per_layer else "")
     fit, held = split.split(*data.train, config.validation, seed=0)
     small = learn(config, data.model, fit, held)
     rows, best = [], (-math.inf, None, 0.0)

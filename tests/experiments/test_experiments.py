@@ -123,13 +123,14 @@ def test_the_image_experiment_runs_every_method(tmp_path, capsys):
     module = script("experiments", "cifar_doppler")
     tiny = ["--preset", "tiny", "--quiet", "--epochs", "1", "--seeds", "0"]
     rivals = ["--rivals", *module.RIVALS, "--filter", "none", "adaptive", "0.5,0.5;"]
+    rivals += ["--batch-size", "64"]
     assert module.main([*tiny, *rivals, "--output", str(tmp_path / "sgd")]) == 0
     frame = records.read(tmp_path / "sgd")
     assert set(frame["algorithm"]) == {"sgd", "sgd + adaptive", "sgd + 0.5,0.5;", *module.RIVALS}
     losses = {str(Guarantee.from_dict(one).epsilon) for one in frame["guarantee"]}
     assert losses == {"8.0"}
     for optimizer in ("adam", "galore", "muon", "nesterov"):
-        options = ["--optimizer", optimizer, "--output", str(tmp_path / optimizer)]
+        options = ["--optimizer", optimizer, "--output", str(tmp_path / optimizer), "--per-layer"]
         assert module.main([*tiny, *options, "--schedule", "cosine"]) == 0
     capsys.readouterr()
 
