@@ -69,12 +69,17 @@ class Query(Protocol):
         """
         ...
 
-    def points(self) -> "Query":
+    def points(self, weights: Sequence[float] | None = None) -> "Query":
         """The query at several models of an agent at once, leaves [n, points, ...].
 
         One record's (or agent's) gradients at all of them are one gradient, [points, ...]: that
         is what ``encode`` gets and what is clipped, as a whole. So an answer moves no farther
         than one at a single model: gradients at other points cost nothing beside those at one.
+
+        Args:
+            weights: One a point, plain numbers: gradients are added up with them beforehand, to
+                one of a model's shape. Faster than the same by ``encode`` where the model knows its
+                gradients' norms.
         """
         ...
 

@@ -113,11 +113,7 @@ class DiSK(DSGD):
             answer = here.query(moved, here.batch)
         else:
             both = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), seen.models, moved)
-
-            def combined(gradients: Any) -> Any:
-                return jax.tree.map(lambda leaf: (1 - c) * leaf[0] + c * leaf[1], gradients)
-
-            answer = here.query.points()(both, here.batch, combined)
+            answer = here.query.points((1 - c, c))(both, here.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:

@@ -74,6 +74,28 @@ class Product:
         return list(jax.vmap(pull)(formed.reshape(-1, *kernel.shape)))
 
 
+def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
+    """Formed gradients and products of several points, as those of a linear combination.
+
+    Products are added up by putting their positions in a row.
+
+    Args:
+        coefficients: One a point; None is one point as it is.
+        parts: For every point, by the number of a parameter, formed gradients [b, ...], and
+            (product, rows, derivative) [b, t, ...].
+    """
+    if coefficients is None:
+        return parts[0]
+    scaled = list(zip(coefficients, parts, strict=True))
+    formed = {i: sum(c * one[i] for c, (one, _) in scaled) for i in parts[0][0]}
+    pairs = {}
+    for i, (product, _, _) in parts[0][1].items():
+        rows = jnp.concatenate([one[i][1] for _, (_, one) in scaled], axis=1)
+        derivative = jnp.concatenate([c * one[i][2] for c, (_, one) in scaled], axis=1)
+        pairs[i] = product, rows, derivative
+    return formed, pairs
+
+
 def square_bound(rows: Array, derivative: Float[Array, "t p"]) -> Float[Array, ""]:
     """|A' D|^2 of one example as <A A', D D'>, never below the exact value.
 

@@ -6,6 +6,7 @@ weighted sum over examples is one product too, and no example's gradient is form
 parameters have plain gradients, one an example.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,8 @@ class Gradients:
         loss: ``loss(outputs, y)`` of one example.
         routes: By the layer's place, as ``"block_0/qkv"``: "norm", "formed" or "plain", in place of
             the rule. Which is fastest depends on the device.
+        coefficients: Where parameters are of several points, leaves [points, ...], what each of an
+            example's gradients is multiplied by before they are added up to one; else None.
 
     Reference:
         Goodfellow (2015), Efficient per-example gradient computations.
@@ -98,6 +101,7 @@ class Gradients:
     apply: Callable[[Any, Any], Any]
     loss: Callable[[Any, Any], Any]
     routes: Mapping[str, Literal["norm", "formed", "plain"]] = field(default_factory=dict)
+    coefficients: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse routes that there are not."""
@@ -143,6 +147,16 @@ class Gradients:
 
         return self._sum(params, x, y, choose)
 
+    def at_points(self, coefficients: Sequence[float]) -> "Gradients":
+        """Return the same of linear combinations of gradients at several points.
+
+        A' D of a layer is then one product of all points' positions.
+
+        Args:
+            coefficients: One a point.
+        """
+        return dataclasses.replace(self, coefficients=tuple(map(float, coefficients)))
+
     def chosen(self, params: Any, x: Any) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
 
@@ -165,16 +179,25 @@ class Gradients:
         each = 1
         for tap in self._taps(params, x):
             size, features = tap.product.shape
-            positions = math.prod(tap.out.shape) // features
+            positions = len(self.coefficients or (1,)) * math.prod(tap.out.shape) // features
             each += positions * (size + features) + (0 if tap.norm else size * features)
         # As few passes as memory allows, as even as they can be.
         passes = -(-len(x) // max(1, _HELD // each))
         return None if passes == 1 else -(-len(x) // passes)
 
+    def _points(self, params: Any) -> list[Any]:
+        """The parameters of every point."""
+        if self.coefficients is None:
+            return [params]
+        number = range(len(self.coefficients))
+        return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in number]
+
     def _sum(self, params: Any, x: Any, y: Any, choose: Weights) -> Any:
-        leaves, tree = jax.tree.flatten(params)
-        taps, layer = self._taps(params, x), _layers.numbers(params)
-        formed, pairs = self._differentiated(params, taps, x, y)
+        taps, points = self._taps(params, x), self._points(params)
+        leaves, tree = jax.tree.flatten(points[0])
+        layer = _layers.numbers(points[0])
+        parts = [self._differentiated(point, taps, x, y) for point in points]
+        formed, pairs = products.combined(self.coefficients, parts)
         squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
         for number, gradient in formed.items():
             flat = gradient.reshape(len(x), -1)
@@ -225,6 +248,7 @@ class Gradients:
 
     def _taps(self, params: Any, x: Any) -> list[_Tap]:
         """The layers whose gradients are products, by reading the program of one example."""
+        params = self._points(params)[0]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         places = {tuple(map(_key, path)): number for number, path in enumerate(paths)}
         leaves, tree = jax.tree.flatten(params)
@@ -244,7 +268,8 @@ class Gradients:
         ]
 
     def _route(self, call: "_Call") -> str:
-        positions = math.prod(call.out.shape) // call.product.shape[1]
+        positions = len(self.coefficients or (1,)) * math.prod(call.out.shape)
+        positions //= call.product.shape[1]
         rule = "norm" if call.product.pays(positions) else "formed"
         route = self.routes.get("/".join(call.path), rule)
         return "formed" if route == "norm" and not call.product.by_norm(positions) else route

@@ -250,6 +250,7 @@ class _Watched:
     def __init__(self, query: Query):
         self.query, self.metrics = query, query.metrics
         self.totals, self.asked = list[Any](), list[Any]()
+        self.combined = False
 
     def clear(self) -> None:
         """Forget what was asked."""
@@ -264,15 +265,17 @@ class _Watched:
         # A model or an encoder that knows other records moves all terms by one of them.
         encoded: Any = ()
         if encode is not None:
+            axes = 2 if self.combined else 1
             encoded = encode(
-                jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), models)
+                jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[axes:], leaf.dtype), models)
             )
         self.asked.append({"models": models, "encoded": encoded})
         return answer
 
-    def points(self) -> "_Watched":
+    def points(self, weights: Sequence[float] | None = None) -> "_Watched":
         """At several models, remembered together."""
-        wide = _Watched(self.query.points())
+        wide = _Watched(self.query.points(weights))
+        wide.combined = weights is not None
         wide.totals, wide.asked = self.totals, self.asked
         return wide
 
@@ -282,15 +285,20 @@ class _Toy:
 
     metrics = ()
 
+    def __init__(self, combined: bool = False):
+        self.combined = combined
+
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         total = jax.tree.map(lambda leaf: leaf * jnp.sum(batch), models)
+        if self.combined:
+            total = jax.tree.map(lambda leaf: leaf.sum(1), total)
         return Answer(total if encode is None else jax.vmap(encode)(total))
 
-    def points(self) -> "_Toy":
-        """Itself: any shapes will do."""
-        return self
+    def points(self, weights: Sequence[float] | None = None) -> "_Toy":
+        """Itself: any shapes will do, and sums in the place of weighted ones."""
+        return _Toy(weights is not None)
 
 
 def _check_keys(slots: dict[str, Any]) -> None:

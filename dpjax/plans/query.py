@@ -1,7 +1,7 @@
 """How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class AgentQuery:
         clipping: "flat" or "automatic".
         copies: Variants in the place of each record, whose keys the batch then has; or None.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
+        weights: Of the gradients at several points, which are added up; or None.
     """
 
     loss: _Loss
@@ -44,6 +45,7 @@ class AgentQuery:
     clipping: clipping.Clipping
     copies: copies_.Copies | None = None
     per_layer: bool = False
+    weights: tuple[float, ...] | None = None
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -53,6 +55,7 @@ class AgentQuery:
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         gradients = jax.vmap(jax.grad(self._mean_loss))(models, batch)
+        encode = _combining(self.weights, encode)
         if encode is not None:
             gradients = jax.vmap(encode)(gradients)
         clip = clipping.per_agent(self.clip_norm, method=self.clipping, per_layer=self.per_layer)
@@ -70,9 +73,9 @@ class AgentQuery:
         """
         return self._of(lambda loss: _merging(loss, frozen))
 
-    def points(self) -> "AgentQuery":
+    def points(self, weights: Sequence[float] | None = None) -> "AgentQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        return self._of(_over_points)
+        return dataclasses.replace(self._of(_over_points), weights=_plain(weights))
 
     def _of(self, made: Callable[[_Loss], _Loss]) -> "AgentQuery":
         whole = None if self.batch_loss is None else made(self.batch_loss)
@@ -120,6 +123,7 @@ class RecordQuery:
             the batch then has the records' keys. None is the record itself. No model's own sum
             knows of them.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
+        weights: Of the gradients at several points, which are added up; or None.
     """
 
     loss: _Loss
@@ -129,6 +133,7 @@ class RecordQuery:
     microbatch: int | None
     copies: copies_.Copies | None = None
     per_layer: bool = False
+    weights: tuple[float, ...] | None = None
 
     metrics = ()
 
@@ -158,6 +163,7 @@ class RecordQuery:
             of_agent = clipped_sum(self.weighted, self.clip_norm, **options)
         else:
             loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
+            encode = _combining(self.weights, encode)
             of_agent = clipping.per_example(loss, self.clip_norm, encode=encode, **options)
         return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
 
@@ -170,10 +176,14 @@ class RecordQuery:
         # A model's own sum is of all its leaves.
         return dataclasses.replace(self, loss=_merging(self.loss, frozen), weighted=None)
 
-    def points(self) -> "RecordQuery":
+    def points(self, weights: Sequence[float] | None = None) -> "RecordQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        # A model's own sum is of gradients at one point.
-        return dataclasses.replace(self, loss=_over_points(self.loss), weighted=None)
+        plain, own = _plain(weights), None
+        # A model's own sum knows of linear combinations at most.
+        if plain is not None and (made := getattr(self.weighted, "at_points", None)):
+            own = made(plain)
+        loss = _over_points(self.loss)
+        return dataclasses.replace(self, loss=loss, weighted=own, weights=plain)
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:
@@ -182,8 +192,35 @@ def _merging(loss: _Loss, frozen: Any) -> _Loss:
 
 def _over_points(loss: _Loss) -> _Loss:
     """The sum of losses at points [points, ...], whose gradient is all of theirs."""
-    at_each = jax.vmap(loss, in_axes=(0, None, None))
-    return lambda points, x, y: jnp.sum(at_each(points, x, y))
+
+    def total(points: Any, x: Any, y: Any) -> Any:
+        # One by one: mapped over parameters, convolutions are products of groups, and slow.
+        number = jax.tree.leaves(points)[0].shape[0]
+        each = [jax.tree.map(lambda leaf, j=j: leaf[j], points) for j in range(number)]
+        return sum(loss(one, x, y) for one in each)
+
+    return total
+
+
+def _plain(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if weights is None else tuple(map(float, weights))
+
+
+def _combining(
+    weights: tuple[float, ...] | None, encode: Callable[[Any], Any] | None
+) -> Callable[[Any], Any] | None:
+    """What stands before the clip where gradients at several points are added up first."""
+    if weights is None:
+        return encode
+
+    def combined(gradients: Any) -> Any:
+        def of_leaf(leaf: Array) -> Array:
+            return sum(w * leaf[j] for j, w in enumerate(weights))  # type: ignore[return-value]
+
+        total = jax.tree.map(of_leaf, gradients)
+        return total if encode is None else encode(total)
+
+    return combined
 
 
 class Drawn(NamedTuple):
@@ -240,9 +277,9 @@ class Passes:
         """
         return dataclasses.replace(self, inner=self.inner.merging(frozen))
 
-    def points(self) -> "Passes":
+    def points(self, weights: Sequence[float] | None = None) -> "Passes":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        return dataclasses.replace(self, inner=self.inner.points())
+        return dataclasses.replace(self, inner=self.inner.points(weights))
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None

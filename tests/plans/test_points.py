@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.models import losses
+from dpjax.models.taps import Gradients
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
 
 N, POINTS, B, D, CLIP = 3, 2, 5, 4, 0.5
@@ -61,7 +64,7 @@ QUERIES = {
 }
 
 
-def asked(query, encode=combined, models=MODELS, x=X):
+def asked(query, encode=combined, models=MODELS, x=X, weights=None):
     """The answer at the points, [n, D + 1]; a query in passes gathers its batch itself."""
     given = (x, Y, PADDING)
     if isinstance(query, Passes):
@@ -71,7 +74,7 @@ def asked(query, encode=combined, models=MODELS, x=X):
         given = Drawn(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
     batch = jax.tree.map(jnp.asarray, given)
     batch = jax.tree.map(lambda z: z.astype(jnp.float32) if z.dtype.kind == "f" else z, batch)
-    total = query.points()(single(models), batch, encode).total
+    total = query.points(weights)(single(models), batch, encode).total
     return jax.tree.map(np.asarray, total)
 
 
@@ -80,6 +83,61 @@ def test_an_answer_is_the_clipped_combination(name):
     got = asked(QUERIES[name])
     got = np.concatenate([got["w"], got["b"][:, None]], axis=1)
     np.testing.assert_allclose(got, by_hand(name.split("s")[0]), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_weights_are_an_encode_of_their_own(name):
+    wanted = asked(QUERIES[name])
+    got = asked(QUERIES[name], encode=None, weights=WEIGHTS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
+
+    def halved(gradient):
+        return jax.tree.map(lambda leaf: leaf / 2, gradient)
+
+    # An encode gets the sum, and what it returns is clipped: here at twice the norm.
+    again = asked(QUERIES[name], encode=halved, weights=2 * WEIGHTS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, wanted)
+
+
+class Net(nn.Module):
+    """A layer of each kind: formed, by its norm alone, an embedding, and plain parameters."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return logits of images and of a token."""
+        images, token = x[..., :48], x[..., 48].astype(jnp.int32)
+        h = nn.tanh(nn.Conv(3, (3, 3))(images.reshape(-1, 4, 4, 3)))
+        h = nn.LayerNorm()(h.reshape(len(h), -1))
+        return nn.Dense(3)(jnp.concatenate([h, nn.Embed(5, 4)(token)], axis=-1))
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
+    """Sums of gradients that are never formed, at two points, against those of single records."""
+    model, random = Net(), np.random.default_rng(1)
+    x = np.concatenate([random.normal(size=(1, 6, 48)), random.integers(0, 5, (1, 6, 1))], -1)
+    y = random.integers(0, 3, (1, 6))
+    x[0, 4, 0] = np.nan
+    batch = jnp.asarray(x, jnp.float32), jnp.asarray(y), jnp.asarray([[False] * 5 + [True]])
+    keys = jax.random.split(jax.random.key(0), POINTS)
+    points = jax.vmap(lambda key: model.init(key, batch[0][0]))(keys)
+    points = jax.tree.map(lambda leaf: leaf[None], points)
+    own = Gradients(model.apply, losses.cross_entropy)
+    kinds = own.chosen(jax.tree.map(lambda leaf: leaf[0, 0], points), batch[0][0])
+    assert set(kinds.values()) == {"formed", "norm"}
+
+    def of_record(params, x, y):
+        return losses.cross_entropy(model.apply(params, x[None])[0], y)
+
+    slow = RecordQuery(of_record, None, CLIP, "flat", None, per_layer=per_layer)
+    fast = dataclasses.replace(slow, weighted=own)
+    given = [each.points(WEIGHTS)(points, batch).total for each in (slow, fast)]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), given[1], given[0]
+    )
+    # It is the model's own sum that was asked, and of both points.
+    assert fast.points(WEIGHTS).weighted is not None and fast.points().weighted is None
+    assert not fast.points(WEIGHTS).one_by_one
 
 
 def test_a_faster_mean_loss_is_asked_at_all_points():
@@ -120,7 +178,7 @@ def separately(query):
 
     @dataclasses.dataclass(frozen=True)
     class Separate:
-        def points(self):
+        def points(self, weights=None):
             return self
 
         def __call__(self, models, batch, encode):

@@ -56,7 +56,7 @@ class Records:
             models = jax.tree.map(lambda leaf: leaf[0], models)
         return Answer(jax.vmap(of_agent, (axis, 0, 0, 0))(models, x, y, padding))
 
-    def points(self):
+    def points(self, weights=None):
         """At several models: the gradient of the sum of the losses at all of them."""
         total = lambda p, x, y: jax.vmap(self.loss, (0, None, None))(p, x, y).sum()  # noqa: E731
         return replace(self, loss=total)
