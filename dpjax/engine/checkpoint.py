@@ -86,8 +86,9 @@ class Checkpoints:
             self._manager.save(
                 rounds,
                 args=self._ocp.args.Composite(
+                    # orbax stores no arrays without numbers; their shape is known when read back.
                     state=self._ocp.args.StandardSave(
-                        {str(i): leaf for i, leaf in enumerate(leaves)}
+                        {str(i): leaf for i, leaf in enumerate(leaves) if leaf.size}
                     ),
                     meta=self._ocp.args.JsonSave(meta),
                 ),
@@ -117,16 +118,14 @@ class Checkpoints:
             return None
         step = steps[-1]
         leaves, structure = jax.tree.flatten(like)
-        template = {
-            str(i): np.empty(np.shape(leaf), np.asarray(leaf).dtype)
-            for i, leaf in enumerate(leaves)
-        }
+        empty = [np.empty(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
+        template = {str(i): leaf for i, leaf in enumerate(empty) if leaf.size}
         meta = self._meta(step)
         with self._reading(step):
             restored = self._manager.restore(
                 step, args=self._ocp.args.Composite(state=self._ocp.args.StandardRestore(template))
             )["state"]
-            values = [np.asarray(restored[str(i)]) for i in range(len(leaves))]
+            values = [np.asarray(restored.get(str(i), leaf)) for i, leaf in enumerate(empty)]
             if self._digest(step, meta["ended"], values) != meta["digest"]:
                 raise ValueError("its digest does not fit")
         return step, jax.tree.unflatten(structure, values), meta["ended"]
