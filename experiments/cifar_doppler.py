@@ -4,6 +4,9 @@ One agent holds the data: central DP training with Poisson-sampled batches, nois
 privacy loss distributions, delta = N^-1.1. Every method has as many trials of its step size (and
 of its own settings) as every other one, on one seed and a validation part of the training data;
 the best is then trained on all of them with other seeds, and tested.
+
+A budget at a time divides a preset: ``--preset cpu_cifar --epsilon 8``, and later the preset whole,
+which reads what is there.
 """
 
 import dataclasses
@@ -69,6 +72,10 @@ def _fixed(method: Any) -> Any:
     return lambda rounds: method
 
 
+def _opacus(kappa: float, gamma: float | None) -> DiSK:
+    return DiSK(kappa=kappa, gamma=gamma, weights="opacus")
+
+
 FIRST = read_filter("first v1")
 RIVALS = {
     "momentum": (
@@ -91,11 +98,16 @@ RIVALS = {
         Variant("8 bands", UpdateRule(), bands=8),
     ),
     "DiSK": (
-        Variant("kappa 0.7, gamma 0.5", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=0.5))),
         Variant("kappa 0.7, one gradient", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=None))),
+        Variant("kappa 0.4, one gradient", UpdateRule(), _fixed(DiSK(kappa=0.4, gamma=None))),
     ),
     "DiSK (Opacus)": (
-        Variant("kappa 0.7", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=0.5, weights="opacus"))),
+        Variant("kappa 0.7, one gradient", UpdateRule(), _fixed(_opacus(0.7, None))),
+        Variant("kappa 0.9, one gradient", UpdateRule(), _fixed(_opacus(0.9, None))),
+    ),
+    "DiSK, two gradients": (
+        Variant("paper's weights", UpdateRule(), _fixed(DiSK(kappa=0.7, gamma=0.5))),
+        Variant("Opacus's weights", UpdateRule(), _fixed(_opacus(0.7, 0.5))),
     ),
     "DP-PMLF": (Variant("2 models", UpdateRule(filter=FIRST), _fixed(PMLF(length=2, beta=0.9))),),
     "muon": (Variant("optax's", UpdateRule("muon")),),
@@ -213,6 +225,9 @@ class Config:
         ]
 
 
+CPU_RIVALS = tuple(name for name in RIVALS if name not in ("nesterov", "DiSK, two gradients"))
+"""All but one that the others contain, and one that takes gradients one by one, twice."""
+
 PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", steps=(1.0, 0.5), moment_steps=(0.01, 0.003),
@@ -226,16 +241,16 @@ PRESETS = {
     ),
     "cpu": Config(
         dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0),
-        rivals=tuple(name for name in RIVALS if name != "nesterov"),
+        rivals=CPU_RIVALS,
         steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=2.0, batch_size=512, capacity=64,
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.5, batch_size=512, capacity=64,
         measurements=5, layout="patches",
     ),
     "cpu_cifar": Config(
         dataset="cifar10_small", model="cnn5", epsilon=(1.0, 8.0),
-        rivals=tuple(name for name in RIVALS if name != "nesterov"),
+        rivals=CPU_RIVALS,
         steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=3.0, batch_size=256, capacity=32,
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=4.0, batch_size=256, capacity=32,
         measurements=5, layout="patches",
     ),
     "gpu": Config(
