@@ -45,9 +45,9 @@ class PMLF(DSGD):
     amplify as they do in D-SGD, and `samplers.Poisson` joins.
 
     A round costs k gradients an example. The paper's sum is over models of before the first round
-    too, which are x_0 here as in the authors' code. Reconstructed from the paper's Algorithm 1:
-    that code has the weights the other way round (the largest on the oldest model, beta^(k-1) on
-    this round's) and never takes the newest past model.
+    too, which are x_0 here as in the authors' code. Written from the paper's Algorithm 1. The code
+    differs: this round's model has the least weight, beta^(k-1), past ones from x_{t-k} to x_{t-2}
+    rising ones, and x_{t-1} has none.
 
     Attributes:
         length: How many models k, this round's among them; 2 and above.
