@@ -28,6 +28,7 @@ def cells(tmp_path, name):
 
 
 NEEDS = {"mafalda_housing": "housing"}
+TEXTS = ("sst2", "bpe")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,25 @@ def test_claims_of_points_are_judged():
     verdict = script("experiments", "cifar_doppler").verdict
     judged = [verdict(*pair) for pair in ((5, 1), (3.5, 2), (2, 0.5), (-4, 0.1), (4, math.nan))]
     assert judged == ["holds", "not", "partly", "not", "open: one seed"]
+
+
+@pytest.mark.slow
+def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, data_folder):
+    pytest.importorskip("tokenizers")
+    if not all((data_folder / name).is_dir() for name in TEXTS):
+        pytest.skip(f"{' and '.join(TEXTS)} are not in {data_folder}")
+    module = script("experiments", "glue_doppler")
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--frozen", "words"]
+    assert module.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert module.NOT_THE_PAPERS in said
+    (figure,) = (tmp_path / "glue_doppler" / "tiny").glob("*.svg")
+    assert "the paper's run" in figure.read_text()
+    frame = records.read(cells(tmp_path, "glue_doppler"))
+    assert set(frame["start"]) == {"random"} and set(frame["algorithm"]) == {
+        "sgd",
+        "sgd + first v1",
+    }
 
 
 @pytest.mark.slow
