@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import conv
+from dpjax.models import conv, layers
 
 CASES = [
     # Size, channels, features, kernel, strides, padding, groups.
@@ -155,3 +155,27 @@ def test_what_does_not_fit_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             conv.convolve(x, kernel, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding"), [(2, 2, 0), (2, 1, 0), (3, 2, 1), (3, 2, 0)]
+)
+def test_pooling_is_flax_s_with_its_choice_among_equal_numbers(window, strides, padding):
+    """In values and gradients; whole numbers from 0 to 2 are equal in most windows."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 3, (2, 7, 9, 3)), jnp.float32)
+
+    def known(x):
+        pads = [(padding, padding)] * 2
+        return nn.max_pool(x, (window, window), (strides, strides), pads)
+
+    def ours(x):
+        return layers.max_pool(x, window, strides, padding)
+
+    want, pull = jax.vjp(known, x)
+    got, mine = jax.vjp(ours, x)
+    np.testing.assert_array_equal(got, want)
+    weight = jnp.asarray(rng.integers(-4, 5, want.shape), jnp.float32)
+    np.testing.assert_array_equal(mine(weight)[0], pull(weight)[0])
+    broken = x.at[0, 3, 3, 0].set(jnp.nan)
+    np.testing.assert_array_equal(ours(broken), known(broken))
