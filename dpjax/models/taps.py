@@ -197,26 +197,40 @@ class Gradients:
         leaves, tree = jax.tree.flatten(points[0])
         layer = _layers.numbers(points[0])
         parts = [self._differentiated(point, taps, x, y) for point in points]
-        formed, pairs = products.combined(self.coefficients, parts)
+        formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
+        lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
         squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
         for number, gradient in formed.items():
             flat = gradient.reshape(len(x), -1)
             squares[layer[number]] += jax.vmap(_squares.total)(flat)
         for number, (_, rows, derivative) in pairs.items():
             squares[layer[number]] += jax.vmap(products.square_bound)(rows, derivative)
+        for number, infinite in lost.items():
+            squares[layer[number]] += infinite
         weights = choose(jnp.stack(squares, axis=1))
         sums = {}
         for number, gradient in formed.items():
-            sums[number] = _weighted(weights[:, layer[number]], gradient)
+            # Finite ones need no second look, which is a pass over the largest arrays.
+            finite = number in lost and gradient.ndim == 3 and self.coefficients is None
+            sums[number] = _weighted(weights[:, layer[number]], gradient, finite=finite)
         for number, (product, rows, derivative) in pairs.items():
-            sums[number] = _product(product, weights[:, layer[number]], rows, derivative)
+            weight = weights[:, layer[number], None, None]
+            scaled = jnp.where(weight > 0, derivative * weight, 0)
+            sums[number] = product.gradient(
+                rows.reshape(-1, *rows.shape[2:]), scaled.reshape(-1, scaled.shape[-1])
+            )
         total = [sums[i].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(tree, total)
 
     def _differentiated(
         self, params: Any, taps: list[_Tap], x: Any, y: Any
-    ) -> tuple[dict[int, Array], dict[int, tuple[products.Product, Array, Array]]]:
-        """By the number of a parameter: gradients that are formed, and products that are not."""
+    ) -> tuple[
+        dict[int, Array], dict[int, tuple[products.Product, Array, Array]], dict[int, Array]
+    ]:
+        """By a parameter's number: gradients that are formed, products that are not, what is lost.
+
+        Of a product whose entries might not be finite zeros are left, and its square is infinite.
+        """
         leaves, tree = jax.tree.flatten(params)
         tapped = {number for tap in taps for number in tap.leaves}
         wide = _wide(leaves)
@@ -233,18 +247,20 @@ class Gradients:
         of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
-        pairs = {}
+        pairs, lost = {}, {}
         for tap, given, derivative in zip(taps, inputs, derivatives, strict=True):
+            given, derivative, finite = jax.vmap(_bounded)(given, derivative.astype(wide))
+            lost[tap.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
             rows = jax.vmap(tap.product.rows)(given)
             rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
-            flat = derivative.astype(wide).reshape(*rows.shape[:2], -1)
+            flat = derivative.reshape(*rows.shape[:2], -1)
             if tap.norm:
                 pairs[tap.leaves[0]] = tap.product, rows, flat
                 continue
             of_kernel = jax.vmap(tap.product.gradient)(rows, flat)
             values = [leaves[number] for number in tap.leaves]
             formed |= zip(tap.leaves, tap.product.parameters(of_kernel, values), strict=True)
-        return formed, pairs
+        return formed, pairs, lost
 
     def _taps(self, params: Any, x: Any) -> list[_Tap]:
         """The layers whose gradients are products, by reading the program of one example."""
@@ -374,26 +390,23 @@ def _wide(leaves: Sequence[Array]) -> Any:
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
 
 
-def _weighted(weights: Float[Array, " b"], gradients: Float[Array, "b ..."]) -> Array:
-    """The weighted sum of formed gradients; those of weight zero may be infinite or nan."""
-    used = (weights > 0).reshape(-1, *[1] * (gradients.ndim - 1))
-    return jnp.tensordot(
-        weights, jnp.where(used, gradients, 0), 1, precision=jax.lax.Precision.HIGHEST
-    )
+def _bounded(given: Array, derivative: Array) -> tuple[Array, Array, Array]:
+    """One example's input and derivative, and whether no entry of their product overflows.
+
+    Zeros where one might: infinity times a weight of zero is nan.
+    """
+    top = jnp.max(jnp.abs(derivative), initial=0)
+    if jnp.issubdtype(given.dtype, jnp.floating):
+        top = top * jnp.maximum(jnp.max(jnp.abs(given), initial=0), 1).astype(top.dtype)
+    finite = top * derivative.size < jnp.finfo(top.dtype).max / 8
+    return jnp.where(finite, given, 0), jnp.where(finite, derivative, 0), finite
 
 
-def _product(
-    product: products.Product,
-    weights: Float[Array, " b"],
-    rows: Array,
-    derivative: Float[Array, "b t p"],
+def _weighted(
+    weights: Float[Array, " b"], gradients: Float[Array, "b ..."], *, finite: bool
 ) -> Array:
-    """The weighted sum of gradients that were not formed: one product over all examples."""
-    used = (weights > 0)[:, None, None]
-    derivative = jnp.where(used, derivative * weights[:, None, None], 0)
-    if rows.ndim == 3:
-        # Infinity times zero is nan.
-        rows = jnp.where(used, rows, 0)
-    return product.gradient(
-        rows.reshape(-1, *rows.shape[2:]), derivative.reshape(-1, derivative.shape[-1])
-    )
+    """The weighted sum of formed gradients; those of weight zero may be infinite or nan."""
+    if not finite:
+        used = (weights > 0).reshape(-1, *[1] * (gradients.ndim - 1))
+        gradients = jnp.where(used, gradients, 0)
+    return jnp.tensordot(weights, gradients, 1, precision=jax.lax.Precision.HIGHEST)

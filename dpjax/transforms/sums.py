@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from dpjax import _layers, _validate
 from dpjax.transforms import clipping
 
-__all__: list[str] = []
+__all__ = ["clipped_sum"]
 
 _STABILITY = 0.01
 
@@ -46,6 +46,15 @@ def clipped_sum(
 
     Returns:
         ``fn(params, x, y, is_padding=None)``, to a tree like params.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.models import losses, mlp, taps
+        >>> from dpjax.transforms import sums
+        >>> model = mlp.MLP(hidden=(4,), outputs=2)
+        >>> x, y = jnp.ones((3, 5)), jnp.array([0, 1, 1])
+        >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        >>> total = sums.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
     bounds = hasattr(weighted, "by_layer")
     if microbatch is not None:

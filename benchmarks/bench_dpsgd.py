@@ -1,0 +1,223 @@
+"""Speed of the clipped gradient of a batch against its peers and against the plain gradient.
+
+The sum of clipped per-example gradients of the five-layer network (``cnn5``) or of a small vision
+transformer (``vit``), on random 32x32 images: dpjax's by norms, jax_privacy's clipped_grad, Opacus
+(where it is installed; for ``cnn5`` alone, since it knows no layer of a class token), and the mean
+gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
+``--passes`` names, compiled once and added up; each way is judged by its fastest. Ways take turns
+in one process. ``times_plain`` is a way's median time by that of the fastest plain JAX one, of the
+same repetitions; ``examples_per_second`` is of the median. ``--memory`` adds, for each way's
+fastest passes, the peak memory of a process of its own beyond what it had before its first step.
+"""
+
+import functools
+import importlib.util
+import json
+import statistics
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.models import cnn, losses, taps, vit
+from dpjax.results import timing
+from dpjax.transforms import sums
+
+CLIP_NORM = 1.0
+WAYS = ("plain conv", "plain patches", "dpjax", "jax_privacy", "torch", "opacus")
+Step = Callable[[], Any]
+
+
+def network(name: str, layout: str = "conv") -> Any:
+    """The network by name."""
+    if name == "cnn5":
+        return cnn.CNN5(layout=layout)
+    return vit.ViT(patch=4, layout=layout)
+
+
+def data(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random images and labels."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(batch, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, batch)
+
+
+def plain_sum(model: Any) -> Callable[..., Any]:
+    """The gradient of the summed loss."""
+
+    def total(params: Any, x: Any, y: Any) -> Any:
+        return jnp.sum(losses.cross_entropy(model.apply(params, x), y))
+
+    return jax.grad(total)
+
+
+def privacy_sum(model: Any) -> Callable[..., Any]:
+    """jax_privacy's sum of clipped gradients."""
+    from jax_privacy import clipping
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return losses.cross_entropy(model.apply(params, x[None])[0], y)
+
+    clipped = clipping.clipped_grad(
+        loss, batch_argnums=(1, 2), keep_batch_dim=False, l2_clip_norm=CLIP_NORM
+    )
+
+    def total(params: Any, x: Any, y: Any) -> Any:
+        with warnings.catch_warnings():
+            # jax_privacy 2.0.0 calls what optax 0.2.8 deprecates.
+            warnings.filterwarnings("ignore", "optax.global_norm is deprecated")
+            return clipped(params, x, y)
+
+    return total
+
+
+def jax_step(name: str, way: str, batch: int, size: int) -> Step:
+    """A step in JAX: one compiled pass, called for each part of the batch."""
+    model = network(name, "patches" if way == "plain patches" else "conv")
+    if way == "dpjax":
+        gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        of_pass = sums.clipped_sum(gradients, CLIP_NORM, microbatch=size)
+    else:
+        of_pass = privacy_sum(model) if way == "jax_privacy" else plain_sum(model)
+
+    def add(total: Any, params: Any, x: Any, y: Any) -> Any:
+        return jax.tree.map(jnp.add, total, of_pass(params, x, y))
+
+    add = jax.jit(add)
+    x, y = (jnp.asarray(part) for part in data(batch))
+    params = jax.jit(model.init)(jax.random.key(0), x[:1])
+    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, batch, size)]
+    zeros = jax.tree.map(jnp.zeros_like, params)
+
+    def step() -> Any:
+        total = zeros
+        for part in parts:
+            total = add(total, params, *part)
+        return total
+
+    return step
+
+
+def torch_network() -> Any:
+    """The five-layer network in PyTorch."""
+    import torch
+
+    layers: list[Any] = []
+    widths = [3, 32, 64, 128, 256]
+    for index, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.Tanh()]
+        layers += [torch.nn.MaxPool2d(2)] if index < 3 else []
+        layers += [torch.nn.GroupNorm(16, after)]
+    layers += [torch.nn.Conv2d(256, 10, 3, padding=1), torch.nn.AdaptiveAvgPool2d(1)]
+    return torch.nn.Sequential(*layers, torch.nn.Flatten())
+
+
+def torch_step(way: str, batch: int, size: int) -> Step:
+    """A step in PyTorch, with Opacus's per-example gradients or without."""
+    import torch
+
+    x, y = (torch.as_tensor(part) for part in data(batch))
+    x = x.permute(0, 3, 1, 2).contiguous()
+    model = torch_network()
+    if way == "opacus":
+        from opacus import GradSampleModule
+
+        model = GradSampleModule(model, loss_reduction="sum")
+    params = list(model.parameters())
+    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, batch, size)]
+
+    def clipped(of: Any) -> Any:
+        """As opacus.optimizers.DPOptimizer clips and adds up."""
+        each = [param.grad_sample for param in of]
+        norms = torch.stack([one.flatten(1).norm(dim=1) for one in each]).norm(dim=0)
+        weights = (CLIP_NORM / (norms + 1e-6)).clamp(max=1.0)
+        for param in of:
+            param.grad_sample = None
+        return [torch.einsum("i,i...", weights, one) for one in each]
+
+    def step() -> Any:
+        total: Any = None
+        for images, labels in parts:
+            model.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(model(images), labels, reduction="sum").backward()
+            part = clipped(params) if way == "opacus" else [param.grad for param in params]
+            total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
+        return total[0].sum().item()
+
+    return step
+
+
+def make(name: str, way: str, batch: int, size: int) -> Step:
+    """A step by way."""
+    if way in ("torch", "opacus"):
+        return torch_step(way, batch, size)
+    return jax_step(name, way, batch, size)
+
+
+def there(name: str, way: str) -> bool:
+    """Whether a way can be measured; says so where it cannot."""
+    if way not in ("torch", "opacus"):
+        return True
+    missing = importlib.util.find_spec(way) is None
+    if missing or name != "cnn5":
+        print(f"{name} {way}: {'not installed' if missing else 'not written'}", flush=True)
+    return not missing and name == "cnn5"
+
+
+def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
+    """All ways on one batch."""
+    steps = {}
+    for way in filter(functools.partial(there, name), options.ways):
+        for size in sorted({min(size, batch) for size in options.passes}):
+            if batch % size == 0:
+                steps[way, size] = make(name, way, batch, size)
+    taken = timing.turns({json.dumps(key): step for key, step in steps.items()}, options.repeats)
+    best: dict[str, tuple[int, timing.Timing]] = {}
+    for text, each in taken.items():
+        way, size = json.loads(text)
+        if way not in best or each.median < best[way][1].median:
+            best[way] = size, each
+    plain = [each for way, (_, each) in best.items() if way.startswith("plain")]
+    least = min(plain, key=lambda each: each.median, default=None)
+    for way, (size, each) in best.items():
+        row = {"model": name, "batch_size": batch, "algorithm": way, "pass": size}
+        row |= {"milliseconds": 1e3 * each.median, "examples_per_second": batch / each.median}
+        if least is not None:
+            pairs = zip(each.times, least.times, strict=True)
+            row["times_plain"] = statistics.median(mine / other for mine, other in pairs)
+        bench.row(**row)
+        if options.memory:
+            bench.in_own_process(name, way, batch, size, repeats=1)
+
+
+def memory(name: str, way: str, batch: str, size: str) -> int:
+    """Print the peak memory of one way's step, in megabytes, as JSON."""
+    step = make(name, way, int(batch), int(size))
+    before = timing.peak()
+    jax.block_until_ready(step())
+    row = {"model": name, "batch_size": int(batch), "algorithm": way, "pass": int(size)}
+    print(json.dumps(row | {"peak_megabytes": (timing.peak() - before) / 1e6}))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    bench = timing.Bench(__file__, __doc__, repeats=5)
+    bench.parser.add_argument("--models", nargs="+", choices=("cnn5", "vit"), default=["cnn5"])
+    bench.parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
+    bench.parser.add_argument("--passes", type=int, nargs="+", default=[32, 64, 256])
+    bench.parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    bench.parser.add_argument("--memory", action="store_true")
+    options = bench.parse(argv)
+    if options.one:
+        return memory(*options.one)
+    for name in options.models:
+        for batch in options.batches:
+            measure(bench, options, name, batch)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
