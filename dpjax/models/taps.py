@@ -7,7 +7,6 @@ parameters have plain gradients, one an example.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dpjax import _layers, _squares, _validate
+from dpjax.models import calls as calls_
 from dpjax.models import products
 
 __all__ = ["Gradients"]
@@ -237,12 +236,13 @@ class Gradients:
 
         def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
             whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
-            outputs, inputs = _tapped(
-                self.apply, jax.tree.unflatten(tree, whole), x[None], taps, zeros
+            outputs, inputs = calls_.tapped(
+                self.apply, jax.tree.unflatten(tree, whole), x[None], paths, zeros
             )
             return self.loss(outputs[0], y), inputs
 
         plain = [None if i in tapped else leaf for i, leaf in enumerate(leaves)]
+        paths = [tap.path for tap in taps]
         zeros = [jnp.zeros(tap.out.shape, tap.out.dtype) for tap in taps]
         of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
@@ -266,13 +266,13 @@ class Gradients:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self._points(params)[0]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        places = {tuple(map(_key, path)): number for number, path in enumerate(paths)}
+        places = {tuple(map(calls_.name_of, path)): number for number, path in enumerate(paths)}
         leaves, tree = jax.tree.flatten(params)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        calls: dict[int, _Call] = {}
+        calls: dict[int, calls_.Call] = {}
 
         def example(leaves: list[Array], x: Any) -> Any:
-            with nn.intercept_methods(_marking(calls, places, leaves)):
+            with nn.intercept_methods(calls_.marking(calls, places, leaves)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
         one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
@@ -280,110 +280,15 @@ class Gradients:
         return [
             _Tap(call.path, call.leaves, call.out, call.product, route == "norm")
             for number, call in calls.items()
-            if (route := self._route(call)) != "plain" and _alone(program, number, call)
+            if (route := self._route(call)) != "plain" and calls_.alone(program, number, call)
         ]
 
-    def _route(self, call: "_Call") -> str:
+    def _route(self, call: calls_.Call) -> str:
         positions = len(self.coefficients or (1,)) * math.prod(call.out.shape)
         positions //= call.product.shape[1]
         rule = "norm" if call.product.pays(positions) else "formed"
         route = self.routes.get("/".join(call.path), rule)
         return "formed" if route == "norm" and not call.product.by_norm(positions) else route
-
-
-class _Call(NamedTuple):
-    """A layer's call, as the trace of one example met it."""
-
-    path: tuple[str, ...]
-    leaves: tuple[int, ...]
-    given: Any
-    out: Any
-    product: products.Product
-
-
-_MARK = "dpjax.models.taps"
-
-
-def _marking(
-    calls: dict[int, _Call], places: Mapping[tuple[str, ...], int], leaves: Sequence[Array]
-) -> Callable[..., Any]:
-    """An interceptor that notes calls of known layers and marks where they begin and end."""
-    numbers = itertools.count()
-
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        module = context.module
-        if context.method_name != "__call__" or kwargs or len(args) != 1:
-            return call(*args, **kwargs)
-        if not products.known(module):
-            return call(*args)
-        number = next(numbers)
-        given = checkpoint_name(args[0], f"{_MARK} {number} begins")
-        out = checkpoint_name(call(given), f"{_MARK} {number} ends")
-        product = products.product(module, given, out)
-        names = () if product is None else product.names
-        found = [places.get(("params", *module.path, name), -1) for name in names]
-        # Not values that a lifted transform has made of the parameters.
-        own = [
-            leaf >= 0 and module.get_variable("params", name) is leaves[leaf]
-            for leaf, name in zip(found, names, strict=True)
-        ]
-        shape_in, shape_out = (
-            jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (given, out)
-        )
-        if product is not None and all(own):
-            calls[number] = _Call(module.path, tuple(found), shape_in, shape_out, product)
-        return out
-
-    return intercept
-
-
-def _alone(program: Any, number: int, call: _Call) -> bool:
-    """Whether a call is in the program itself, once, and alone uses its layer's parameters."""
-    names = [
-        str(equation.params["name"]) if equation.primitive.name == "name" else ""
-        for equation in program.eqns
-    ]
-    ends = []
-    for side, shape in (("begins", call.given), ("ends", call.out)):
-        at = [i for i, name in enumerate(names) if name == f"{_MARK} {number} {side}"]
-        # Another shape, where a vmap inside the module runs it for several inputs.
-        if len(at) != 1 or program.eqns[at[0]].outvars[0].aval.shape != shape.shape:
-            return False
-        ends.append(at[0])
-    for leaf in call.leaves:
-        variable = program.invars[leaf]
-        uses = [i for i, each in enumerate(program.eqns) if any(v is variable for v in each.invars)]
-        inside = all(ends[0] < i < ends[1] for i in uses)
-        if not uses or not inside or any(v is variable for v in program.outvars):
-            return False
-    return True
-
-
-def _tapped(
-    apply: Callable[[Any, Any], Any],
-    params: Any,
-    x: Any,
-    taps: list[_Tap],
-    zeros: list[Array],
-) -> tuple[Any, list[Array]]:
-    """Outputs with zeros added to those of layers, and what came into these."""
-    inputs: list[Any] = [None] * len(taps)
-    numbers = {tap.path: number for number, tap in enumerate(taps)}
-
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        number = numbers.get(context.module.path)
-        if number is None or context.method_name != "__call__":
-            return call(*args, **kwargs)
-        inputs[number] = args[0]
-        return call(*args) + zeros[number]
-
-    with nn.intercept_methods(intercept):
-        return apply(params, x), inputs
-
-
-def _key(part: Any) -> str:
-    """A name on the way to a parameter."""
-    return str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
 
 
 def _wide(leaves: Sequence[Array]) -> Any:

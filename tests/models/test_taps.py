@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import cnn, conv, efficientnet, losses, mlp, resnet, roberta, taps, vit
+from dpjax.models import calls, cnn, conv, efficientnet, losses, mlp, resnet, roberta, taps, vit
 
 KEY = jax.random.key(0)
 
@@ -270,7 +270,7 @@ def test_what_is_not_tapped_is_differentiated_plainly(kind):
 def test_a_layer_called_twice_and_counted_once_is_noticed(monkeypatch):
     """The broken twin of the test above."""
     # Of the three calls, the second is of the layer that the third calls again.
-    monkeypatch.setattr(taps, "_alone", lambda program, number, call: number < 2)
+    monkeypatch.setattr(calls, "alone", lambda program, number, call: number < 2)
     with pytest.raises(AssertionError):
         test_what_is_not_tapped_is_differentiated_plainly("twice")
 
