@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from dpjax.data import load, partition, split
-from dpjax.mechanism import filtered, filters, snr, temporal, workload
+from dpjax.mechanism import filtered, filters, snr, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
@@ -306,7 +306,8 @@ def design(config: Config, folder: Path) -> list[dict[str, Any]]:
     del folder
     rounds, rows = config.horizon, []
     none = np.eye(rounds)
-    weights = {"steps": none, "sums of steps": workload.prefix_sum(rounds)}
+    sums = np.tri(rounds)
+    weights = {"steps": none, "sums of steps": sums.T @ sums}
     first = [filters.impulse_response(*FILTERS["first v1"], rounds)[: t + 1] for t in range(rounds)]
     fixed = np.stack([np.pad(k[::-1] / k.sum(), (0, rounds - len(k))) for k in first])
     for epochs in config.epochs:

@@ -52,8 +52,8 @@ class DiSK(DSGD):
     where c is outside, since it clips behind the combination too. Here the noise is the plan's, in
     both. The authors' code also normalises the filtered gradient in runs without privacy, which is
     not done here. The paper has no value for g_{-1}: both codes start from v_0. An optimizer that
-    is told the noise's variance (``Chain(..., uses_noise=True)``) is told that of v, and g's is
-    smaller.
+    asks for the noise's variance (``Chain(..., uses_noise=True)``) is refused: the plan knows that
+    of v, and g's is smaller.
 
     Attributes:
         kappa: The filter's gain, in (0, 1).

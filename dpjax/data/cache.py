@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpjax import _files
 
-__all__: list[str] = []
+__all__ = ["folder"]
 
 _CHUNK = 1 << 16
 _TRIES = 3
@@ -26,6 +26,12 @@ def folder() -> Path:
     """Return the cache: ``$DPJAX_DATA``, else ``$XDG_CACHE_HOME/dpjax``, else ``~/.cache/dpjax``.
 
     The folder need not exist yet.
+
+    Example:
+        >>> import pathlib
+        >>> from dpjax.data import cache
+        >>> isinstance(cache.folder(), pathlib.Path)
+        True
     """
     named = os.environ.get("DPJAX_DATA")
     if named:
