@@ -66,13 +66,13 @@ class Config:
     graph_seed: int = 0
     filters: tuple[str, ...] = ("none", "momentum", "first v1", "wiener")
     designs: tuple[str, ...] = ("independent", "whisper", "mafalda")
-    epsilon: tuple[float, ...] = (2.0, 8.0)
+    epsilon: tuple[float, ...] = (8.0,)
     delta: float = 1e-5
     epochs: int = 12
     separation: int = 10
     clip_norm: float = 1.0
     hidden: int = 32
-    steps: tuple[float, ...] = (2.0, 1.0, 0.5, 0.25, 0.125)
+    steps: tuple[float, ...] = (2.0, 1.0, 0.5, 0.25)
     seeds: tuple[int, ...] = tuple(range(5))
     tuning_seeds: tuple[int, ...] = (100, 101)
     validation: float = 0.2
@@ -184,8 +184,8 @@ def chosen(tuning: list[dict[str, Any]], epsilon: float) -> float:
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Filter private gradients at every agent of a network, under noise of several kinds."""
     cells = []
-    for design in config.designs:
-        for name in config.filters:
+    for name in config.filters:
+        for design in config.designs:
             stored = {**dataclasses.asdict(config), "design": design, "filter": name}
             for listed in ("designs", "filters"):
                 del stored[listed]
