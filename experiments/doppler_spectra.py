@@ -81,8 +81,8 @@ class Config:
     taps: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     seeds: tuple[int, ...] = (0, 1)
     horizon: int = 16
-    correlations: tuple[float, ...] = (0.5, 0.95)
-    variances: tuple[float, ...] = (0.1, 1.0, 10.0)
+    correlations: tuple[float, ...] = (0.95,)
+    variances: tuple[float, ...] = (1.0, 10.0)
     epochs: tuple[int, ...] = (1, 4)
 
     def __post_init__(self) -> None:

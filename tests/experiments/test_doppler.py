@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
+from scipy import linalg
 
-from dpjax.mechanism import snr
+from dpjax.mechanism import filtered, snr, workload
+from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, optimizers, plan, protect, samplers
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.wiener import scheduled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,6 +63,19 @@ def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
         assert ratios[-1] == pytest.approx(least, rel=1e-6) and ratios[-1] > 15
 
 
+def test_the_ratio_grows_where_the_error_has_turned():
+    c = np.maximum(0.9 ** np.arange(256) - 0.5, 0)
+    ratios, errors = [], []
+    for taps in (1, 8, 64, 256):
+        b, _ = snr.optimal_fir(c[:taps])
+        lags = 0.9 ** np.arange(taps)
+        gradient = np.asarray(b) @ linalg.toeplitz(lags) @ b
+        errors.append(1 - 2 * np.dot(b, lags) + gradient + np.sum(np.square(b)))
+        ratios.append(snr.normalised(b, (), c))
+    assert ratios == sorted(ratios)
+    assert errors[1] < 0.4 < 0.6 < errors[2] < errors[3] < errors[0] == pytest.approx(1)
+
+
 def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
     experiment = script("doppler_decentralised")
     matrix = mixing.metropolis_hastings(graphs.ring(4))
@@ -81,6 +97,31 @@ def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
             made = plan.make(config, matrix)
             stated.append((made.guarantee.to_dict(), made.factor.tolist()))
         assert all(each == stated[0] for each in stated)
+
+
+def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    both = filtered.solve(
+        filtered.covariance(0.9 ** np.arange(6), 6),
+        1.0,
+        Participation(6, 2, 3),
+        gram=workload.gram(matrix, 6),
+    )
+    config = plan.Config(
+        noise=noise.Mafalda(),
+        budget=protect.Budget(2.0, 1e-5),
+        protect=protect.Protect("zero_out_record", clip_norm=1.0),
+        sampler=samplers.Cyclic(2, 3, 10),
+        optimizer=optimizers.Chain(
+            lambda step: optax.chain(scheduled(both.filter), optax.sgd(step)), 0.5
+        ),
+        rounds=6,
+    )
+    made = plan.make(config, matrix, strategy=both.strategy)
+    np.testing.assert_array_equal(made.strategy, both.strategy)
+    plain = plan.make(config, matrix).guarantee
+    assert made.guarantee.epsilon == plain.epsilon
+    assert made.guarantee.mu == pytest.approx(plain.mu, rel=1e-6)
 
 
 def test_a_link_is_the_filter_then_the_step():
