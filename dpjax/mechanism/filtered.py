@@ -7,7 +7,7 @@ F (g + C^-1 z), and the weighted square error over all rounds is
     J(F, C) = tr(H (F - I) S (F - I)') + v sens(C)^2 tr(H F (C'C)^-1 F')
 
 v the noise's variance at sensitivity 1, H the weight: I where every round's step shall be near its
-gradient, L'L (`workload.prefix_sum`) where the models shall be, which are sums of steps, or a
+gradient, L'L (`temporal.workload_gram` of one agent) where the models shall be, which are sums of steps, or a
 network's (`workload.gram`). For a fixed C the best causal F is the Wiener filter, two triangular
 solves; for a fixed F the best C is the matrix factorization of the workload W F, W'W = H. In F and
 P = C'C together J is convex (the last term is a matrix fraction), and so is what a sensitivity of 1
