@@ -7,13 +7,13 @@ F (g + C^-1 z), and the weighted square error over all rounds is
     J(F, C) = tr(H (F - I) S (F - I)') + v sens(C)^2 tr(H F (C'C)^-1 F')
 
 v the noise's variance at sensitivity 1, H the weight: I where every round's step shall be near its
-gradient, L'L (`temporal.workload_gram` of one agent) where the models shall be, which are sums of steps, or a
-network's (`workload.gram`). For a fixed C the best causal F is the Wiener filter, two triangular
-solves; for a fixed F the best C is the matrix factorization of the workload W F, W'W = H. In F and
-P = C'C together J is convex (the last term is a matrix fraction), and so is what a sensitivity of 1
-allows P to be: no local optimum stops the alternation, and a dual bound says how far it came. Where
-noise is large, the optimum pools early rounds or drops some, which a C with an inverse can approach
-only: there the alternation stops some tenths of a percent short and the bound is loose.
+gradient; where the models shall be, which are sums of steps, `temporal.workload_gram`, of one agent
+or a network. For a fixed C the best causal F is the Wiener filter, two triangular solves; for a
+fixed F the best C is the matrix factorization of the workload W F, W'W = H. In F and P = C'C
+together J is convex (the last term is a matrix fraction), and so is what a sensitivity of 1 allows
+P to be: a dual bound says how far the alternation came. Where noise is large, the optimum pools
+early rounds or drops some, which a C with an inverse can approach only: there it stops up to some
+tenths of a percent short in small cases, and the bound is loose.
 
 Guarantee: strategies are those of `dpjax.mechanism.temporal`, of sensitivity 1 for the
 participation given; a filter is post-processing. Where the covariance of gradients was measured
