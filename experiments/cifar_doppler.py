@@ -243,14 +243,14 @@ PRESETS = {
         dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0),
         rivals=CPU_RIVALS,
         steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.5, batch_size=512, capacity=64,
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.0, batch_size=256, capacity=32,
         measurements=5, layout="patches",
     ),
     "cpu_cifar": Config(
         dataset="cifar10_small", model="cnn5", epsilon=(1.0, 8.0),
         rivals=CPU_RIVALS,
         steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=4.0, batch_size=256, capacity=32,
+        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=2.5, batch_size=256, capacity=32,
         measurements=5, layout="patches",
     ),
     "gpu": Config(
