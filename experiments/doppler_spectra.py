@@ -399,16 +399,20 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
     sheet, axes = plots.figure(1, 2)
     rows = runs[runs["kind"] == "taps"]
     for ax, y, label in zip(
-        axes, ("ratio", "mean_square"),
-        ("normalised ratio (4)", "mean square error / power of the gradient"), strict=True,
+        axes, ("ratio", "mean_square"), ("normalised ratio (4)", "error / gradient's power"),
+        strict=True,
     ):  # fmt: skip
-        plots.lines(rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True)
+        plots.lines(
+            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True, note=note
+        )
     lab.say(f"figure: {plots.save(sheet, lab.folder / 'doppler_spectra_taps.svg')}")
-    path = plots.lines(
-        gains[gains["kind"] == "gain"], "frequency", "gain", "series", logy=True,
-        path=lab.folder / "doppler_spectra_responses.svg", xlabel="frequency (cycles a round)",
-    )  # fmt: skip
-    lab.say(f"figure: {path}")
+    sheet, axes = plots.figure(1, 2, sharey=True)
+    rows = gains[gains["kind"] == "gain"]
+    rows = rows[rows["series"] != "sgd"]
+    few = rows["series"].str.fullmatch("f[1-6]")
+    for ax, part in zip(axes, (rows[~few], rows[few]), strict=True):
+        plots.lines(part, "frequency", "gain", "series", ax=ax, xlabel="frequency (cycles a round)")
+    lab.say(f"figure: {plots.save(sheet, lab.folder / 'doppler_spectra_responses.svg')}")
 
 
 main = functools.partial(launch.main, "doppler_spectra", PRESETS, experiment)
