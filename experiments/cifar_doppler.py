@@ -137,8 +137,8 @@ class Config:
         epochs: Rounds are the epochs over the sampling rate, rounded up.
         batch_size: Expected size of a Poisson-sampled batch.
         capacity: Records a pass; 0 is an eighth of the batch size, at least 16.
-        copies: Random variants (mirrored, shifted) of an image, averaged before the clip; 0 has
-            none.
+        copies: Random variants of an image (shifted, and mirrored but for digits), averaged before
+            the clip; 0 has none.
         records: Use only that many training records; 0 is all.
         seeds: Seeds of the reported runs: initial model, batches and noise.
         tuning_seed: Seed of the tuning runs; none of ``seeds``.
@@ -181,6 +181,8 @@ class Config:
             raise ValueError(
                 f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
             )
+        if self.copies and self.model == "mlp":
+            raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.epsilon and self.seeds and (self.filter or self.rivals)):
             raise ValueError("epsilon, seeds, and filter or rivals need at least one entry each")
         unknown = [name for name in self.rivals if name not in RIVALS]
@@ -298,9 +300,10 @@ def task(config: Config) -> Task:
 
 def learn(config: Config, model: nn.Module, train: Any, test: Any) -> problem.Problem:
     """The one agent's problem."""
-    copies = {} if not config.copies else {
-        "augment": augmentation.standard, "copies": config.copies,
-    }  # fmt: skip
+    # A mirrored digit is another sign.
+    digits = config.dataset in ("mnist", "digits")
+    augment = augmentation.Shift(2, "zeros") if digits else augmentation.standard
+    copies = {"augment": augment, "copies": config.copies} if config.copies else {}
     shard = partition.iid(len(train[1]), 1, 0)
     return problem.supervised(
         model, "cross_entropy", train, test, shard, name=config.dataset, **copies
