@@ -6,7 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import calls, cnn, conv, efficientnet, losses, mlp, resnet, roberta, taps, vit
+from dpjax.models import (
+    calls,
+    cnn,
+    conv,
+    efficientnet,
+    layers,
+    losses,
+    mlp,
+    resnet,
+    roberta,
+    taps,
+    vit,
+)
 
 KEY = jax.random.key(0)
 
@@ -345,3 +357,33 @@ def test_examples_that_memory_does_not_hold_at_once_are_taken_in_even_passes(mon
     for held, size in ((5 * 46, None), (5 * 46 - 1, 3), (2 * 46, 2), (45, 1)):
         monkeypatch.setattr(taps, "_HELD", held)
         assert gradients.at_once(params, x) == (size if jax.default_backend() == "cpu" else None)
+
+
+class Pooled(nn.Module):
+    """A convolution whose patches overlap, pooled: what a kernel sees first."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        x = layers.max_pool(nn.tanh(conv.Conv(3, (3, 3), padding=1)(x)), 2, 1)
+        return nn.Dense(2)(x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize(("wide", "tolerance"), [(False, 1e-5), (True, 1e-13)])
+def test_the_first_kernel_is_as_exact_as_the_precision(wide, tolerance):
+    """By both routes, in both precisions; whole numbers make ties that pooling must break alike."""
+    with jax.enable_x64(wide):
+        kind, rng = (jnp.float64 if wide else jnp.float32), np.random.default_rng(3)
+        model = Pooled()
+        x = jnp.asarray(rng.integers(0, 3, (3, 5, 5, 2)), kind)
+        params = jax.tree.map(lambda leaf: leaf.astype(kind), model.init(KEY, x))
+        y = jnp.arange(3) % 2
+        each = one_by_one(model, params, x, y)
+        for route in ("norm", "formed"):
+            gradients = taps.Gradients(model.apply, losses.cross_entropy, {"Conv_0": route})
+            assert gradients.chosen(params, x)["Conv_0"] == route
+            total, norms = run(gradients, params, x, y, 1.0)
+            np.testing.assert_allclose(norms, lengths(each), rtol=tolerance)
+            want = weighted_sum(each, 1 / (1 + lengths(each)))
+            check_close(total["params"]["Conv_0"], want["params"]["Conv_0"], tolerance)
+            assert total["params"]["Conv_0"]["kernel"].dtype == kind
