@@ -19,13 +19,15 @@ SETTINGS = (
     *("participation", "phase", "clip_norm", "batch_size", "horizon", "lanes", "sigma", "alpha"),
     *("attackers", "gossip_steps", "algorithm", "seed", "guarantee"),
     *("epsilon", "step_size", "lost", "distance", "victim"),
+    *("kind", "weight", "rho", "variance", "series", "lag", "frequency", "taps", "trained"),
 )
 """Columns that say what a row is, not what was measured; so do all columns of words."""
 _ACROSS = (
     *("budget_epsilon", "epsilon", "mu", "probability", "lost", "distance", "rounds", "round"),
+    *("lag", "frequency", "taps", "variance"),
 )
 _UP = ("test_loss", "optimality_gap", "relative", "energy", "mean")
-_SERIES = ("algorithm", "gradients", "policy", "graph", "mixing", "experiment")
+_SERIES = ("series", "algorithm", "gradients", "policy", "graph", "mixing", "experiment")
 _NEVER_HELD = ("seed", "guarantee", "victim", "victim_label", "upper_bound")
 _OF_LOSSES = ("attackers", "attacker_labels", "distance", "epsilon", "mu")
 """What differs between victims and attackers, whose losses are drawn from least to largest."""

@@ -12,7 +12,7 @@ from dpjax.transforms import rounds
 from tests.accounting import oracle
 
 N, ROUNDS = 7, 9
-SEEDS = [range(2), pytest.param(range(2, 6), marks=pytest.mark.slow)]
+SEEDS = [range(1), pytest.param(range(1, 6), marks=pytest.mark.slow)]
 PARTICIPATION = Participation(ROUNDS, 3, 3)
 ATTACKERS = (2, 5)
 
@@ -175,7 +175,7 @@ def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
             clear += not loss.upper_bound.any()
             np.testing.assert_allclose(found[ok], wanted[ok], rtol=1e-9, atol=1e-10)
         assert (found[~np.isnan(wanted)] >= wanted[~np.isnan(wanted)] - 1e-10).all()
-    assert clear >= len(seeds) - 1
+    assert clear >= max(1, len(seeds) - 1)
 
 
 @pytest.mark.parametrize(("name", "trust"), PAIRS)

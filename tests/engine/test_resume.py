@@ -48,6 +48,7 @@ def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
     same_file(tmp_path / "whole.npz", tmp_path / "resumed.npz")
 
 
+@pytest.mark.slow
 def test_killed_release_resumes_by_its_key_file_only(tmp_path):
     checkpoint, key = tmp_path / "checkpoint", tmp_path / "noise.key"
     dead = launch(tmp_path / "r.npz", checkpoint, key, kill_at=20)

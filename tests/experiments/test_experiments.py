@@ -35,9 +35,9 @@ TEXTS = ("sst2", "bpe")
     "name",
     [
         "whisper_variance",
-        "whisper_quadratic",
+        pytest.param("whisper_quadratic", marks=pytest.mark.slow),
         "whisper_logistic",
-        "whisper_departure",
+        pytest.param("whisper_departure", marks=pytest.mark.slow),
         "mafalda_housing",
         "cifar_doppler",
         pytest.param("doppler_spectra", marks=pytest.mark.slow),

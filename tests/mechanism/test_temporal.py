@@ -240,7 +240,7 @@ def test_the_wrong_flip_is_caught() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        (24, 3, 8),
+        pytest.param((24, 3, 8), marks=pytest.mark.slow),
         pytest.param((24, 1, 24), marks=pytest.mark.slow),
         (26, 3, 8),
         pytest.param((20, 3, 8), marks=pytest.mark.slow),

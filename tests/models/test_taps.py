@@ -39,10 +39,10 @@ class Narrow(nn.Module):
 MODELS = {
     "mlp": (mlp.MLP((16,), 5), (8,)),
     "narrow": (Narrow(), (8, 8, 3)),
-    "vit": (vit.ViT(patch=4, width=32, depth=1, heads=4), (8, 8, 3)),
     "roberta": (roberta.RoBERTa(2, 20, 12, width=16, depth=1, heads=2, hidden=24), (6,)),
 }
 SLOW = {
+    "vit": (vit.ViT(patch=4, width=32, depth=1, heads=4), (8, 8, 3)),
     "small_cnn": (cnn.SmallCNN(), (28, 28, 1)),
     "wide_resnet": (resnet.WideResNet(depth=10, width=1), (8, 8, 3)),
     "cnn5": (cnn.CNN5(), (16, 16, 3)),

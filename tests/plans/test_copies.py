@@ -188,7 +188,9 @@ def test_runs_without_augmentation_have_no_keys():
     assert drawn(Poisson(3.0, 2), make())[1].key is None
 
 
-@pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
+@pytest.mark.parametrize(
+    "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]
+)
 def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relation):
     task = make(augment=jitter, copies=3)
     sampler = Poisson(4.0, 3) if relation == "zero_out_record" else None

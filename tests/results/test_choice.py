@@ -12,6 +12,7 @@ pandas = pytest.importorskip("pandas")
 
 STORED = Path(__file__).parents[2] / "docs" / "records"
 KINDS = sorted(path.name for path in STORED.iterdir()) + [
+    "doppler_spectra/designs.jsonl",
     "mafalda_housing/florentine_mafalda.jsonl",
     "pndp_accounting/florentine_uniform.jsonl",
     "spacetime_tradeoff/energy_ring.jsonl",
@@ -25,6 +26,7 @@ DRAWN = {
     "pndp_accounting": ("distance", "mean"),
     "spacetime_tradeoff": ("rounds", "test_loss"),
     "spacetime_tradeoff/energy_ring.jsonl": ("rounds", "relative"),
+    "doppler_spectra/designs.jsonl": ("variance", "mean_square"),
     "whisper_departure": ("round", "test_loss"),
     "whisper_departure/energies.jsonl": ("lost", "energy"),
     "whisper_logistic": ("budget_epsilon", "test_loss"),
