@@ -117,7 +117,7 @@ class Ratio(DSGD):
 
     def start(self, here, models):
         """The optimizer's state, and the weights."""
-        return here.optimizer.init(models), jnp.ones(here.arrays["mixing"].shape[-1])
+        return here.optimizer.init(models), jnp.ones(here.arrays["mixing"].shape[-1], "f4")
 
     def measured(self, seen):
         """Models over weights."""
