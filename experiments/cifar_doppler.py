@@ -11,42 +11,23 @@ which reads what is there.
 
 import dataclasses
 import functools
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import flax.linen as nn
-import jax.numpy as jnp
-import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
-from dpjax.data import augmentation, load, partition, split
-from dpjax.engine.run import run
-from dpjax.mechanism import temporal
-from dpjax.models import cnn, efficientnet, mlp, resnet, vit
-from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.data import split
+from dpjax.engine import tune
+from dpjax.plans import images, plan
+from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import launch, plots, tables
+from dpjax.results import claims, launch, plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
-
-MODELS = {
-    "mlp": lambda classes, layout: mlp.MLP((32,), classes, "tanh"),
-    "small_cnn": lambda classes, layout: cnn.SmallCNN(classes, layout),
-    "cnn5": lambda classes, layout: cnn.CNN5(classes, layout),
-    "wrn16_4": lambda classes, layout: resnet.WideResNet(classes, layout=layout),
-    "wrn40_4": lambda classes, layout: resnet.WideResNet(classes, depth=40, layout=layout),
-    "resnet50": lambda classes, layout: resnet.ResNet(classes, stem="small", layout=layout),
-    "efficientnet": lambda classes, layout: efficientnet.EfficientNet(classes, 1, layout),
-    "vit_small": lambda classes, layout: vit.ViT(classes, patch=4, layout=layout),
-}
-"""Networks by name, for images of 28 or 32 pixels; mlp is for digits."""
 
 
 class Variant(NamedTuple):
@@ -121,7 +102,7 @@ class Config:
 
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
-        model: One of `MODELS`.
+        model: One of `dpjax.models.images.NETWORKS`.
         optimizer: What stands behind the filters.
         filter: Filters of the optimizer: none, the published ones by name, adaptive, or the
             coefficients "b_0,b_1,..;a_1,..".
@@ -220,15 +201,21 @@ class Config:
         """
         variants = self.methods[name]
         lists = {"adam": self.moment_steps, "galore": self.moment_steps, "muon": self.muon_steps}
-        count = len(variants)
         return [
-            (variant, lists.get(variant.rule.base, self.steps)[index::count])
+            (variant, tune.dealt(lists.get(variant.rule.base, self.steps), len(variants))[index])
             for index, variant in enumerate(variants)
         ]
 
 
 CPU_RIVALS = tuple(name for name in RIVALS if name not in ("nesterov", "DiSK, two gradients"))
 """All but one that the others contain, and one that takes gradients one by one, twice."""
+
+_CPU = Config(
+    dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0), rivals=CPU_RIVALS,
+    steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
+    muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.0, batch_size=256, capacity=32,
+    measurements=5, layout="patches",
+)  # fmt: skip
 
 PRESETS = {
     "tiny": Config(
@@ -241,20 +228,8 @@ PRESETS = {
         muon_steps=(0.02, 0.01), epochs=4.0, batch_size=250, capacity=32, measurements=8,
         layout="patches",
     ),
-    "cpu": Config(
-        dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0),
-        rivals=CPU_RIVALS,
-        steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.0, batch_size=256, capacity=32,
-        measurements=5, layout="patches",
-    ),
-    "cpu_cifar": Config(
-        dataset="cifar10_small", model="cnn5", epsilon=(1.0, 8.0),
-        rivals=CPU_RIVALS,
-        steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-        muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=2.5, batch_size=256, capacity=32,
-        measurements=5, layout="patches",
-    ),
+    "cpu": _CPU,
+    "cpu_cifar": dataclasses.replace(_CPU, dataset="cifar10_small", model="cnn5", epochs=2.5),
     "gpu": Config(
         epsilon=(1.0, 2.0, 4.0, 8.0), filter=("none", "first v1", "first v2", "second", "adaptive"),
         rivals=tuple(RIVALS), epochs=80.0, batch_size=1000, capacity=512,
@@ -266,138 +241,64 @@ PRESETS = {
 }  # fmt: skip
 
 
-class Pixels(nn.Module):
-    """A network on bytes, which become numbers from -1 to 1: no statistic of the data.
-
-    Attributes:
-        body: The network.
-    """
-
-    body: nn.Module
-
-    @nn.compact
-    def __call__(self, x: Any) -> Any:
-        """Return the logits of images."""
-        return self.body(x.astype(jnp.float32) / 127.5 - 1)
-
-
-class Task(NamedTuple):
-    """Data and model of a config."""
-
-    train: tuple[np.ndarray, np.ndarray]
-    test: tuple[np.ndarray, np.ndarray]
-    model: nn.Module
-
-
-def task(config: Config) -> Task:
-    """The records that a config trains on, and the network."""
-    data = load.load(config.dataset)
-    train, test = split.with_test(data, 0.2, seed=1)
-    x, y = (part[: config.records or None] for part in train)
-    model = MODELS[config.model](int(y.max()) + 1, config.layout)
-    return Task((x, y), test, Pixels(model) if x.dtype == np.uint8 else model)
-
-
-def learn(config: Config, model: nn.Module, train: Any, test: Any) -> problem.Problem:
-    """The one agent's problem."""
-    # A mirrored digit is another sign.
-    digits = config.dataset in ("mnist", "digits")
-    augment = augmentation.Shift(2, "zeros") if digits else augmentation.standard
-    copies = {"augment": augment, "copies": config.copies} if config.copies else {}
-    shard = partition.iid(len(train[1]), 1, 0)
-    return problem.supervised(
-        model, "cross_entropy", train, test, shard, name=config.dataset, **copies
-    )
-
-
 def plans(
-    config: Config, variant: Variant, steps: tuple[float, ...], epsilon: float, count: int,
-    delta: float,
+    config: Config, variant: Variant, epsilon: float, delta: float, steps: tuple[float, ...],
+    count: int,
 ) -> list[plan.Plan]:  # fmt: skip
     """A plan for every step size, for so many training records."""
-    batch = min(count, variant.batch * config.batch_size)
-    bands = max(1, variant.bands)
-    rounds = bands * math.ceil(config.epochs * count / batch / bands)
-    capacity = config.capacity or max(16, math.ceil(config.batch_size / 8))
-    part: Any = noise.PrefixSum(bands=bands) if variant.bands else noise.Independent()
-    rule = dataclasses.replace(variant.rule, schedule=config.schedule, rounds=rounds)
-    base = plan.Config(
-        noise=part,
-        budget=protect.Budget(epsilon, delta),
-        protect=protect.Protect(
-            "zero_out_record",
-            clip_norm=config.clip_norm,
-            clipping=config.clipping,
-            per_layer=config.per_layer,
-        ),
-        sampler=samplers.Poisson(batch, capacity, separation=bands),
-        optimizer=rule.chain(steps[0]),
-        method=variant.method(rounds),
-        rounds=rounds,
+    recipe = Central(
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        capacity=config.capacity,
+        clip_norm=config.clip_norm,
+        clipping=config.clipping,
+        per_layer=config.per_layer,
+        schedule=config.schedule,
     )
-    strategy = toeplitz(base.pattern, bands) if variant.bands else None
-    return [
-        plan.make(
-            dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=[count],
-            strategy=strategy,
-        )
-        for step in steps
-    ]  # fmt: skip
-
-
-@functools.lru_cache(maxsize=8)
-def toeplitz(pattern: Any, bands: int) -> np.ndarray:
-    """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
-    return temporal.toeplitz(np.eye(1), pattern, bands)
+    return recipe.plans(
+        variant.rule, steps, epsilon, count, delta=delta, method=variant.method,
+        larger=variant.batch, bands=variant.bands,
+    )  # fmt: skip
 
 
 def train(
     config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one method at one budget; rows of both phases."""
-    data = task(config)
+    data = images.read(config.dataset, config.model, config.layout, config.records)
     delta = len(data.train[1]) ** -1.1
     where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
     where |= {"budget_epsilon": epsilon, "schedule": config.schedule}
     where["clipping"] = config.clipping + (", per layer" if config.per_layer else "")
     fit, held = split.split(*data.train, config.validation, seed=0)
-    small = learn(config, data.model, fit, held)
-    rows, best = [], (-math.inf, None, 0.0)
-    for index, (variant, steps) in enumerate(config.trials(name)):
-        made = plans(config, variant, steps, epsilon, len(fit[1]), delta)
-        tuned = run(
-            made, small, seeds=(config.tuning_seed,), eval_every=made[0].config.rounds,
-            **lab.run_options(folder / f"tuning_{index}"),
-        )  # fmt: skip
-        rows += _rows(tuned, variant, "tuning", where)
-        scores = np.nan_to_num(tuned.metrics["test_accuracy"][-1, 0], nan=-1.0)
-        top = int(np.argmax(scores))
-        if scores[top] > best[0]:
-            best = (float(scores[top]), variant, steps[top])
-    _, variant, step = best
-    assert variant is not None
-    whole = learn(config, data.model, data.train, data.test)
-    made = plans(config, variant, (step,), epsilon, len(data.train[1]), delta)
-    final = run(
-        made, whole, seeds=config.seeds,
-        eval_every=math.ceil(made[0].config.rounds / config.measurements),
-        **lab.run_options(folder / "final"),
-    )  # fmt: skip
-    accuracy = final.metrics["test_accuracy"][-1].mean()
-    lab.say(
-        f"  {name}, epsilon {epsilon:g}: {variant.name}, step {step:g}, test accuracy "
-        f"{accuracy:.4f}, {final.rounds_per_second * made[0].sampler.divisor:,.0f} examples/s"
+    trials = [
+        tune.Trial(variant.name, steps, functools.partial(plans, config, variant, epsilon, delta))
+        for variant, steps in config.trials(name)
+    ]
+    best = tune.reported(
+        trials,
+        data.problem(fit, held, config.copies),
+        data.problem(data.train, data.test, config.copies),
+        seeds=config.seeds,
+        tuning_seeds=(config.tuning_seed,),
+        measurements=config.measurements,
+        **lab.run_options(folder),
     )
-    return rows + _rows(final, variant, "final", where)
+    final = best.final
+    accuracy = final.metrics["test_accuracy"][-1].mean()
+    rate = final.rounds_per_second * final.plans[0].sampler.divisor
+    lab.say(
+        f"  {name}, epsilon {epsilon:g}: {best.trial.name}, step {best.step_size:g}, test accuracy "
+        f"{accuracy:.4f}, {rate:,.0f} examples/s"
+    )
+    return best.rows(_said, **where)
 
 
-def _rows(result: Any, variant: Variant, phase: str, where: dict[str, Any]) -> list[dict[str, Any]]:
-    """A run's rows: of tuning the last round's, of reported runs all that were measured."""
+def _said(trial: tune.Trial, result: Any) -> dict[str, Any]:
+    """What rows say of a trial and its runs."""
     config = result.plans[0].config
-    settings = {"setting": variant.name, "batch_size": config.sampler.divisor, "phase": phase}
-    rows = result.rows(rounds=config.rounds, **settings, **where)
-    last = result.rounds[-1]
-    return [row for row in rows if phase == "final" or row["round"] == last]
+    said = {"rounds": config.rounds, "setting": trial.name}
+    return said | {"batch_size": config.sampler.divisor}
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -405,18 +306,11 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for name in config.methods:
         for epsilon in config.epsilon:
-            stored = {**dataclasses.asdict(config), "method": name, "epsilon": epsilon}
-            for listed in ("filter", "rivals"):
-                del stored[listed]
+            stored = launch.stored(config, "filter", "rivals", method=name, epsilon=epsilon)
             file = f"{config.dataset}_{config.model}_{name}_{epsilon:g}"
             compute = functools.partial(train, config, name, epsilon, lab)
-            cells.append((_plain(file), stored, compute))
+            cells.append((launch.file_name(file), stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))
-
-
-def _plain(name: str) -> str:
-    """A file's name."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_")
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -451,26 +345,12 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
     for base in dict.fromkeys((config.optimizer, "momentum")):
         if base not in names or len(names) < 2:
             continue
-        rows = []
-        for name in names:
-            if name == base:
-                continue
-            pair = tables.paired(group, base, name, "points")
-            row = {"method": name, "gain in points": pair.mean}
-            row |= {"standard error": pair.standard_error, "seeds": pair.count}
-            if " + " in name:
-                row["3 to 10 points"] = verdict(pair.mean, pair.standard_error)
-            rows.append(row)
+        rows = claims.gains(group, base, "points")
+        for row in rows:
+            if " + " in row["method"]:
+                gain, error = row["gain in points"], row["standard error"]
+                row["3 to 10 points"] = claims.verdict(gain, error, CLAIMED[0])
         lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
-
-
-def verdict(gain: float, error: float) -> str:
-    """Whether a gain in points is what the paper claims, its least and more than chance."""
-    if not math.isfinite(error):
-        return "open: one seed"
-    if gain <= 2 * error:
-        return "not"
-    return "holds" if gain >= CLAIMED[0] else "partly"
 
 
 def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:

@@ -7,7 +7,6 @@ that is independent, cancels over agents (Whisper) or cancels over rounds (MAFAL
 its own step size, on the same splits, batches and initial models.
 """
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -186,9 +185,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for name in config.filters:
         for design in config.designs:
-            stored = {**dataclasses.asdict(config), "design": design, "filter": name}
-            for listed in ("designs", "filters"):
-                del stored[listed]
+            stored = launch.stored(config, "designs", "filters", design=design, filter=name)
             compute = functools.partial(train, config, design, name, lab)
             cells.append((f"{design}_{name.replace(' ', '_')}", stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))

@@ -6,25 +6,22 @@ of the training data, as many for each method; the dev file is the test set. Wit
 pretrained weights it runs from a small random start, which is not the paper's run, and says so.
 """
 
-import dataclasses
 import functools
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split, texts
-from dpjax.engine.run import run
+from dpjax.engine import tune
 from dpjax.models import roberta, tokenizer
-from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.plans import plan, problem
+from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import launch, plots, tables
+from dpjax.results import claims, launch, plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
@@ -157,29 +154,18 @@ def learner(config: Config) -> Any:
 
 
 def plans(
-    config: Config, name: str, steps: tuple[float, ...], epsilon: float, count: int, delta: float
+    config: Config, name: str, epsilon: float, delta: float, steps: tuple[float, ...], count: int
 ) -> list[plan.Plan]:
     """A plan for every step size, for so many training records."""
-    batch = min(count, config.batch_size)
-    rounds = math.ceil(config.epochs * count / batch)
-    rule = dataclasses.replace(config.rule(name), schedule=config.schedule, rounds=rounds)
-    return [
-        plan.make(
-            plan.Config(
-                noise=noise.Independent(),
-                budget=protect.Budget(epsilon, delta),
-                protect=protect.Protect(
-                    "zero_out_record", clip_norm=config.clip_norm, clipping=config.clipping
-                ),
-                sampler=samplers.Poisson(batch, config.capacity),
-                optimizer=rule.chain(step),
-                rounds=rounds,
-            ),
-            np.eye(1),
-            counts=[count],
-        )
-        for step in steps
-    ]
+    recipe = Central(
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        capacity=config.capacity,
+        clip_norm=config.clip_norm,
+        clipping=config.clipping,
+        schedule=config.schedule,
+    )
+    return recipe.plans(config.rule(name), steps, epsilon, count, delta=delta)
 
 
 def train(
@@ -191,23 +177,17 @@ def train(
     where = {"algorithm": name, "dataset": config.task, "budget_epsilon": epsilon}
     where |= {"start": "random" if config.weights is None else "pretrained"}
     fit, held = split.split(*whole, config.validation, seed=0)
-    made = plans(config, name, config.steps, epsilon, len(fit[1]), delta)
-    rounds = made[0].config.rounds
-    tuned = run(
-        made, learn(fit, held), seeds=(config.tuning_seed,), eval_every=rounds,
-        **lab.run_options(folder / "tuning"),
-    )  # fmt: skip
-    scores = np.nan_to_num(tuned.metrics["test_accuracy"][-1, 0], nan=-1.0)
-    step = config.steps[int(np.argmax(scores))]
-    made = plans(config, name, (step,), epsilon, len(whole[1]), delta)
-    rounds = made[0].config.rounds
-    final = run(
-        made, learn(whole, test), seeds=config.seeds,
-        eval_every=math.ceil(rounds / config.measurements),
-        **lab.run_options(folder / "final"),
-    )  # fmt: skip
-    kept = [row for row in tuned.rows(phase="tuning", **where) if row["round"] == tuned.rounds[-1]]
-    return kept + final.rows(phase="final", rounds=rounds, **where)
+    make = functools.partial(plans, config, name, epsilon, delta)
+    best = tune.reported(
+        [tune.Trial(name, config.steps, make)],
+        learn(fit, held),
+        learn(whole, test),
+        seeds=config.seeds,
+        tuning_seeds=(config.tuning_seed,),
+        measurements=config.measurements,
+        **lab.run_options(folder),
+    )
+    return best.rows(**where)
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -215,9 +195,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for name in config.methods:
         for epsilon in config.epsilon:
-            stored = {**dataclasses.asdict(config), "method": name, "epsilon": epsilon}
-            del stored["filter"]
-            file = re.sub(r"[^A-Za-z0-9.-]+", "_", f"{config.task}_{name}_{epsilon:g}")
+            stored = launch.stored(config, "filter", method=name, epsilon=epsilon)
+            file = launch.file_name(f"{config.task}_{name}_{epsilon:g}")
             compute = functools.partial(train, config, name, epsilon, lab)
             cells.append((file, stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))
@@ -236,11 +215,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary["trials"] = len(config.steps)
         lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
         names = list(dict.fromkeys(group["algorithm"]))
-        rows = []
-        for name in names[1:]:
-            pair = tables.paired(group, names[0], name, "points")
-            row = {"method": name, "gain in points": pair.mean}
-            rows.append(row | {"standard error": pair.standard_error, "seeds": pair.count})
+        rows = claims.gains(group, names[0], "points")
         if rows:
             lab.say(f"against {names[0]}, paired over seeds:\n" + tables.text(rows))
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])

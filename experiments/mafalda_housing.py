@@ -199,9 +199,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for graph in config.graphs:
         for design in config.designs:
-            stored = {**dataclasses.asdict(config), "graph": graph, "design": design}
-            for listed in ("graphs", "designs", "level", "together"):
-                del stored[listed]
+            listed = ("graphs", "designs", "level", "together")
+            stored = launch.stored(config, *listed, graph=graph, design=design)
             compute = functools.partial(train, config, graph, design, lab)
             cells.append((f"{graph}_{design}", stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))

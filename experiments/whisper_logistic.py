@@ -5,7 +5,6 @@ and graph the designs (none, LDP, DECOR, Whisper, horizon-aware Whisper) are tun
 on other seeds and a validation split, then trained and tested: Fig. 3 of the Whisper paper.
 """
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -185,9 +184,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     sweep = []
     for cell in cells(config):
         name = "_".join(str(value) for value in (config.dataset, *cell.values()))
-        stored = {**dataclasses.asdict(config), **cell}
-        for listed in ("budgets", "relations", "at_epsilon", "compared"):
-            del stored[listed]
+        stored = launch.stored(config, "budgets", "relations", "at_epsilon", "compared", **cell)
         sweep.append((name, stored, functools.partial(train, config, cell, lab)))
     report(config, lab, lab.cells(sweep, seed=config.seeds))
 

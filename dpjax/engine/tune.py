@@ -1,16 +1,19 @@
 """Choose step sizes on other seeds and held-out data than those that are reported."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.engine.run import Result
+from dpjax.engine.run import Result, run
 from dpjax.plans import plan as plan_
+from dpjax.plans.problem import Problem
 
-__all__ = ["best_steps", "grid"]
+__all__ = ["Reported", "Trial", "best_steps", "dealt", "grid", "reported"]
 
 
 def grid(
@@ -58,3 +61,146 @@ def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
         if terms.label not in best or value < best[terms.label][0]:
             best[terms.label] = (float(value), terms.step_size)
     return {design: step for design, (_, step) in best.items()}
+
+
+class Trial(NamedTuple):
+    """One setting of a method, and the step sizes that it is tried with.
+
+    Attributes:
+        name: What records call it.
+        steps: Step sizes.
+        plans: ``plans(steps, count)``: a plan for each step size, for so many training records.
+    """
+
+    name: str
+    steps: tuple[float, ...]
+    plans: Callable[[tuple[float, ...], int], list[plan_.Plan]]
+
+
+class Reported(NamedTuple):
+    """What was tuned, and the runs of the best.
+
+    Attributes:
+        tuning: Every trial with its runs on the validation part.
+        trial: The best.
+        step_size: Its best step size.
+        final: Its runs on the whole.
+    """
+
+    tuning: tuple[tuple[Trial, Result], ...]
+    trial: Trial
+    step_size: float
+    final: Result
+
+    def rows(
+        self, said: Callable[[Trial, Result], Mapping[str, Any]] | None = None, **extra: Any
+    ) -> list[dict[str, Any]]:
+        """Tidy rows of both phases: of tuning the last round's, of the best all that was measured.
+
+        Args:
+            said: What rows say of a trial and its runs.
+            extra: Columns of every row.
+
+        Returns:
+            Rows with ``phase`` "tuning" or "final", and with ``rounds`` those of the whole run.
+        """
+        rows = []
+        for trial, result in self.tuning:
+            own = dict(said(trial, result)) if said else {}
+            last = result.rounds[-1]
+            made = result.rows(**{**own, "phase": "tuning", **extra})
+            rows += [row for row in made if row["round"] == last]
+        own = dict(said(self.trial, self.final)) if said else {}
+        own |= {"phase": "final", "rounds": self.final.plans[0].config.rounds}
+        return rows + self.final.rows(**own, **extra)
+
+
+def dealt(steps: Sequence[float], settings: int) -> list[tuple[float, ...]]:
+    """Deal step sizes out to the settings of a method, so that all together are tried once.
+
+    So methods of many settings have as many trials as those of one.
+
+    Args:
+        steps: Step sizes.
+        settings: How many settings.
+
+    Returns:
+        Step sizes of each setting, in turn.
+
+    Raises:
+        ValueError: For fewer step sizes than settings.
+
+    Example:
+        >>> from dpjax.engine import tune
+        >>> tune.dealt((4.0, 2.0, 1.0, 0.5), 2)
+        [(4.0, 1.0), (2.0, 0.5)]
+    """
+    settings = _validate.integer("settings", settings)
+    if len(steps) < settings:
+        raise ValueError(
+            f"steps has {len(steps)} entries for {settings} settings; give at least as many"
+        )
+    return [tuple(steps[index::settings]) for index in range(settings)]
+
+
+def reported(
+    trials: Sequence[Trial],
+    fit: Problem,
+    whole: Problem,
+    *,
+    seeds: Sequence[int],
+    tuning_seeds: Sequence[int],
+    measurements: int = 1,
+    metric: str = "test_accuracy",
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> Reported:
+    """Try settings and step sizes on a validation part, and run the best on other seeds.
+
+    The search is not accounted for in the guarantee: epsilon is one run's.
+
+    Args:
+        trials: Settings of one method.
+        fit: Trains on a part of the training records, and measures on the other.
+        whole: Trains on all of them, and measures on test records.
+        seeds: Of the runs that are reported.
+        tuning_seeds: Of the trials; none of ``seeds``.
+        measurements: How often the reported runs are measured.
+        metric: What is compared, larger is better; a diverged run counts as -1.
+        checkpoint: Folder for unfinished runs.
+        options: Of `dpjax.engine.run.run`.
+
+    Returns:
+        The trials, the best of them, and its runs. Of equals the first is taken.
+
+    Raises:
+        ValueError: For no trials, shared seeds, or another metric.
+    """
+    shared = sorted({*seeds} & {*tuning_seeds})
+    if shared:
+        raise ValueError(f"tuning_seeds share {shared} with seeds; tune on others")
+    if not trials:
+        raise ValueError("trials is empty; give at least one")
+    measurements = _validate.integer("measurements", measurements)
+
+    def at(name: str) -> Path | None:
+        return None if checkpoint is None else checkpoint / name
+
+    tuning, best = [], (-math.inf, trials[0], math.nan)
+    for index, trial in enumerate(trials):
+        plans = trial.plans(trial.steps, len(fit.y))
+        result = run(
+            plans, fit, seeds=tuning_seeds, eval_every=plans[0].config.rounds,
+            checkpoint=at(f"tuning_{index}"), **options,
+        )  # fmt: skip
+        _validate.one_of("metric", metric, result.metrics)
+        tuning.append((trial, result))
+        scores = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=-1.0)
+        top = int(np.argmax(scores))
+        if scores[top] > best[0]:
+            best = (float(scores[top]), trial, trial.steps[top])
+    _, trial, step = best
+    plans = trial.plans((step,), len(whole.y))
+    every = math.ceil(plans[0].config.rounds / measurements)
+    final = run(plans, whole, seeds=seeds, eval_every=every, checkpoint=at("final"), **options)
+    return Reported(tuple(tuning), trial, step, final)

@@ -6,7 +6,9 @@ and a cell whose file exists is read instead of run, so a stopped experiment car
 was, inside the cell from its checkpoint.
 """
 
+import dataclasses
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -24,7 +26,7 @@ from dpjax.results import records
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Lab", "Options", "main"]
+__all__ = ["Lab", "Options", "file_name", "main", "stored"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,55 @@ class Lab:
 
         frames = [self.cell(name, config, compute, seed=seed) for name, config, compute in cells]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+
+def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
+    """What a cell of a sweep stores of an experiment's config.
+
+    Lists of what is swept stay out, so that a cell is read again when others join it.
+
+    Args:
+        config: The experiment's config, a dataclass.
+        listed: Fields that say which cells there are, and no more.
+        cell: What this cell is, also in the place of a field.
+
+    Returns:
+        Field or name -> value.
+
+    Raises:
+        ValueError: For a listed field that is not there.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dpjax.results import launch
+        >>> @dataclass(frozen=True)
+        ... class Config:
+        ...     rounds: int = 5
+        ...     epsilon: tuple[float, ...] = (1.0, 8.0)
+        ...     graphs: tuple[str, ...] = ("ring", "star")
+        >>> launch.stored(Config(), "graphs", graph="ring", epsilon=1.0)
+        {'rounds': 5, 'epsilon': 1.0, 'graph': 'ring'}
+    """
+    whole = dataclasses.asdict(config) | cell
+    for name in listed:
+        if name not in whole:
+            raise ValueError(f"listed holds {name!r}, which is no field; give {', '.join(whole)}")
+        del whole[name]
+    return whole
+
+
+def file_name(text: str) -> str:
+    """Return a text as the name of a file: letters, digits, dots and hyphens, others as "_".
+
+    Args:
+        text: Any text.
+
+    Example:
+        >>> from dpjax.results import launch
+        >>> launch.file_name("sgd + first v1 (8)")
+        'sgd_first_v1_8'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")
 
 
 def main(

@@ -80,3 +80,11 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     with pytest.raises(ValueError, match="never overwritten"):
         strict.cell("one", {"rounds": 1}, compute)
     assert len(calls) == 1
+
+
+def test_a_cell_stores_its_own_place_of_a_sweep():
+    kept = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
+    assert kept == {"rounds": 7, "name": "a"}
+    with pytest.raises(ValueError, match="listed holds 'colours'"):
+        launch.stored(PRESETS["cpu"], "colours")
+    assert launch.file_name("a + b (first v1)_") == "a_b_first_v1"

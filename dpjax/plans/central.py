@@ -1,0 +1,135 @@
+"""Central private training: one agent holds all records, and batches are coin flips.
+
+A recipe in epochs, as experiments are stated in, becomes plans of so many rounds.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.mechanism import temporal
+from dpjax.plans import noise, plan, protect, samplers
+from dpjax.plans.rules import UpdateRule
+
+__all__ = ["Central"]
+
+
+def _plain(rounds: int) -> DSGD:
+    return DSGD()
+
+
+@dataclass(frozen=True)
+class Central:
+    """How one agent trains on Poisson-sampled batches of single records' clipped gradients.
+
+    Guarantee: every plan states (epsilon, delta) for zeroing out one record, against whoever sees
+    all rounds, amplified by sampling; the sampler, its rate, the clip and the rounds that are
+    accounted for are the ones that run.
+
+    Attributes:
+        epochs: Rounds are the epochs over the sampling rate, rounded up.
+        batch_size: Expected size of a batch; all records where there are fewer.
+        capacity: Records a pass; 0 is an eighth of the batch size, at least 16.
+        clip_norm: C.
+        clipping: flat, C / max(C, norm), or automatic, C / (norm + 0.01).
+        per_layer: Whether each of L layers is clipped by itself, to C / sqrt(L).
+        schedule: Constant steps, or cosine: 5 % of the rounds up, then down.
+
+    Raises:
+        ValueError: For a number that is none, or not above 0.
+
+    Example:
+        >>> from dpjax.plans.central import Central
+        >>> from dpjax.plans.rules import UpdateRule
+        >>> recipe = Central(epochs=2, batch_size=100)
+        >>> (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, 1000)
+        >>> made.config.rounds, made.guarantee.epsilon, made.guarantee.relation
+        (20, 8.0, 'zero_out_record')
+    """
+
+    epochs: float
+    batch_size: float
+    capacity: int = 0
+    clip_norm: float = 1.0
+    clipping: Literal["flat", "automatic"] = "automatic"
+    per_layer: bool = False
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no length of training."""
+        _validate.positive("epochs", self.epochs)
+        _validate.positive("batch_size", self.batch_size)
+        _validate.integer("capacity", self.capacity, least=0)
+
+    def plans(
+        self,
+        rule: UpdateRule,
+        steps: Sequence[float],
+        epsilon: float,
+        count: int,
+        *,
+        delta: float | None = None,
+        method: Callable[[int], Any] = _plain,
+        larger: float = 1.0,
+        bands: int = 0,
+    ) -> list[plan.Plan]:
+        """Return a plan for each step size, for one run.
+
+        Args:
+            rule: What becomes of noisy means, without schedule and rounds.
+            steps: Step sizes.
+            epsilon: Budget.
+            count: Training records.
+            delta: Target delta; by default count^-1.1.
+            method: What is computed; of the number of rounds.
+            larger: Factor of the batch size, at equal epochs and records a pass.
+            bands: Diagonals b of noise correlated over rounds, with coins flipped for every b-th
+                record alone; 0 is fresh noise.
+
+        Raises:
+            ValueError: For no step sizes, or what no plan can be made of.
+        """
+        if not len(steps):
+            raise ValueError("steps is empty; give at least one step size")
+        count = _validate.integer("count", count)
+        batch = min(count, _validate.positive("larger", larger) * self.batch_size)
+        separation = max(1, _validate.integer("bands", bands, least=0))
+        rounds = separation * math.ceil(self.epochs * count / batch / separation)
+        capacity = self.capacity or max(16, math.ceil(self.batch_size / 8))
+        part: Any = noise.PrefixSum(bands=separation) if bands else noise.Independent()
+        rule = dataclasses.replace(rule, schedule=self.schedule, rounds=rounds)
+        base = plan.Config(
+            noise=part,
+            budget=protect.Budget(epsilon, count**-1.1 if delta is None else delta),
+            protect=protect.Protect(
+                "zero_out_record",
+                clip_norm=self.clip_norm,
+                clipping=self.clipping,
+                per_layer=self.per_layer,
+            ),
+            sampler=samplers.Poisson(batch, capacity, separation=separation),
+            optimizer=rule.chain(steps[0]),
+            method=method(rounds),
+            rounds=rounds,
+        )
+        strategy = _toeplitz(base.pattern, separation) if bands else None
+        return [
+            plan.make(
+                dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=[count],
+                strategy=strategy,
+            )
+            for step in steps
+        ]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _toeplitz(pattern: Any, bands: int) -> np.ndarray:
+    """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
+    return temporal.toeplitz(np.eye(1), pattern, bands)

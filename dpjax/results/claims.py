@@ -1,0 +1,129 @@
+"""Published claims against records: gains paired over seeds, and plain verdicts on them."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dpjax import _validate
+from dpjax.results import tables
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["below", "gains", "joined", "verdict"]
+
+VERDICTS = ("holds", "partly", "not", "open")
+
+
+def gains(
+    frame: "pandas.DataFrame", base: Any, value: str, column: str = "algorithm"
+) -> list[dict[str, Any]]:
+    """How much more than one method each other one has, on the same seeds.
+
+    Args:
+        frame: Tidy rows, one for each method and seed.
+        base: Entry of ``column`` that the others are compared with.
+        value: Column of numbers, larger is better.
+        column: Column that tells methods apart.
+
+    Returns:
+        A row for each other method, in the order of their first rows: "method", "gain in
+        {value}", its "standard error", "seeds".
+
+    Raises:
+        ValueError: As `dpjax.results.tables.paired`.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import claims
+        >>> frame = pandas.DataFrame(
+        ...     [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 67.0)],
+        ...     columns=["algorithm", "seed", "points"],
+        ... )
+        >>> claims.gains(frame, "a", "points")[0]["gain in points"]
+        4.5
+    """
+    rows = []
+    for name in dict.fromkeys(frame[column]):
+        if name != base:
+            pair = tables.paired(frame, base, name, value, column=column)
+            row = {"method": name, f"gain in {value}": pair.mean}
+            rows.append(row | {"standard error": pair.standard_error, "seeds": pair.count})
+    return rows
+
+
+def verdict(gain: float, error: float, least: float = 0.0) -> str:
+    """Whether a gain is what is claimed: more than chance, and at least so much.
+
+    Args:
+        gain: The mean gain.
+        error: Its standard error; nan for one seed.
+        least: What is claimed.
+
+    Returns:
+        "open: one seed", "not" within two standard errors of 0 or below, "partly" where it is
+        above that and less than claimed, else "holds".
+
+    Example:
+        >>> from dpjax.results import claims
+        >>> claims.verdict(5.0, 1.0, least=3.0), claims.verdict(2.0, 0.5, 3.0)
+        ('holds', 'partly')
+    """
+    if not math.isfinite(error):
+        return "open: one seed"
+    if not gain > 2 * error:
+        return "not"
+    return "holds" if gain >= least else "partly"
+
+
+def below(gain: float, error: float, most: float) -> str:
+    """Whether a gain is less than what is claimed, by two standard errors.
+
+    Args:
+        gain: The mean gain.
+        error: Its standard error; nan for one seed.
+        most: What it shall be less than.
+
+    Returns:
+        "open: one seed", "holds", "not" where it is more by two standard errors, else "open: within
+        chance".
+
+    Example:
+        >>> from dpjax.results import claims
+        >>> claims.below(0.4, 0.2, 1.0), claims.below(0.8, 0.2, 1.0), claims.below(2.0, 0.2, 1.0)
+        ('holds', 'open: within chance', 'not')
+    """
+    if not math.isfinite(error):
+        return "open: one seed"
+    if gain + 2 * error < most:
+        return "holds"
+    return "not" if gain - 2 * error >= most else "open: within chance"
+
+
+def joined(*verdicts: str) -> str:
+    """One verdict on a claim of several parts.
+
+    Args:
+        verdicts: Of the parts: "holds", "partly", "not", "open", or these with more words.
+
+    Returns:
+        "holds" where all do and "not" where none does; "open" where it depends on open parts; else
+        "partly".
+
+    Raises:
+        ValueError: For no verdicts, or what is none.
+
+    Example:
+        >>> from dpjax.results import claims
+        >>> claims.joined("holds", "not"), claims.joined("holds", "open: one seed")
+        ('partly', 'open')
+    """
+    words = [each.partition(":")[0] for each in verdicts]
+    if not words:
+        raise ValueError("verdicts is empty; give at least one")
+    for word in words:
+        _validate.one_of("verdicts", word, VERDICTS)
+    known = {*words} - {"open"}
+    if known == {*words}:
+        return words[0] if len(known) == 1 else "partly"
+    # With open parts all may still hold, or none: unless some do and some do not.
+    return "partly" if "partly" in known or len(known) > 1 else "open"

@@ -1,0 +1,112 @@
+"""Trials on a validation part, then the best on other seeds."""
+
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dpjax.engine import tune
+from dpjax.engine.run import run
+from dpjax.plans import plan
+from dpjax.plans.samplers import Random
+from tests.support import make_config, make_problem
+
+
+def plans(share, steps, count):
+    """Plans without noise, of rounds that follow from the number of records."""
+    configs = [
+        make_config(
+            design="non_private", relation="replace_record", step_size=step, sampler=Random(8),
+            rounds=count // share,
+        )
+        for step in steps
+    ]  # fmt: skip
+    return [plan.make(config, np.eye(1)) for config in configs]
+
+
+def trial(name, steps, share=4):
+    return tune.Trial(name, steps, functools.partial(plans, share))
+
+
+@functools.cache
+def problems():
+    return make_problem(1, records=40), make_problem(1, records=56)
+
+
+@functools.cache
+def found():
+    trials = [trial("short", (0.3, 0.2), 40), trial("long", (0.1, 0.03))]
+    return tune.reported(trials, *problems(), seeds=(0, 1), tuning_seeds=(7,), measurements=2)
+
+
+def test_the_best_trial_is_run_as_it_would_be_alone():
+    best = found()
+    scores = {
+        (one.name, step): score
+        for one, result in best.tuning
+        for step, score in zip(one.steps, result.metrics["test_accuracy"][-1, 0], strict=True)
+    }
+    assert len(scores) == 4 and len(set(scores.values())) > 1
+    assert max(scores, key=scores.get) == (best.trial.name, best.step_size)
+    assert best.trial.name == "long"
+    alone = run(plans(4, (best.step_size,), 56), problems()[1], seeds=(0, 1), eval_every=7)
+    for name, values in alone.metrics.items():
+        np.testing.assert_array_equal(best.final.metrics[name], values)
+
+
+def test_rows_hold_every_trial_and_every_measurement_of_the_best():
+    rows = found().rows(lambda one, result: {"setting": one.name}, algorithm="m")
+    tried = [row for row in rows if row["phase"] == "tuning"]
+    assert [(row["setting"], row["step_size"]) for row in tried] == [
+        ("short", 0.3),
+        ("short", 0.2),
+        ("long", 0.1),
+        ("long", 0.03),
+    ]
+    # A part of the records has fewer rounds than the whole.
+    assert [(row["seed"], row["round"]) for row in tried] == [(7, 1), (7, 1), (7, 10), (7, 10)]
+    final = [row for row in rows if row["phase"] == "final"]
+    assert {(row["seed"], row["round"], row["rounds"]) for row in final} == {
+        (seed, at, 14) for seed in (0, 1) for at in (7, 14)
+    }
+    assert {row["algorithm"] for row in rows} == {"m"}
+
+
+def test_a_run_that_diverged_is_never_the_best(monkeypatch):
+    scores = {1e3: np.nan, 1.0: 0.2, 0.1: 0.3, 0.01: 0.3}
+
+    def run(plans, problem, *, seeds, **options):
+        steps = [one.config.optimizer.first for one in plans]
+        values = np.array([[[scores[step] for step in steps]] * len(seeds)])
+        return SimpleNamespace(plans=plans, metrics={"test_accuracy": values}, rounds=[1])
+
+    monkeypatch.setattr(tune, "run", run)
+    trials = [trial("first", (1e3, 1.0)), trial("second", (0.1,)), trial("third", (0.01,))]
+    best = tune.reported(trials, *problems(), seeds=(0,), tuning_seeds=(7, 8))
+    # Of two that are alike the first.
+    assert (best.trial.name, best.step_size) == ("second", 0.1)
+    lone = tune.reported(trials[:1], *problems(), seeds=(0,), tuning_seeds=(7,))
+    assert lone.step_size == 1.0
+
+
+def test_step_sizes_are_dealt_so_that_all_have_as_many_trials():
+    for settings in (1, 2, 3):
+        hands = tune.dealt((4.0, 2.0, 1.0, 0.5), settings)
+        assert sorted(step for hand in hands for step in hand) == [0.5, 1.0, 2.0, 4.0]
+        assert len(hands) == settings
+    with pytest.raises(ValueError, match="steps has 1 entries for 2 settings"):
+        tune.dealt((1.0,), 2)
+
+
+def test_what_is_no_search_is_refused():
+    fit, whole = problems()
+    given = {"seeds": (0, 1), "tuning_seeds": (7,)}
+    for trials, options, said in (
+        ([], {}, "trials is empty"),
+        ([trial("a", (1.0,))], {"tuning_seeds": (1, 7)}, r"tuning_seeds share \[1\]"),
+        ([trial("a", (1.0,))], {"metric": "luck"}, "metric is 'luck'"),
+        ([trial("a", (1.0,))], {"measurements": 0}, "measurements is 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tune.reported(trials, fit, whole, **(given | options))

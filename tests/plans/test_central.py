@@ -1,0 +1,83 @@
+"""Central training by epochs: rounds, rates and noise that belong together."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpjax.algorithms.average import Average
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.plans.central import Central
+from dpjax.plans.rules import UpdateRule, read_filter
+
+
+def spent(sigma, rate, rounds, delta):
+    """Epsilon of so many rounds by a library that the plan's own accountant is apart from."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    one = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4, sampling_prob=rate)
+    return one.self_compose(rounds).get_epsilon_for_delta(delta)
+
+
+@pytest.mark.parametrize("larger", [1.0, 2.0])
+def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
+    (made,) = Central(epochs=3, batch_size=50).plans(UpdateRule(), [0.5], 2.0, 1000, larger=larger)
+    rate, rounds = 50 * larger / 1000, int(60 / larger)
+    assert made.config.rounds == rounds and made.sampler.expected == 50 * larger
+    assert made.sampler.capacity == 16
+    assert made.sampler.rates(np.array([1000]))[0] == pytest.approx(rate, rel=1e-5)
+    assert made.guarantee.delta == pytest.approx(1000**-1.1, rel=1e-9)
+    sigma = float(made.factor[0, 0])
+    assert spent(sigma, rate, rounds, 1000**-1.1) == pytest.approx(2.0, rel=2e-3)
+    # The twins: noise for fewer rounds, for a smaller rate, and noise of a mean for a sum.
+    assert spent(sigma, rate, 2 * rounds, 1000**-1.1) > 2.5
+    assert spent(sigma, 2 * rate, rounds, 1000**-1.1) > 2.5
+    assert spent(sigma / 1.5, rate, rounds, 1000**-1.1) > 2.5
+
+
+def test_filters_steps_and_schedules_cost_nothing_and_what_clips_says_so():
+    stated = set()
+    for schedule in ("constant", "cosine"):
+        recipe = Central(epochs=2, batch_size=100, schedule=schedule, clip_norm=0.7)
+        for text in ("none", "first v1"):
+            plans = recipe.plans(UpdateRule("sgd", read_filter(text)), (1.0, 0.1), 4.0, 500)
+            assert [one.config.optimizer.first for one in plans] == [1.0, 0.1]
+            stated |= {(one.guarantee.epsilon, float(one.factor[0, 0])) for one in plans}
+    assert len(stated) == 1
+    layers = Central(epochs=2, batch_size=100, clipping="flat", per_layer=True)
+    (made,) = layers.plans(UpdateRule(), [1.0], 4.0, 500, delta=1e-6)
+    assert made.config.protect.per_layer and made.config.protect.clipping == "flat"
+    assert made.guarantee.delta == pytest.approx(1e-6, rel=1e-9)
+
+
+def test_methods_are_told_their_rounds_and_bands_divide_them():
+    recipe = Central(epochs=2.5, batch_size=100, capacity=32)
+    (made,) = recipe.plans(
+        UpdateRule(), [1.0], 4.0, 400, method=lambda rounds: Average(DSGD(), 1.0, rounds // 2)
+    )
+    assert made.config.rounds == 10 and made.config.method.begin == 5
+    (banded,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
+    assert banded.config.rounds == 12 and banded.sampler.separation == 4
+    assert banded.guarantee.epsilon == made.guarantee.epsilon == 4.0
+    (whole,) = recipe.plans(UpdateRule(), [1.0], 4.0, 60)
+    assert whole.sampler.expected == 60 and whole.config.rounds == math.ceil(2.5)
+
+
+def test_what_is_no_recipe_is_refused():
+    for options, said in (
+        ({"epochs": 0.0, "batch_size": 10}, "epochs is 0"),
+        ({"epochs": 1.0, "batch_size": -1.0}, "batch_size is -1"),
+        ({"epochs": 1.0, "batch_size": 10, "capacity": -2}, "capacity is -2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Central(**options)
+    recipe = Central(epochs=1.0, batch_size=10)
+    for options, said in (
+        ({"steps": []}, "steps is empty"),
+        ({"count": 0}, "count is 0"),
+        ({"larger": 0.0}, "larger is 0"),
+        ({"bands": -1}, "bands is -1"),
+    ):
+        given = {"steps": [1.0], "epsilon": 1.0, "count": 100} | options
+        with pytest.raises(ValueError, match=said):
+            recipe.plans(UpdateRule(), **given)

@@ -1,0 +1,54 @@
+"""Verdicts on claims, on numbers with known answers."""
+
+import math
+
+import pandas
+import pytest
+
+from dpjax.results import claims
+
+
+def test_gains_are_paired_over_seeds():
+    rows = [
+        {"algorithm": name, "seed": seed, "points": base + extra}
+        for seed, base in enumerate((10.0, 50.0, 90.0))
+        for name, extra in (("plain", 0.0), ("better", 4.0 + seed), ("worse", -1.0))
+    ]
+    first, second = claims.gains(pandas.DataFrame(rows), "plain", "points")
+    assert first["method"] == "better" and first["gain in points"] == pytest.approx(5.0)
+    # The seeds differ by forty points, their differences by one.
+    assert first["standard error"] == pytest.approx(1 / math.sqrt(3)) and first["seeds"] == 3
+    assert second["method"] == "worse" and second["gain in points"] == pytest.approx(-1.0)
+    with pytest.raises(ValueError, match="'none' is in no row"):
+        claims.gains(pandas.DataFrame(rows), "none", "points")
+
+
+def test_claims_of_points_are_judged():
+    pairs = ((5, 1), (3.5, 2), (2, 0.5), (-4, 0.1), (4, math.nan), (math.nan, 0.1))
+    judged = [claims.verdict(*pair, 3.0) for pair in pairs]
+    assert judged == ["holds", "not", "partly", "not", "open: one seed", "not"]
+    assert claims.verdict(0.3, 0.1) == "holds" and claims.verdict(0.1, 0.1) == "not"
+
+
+def test_upper_bounds_are_judged():
+    pairs = ((0.4, 0.2), (0.8, 0.2), (1.2, 0.2), (2.0, 0.2), (-3.0, 0.1), (0.4, math.nan))
+    assert [claims.below(*pair, 1.0).partition(":")[0] for pair in pairs] == [
+        *("holds", "open", "open", "not", "holds", "open"),
+    ]
+
+
+def test_claims_of_several_parts():
+    for parts, whole in (
+        (("holds", "holds"), "holds"),
+        (("not", "not"), "not"),
+        (("holds", "not"), "partly"),
+        (("partly", "partly"), "partly"),
+        (("holds", "open: one seed"), "open"),
+        (("not", "open: within chance"), "open"),
+        (("holds", "not", "open"), "partly"),
+        (("open",), "open"),
+    ):
+        assert claims.joined(*parts) == whole, parts
+    for wrong in ((), ("maybe",)):
+        with pytest.raises(ValueError, match="verdicts"):
+            claims.joined(*wrong)
