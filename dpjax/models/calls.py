@@ -23,6 +23,8 @@ class Call(NamedTuple):
         given: Shape and dtype of its input, of one example.
         out: Of its output.
         product: How the gradient follows.
+        module: The layer, of no model.
+        params: Its parameters' names, and their numbers among the model's.
     """
 
     path: tuple[str, ...]
@@ -30,9 +32,32 @@ class Call(NamedTuple):
     given: Any
     out: Any
     product: products.Product
+    module: nn.Module
+    params: dict[str, int]
 
 
 _MARK = "dpjax.models.taps"
+
+
+def _numbered(of_call: Callable[..., Any]) -> Callable[..., Any]:
+    """An interceptor of calls of known layers, numbered as they come: paths are not theirs alone.
+
+    A model may apply another one, whose layers have paths of their own, and layers may share one.
+
+    Args:
+        of_call: ``of_call(number, module, call, x)``.
+    """
+    numbers = itertools.count()
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__" or kwargs or len(args) != 1:
+            return call(*args, **kwargs)
+        if not products.known(module):
+            return call(*args)
+        return of_call(next(numbers), module, call, args[0])
+
+    return intercept
 
 
 def marking(
@@ -45,37 +70,29 @@ def marking(
         places: The numbers of parameters, by their places.
         leaves: The parameters.
     """
-    numbers = itertools.count()
 
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        module = context.module
-        if context.method_name != "__call__" or kwargs or len(args) != 1:
-            return call(*args, **kwargs)
-        if not products.known(module):
-            return call(*args)
-        number = next(numbers)
-        given = checkpoint_name(args[0], f"{_MARK} {number} begins")
+    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+        given = checkpoint_name(x, f"{_MARK} {number} begins")
         out = checkpoint_name(call(given), f"{_MARK} {number} ends")
         product = products.product(module, given, out)
-        names = () if product is None else product.names
-        found = [places.get(("params", *module.path, name), -1) for name in names]
+        values = module.variables.get("params", {})
+        found = {name: places.get(("params", *module.path, name), -1) for name in values}
         # Not values that a lifted transform has made of the parameters.
-        own = [
-            leaf >= 0 and module.get_variable("params", name) is leaves[leaf]
-            for leaf, name in zip(found, names, strict=True)
-        ]
+        own = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in found.items())
         shape_in, shape_out = (
             jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (given, out)
         )
-        if product is not None and all(own):
-            calls[number] = Call(module.path, tuple(found), shape_in, shape_out, product)
+        if product is not None and own:
+            numbers = tuple(found[name] for name in product.names)
+            bare = module.clone(parent=None, name=None)
+            calls[number] = Call(module.path, numbers, shape_in, shape_out, product, bare, found)
         return out
 
-    return intercept
+    return _numbered(of_call)
 
 
 def alone(program: Any, number: int, call: Call) -> bool:
-    """Whether a call is in the program itself, once, and alone uses its layer's parameters.
+    """Whether a call is in the program itself, once, as it is, and alone uses its parameters.
 
     Args:
         program: Of one example, its first inputs the parameters.
@@ -99,14 +116,36 @@ def alone(program: Any, number: int, call: Call) -> bool:
         inside = all(ends[0] < i < ends[1] for i in uses)
         if not uses or not inside or any(v is variable for v in program.outvars):
             return False
-    return True
+    return _plain(program, *ends, call)
+
+
+def _plain(program: Any, begin: int, end: int, call: Call) -> bool:
+    """Whether the program between two marks is the layer's own.
+
+    It is not where the model has interceptors that change what comes into its layers or out.
+    """
+    first, last = program.eqns[begin].outvars[0], program.eqns[end].invars[0]
+    given = [program.invars[leaf] for leaf in call.params.values()] + [first]
+    shapes = [
+        jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, weak_type=each.aval.weak_type)
+        for each in given
+    ]
+
+    def layer(*inputs: Any) -> Any:
+        *values, x = inputs
+        return call.module.apply({"params": dict(zip(call.params, values, strict=True))}, x)
+
+    own = jax.make_jaxpr(layer)(*shapes).jaxpr
+    # Printed, variables have names by the order in which they come.
+    between = own.replace(invars=given, outvars=[last], eqns=program.eqns[begin + 1 : end])
+    return str(own) == str(between)
 
 
 def tapped(
     apply: Callable[[Any, Any], Any],
     params: Any,
     x: Any,
-    paths: Sequence[tuple[str, ...]],
+    numbers: Sequence[int],
     zeros: list[Array],
 ) -> tuple[Any, list[Array]]:
     """Return outputs with zeros added to those of layers, and what came into these.
@@ -115,20 +154,21 @@ def tapped(
         apply: ``apply(params, x)``.
         params: Of one agent.
         x: One example, with an axis of length one.
-        paths: Of the layers.
+        numbers: Of the layers' calls, as `marking` counts them.
         zeros: One a layer, like its output.
     """
-    inputs: list[Any] = [None] * len(paths)
-    numbers = {path: number for number, path in enumerate(paths)}
+    inputs: list[Any] = [None] * len(numbers)
+    places = {number: place for place, number in enumerate(numbers)}
 
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        number = numbers.get(context.module.path)
-        if number is None or context.method_name != "__call__":
-            return call(*args, **kwargs)
-        inputs[number] = args[0]
-        return call(*args) + zeros[number]
+    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+        del module
+        place = places.get(number)
+        if place is None:
+            return call(x)
+        inputs[place] = x
+        return call(x) + zeros[place]
 
-    with nn.intercept_methods(intercept):
+    with nn.intercept_methods(_numbered(of_call)):
         return apply(params, x), inputs
 
 

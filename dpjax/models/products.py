@@ -35,6 +35,7 @@ class Product:
         rows: From one example's input to A; in groups of channels [t, groups, d]; for an embedding
             [t], which row was read.
         groups: Of channels that do not mix.
+        reads: Whether its input is numbers of rows.
         back: From the parameters to the effective kernel, or None where the kernel is that.
     """
 
@@ -42,6 +43,7 @@ class Product:
     shape: tuple[int, int]
     rows: Callable[[Array], Array]
     groups: int = 1
+    reads: bool = False
     back: Callable[..., Array] | None = None
 
     def by_norm(self, positions: int) -> bool:
@@ -194,11 +196,14 @@ def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
     count = module.num_embeddings
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
+        # Narrow kinds do not hold the count.
+        x = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
         # A table of one row is read whatever the number; negative ones count from the end.
         flat = jnp.zeros_like(x) if count == 1 else jnp.where(x < 0, x + count, x)
-        return flat.reshape(-1)
+        # Of all others no row was read: one behind the last takes what they would add.
+        return jnp.where((flat < 0) | (flat >= count), count, flat).reshape(-1)
 
-    return Product(("embedding",), (count, module.features), rows)
+    return Product(("embedding",), (count, module.features), rows, reads=True)
 
 
 def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:

@@ -7,6 +7,7 @@ parameters have plain gradients, one an example.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class _Tap(NamedTuple):
     """A layer whose output gets a zero added, by which the loss is differentiated.
 
     Attributes:
+        number: Of the call, as `dpjax.models.calls` counts them.
         path: Of the module.
         leaves: Which of the model's parameters it gives, by number.
         out: Shape and dtype of its output for one example.
@@ -43,6 +45,7 @@ class _Tap(NamedTuple):
         norm: Whether its norm alone is taken.
     """
 
+    number: int
     path: tuple[str, ...]
     leaves: tuple[int, ...]
     out: Any
@@ -237,19 +240,20 @@ class Gradients:
         def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
             whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
             outputs, inputs = calls_.tapped(
-                self.apply, jax.tree.unflatten(tree, whole), x[None], paths, zeros
+                self.apply, jax.tree.unflatten(tree, whole), x[None], numbers, zeros
             )
             return self.loss(outputs[0], y), inputs
 
         plain = [None if i in tapped else leaf for i, leaf in enumerate(leaves)]
-        paths = [tap.path for tap in taps]
+        numbers = [tap.number for tap in taps]
         zeros = [jnp.zeros(tap.out.shape, tap.out.dtype) for tap in taps]
         of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs, lost = {}, {}
         for tap, given, derivative in zip(taps, inputs, derivatives, strict=True):
-            given, derivative, finite = jax.vmap(_bounded)(given, derivative.astype(wide))
+            bounded = functools.partial(_bounded, reads=tap.product.reads)
+            given, derivative, finite = jax.vmap(bounded)(given, derivative.astype(wide))
             lost[tap.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
             rows = jax.vmap(tap.product.rows)(given)
             rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
@@ -278,7 +282,7 @@ class Gradients:
         one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         program = jax.make_jaxpr(example)(shapes, one).jaxpr
         return [
-            _Tap(call.path, call.leaves, call.out, call.product, route == "norm")
+            _Tap(number, call.path, call.leaves, call.out, call.product, route == "norm")
             for number, call in calls.items()
             if (route := self._route(call)) != "plain" and calls_.alone(program, number, call)
         ]
@@ -295,14 +299,15 @@ def _wide(leaves: Sequence[Array]) -> Any:
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
 
 
-def _bounded(given: Array, derivative: Array) -> tuple[Array, Array, Array]:
+def _bounded(given: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
     """One example's input and derivative, and whether no entry of their product overflows.
 
-    Zeros where one might: infinity times a weight of zero is nan.
+    Zeros where one might: infinity times a weight of zero is nan. Of an input that ``reads`` rows
+    the numbers say nothing of the size.
     """
     top = jnp.max(jnp.abs(derivative), initial=0)
-    if jnp.issubdtype(given.dtype, jnp.floating):
-        top = top * jnp.maximum(jnp.max(jnp.abs(given), initial=0), 1).astype(top.dtype)
+    if not reads:
+        top = top * jnp.maximum(jnp.max(jnp.abs(given.astype(top.dtype)), initial=0), 1)
     finite = top * derivative.size < jnp.finfo(top.dtype).max / 8
     return jnp.where(finite, given, 0), jnp.where(finite, derivative, 0), finite
 
