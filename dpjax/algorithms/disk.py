@@ -13,6 +13,9 @@ from dpjax.protocols import Emission, Round, Seen
 
 __all__ = ["DiSK"]
 
+# Below it float32 tells c and 1 - c, or a model and one ahead of it, no longer apart.
+_SMALLEST = 1e-4
+
 
 class Memory(NamedTuple):
     """What an agent keeps: functions of messages alone.
@@ -62,7 +65,7 @@ class DiSK(DSGD):
         weights: "paper" has w = kappa, as the authors' code; "opacus" has w = 1 - kappa.
 
     Raises:
-        ValueError: For a gain outside (0, 1), a gamma that is not above 0, other weights.
+        ValueError: For a gain outside [1e-4, 1), a gamma outside [1e-4, 1e4], or other weights.
 
     Reference:
         Zhang et al. 2024, DiSK: differentially private optimizer with simplified Kalman filter for
@@ -81,12 +84,13 @@ class DiSK(DSGD):
     def __post_init__(self) -> None:
         """Refuse what is no filter."""
         super().__post_init__()
-        kappa = _validate.positive("kappa", self.kappa)
+        kappa = _validate.single_precision("kappa", self.kappa, _SMALLEST, 1e37)
         if kappa >= 1:
             raise ValueError(f"kappa is {self.kappa}; give a number below 1, or the method DSGD()")
         object.__setattr__(self, "kappa", kappa)
         if self.gamma is not None:
-            object.__setattr__(self, "gamma", _validate.positive("gamma", self.gamma))
+            gamma = _validate.single_precision("gamma", self.gamma, _SMALLEST, 1 / _SMALLEST)
+            object.__setattr__(self, "gamma", gamma)
         _validate.one_of("weights", self.weights, ("paper", "opacus"))
 
     @property

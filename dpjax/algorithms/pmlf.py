@@ -13,6 +13,9 @@ from dpjax.protocols import Emission, Round, Seen
 
 __all__ = ["PMLF"]
 
+# As many copies of the model are kept.
+_MOST = 1_000
+
 
 class Memory(NamedTuple):
     """What an agent keeps: functions of messages alone.
@@ -50,11 +53,11 @@ class PMLF(DSGD):
     rising ones, and x_{t-1} has none.
 
     Attributes:
-        length: How many models k, this round's among them; 2 and above.
+        length: How many models k, this round's among them; 2 to 1,000.
         beta: Weight of a model beside the next one's, in (0, 1]; 1 weighs all alike.
 
     Raises:
-        ValueError: For a length below 2, or a weight outside (0, 1].
+        ValueError: For a length outside these, or a weight outside (0, 1].
 
     Reference:
         Xu et al. 2026, Enhancing DPSGD via per-sample momentum and low-pass filtering
@@ -72,7 +75,9 @@ class PMLF(DSGD):
     def __post_init__(self) -> None:
         """Refuse what is no average."""
         super().__post_init__()
-        object.__setattr__(self, "length", _validate.integer("length", self.length, least=2))
+        object.__setattr__(
+            self, "length", _validate.integer("length", self.length, least=2, most=_MOST)
+        )
         beta = _validate.positive("beta", self.beta)
         if beta > 1:
             raise ValueError(f"beta is {self.beta}; give at most 1, which weighs all models alike")

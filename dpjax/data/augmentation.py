@@ -92,6 +92,16 @@ class InTurn:
 
     steps: tuple[Callable[[PRNGKeyArray, Any], Any], ...]
 
+    def __post_init__(self) -> None:
+        """Refuse what is no sequence of functions."""
+        listed = isinstance(self.steps, list | tuple) and self.steps
+        if not listed or not all(map(callable, self.steps)):
+            raise ValueError(
+                f"steps is {_validate.shown(self.steps)}; give functions of a key and a record, "
+                "(mirror, Shift(4)), say"
+            )
+        object.__setattr__(self, "steps", tuple(self.steps))
+
     def __call__(self, key: PRNGKeyArray, x: Any) -> Any:
         """Return a variant.
 

@@ -8,7 +8,7 @@ unlike scipy's. Everything is float64, numpy in and numpy out.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Complex, Float
@@ -109,10 +109,29 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
     return made
 
 
+def read(value: Any) -> Filter:
+    """Return the filter that an argument ``filter`` gives, `checked`.
+
+    Args:
+        value: (b, a).
+
+    Raises:
+        ValueError: For something else, a name say, or coefficients that no run should use.
+    """
+    if not isinstance(value, list | tuple) or len(value) not in (1, 2):
+        raise ValueError(
+            f"filter is {_validate.shown(value)}; give coefficients (b, a), such as "
+            "transforms.lowpass.FILTERS['f1']"
+        )
+    return checked(*value)
+
+
 def _coefficients(name: str, value: Coefficients) -> np.ndarray:
     """One coefficient each, none allowed."""
-    given = np.atleast_1d(np.asarray(value, float)) if np.ndim(value) < 2 else np.asarray(value)
-    return given if given.size == 0 else _validate.finite_array(name, given, ndim=1)
+    if isinstance(value, list | tuple | np.ndarray) and np.shape(value)[:1] == (0,):
+        return np.zeros(0)
+    one = isinstance(value, float | int | np.number)
+    return _validate.finite_array(name, [value] if one else value, ndim=1)
 
 
 def _settled(radius: float, taps: int) -> int:

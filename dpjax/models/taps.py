@@ -107,6 +107,11 @@ class Gradients:
 
     def __post_init__(self) -> None:
         """Refuse routes that there are not."""
+        if not isinstance(self.routes, Mapping):
+            raise ValueError(
+                f"routes is {_validate.shown(self.routes)}; give routes by the layer's place, as "
+                "{'block_0/qkv': 'formed'}, or {}"
+            )
         for place, route in self.routes.items():
             _validate.one_of(f"routes[{place!r}]", route, ROUTES)
 
@@ -157,7 +162,8 @@ class Gradients:
         Args:
             coefficients: One a point.
         """
-        return dataclasses.replace(self, coefficients=tuple(map(float, coefficients)))
+        each = _validate.finite_array("coefficients", coefficients, ndim=1)
+        return dataclasses.replace(self, coefficients=tuple(map(float, each)))
 
     def chosen(self, params: Any, x: Any) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
@@ -271,6 +277,13 @@ class Gradients:
         params = self._points(params)[0]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         places = {tuple(map(calls_.name_of, path)): number for number, path in enumerate(paths)}
+        for route in self.routes:
+            place = ("params", *route.split("/"))
+            if not any(leaf[: len(place)] == place for leaf in places):
+                raise ValueError(
+                    f"routes names {route!r}, where no parameters are; give places of layers, as "
+                    "in 'block_0/qkv'"
+                )
         leaves, tree = jax.tree.flatten(params)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         calls: dict[int, calls_.Call] = {}

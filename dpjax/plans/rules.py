@@ -15,6 +15,7 @@ from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import adaptive, lowpass
 from dpjax.transforms.momentum import momentum, muon
+from dpjax.transforms.variance import LAGS
 
 __all__ = ["BASES", "UpdateRule", "read_filter"]
 
@@ -45,6 +46,8 @@ def read_filter(text: str) -> Literal["adaptive"] | Coefficients | None:
         >>> read_filter("0.1;-0.9") == read_filter("momentum")
         True
     """
+    if not isinstance(text, str):
+        raise ValueError(f"filter is {_validate.shown(text)}; give a text, such as 'first v1'")
     if text == "none":
         return None
     if text == "adaptive":
@@ -86,8 +89,9 @@ class UpdateRule:
         rank: Of GaLore's projection.
 
     Raises:
-        ValueError: For another base or schedule, a schedule without rounds, or a filter that the
-            base cannot have.
+        ValueError: For another base or schedule, a schedule without rounds, other numbers than
+            beta in (0, 1), 2 to `LAGS` taps and a rank of at least 1, or a filter that the base
+            cannot have.
 
     Example:
         >>> from dpjax.plans.rules import UpdateRule, read_filter
@@ -114,13 +118,16 @@ class UpdateRule:
             object.__setattr__(self, "rounds", _validate.integer("rounds", self.rounds))
         if not 0 < _validate.number("beta", self.beta) < 1:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
+        # Noise is known at so many lags.
+        object.__setattr__(self, "taps", _validate.integer("taps", self.taps, least=2, most=LAGS))
+        object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
         if self.filter == "adaptive" and self.base in _MOMENTS:
             raise ValueError(
                 f"filter is 'adaptive' with {self.base}, whose first moment it cannot be; give "
                 "coefficients, or another base"
             )
         if self.filter is not None and self.filter != "adaptive":
-            made = filters.checked(*self.filter)
+            made = filters.read(self.filter)
             object.__setattr__(self, "filter", (made.b, made.a))
 
     @property

@@ -283,7 +283,7 @@ class Poisson(_Anytime):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
-        expected = _validate.positive("expected", self.expected)
+        expected = _validate.single_precision("expected", self.expected, 1e-6, 2**31)
         object.__setattr__(self, "expected", expected)
         for name in ("capacity", "records", "separation"):
             if getattr(self, name) is not None or name != "records":

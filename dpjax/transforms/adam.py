@@ -13,6 +13,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
+from dpjax.mechanism import filters
+from dpjax.transforms import variance
 from dpjax.transforms.lowpass import lowpass
 
 __all__ = ["AdamState", "scale_by_adam"]
@@ -59,18 +61,20 @@ def scale_by_adam(
         The transformation, without a step size; its state is an `AdamState`.
 
     Raises:
-        ValueError: For decays outside [0, 1), a floor of 0, or a filter that `lowpass` refuses.
+        ValueError: For noise below 0, decays outside [0, 1), a floor of 0, or a filter that
+            `lowpass` refuses.
 
     Reference:
         Tang et al., DP-AdamBC (2024), Algorithm 1; Zhang et al., DOPPLER, Algorithm 3, whose v is
         corrected by 1 - beta^t where its recursion, counting from 0, needs 1 - (1 - beta)^(t+1),
         and keeps the noise.
     """
+    variance.check(noise)
     _validate.positive("floor", floor)
     for name, decay in (("b1", b1), ("b2", b2)):
         if not 0 <= _validate.number(name, decay) < 1:
             raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
-    b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filter
+    b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filters.read(filter)
     first = lowpass(b, a)
 
     def init(params: Any) -> AdamState:
@@ -85,11 +89,9 @@ def scale_by_adam(
         )
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
-        variance = noise(state.rounds) if callable(noise) else noise
+        known = noise(state.rounds) if callable(noise) else noise
         out = jax.tree.map(
-            lambda m, v: (
-                m / jnp.sqrt(jnp.maximum(v / correction - variance, floor)).astype(m.dtype)
-            ),
+            lambda m, v: m / jnp.sqrt(jnp.maximum(v / correction - known, floor)).astype(m.dtype),
             mean,
             second,
         )

@@ -115,7 +115,17 @@ def _clip(
     return jax.tree.map(lambda leaf, x: (x * scale).astype(leaf.dtype), tree, finite)
 
 
-def _check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
+def check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
+    """Return clip norm and stability as plain numbers, refused where nothing can be clipped so.
+
+    Args:
+        clip_norm: Clip norm C.
+        method: "flat" or "automatic".
+        stability: What automatic clipping adds to the norm.
+
+    Raises:
+        ValueError: Naming what is wrong.
+    """
     _validate.one_of("method", method, CLIPPINGS)
     stability = _validate.positive("stability", stability)
     if method == "flat" and clip_norm == math.inf:
@@ -185,7 +195,8 @@ def per_agent(
         >>> np.linalg.norm(clipped, axis=1).round(3).tolist()
         [1.0, 0.5]
     """
-    clip_norm, stability = _check(clip_norm, method, stability)
+    clip_norm, stability = check(clip_norm, method, stability)
+    _validate.flag("per_layer", per_layer)
 
     def init(params: optax.Params) -> optax.EmptyState:
         del params
@@ -220,9 +231,32 @@ def fraction(updates: Any, clip_norm: float) -> Float[Array, ""]:
         ValueError: For leaves that are not floating or differ in their leading axis.
     """
     _check_leaves(updates)
-    clip_norm, _ = _check(clip_norm, "flat", 1.0)
+    clip_norm, _ = check(clip_norm, "flat", 1.0)
     norms = jax.vmap(lambda tree: _norm(_finite(tree)))(updates)
     return jnp.mean(norms > clip_norm)
+
+
+def examples(x: Any, y: Any, is_padding: Any) -> int:
+    """Return the number of examples.
+
+    Args:
+        x: Pytree of arrays [B, ...].
+        y: The same.
+        is_padding: [B], or None.
+
+    Raises:
+        ValueError: For several numbers.
+    """
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((x, y))}
+    if is_padding is not None:
+        lengths.add(jnp.shape(is_padding))
+    if len(lengths) != 1 or () in lengths:
+        raise ValueError(
+            f"x, y and is_padding have leading axes {sorted(lengths)}; give one count of "
+            "examples, is_padding [B]"
+        )
+    ((size,),) = lengths
+    return int(size)
 
 
 def _at_once(params: Any, examples: int) -> int | None:
@@ -254,7 +288,8 @@ def per_example(
     record of the batch moves the sum by at most ``clip_norm``, replacing it by at most twice that,
     and marking a record as padding zeroes it out. A gradient that is not finite adds zero. Adding
     B terms rounds the sum by at most B^2 2^-24 ``clip_norm`` in float32, which no guarantee here
-    includes.
+    includes. In bfloat16 it is 2^-8 for 2^-24, and sums of many terms that point one way have moved
+    by three clip norms: give parameters in float32, as runs ask for.
 
     Args:
         loss_fn: ``loss_fn(params, x, y) -> scalar`` of one example, which must not depend on
@@ -290,7 +325,13 @@ def per_example(
         >>> [round(float(entry), 3) for entry in total]
         [0.6, 1.3]
     """
-    clip_norm, stability = _check(clip_norm, method, stability)
+    clip_norm, stability = check(clip_norm, method, stability)
+    _validate.flag("per_layer", per_layer)
+    if not callable(loss_fn):
+        raise ValueError(
+            f"loss_fn is {_validate.shown(loss_fn)}; give a function of params, x and y of one "
+            "example"
+        )
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
 
@@ -302,15 +343,7 @@ def per_example(
     def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
         from jax_privacy import clipping as private
 
-        lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((x, y))}
-        if is_padding is not None:
-            lengths.add(jnp.shape(is_padding))
-        if len(lengths) != 1 or () in lengths:
-            raise ValueError(
-                f"x, y and is_padding have leading axes {sorted(lengths)}; give one count of "
-                "examples, is_padding [B]"
-            )
-        ((size,),) = lengths
+        size = examples(x, y, is_padding)
         if size == 0:
             empty = params if encode is None else jax.eval_shape(encode, params)
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -156,6 +157,7 @@ def adaptive(
     """
     taps = _validate.integer("taps", taps, least=2)
     _validate.positive("floor", floor)
+    _validate.flag("proportional", proportional)
     covariance = noise if callable(noise) else _constant(noise, taps)
 
     def init(params: Any) -> AdaptiveState:
@@ -203,6 +205,14 @@ def adaptive(
 
 def _constant(noise: float | Sequence[float], taps: int) -> Callable[[Any, int], Any]:
     """The same covariance in every round."""
+    if not isinstance(noise, jax.Array):
+        one = isinstance(noise, float | int | np.number) and not isinstance(noise, bool)
+        noise = _validate.finite_array("noise", [noise] if one else noise, ndim=1)
+        if noise[0] < np.abs(noise).max():
+            raise ValueError(
+                f"noise is {_validate.shown(noise)}; give its variance, of at least 0, then "
+                "covariances that are no larger"
+            )
     given = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
     lags = jnp.zeros(taps).at[: len(given)].set(given)
     return lambda round, lag: lags[lag]

@@ -36,7 +36,7 @@ def momentum(
         The optax transformation.
 
     Raises:
-        ValueError: For a beta outside [0, 1).
+        ValueError: For a step that is no number, or a beta outside [0, 1).
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,12 +46,20 @@ def momentum(
         >>> round(float(update[0]), 3)
         -0.05
     """
-    beta = _validate.number("beta", beta)
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta is {beta}; give a number from 0 to below 1")
+    beta = _checked(step_size, beta)
     _validate.flag("nesterov", nesterov)
     short: Any = (1 - beta) * step_size if not callable(step_size) else _shorter(step_size, beta)
     return optax.sgd(short, momentum=beta, nesterov=nesterov)
+
+
+def _checked(step_size: Any, beta: float) -> float:
+    """Beta as a plain number; refused are steps that are no number, traced or not, or schedule."""
+    if not callable(step_size) and not isinstance(step_size, jax.Array):
+        _validate.number("step_size", step_size)
+    beta = _validate.number("beta", beta)
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta is {beta}; give a number from 0 to below 1")
+    return beta
 
 
 def _shorter(schedule: optax.Schedule, beta: float) -> optax.Schedule:
@@ -75,7 +83,7 @@ def muon(step_size: Any, beta: float = 0.95, **options: Any) -> optax.GradientTr
         The optax transformation.
 
     Raises:
-        ValueError: For a beta outside [0, 1).
+        ValueError: For a step that is no number, or a beta outside [0, 1).
 
     Reference:
         Jordan et al. 2024, Muon; Kim and Fan 2026, DP-Muon (arXiv 2605.12994), for the same behind
@@ -87,9 +95,7 @@ def muon(step_size: Any, beta: float = 0.95, **options: Any) -> optax.GradientTr
         >>> Chain(muon, step_size=0.02).first
         0.02
     """
-    beta = _validate.number("beta", beta)
-    if not 0 <= beta < 1:
-        raise ValueError(f"beta is {beta}; give a number from 0 to below 1")
+    beta = _checked(step_size, beta)
     given = {"muon_weight_dimension_numbers": _matrices} | options
     return optax.contrib.muon(step_size, beta=beta, **given)
 

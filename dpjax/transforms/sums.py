@@ -45,7 +45,11 @@ def clipped_sum(
             batch it does not divide is padded. It changes the order of the sum alone.
 
     Returns:
-        ``fn(params, x, y, is_padding=None)``, to a tree like params.
+        ``fn(params, x, y, is_padding=None)``, to a tree like params. It works on an empty batch.
+
+    Raises:
+        ValueError: For invalid numbers, or a `weighted` that is no such function; when called, for
+            x, y and is_padding of different lengths.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -56,11 +60,22 @@ def clipped_sum(
         >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
         >>> total = sums.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
+    clip_norm, _ = clipping.check(clip_norm, method, _STABILITY)
+    _validate.flag("per_layer", per_layer)
     bounds = hasattr(weighted, "by_layer")
+    if not callable(weighted) or (per_layer and not bounds):
+        asked = " with by_layer, as models.taps.Gradients has," if per_layer else ""
+        raise ValueError(
+            f"weighted is {_validate.shown(weighted)}; give a function{asked} of params, x, y and "
+            "weights, or use per_example"
+        )
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
 
     def fn(params: Any, x: Array, y: Array, is_padding: Bool[Array, " b"] | None = None) -> Any:
+        count = clipping.examples(x, y, is_padding)
+        if is_padding is not None:
+            is_padding = jnp.asarray(is_padding, bool)
         limits = _limits(params, clip_norm, per_layer, exact=bounds)
 
         def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:
@@ -79,6 +94,10 @@ def clipped_sum(
             summed = weighted.by_layer if per_layer else weighted
             return summed(params, x, y, weights)
 
+        if count == 0:
+            one = [jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (x, y)]
+            shapes = jax.eval_shape(lambda x, y: part(x, y, None), *one)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         size = microbatch
         if size is None and bounds:
             size = weighted.at_once(params, x)

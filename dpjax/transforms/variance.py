@@ -1,7 +1,8 @@
 """The variance of a run's noise, for optimizers that take it off what they measure."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -11,6 +12,21 @@ __all__ = ["LAGS", "NoiseVariance"]
 
 LAGS = 64
 """Lags at which noise that is correlated over rounds is known to an optimizer."""
+
+
+def check(noise: Any) -> None:
+    """Refuse what is no variance; functions of the round and arrays are taken as they are.
+
+    Args:
+        noise: What an optimizer is told.
+
+    Raises:
+        ValueError: For another value, or one below 0.
+    """
+    if callable(noise) or isinstance(noise, jax.Array):
+        return
+    if _validate.number("noise", noise) < 0:
+        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
 
 
 class NoiseVariance(NamedTuple):

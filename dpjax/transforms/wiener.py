@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
+from dpjax.transforms import variance
 from dpjax.transforms.variance import NoiseVariance
 
 __all__ = ["ScheduledState", "WienerState", "scheduled", "steady_gain", "wiener"]
@@ -148,9 +149,7 @@ def wiener(
     _validate.positive("floor", floor)
     for name, value in (("fresh", fresh), ("steady", steady), ("unit", unit)):
         _validate.flag(name, value)
-    traced = isinstance(noise, jax.Array)
-    if not callable(noise) and not traced and _validate.number("noise", noise) < 0:
-        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
+    variance.check(noise)
     of_round: Any = noise if callable(noise) else NoiseVariance(noise)
 
     lags = 3 if fresh else 2
@@ -261,7 +260,9 @@ def scheduled(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     if not strategy_.is_triangular(whole):
         raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
     width = strategy_.width(whole) if whole.any() else 0
-    now, before = jnp.asarray(np.diag(whole)), jnp.asarray(strategy_.bands(whole))
+    now, before = jnp.asarray(np.diag(whole)), np.zeros((len(whole), 0))
+    if width:
+        before = jnp.asarray(strategy_.bands(whole))
 
     def init(params: Any) -> ScheduledState:
         past = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), params)

@@ -154,9 +154,12 @@ def test_one_agent_trains_as_dp_pmlf_with_its_filter():
     ("kind", "given", "text"),
     [
         (DiSK, {"kappa": 1.0}, "kappa is 1.0; give a number below 1"),
+        (DiSK, {"kappa": 1e-30}, "kappa is 1e-30"),
         (DiSK, {"gamma": 0.0}, "gamma is 0"),
+        (DiSK, {"gamma": 1e300}, "gamma is 1e.300"),
         (DiSK, {"weights": "both"}, "weights is 'both'"),
         (PMLF, {"length": 1}, "length is 1"),
+        (PMLF, {"length": 10**9}, "length is 1000000000"),
         (PMLF, {"beta": 1.5}, "beta is 1.5; give at most 1"),
     ],
 )

@@ -42,6 +42,12 @@ def test_steps_have_keys_of_their_own():
     assert standard.shape == (400, 32, 32, 3) and standard.dtype == np.float32
 
 
+@pytest.mark.parametrize("steps", [(), 3, (3,)])
+def test_what_makes_no_variant_is_refused(steps):
+    with pytest.raises(ValueError, match="steps is"):
+        augmentation.InTurn(steps)
+
+
 def test_impossible_shifts_are_refused():
     with pytest.raises(ValueError, match="pixels is 0"):
         Shift(0)

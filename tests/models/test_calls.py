@@ -206,3 +206,19 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     alone = sums.clipped_sum(gradients, 1.0)(params, x[1:], y[1:])
     assert difference(total, alone) < 1e-6
     assert difference(alone, jax.tree.map(jnp.zeros_like, alone)) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda g: taps.Gradients(g.apply, g.loss, None), "routes is None"),
+        (lambda g: taps.Gradients(g.apply, g.loss, {"Dense": "norm"}), "routes names 'Dense'"),
+        (lambda g: g.at_points([]), "coefficients has shape"),
+        (lambda g: g.at_points([float("nan")]), "coefficients holds nan"),
+        (lambda g: g.at_points("ab"), "coefficients is not"),
+    ],
+)
+def test_bad_input_is_named(made, text):
+    params = Numbers().init(KEY, jnp.ones((1, 2)))
+    with pytest.raises(ValueError, match=text):
+        made(taps.Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))

@@ -100,6 +100,10 @@ def test_filters_are_read():
         ({"schedule": "cosine"}, "rounds is None"),
         ({"schedule": "linear"}, "schedule is 'linear'"),
         ({"beta": 1.0}, "beta is 1.0"),
+        ({"taps": 65}, "taps is 65"),
+        ({"rank": 0}, "rank is 0"),
+        ({"filter": "first v1"}, "filter is 'first v1'"),
+        ({"filter": 5}, "filter is 5"),
         ({"filter": ((1.0,), (0.5,))}, "sum"),
     ],
 )
@@ -108,7 +112,7 @@ def test_impossible_rules_are_refused(options, said):
         UpdateRule(**options)
 
 
-@pytest.mark.parametrize("text", ["f9", "0.1", "1;2;3", "a;b"])
+@pytest.mark.parametrize("text", ["f9", "0.1", "1;2;3", "a;b", None, 5, ["f1"]])
 def test_what_names_no_filter_is_refused(text):
     with pytest.raises(ValueError, match="filter is"):
         read_filter(text)

@@ -8,7 +8,9 @@ import pytest
 from scipy import signal
 
 from dpjax.transforms.adam import scale_by_adam
+from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.wiener import wiener
 
 
 def stream(link, gradients):
@@ -78,3 +80,16 @@ def test_noise_may_follow_the_rounds():
 def test_bad_settings_are_refused(given, text):
     with pytest.raises(ValueError, match=text):
         scale_by_adam(0.1, **given)
+
+
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), "a", None, [1.0], True])
+@pytest.mark.parametrize("make", [scale_by_adam, scale_by_galore, wiener])
+def test_what_is_no_variance_is_refused(make, noise):
+    with pytest.raises(ValueError, match="noise is"):
+        make(noise)
+
+
+@pytest.mark.parametrize("filter", ["first v1", 0.5, (), ((1.0,), (), ()), "ab"])
+def test_what_is_no_filter_is_refused(filter):
+    with pytest.raises(ValueError, match="filter is"):
+        scale_by_adam(0.0, filter=filter)

@@ -140,3 +140,19 @@ def test_correlated_noise_is_taken_off_by_its_lags():
 def test_too_few_taps_are_refused():
     with pytest.raises(ValueError, match="taps is 1"):
         adaptive(1, 0.1)
+
+
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), "a", None, [], [1.0, -2.0], [[1.0]], True])
+def test_what_is_no_covariance_over_rounds_is_refused(noise):
+    with pytest.raises(ValueError, match="noise "):
+        adaptive(3, noise)
+    with pytest.raises(ValueError, match="proportional is 'no'"):
+        adaptive(3, 1.0, proportional="no")
+
+
+@pytest.mark.parametrize("b", ["first v1", None, [[1.0]], (0.5j,), (float("nan"),)])
+def test_what_are_no_coefficients_is_refused(b):
+    with pytest.raises(ValueError, match="^b "):
+        lowpass(b)
+    with pytest.raises(ValueError, match="^a "):
+        lowpass((1.0,), b)

@@ -78,3 +78,10 @@ def test_muon_is_every_agents_own_in_a_chain():
 def test_what_is_no_momentum_is_refused(make, beta):
     with pytest.raises(ValueError, match=f"beta is {beta}"):
         make(0.1, beta)
+
+
+@pytest.mark.parametrize("make", [momentum, muon])
+@pytest.mark.parametrize("step", ["x", None, float("nan")])
+def test_what_is_no_step_is_refused(make, step):
+    with pytest.raises(ValueError, match="step_size is"):
+        make(step)

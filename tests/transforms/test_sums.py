@@ -226,3 +226,41 @@ def test_routes_agree_with_padding_and_in_passes(name, per_layer):
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_an_empty_batch_sums_to_nothing():
+    params, x, gradients, plain = known("words")
+    for options in ({}, {"microbatch": 2}, {"per_layer": True}):
+        got = sums.clipped_sum(gradients, 0.7, **options)(params, x[:0], jnp.zeros(0))
+        want = clipping.per_example(plain, 0.7)(params, x[:0], jnp.zeros(0))
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        ({"clip_norm": "1"}, "clip_norm is '1'"),
+        ({"clip_norm": True}, "clip_norm is True"),
+        ({"clip_norm": 1e-30}, "clip_norm is 1e-30"),
+        ({"clip_norm": 1.0, "method": "Flat"}, "method is 'Flat'"),
+        ({"clip_norm": 1.0, "per_layer": "no"}, "per_layer is 'no'"),
+        ({"clip_norm": 1.0, "weighted": None}, "weighted is None"),
+        ({"clip_norm": 1.0, "weighted": len, "per_layer": True}, "by_layer"),
+    ],
+)
+def test_what_clips_nothing_is_refused_before_it_is_called(options, text):
+    with pytest.raises(ValueError, match=text):
+        sums.clipped_sum(**({"weighted": WEIGHTED} | options))
+
+
+def test_batches_of_several_lengths_are_refused(batch):
+    params, x, y = batch
+    for size in (None, 5):
+        fn = sums.clipped_sum(WEIGHTED, 1.0, microbatch=size)
+        for lengths in ((x, y[:5], None), (x, y, jnp.zeros(5, bool)), (x, y, jnp.ones(1, bool))):
+            with pytest.raises(ValueError, match="give one count of examples"):
+                fn(params, *lengths)

@@ -198,3 +198,8 @@ def test_bad_input_is_named():
         wiener(-1.0)
     with pytest.raises(ValueError, match="matrix is not lower triangular"):
         scheduled(np.ones((2, 2)))
+
+
+def test_a_filter_of_nothing_gives_nothing():
+    got, _ = stream(scheduled(np.zeros((3, 3))), np.ones((4, 2), np.float32))
+    np.testing.assert_array_equal(np.asarray(got), np.zeros((4, 2)))
