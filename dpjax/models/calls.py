@@ -116,7 +116,7 @@ def alone(program: Any, number: int, call: Call) -> bool:
         inside = all(ends[0] < i < ends[1] for i in uses)
         if not uses or not inside or any(v is variable for v in program.outvars):
             return False
-    return _plain(program, *ends, call)
+    return _plain(program, ends[0], ends[1], call)
 
 
 def _plain(program: Any, begin: int, end: int, call: Call) -> bool:

@@ -203,7 +203,7 @@ def adaptive(
     return optax.GradientTransformation(init, update)
 
 
-def _constant(noise: float | Sequence[float], taps: int) -> Callable[[Any, int], Any]:
+def _constant(noise: Any, taps: int) -> Callable[[Any, int], Any]:
     """The same covariance in every round."""
     if not isinstance(noise, jax.Array):
         one = isinstance(noise, float | int | np.number) and not isinstance(noise, bool)

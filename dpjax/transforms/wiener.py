@@ -260,9 +260,8 @@ def scheduled(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     if not strategy_.is_triangular(whole):
         raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
     width = strategy_.width(whole) if whole.any() else 0
-    now, before = jnp.asarray(np.diag(whole)), np.zeros((len(whole), 0))
-    if width:
-        before = jnp.asarray(strategy_.bands(whole))
+    now = jnp.asarray(np.diag(whole))
+    before = jnp.asarray(strategy_.bands(whole) if width else np.zeros((len(whole), 0)))
 
     def init(params: Any) -> ScheduledState:
         past = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), params)
