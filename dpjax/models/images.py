@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
@@ -21,6 +22,7 @@ NETWORKS: dict[str, Callable[[int, Layout], nn.Module]] = {
     "resnet50": lambda classes, layout: resnet.ResNet(classes, stem="small", layout=layout),
     "efficientnet": lambda classes, layout: efficientnet.EfficientNet(classes, 1, layout),
     "vit_small": lambda classes, layout: vit.ViT(classes, patch=4, layout=layout),
+    "vit_tiny": lambda classes, layout: vit.ViT(classes, 4, 48, 2, 3, layout),
 }
 """Networks of so many classes and a layout of convolutions, for images of 28 or 32 pixels; mlp is
 for digits of 8."""
@@ -31,14 +33,19 @@ class Pixels(nn.Module):
 
     Attributes:
         body: The network.
+        side: Enlarge images to so many pixels a side, linearly; 0 leaves them.
     """
 
     body: nn.Module
+    side: int = 0
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
         """Return the logits of images."""
-        return self.body(x.astype(jnp.float32) / 127.5 - 1)
+        x = x.astype(jnp.float32) / 127.5 - 1
+        if self.side:
+            x = jax.image.resize(x, (len(x), self.side, self.side, x.shape[-1]), "bilinear")
+        return self.body(x)
 
 
 def network(name: str, classes: int, layout: Layout = "conv", *, pixels: bool = False) -> nn.Module:

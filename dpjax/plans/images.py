@@ -31,7 +31,7 @@ class Images(NamedTuple):
     test: tuple[np.ndarray, np.ndarray]
     model: nn.Module
 
-    def problem(self, train: Any, test: Any, copies: int = 0) -> problem.Problem:
+    def problem(self, train: Any, test: Any, copies: int = 0, **options: Any) -> problem.Problem:
         """Return the one agent's problem.
 
         Args:
@@ -39,11 +39,12 @@ class Images(NamedTuple):
             test: Images and classes measured on.
             copies: Random variants of an image, shifted, and mirrored but for digits, averaged
                 before the clip; 0 has none.
+            options: More of `dpjax.plans.problem.supervised`, as ``params`` to start from.
         """
         # A mirrored digit is another sign.
         shifted = augmentation.Shift(2, "zeros")
         augment = shifted if self.dataset in _DIGITS else augmentation.standard
-        options: Any = {"augment": augment, "copies": copies} if copies else {}
+        options |= {"augment": augment, "copies": copies} if copies else {}
         shard = partition.iid(len(train[1]), 1, 0)
         return problem.supervised(
             self.model, "cross_entropy", train, test, shard, name=self.dataset, **options

@@ -1,7 +1,8 @@
 """Published claims against records: gains paired over seeds, and plain verdicts on them."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax import _validate
 from dpjax.results import tables
@@ -9,9 +10,33 @@ from dpjax.results import tables
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["below", "gains", "joined", "verdict"]
+__all__ = ["Claim", "below", "gains", "joined", "part", "unequal", "verdict"]
 
 VERDICTS = ("holds", "partly", "not", "open")
+
+
+class Claim(NamedTuple):
+    """A published claim and what records say of its parts.
+
+    Attributes:
+        source: Where it stands, such as "Fig. 4".
+        words: What is claimed.
+        parts: A row for each part: "of", numbers, "verdict".
+    """
+
+    source: str
+    words: str
+    parts: tuple[dict[str, Any], ...]
+
+    @property
+    def verdict(self) -> str:
+        """Of all parts together."""
+        words = [each["verdict"] for each in self.parts]
+        return words[0] if len(words) == 1 else joined(*words)
+
+    def text(self) -> str:
+        """The claim, its verdict, and its parts as a table."""
+        return f"{self.source}: {self.words}: {self.verdict}\n{tables.text(self.parts)}"
 
 
 def gains(
@@ -73,6 +98,67 @@ def verdict(gain: float, error: float, least: float = 0.0) -> str:
     if not gain > 2 * error:
         return "not"
     return "holds" if gain >= least else "partly"
+
+
+def unequal(gain: float, error: float) -> str:
+    """Whether two methods differ, whichever is better.
+
+    Args:
+        gain: The mean difference.
+        error: Its standard error; nan for one seed.
+
+    Returns:
+        "open: one seed", "holds" beyond two standard errors, else "not".
+
+    Example:
+        >>> from dpjax.results import claims
+        >>> claims.unequal(-3.0, 1.0), claims.unequal(1.0, 1.0)
+        ('holds', 'not')
+    """
+    return verdict(abs(gain), error)
+
+
+def part(
+    frame: "pandas.DataFrame",
+    better: Any,
+    worse: Any,
+    value: str,
+    *,
+    of: str,
+    judge: Callable[[float, float], str] = verdict,
+    column: str = "series",
+) -> dict[str, Any]:
+    """One part of a claim: a gain paired over seeds, and what it says.
+
+    Args:
+        frame: Tidy rows, one for each of the two and each seed.
+        better: Entry of ``column`` claimed to have the larger values.
+        worse: Entry of ``column`` that it is compared with.
+        value: Column of numbers.
+        of: What the part is about.
+        judge: ``judge(gain, standard_error) -> verdict``.
+        column: Column that tells the two apart.
+
+    Returns:
+        "of", "gain in {value}", "standard error", "seeds" and "verdict", which is "open: not run",
+        without numbers, where one of the two is in no row.
+
+    Raises:
+        ValueError: As `dpjax.results.tables.paired`.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import claims
+        >>> rows = [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 67.0)]
+        >>> frame = pandas.DataFrame(rows, columns=["series", "seed", "points"])
+        >>> claims.part(frame, "b", "a", "points", of="b over a")["verdict"]
+        'holds'
+    """
+    if not {better, worse} <= set(frame[column]):
+        return {"of": of, "verdict": "open: not run"}
+    pair = tables.paired(frame, worse, better, value, column=column)
+    row = {"of": of, f"gain in {value}": pair.mean, "standard error": pair.standard_error}
+    return row | {"seeds": pair.count, "verdict": judge(pair.mean, pair.standard_error)}
 
 
 def below(gain: float, error: float, most: float) -> str:

@@ -20,9 +20,13 @@ def test_bytes_become_numbers_from_minus_one_to_one():
     out = networks.Pixels(Same()).apply({}, x)
     np.testing.assert_allclose(out, [[-1.0, -0.6, 1.0]], rtol=1e-6)
     assert out.dtype == jnp.float32
+    # Enlarged, neighbours are averaged and an image of one colour stays one.
+    image = jnp.asarray([[0, 255], [0, 255]], jnp.uint8)[None, :, :, None]
+    large = networks.Pixels(Same(), side=4).apply({}, image)[0, :, :, 0]
+    np.testing.assert_allclose(large, [[-1.0, -0.5, 0.5, 1.0]] * 4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "cnn5"])
+@pytest.mark.parametrize("name", ["small_cnn", "cnn5", "vit_tiny"])
 def test_networks_have_a_logit_a_class(name):
     x = jnp.zeros((2, 28, 28, 1), jnp.uint8)
     model = networks.network(name, 7, pixels=True)
@@ -36,6 +40,10 @@ def test_a_problem_is_of_the_records_that_it_is_given():
     assert len(x) == len(y) == 100 and type(digits.model).__name__ == "MLP"
     half = digits.problem((x[:50], y[:50]), (x[50:], y[50:]))
     assert len(half.y) == 50 and half.partition.counts.tolist() == [50]
+    given = digits.model.init(jax.random.key(3), jnp.asarray(x[:1]))
+    started = digits.problem(digits.train, digits.test, params=given).init(jax.random.key(0))
+    for found, wanted in zip(jax.tree.leaves(started), jax.tree.leaves(given), strict=True):
+        np.testing.assert_array_equal(found, wanted)
     assert half.copies == 1 and half.augment is None and half.name == "digits"
     # A mirrored digit is another sign: it is shifted alone, a picture of anything else is not.
     pictures = np.zeros((6, 28, 28, 1), np.float32), np.arange(6) % 2

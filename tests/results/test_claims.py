@@ -52,3 +52,23 @@ def test_claims_of_several_parts():
     for wrong in ((), ("maybe",)):
         with pytest.raises(ValueError, match="verdicts"):
             claims.joined(*wrong)
+
+
+def test_parts_say_what_was_not_run_and_claims_join_them():
+    rows = [
+        {"series": name, "seed": seed, "points": 50.0 + extra * (1 + 0.1 * seed)}
+        for name, extra in (("plain", 0.0), ("better", 4.0))
+        for seed in (0, 1)
+    ]
+    frame = pandas.DataFrame(rows)
+    run = claims.part(frame, "better", "plain", "points", of="a")
+    assert run["gain in points"] == pytest.approx(4.2) and run["verdict"] == "holds"
+    assert claims.part(frame, "plain", "better", "points", of="a")["verdict"] == "not"
+    two_sided = claims.part(frame, "plain", "better", "points", of="a", judge=claims.unequal)
+    assert two_sided["verdict"] == "holds" and two_sided["gain in points"] == pytest.approx(-4.2)
+    missing = claims.part(frame, "better", "third", "points", of="b")
+    assert missing == {"of": "b", "verdict": "open: not run"}
+    assert claims.Claim("Fig. 0", "words", (run, missing)).verdict == "open"
+    assert claims.Claim("Fig. 0", "words", (missing,)).verdict == "open: not run"
+    lines = claims.Claim("Fig. 0", "words", (run, missing)).text().splitlines()
+    assert lines[0] == "Fig. 0: words: open" and len(lines) == 5

@@ -1,0 +1,163 @@
+"""Verdicts on DOPPLER's ablations, on made-up rows with known answers."""
+
+import math
+
+import pandas
+import pytest
+
+from dpjax.results import ablations
+
+SPREAD = (-0.2, 0.1, 0.1)
+"""What differences of three seeds stray by: a standard error of 0.1."""
+
+
+def made(ends, early=None, rounds=20):
+    """Rows of curves by their points in the end; those of a name in ``early`` at round 5 too."""
+    rows = []
+    for number, (name, points) in enumerate(ends.items()):
+        for seed, extra in enumerate(SPREAD):
+            own = {"series": name, "seed": seed, "rounds": rounds}
+            # Seeds differ by far more than curves do; every other curve strays.
+            base = 10.0 * seed + extra * (number % 2)
+            if early:
+                rows.append(own | {"round": 5, "points": early[name] + base})
+            rows.append(own | {"round": rounds, "points": points + base})
+    return pandas.DataFrame(rows)
+
+
+def verdicts(found):
+    return {claim.words: claim.verdict for claim in found}
+
+
+def numbers(found, words):
+    (claim,) = (claim for claim in found if claim.words == words)
+    return claim.parts
+
+
+def test_gains_are_of_the_last_round_and_have_a_standard_error():
+    rows = made({"a, no filter": 50.0, "a, f": 54.0}, {"a, no filter": 20.0, "a, f": 10.0})
+    found = ablations.networks(rows, "f", ["a"])
+    (part,) = numbers(found, "every network is better behind a filter")
+    assert part["gain in points"] == pytest.approx(4.0) and part["seeds"] == 3
+    assert part["standard error"] == pytest.approx(0.1)
+    assert verdicts(found) == {"every network is better behind a filter": "holds"}
+    assert found[0].source == "Fig. 7"
+    text = found[0].text().splitlines()
+    assert text[0].endswith("behind a filter: holds") and text[-1].split()[1] == "4"
+
+
+def test_every_network_is_one_that_none_contradicts():
+    ends = {"a, no filter": 50.0, "a, f": 54.0, "b, no filter": 50.0, "b, f": 50.1}
+    (claim,) = ablations.networks(made(ends), "f", ["a", "b"])
+    assert claim.verdict == "partly"
+    (claim,) = ablations.networks(made(ends), "f", ["a", "c"])
+    assert claim.verdict == "open" and claim.parts[1]["verdict"] == "open: not run"
+
+
+def test_optimizers_are_judged_one_by_one_and_by_points():
+    ends = {"sgd 1, no filter": 50.0, "sgd 1, f": 54.0, "sgd 8, no filter": 60.0, "sgd 8, f": 61.0}
+    ends |= {"adam 1, no filter": 50.0, "adam 1, f": 49.0}
+    found = ablations.optimizers(made(ends), "f", {"SGD": ["sgd 1", "sgd 8"], "Adam": ["adam 1"]})
+    assert verdicts(found) == {
+        "SGD is better behind a filter at every budget": "holds",
+        "Adam is better behind a filter at every budget": "not",
+        "the gain is 3 to 10 points": "partly",
+    }
+    parts = numbers(found, "the gain is 3 to 10 points")
+    assert [part["verdict"] for part in parts] == ["holds", "partly", "not"]
+
+
+def test_filters_that_are_as_the_paper_says_and_that_are_not():
+    names = ("no filter", "first v1", "first v2", "f1", "f2", "f3", "f4", "f5", "f6", "second")
+    as_said = dict(zip(names, (50, 56, 53, 56, 54, 55, 52, 56, 50, 51), strict=True))
+    slow = dict.fromkeys(names, 30.0) | {"second": 20.0}
+    found = ablations.filters(made(as_said, slow))
+    assert set(verdicts(found).values()) == {"holds"} and len(found) == 4
+    alike = dict.fromkeys(names, 50.0) | {"second": 52.0}
+    fast = dict.fromkeys(names, 30.0) | {"second": 31.0}
+    assert set(verdicts(ablations.filters(made(alike, fast))).values()) == {"not"}
+    # Without a measurement before the end, nothing is known of the beginning.
+    once = verdicts(ablations.filters(made(as_said)))
+    assert once["the second order is slower early"] == "open: not run"
+
+
+@pytest.mark.parametrize("sign, verdict", [(1, "holds"), (-1, "not")])
+def test_clips_are_compared_each_way(sign, verdict):
+    ends = {
+        "automatic, flat": 55.0, "automatic, per layer": 55.0 - 2 * sign,
+        "Abadi, flat": 55.0 - 3 * sign, "Abadi, per layer": 55.0 - 5 * sign,
+    }  # fmt: skip
+    assert set(verdicts(ablations.clips(made(ends))).values()) == {verdict}
+
+
+def test_steps_have_a_best_inside_or_at_an_end():
+    names = ["f, step 0.1", "f, step 0.2", "f, step 0.4", "f, step 0.8"]
+
+    def judged(ends, early):
+        rows = made(*(dict(zip(names, part, strict=True)) for part in (ends, early)))
+        return verdicts(ablations.steps(rows, names))
+
+    assert set(judged((50, 55, 58, 52), (20, 25, 30, 35)).values()) == {"holds"}
+    rising = judged((50, 52, 54, 56), (20, 25, 30, 35))
+    assert rising == {
+        "the best step size is inside the grid": "partly",
+        "the largest is faster early": "holds",
+        "and worse in the end": "not",
+        "the smallest is slow early": "holds",
+    }
+    lost = judged((50, 55, math.nan, 52), (20, 25, math.nan, 35))
+    assert lost["the best step size is inside the grid"] == "holds"
+    with pytest.raises(ValueError, match="three steps or more"):
+        ablations.steps(made({"a": 1.0}), ["a"])
+
+
+def test_schedules():
+    for late, soon, said in (
+        (58.0, 20.0, ("holds", "holds")),
+        (54.0, 35.0, ("not", "not")),
+        (58.0, 35.0, ("holds", "not")),
+    ):
+        rows = made({"constant": 55.0, "cosine": late}, {"constant": 30.0, "cosine": soon})
+        assert tuple(verdicts(ablations.schedules(rows)).values()) == said
+
+
+def test_finetuning_gains_little_and_less_at_large_budgets():
+    places = ["epsilon 1", "epsilon 8"]
+
+    def judged(low, high, given=places):
+        ends = {"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.0 + low}
+        ends |= {"epsilon 8, no filter": 60.0, "epsilon 8, f": 60.0 + high}
+        return tuple(verdicts(ablations.finetuning(made(ends), "f", given)).values())
+
+    assert judged(0.7, 0.0) == ("holds", "holds", "holds")
+    assert judged(3.0, 5.0) == ("holds", "not", "not")
+    assert judged(-1.0, -1.0) == ("not", "holds", "not")
+    assert judged(0.7, 0.0, places[:1])[2] == "open: one budget"
+
+
+def test_texts_gain_over_one_adam_and_not_over_the_other():
+    ends = {"epsilon 3, no filter": 90.0, "epsilon 3, f": 91.0, "epsilon 3, uncorrected": 91.2}
+    found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
+    assert set(found.values()) == {"holds"}
+    del ends["epsilon 3, uncorrected"]
+    found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
+    assert tuple(found.values()) == ("holds", "open: not run")
+
+
+def test_one_seed_leaves_claims_open():
+    rows = made({"a, no filter": 50.0, "a, f": 54.0})
+    (claim,) = ablations.networks(rows[rows["seed"] == 0], "f", ["a"])
+    assert claim.verdict == "open: one seed"
+
+
+def test_waves():
+    rows = [
+        {"series": "no filter", "slow": 1.0, "fast": 1.0, "drift": 0.0},
+        {"series": "good", "slow": 0.9, "fast": 0.2, "drift": 1e-7},
+        {"series": "flat", "slow": 1.0, "fast": 0.9, "drift": 1e-2},
+        {"series": "high", "slow": 0.1, "fast": 0.9, "drift": 0.0},
+    ]
+    passed, kept = ablations.waves(pandas.DataFrame(rows))
+    assert [part["verdict"] for part in passed.parts] == ["holds", "partly", "not"]
+    assert [part["verdict"] for part in kept.parts] == ["holds", "not", "holds"]
+    assert passed.verdict == kept.verdict == "partly"
