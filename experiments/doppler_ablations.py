@@ -74,6 +74,7 @@ class Config:
         seeds: Seeds of the reported runs.
         tuning_seed: Seed of the tuning runs; none of ``seeds``.
         validation: Fraction of the training records held out while tuning.
+        tested: Measure on the first so many test records; 0 is all.
         measurements: How often the reported runs are measured; the first is "early".
         layout: How convolutions are computed.
     """
@@ -104,6 +105,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_seed: int = 100
     validation: float = 0.1
+    tested: int = 0
     measurements: int = 20
     layout: Literal["conv", "patches", "slices"] = "conv"
 
@@ -150,7 +152,7 @@ _SMALL = Config(
     epsilon=(1.0, 8.0), models=("cnn5", "vit_tiny"), pictures="cifar10_small",
     picture_records=500, picture_epochs=10.0, picture_batch=125, tuned_model="vit_tiny",
     steps=(4.0, 1.5, 0.5), moment_steps=(1e-2, 3e-3, 1e-3), capacity=32, seeds=(0, 1),
-    measurements=6, layout="patches",
+    tested=4_000, measurements=6, layout="patches",
 )  # fmt: skip
 
 PRESETS = {
@@ -289,6 +291,8 @@ def curves(config: Config, study: str) -> dict[str, Cell]:
 def start(config: Config, cell: Cell) -> tuple[images.Images, dict[str, Any]]:
     """Data and network of a curve, and the given start where there is one."""
     data = images.read(cell.dataset, cell.model, config.layout, cell.records)
+    x, y = (part[: config.tested or None] for part in data.test)
+    data = data._replace(test=(x, y))
     if not cell.pretrained:
         return data, {}
     assert config.weights is not None
@@ -382,7 +386,7 @@ def chosen(frame: Any, shown: Mapping[str, Cell]) -> Any:
     return pandas.concat(parts, ignore_index=True)
 
 
-def judged(config: Config, study: str, rows: Any) -> list[claims.Claim]:
+def judged(config: Config, study: str, rows: Any) -> list[claims.Judged]:
     """The verdicts of a study."""
     budgets = [f"epsilon {epsilon:g}" for epsilon in sorted(config.epsilon)]
     if study == "response":

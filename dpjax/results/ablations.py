@@ -53,7 +53,7 @@ def early(rows: "pandas.DataFrame") -> "pandas.DataFrame":
 
 def optimizers(
     rows: "pandas.DataFrame", filter: str, places: Mapping[str, Sequence[str]]
-) -> list[claims.Claim]:
+) -> list[claims.Judged]:
     """Fig. 4: every optimizer is better behind a filter at every budget, by 3 to 10 points.
 
     Args:
@@ -71,7 +71,7 @@ def optimizers(
     return _listed("Fig. 4", found)
 
 
-def networks(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Claim]:
+def networks(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Judged]:
     """Fig. 7: every network is better behind a filter.
 
     Args:
@@ -83,7 +83,7 @@ def networks(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> li
     return _listed("Fig. 7", {"every network is better behind a filter": parts})
 
 
-def filters(rows: "pandas.DataFrame") -> list[claims.Claim]:
+def filters(rows: "pandas.DataFrame") -> list[claims.Judged]:
     """Fig. 8: coefficients matter, the first order is enough, the second smooths too much.
 
     Args:
@@ -105,7 +105,7 @@ def filters(rows: "pandas.DataFrame") -> list[claims.Claim]:
     )
 
 
-def clips(rows: "pandas.DataFrame") -> list[claims.Claim]:
+def clips(rows: "pandas.DataFrame") -> list[claims.Judged]:
     """Fig. 9: automatic clipping is better than Abadi's, flat than per layer.
 
     Args:
@@ -125,7 +125,7 @@ def clips(rows: "pandas.DataFrame") -> list[claims.Claim]:
     )
 
 
-def steps(rows: "pandas.DataFrame", names: Sequence[str]) -> list[claims.Claim]:
+def steps(rows: "pandas.DataFrame", names: Sequence[str]) -> list[claims.Judged]:
     """Fig. 10: the best step is inside the grid, larger ones are fast and end worse, smaller slow.
 
     Args:
@@ -155,7 +155,7 @@ def steps(rows: "pandas.DataFrame", names: Sequence[str]) -> list[claims.Claim]:
     )  # fmt: skip
 
 
-def schedules(rows: "pandas.DataFrame") -> list[claims.Claim]:
+def schedules(rows: "pandas.DataFrame") -> list[claims.Judged]:
     """Fig. 11: a cosine with warm-up is slower early and better in the end.
 
     Args:
@@ -172,7 +172,7 @@ def schedules(rows: "pandas.DataFrame") -> list[claims.Claim]:
     )
 
 
-def finetuning(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Claim]:
+def finetuning(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Judged]:
     """Fig. 12: less than a point is gained at small budgets, and less at large ones.
 
     Args:
@@ -202,7 +202,7 @@ def finetuning(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> 
     )
 
 
-def texts(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Claim]:
+def texts(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Judged]:
     """Table 3: a slight gain over the corrected Adam, none to speak of over the plain one.
 
     Args:
@@ -221,7 +221,7 @@ def texts(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[
     )
 
 
-def waves(rows: "pandas.DataFrame") -> list[claims.Claim]:
+def waves(rows: "pandas.DataFrame") -> list[claims.Judged]:
     """Fig. 5: what is slow passes a low-pass filter, what is fast does not, a mean is kept.
 
     Args:
@@ -263,5 +263,5 @@ def _gain(
     return claims.part(rows, *pair, "points", of=of, judge=judge)
 
 
-def _listed(source: str, found: Mapping[str, list[dict[str, Any]]]) -> list[claims.Claim]:
-    return [claims.Claim(source, words, tuple(parts)) for words, parts in found.items()]
+def _listed(source: str, found: Mapping[str, list[dict[str, Any]]]) -> list[claims.Judged]:
+    return [claims.Judged(source, words, tuple(parts)) for words, parts in found.items()]

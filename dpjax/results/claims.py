@@ -10,12 +10,12 @@ from dpjax.results import tables
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Claim", "below", "gains", "joined", "part", "unequal", "verdict"]
+__all__ = ["Judged", "below", "gains", "joined", "part", "unequal", "verdict"]
 
 VERDICTS = ("holds", "partly", "not", "open")
 
 
-class Claim(NamedTuple):
+class Judged(NamedTuple):
     """A published claim and what records say of its parts.
 
     Attributes:

@@ -168,7 +168,9 @@ def test_fine_tuning_starts_from_the_files_numbers(tmp_path, monkeypatch):
     assert body["head"]["kernel"].shape == (12, 3)
     # A start at random has none of it.
     data, given = module.start(config, cell._replace(pretrained=False))
-    assert given == {} and data is read
+    assert given == {} and data.model is read.model and len(data.test[1]) == 6
+    fewer, _ = module.start(dataclasses.replace(config, tested=4), cell._replace(pretrained=False))
+    assert len(fewer.test[0]) == len(fewer.test[1]) == 4 and len(fewer.train[1]) == 6
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_parts_say_what_was_not_run_and_claims_join_them():
     assert two_sided["verdict"] == "holds" and two_sided["gain in points"] == pytest.approx(-4.2)
     missing = claims.part(frame, "better", "third", "points", of="b")
     assert missing == {"of": "b", "verdict": "open: not run"}
-    assert claims.Claim("Fig. 0", "words", (run, missing)).verdict == "open"
-    assert claims.Claim("Fig. 0", "words", (missing,)).verdict == "open: not run"
-    lines = claims.Claim("Fig. 0", "words", (run, missing)).text().splitlines()
+    assert claims.Judged("Fig. 0", "words", (run, missing)).verdict == "open"
+    assert claims.Judged("Fig. 0", "words", (missing,)).verdict == "open: not run"
+    lines = claims.Judged("Fig. 0", "words", (run, missing)).text().splitlines()
     assert lines[0] == "Fig. 0: words: open" and len(lines) == 5
