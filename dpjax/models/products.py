@@ -36,6 +36,8 @@ class Product:
             [t], which row was read.
         groups: Of channels that do not mix.
         reads: Whether its input is numbers of rows.
+        gram: From one example's input and a dtype to A A' and a number of rounding errors, see
+            `_bounded`, where that is less work than from A; or None.
         back: From the parameters to the effective kernel, or None where the kernel is that.
     """
 
@@ -44,6 +46,7 @@ class Product:
     rows: Callable[[Array], Array]
     groups: int = 1
     reads: bool = False
+    gram: Callable[[Array, Any], tuple[Array, int]] | None = None
     back: Callable[..., Array] | None = None
 
     def by_norm(self, positions: int) -> bool:
@@ -84,21 +87,24 @@ def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
     Args:
         coefficients: One a point; None is one point as it is.
         parts: For every point, by the number of a parameter, formed gradients [b, ...], and
-            (product, rows, derivative) [b, t, ...].
+            (product, rows, derivative, given), arrays [b, ...].
     """
     if coefficients is None:
         return parts[0]
     scaled = list(zip(coefficients, parts, strict=True))
     formed = {i: sum(c * one[i] for c, (one, _) in scaled) for i in parts[0][0]}
     pairs = {}
-    for i, (product, _, _) in parts[0][1].items():
+    for i, (product, *_) in parts[0][1].items():
         rows = jnp.concatenate([one[i][1] for _, (_, one) in scaled], axis=1)
         derivative = jnp.concatenate([c * one[i][2] for c, (_, one) in scaled], axis=1)
-        pairs[i] = product, rows, derivative
+        # What one point's positions have to do with another's is in A alone.
+        pairs[i] = product, rows, derivative, None
     return formed, pairs
 
 
-def square_bound(rows: Array, derivative: Float[Array, "t p"]) -> Float[Array, ""]:
+def square_bound(
+    product: Product, rows: Array, derivative: Float[Array, "t p"], given: Array | None = None
+) -> Float[Array, ""]:
     """|A' D|^2 of one example as <A A', D D'>, never below the exact value.
 
     Guarantee: what is added covers the rounding of both products and of their sum in any order, of
@@ -107,28 +113,49 @@ def square_bound(rows: Array, derivative: Float[Array, "t p"]) -> Float[Array, "
     of A A' are wrong by at most (d / n + n) u |a_s| |a_t|. Infinite or nan where squares overflow.
 
     Args:
+        product: The layer's.
         rows: A, or the numbers of rows that are 1 at one place each.
         derivative: D.
+        given: The input that A is made of; None takes A A' from A.
     """
     kind = jnp.finfo(derivative.dtype)
-    # A quarter more than to first order: the bound is itself rounded.
-    unit, least = 1.25 * float(kind.eps) / 2, float(kind.tiny)
     positions = len(derivative)
-    outer, outer_error = _gram(derivative, unit, least)
+    outer, outer_error = _bounded(*_gram(derivative), derivative.shape[1])
     if rows.ndim == 1:
         inner = (rows[:, None] == rows[None, :]).astype(derivative.dtype)
         inner_error = jnp.zeros_like(inner)
+    elif given is None or product.gram is None:
+        inner, inner_error = _bounded(*_gram(rows), rows.shape[1])
     else:
-        inner, inner_error = _gram(rows, unit, least)
+        inner, inner_error = _bounded(*product.gram(given, rows.dtype), rows.shape[1])
     size = jnp.abs(inner)
     errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
-    errors = errors + (2 * positions + 4) * unit * size * jnp.abs(outer) + least
+    errors = errors + (2 * positions + 4) * _unit(kind) * size * jnp.abs(outer) + float(kind.tiny)
     # The barrier keeps the compiler from merging the two sums into one of t^2 terms.
     return jnp.sum(jax.lax.optimization_barrier(jnp.sum(inner * outer + errors, axis=1)))
 
 
-def _gram(matrix: Float[Array, "t d"], unit: float, least: float) -> tuple[Array, Array]:
-    """The product of a matrix with itself turned round, and by how much it may be wrong."""
+def _unit(kind: Any) -> float:
+    """Half the spacing of numbers at 1, and a quarter more, since bounds are themselves rounded."""
+    return 1.25 * float(kind.eps) / 2
+
+
+def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, Array]:
+    """A product of a matrix with itself turned round, and by how much it may be wrong.
+
+    Args:
+        gram: The product.
+        terms: How many rounding errors one addend meets at most, whatever the order of sums.
+        size: Addends an entry.
+    """
+    kind = jnp.finfo(gram.dtype)
+    least = float(kind.tiny)
+    lengths = jnp.sqrt(jnp.diagonal(gram) + terms * least)
+    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths + size * least
+
+
+def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
+    """The product of a matrix with itself turned round, and the rounding errors of an addend."""
     positions, size = matrix.shape
     number, length = _blocks(size)
     if number == 1:
@@ -138,9 +165,29 @@ def _gram(matrix: Float[Array, "t d"], unit: float, least: float) -> tuple[Array
         blocks = matrix.reshape(positions, number, length)
         partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
         gram = jnp.sum(jax.lax.optimization_barrier(partial), axis=0)
-    terms = number + length
-    lengths = jnp.sqrt(jnp.diagonal(gram) + terms * least)
-    return gram, (terms + 4) * unit * lengths[:, None] * lengths + size * least
+    return gram, number + length
+
+
+def _shifted_gram(
+    x: Float[Array, "*one h w c"], window: tuple[int, ...], pads: list[tuple[int, int]]
+) -> tuple[Array, int]:
+    """`_gram` of a convolution's patches, from that of its pixels.
+
+    Patches at s and t meet as pixels at s + o and t + o do, for every place o of the kernel; a sum
+    over its rows of places, and one over its columns.
+    """
+    high, wide, channels = x.shape[-3:]
+    gram, terms = _gram(x.reshape(-1, channels))
+    gram = jnp.pad(gram.reshape(high, wide, high, wide), [*pads, *pads])
+    for axis, places in enumerate(window):
+        length = gram.shape[axis] - places + 1
+        parts = []
+        for place in range(places):
+            once = jax.lax.slice_in_dim(gram, place, place + length, axis=axis)
+            parts.append(jax.lax.slice_in_dim(once, place, place + length, axis=axis + 2))
+        gram = sum(parts[1:], start=parts[0])
+    positions = math.prod(gram.shape[:2])
+    return gram.reshape(positions, positions), terms + sum(window)
 
 
 def _blocks(size: int) -> tuple[int, int]:
@@ -262,7 +309,13 @@ def _patches(
         apart = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
         return jnp.concatenate(apart, axis=-1)
 
-    return Product(("kernel",), (size, module.features), rows, groups)
+    gram: Any = None
+    if groups == 1 and strides == 1 and math.prod(window) > 1 and math.prod(shape[:-3]) == 1:
+
+        def gram(x: Array, dtype: Any) -> tuple[Array, int]:
+            return _shifted_gram(x.astype(kind).astype(dtype), window, pads)
+
+    return Product(("kernel",), (size, module.features), rows, groups, gram)
 
 
 _KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {

@@ -211,8 +211,9 @@ class Gradients:
         for number, gradient in formed.items():
             flat = gradient.reshape(len(x), -1)
             squares[layer[number]] += jax.vmap(_squares.total)(flat)
-        for number, (_, rows, derivative) in pairs.items():
-            squares[layer[number]] += jax.vmap(products.square_bound)(rows, derivative)
+        for number, (product, *arrays) in pairs.items():
+            bound = functools.partial(products.square_bound, product)
+            squares[layer[number]] += jax.vmap(bound)(*arrays)
         for number, infinite in lost.items():
             squares[layer[number]] += infinite
         weights = choose(jnp.stack(squares, axis=1))
@@ -221,7 +222,7 @@ class Gradients:
             # Finite ones need no second look, which is a pass over the largest arrays.
             finite = number in lost and gradient.ndim == 3 and self.coefficients is None
             sums[number] = _weighted(weights[:, layer[number]], gradient, finite=finite)
-        for number, (product, rows, derivative) in pairs.items():
+        for number, (product, rows, derivative, _) in pairs.items():
             weight = weights[:, layer[number], None, None]
             scaled = jnp.where(weight > 0, derivative * weight, 0)
             sums[number] = product.gradient(
@@ -233,7 +234,7 @@ class Gradients:
     def _differentiated(
         self, params: Any, taps: list[_Tap], x: Any, y: Any
     ) -> tuple[
-        dict[int, Array], dict[int, tuple[products.Product, Array, Array]], dict[int, Array]
+        dict[int, Array], dict[int, tuple[products.Product, *tuple[Any, ...]]], dict[int, Array]
     ]:
         """By a parameter's number: gradients that are formed, products that are not, what is lost.
 
@@ -265,7 +266,7 @@ class Gradients:
             rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
             flat = derivative.reshape(*rows.shape[:2], -1)
             if tap.norm:
-                pairs[tap.leaves[0]] = tap.product, rows, flat
+                pairs[tap.leaves[0]] = tap.product, rows, flat, given
                 continue
             of_kernel = jax.vmap(tap.product.gradient)(rows, flat)
             values = [leaves[number] for number in tap.leaves]
