@@ -1,0 +1,70 @@
+"""Norms of convolutions' gradients from their pixels: equal to those from patches, and bounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.models import conv, products
+
+
+def layer(kernel: tuple[int, int], padding: int, features: int, shape: tuple[int, ...]):
+    """A convolution by 1 as a product."""
+    module = conv.Conv(features, kernel, padding=padding)
+    x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    out = jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x)[0], x)
+    made = products.product(module, x, out)
+    assert made is not None and made.gram is not None
+    return made, out.shape
+
+
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(2, 4)),
+    padding=st.integers(0, 4),
+    size=st.tuples(st.integers(4, 7), st.integers(4, 7)),
+    channels=st.sampled_from((1, 3, 70)),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_patches_meet_as_their_pixels_do(kernel, padding, size, channels, seed) -> None:
+    made, _ = layer(kernel, padding, 2, (*size, channels))
+    rng = np.random.default_rng(seed)
+    # Of very different sizes, so that a place which is left out or counted twice is seen.
+    x = rng.normal(size=(1, *size, channels)) * 10 ** rng.uniform(-2, 2, (1, *size, 1))
+    x = x.astype(np.float32)
+    rows = np.asarray(made.rows(jnp.asarray(x)), np.float64)
+    gram, terms = made.gram(jnp.asarray(x), jnp.float32)
+    _, wrong = products._bounded(gram, terms, rows.shape[1])
+    assert np.all(np.abs(np.asarray(gram, np.float64) - rows @ rows.T) <= np.asarray(wrong))
+    lengths = np.linalg.norm(rows, axis=1)
+    assert np.all(np.asarray(wrong) <= 1e-4 * lengths[:, None] * lengths + 1e-12 * lengths.max())
+
+
+@pytest.mark.parametrize("padding", (0, 1))
+@pytest.mark.parametrize("cancelled", (False, True))
+def test_the_bound_from_pixels_is_a_bound(padding, cancelled) -> None:
+    made, out = layer((3, 3), padding, 5, (6, 6, 40))
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(1, 6, 6, 40)).astype(np.float32)
+    positions = out[1] * out[2]
+    derivative = rng.normal(size=(positions, 5)).astype(np.float32)
+    if cancelled:
+        # What adds up to nearly nothing: the rounding is then larger than the norm.
+        x, derivative = np.ones_like(x), derivative - derivative.mean(axis=0)
+    rows = made.rows(jnp.asarray(x))
+    exact = np.square(np.asarray(rows, np.float64).T @ derivative.astype(np.float64)).sum()
+    by_pixels = products.square_bound(made, rows, jnp.asarray(derivative), jnp.asarray(x))
+    by_patches = products.square_bound(made, rows, jnp.asarray(derivative))
+    assert exact <= float(by_pixels) and exact <= float(by_patches)
+    if not cancelled:
+        assert float(by_pixels) <= exact * (1 + 2e-3)
+
+
+def test_strides_and_groups_take_patches() -> None:
+    x = jax.ShapeDtypeStruct((1, 6, 6, 4), jnp.float32)
+    for options in ({"strides": 2}, {"groups": 2}, {"kernel_size": (1, 1)}):
+        module = conv.Conv(4, **options)
+        made = jax.eval_shape(lambda x, m=module: m.init_with_output(jax.random.key(0), x)[0], x)
+        assert products.product(module, x, made).gram is None
