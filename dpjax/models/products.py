@@ -315,7 +315,7 @@ def _patches(
         def gram(x: Array, dtype: Any) -> tuple[Array, int]:
             return _shifted_gram(x.astype(kind).astype(dtype), window, pads)
 
-    return Product(("kernel",), (size, module.features), rows, groups, gram)
+    return Product(("kernel",), (size, module.features), rows, groups, gram=gram)
 
 
 _KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {
