@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,39 +178,47 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
 
 def _build(name: str, path: Path, download: bool) -> None:
     """Make the file ``path`` of images by a builder of tensorflow-datasets."""
-    by_hand = f"put {path.name} from another cache into {path.parent}"
-    if not download:
-        raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
-    with cache_.locked(path):
-        if path.exists():  # Another process was faster.
-            return
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            try:
-                train, test = builders.read(name, folder, ("image", "label"), ("train", "test"))
-            except OSError as error:
-                raise ValueError(
-                    f"{path} does not exist, and tensorflow-datasets cannot make it ({error}); "
-                    f"{by_hand}, or install tensorflow where it needs that"
-                ) from None
+
+    def read(folder: str) -> canonical.Arrays:
+        train, test = builders.read(name, folder, ("image", "label"), ("train", "test"))
         names = ("x_train", "y_train", "x_test", "y_test")
-        canonical.write(path, dict(zip(names, (*train, *test), strict=True)))
+        return dict(zip(names, (*train, *test), strict=True))
+
+    remedy = ", or install tensorflow where it needs that"
+    _through("tensorflow-datasets cannot make it", read, path, download, remedy)
 
 
 def _fetch_housing(path: Path, download: bool) -> None:
     """Make the file ``path`` of California housing through scikit-learn."""
+
+    def read(folder: str) -> canonical.Arrays:
+        from sklearn import datasets
+
+        x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
+        return {"x": x, "y": y}
+
+    _through("scikit-learn cannot fetch it", read, path, download)
+
+
+def _through(
+    failure: str,
+    read: Callable[[str], canonical.Arrays],
+    path: Path,
+    download: bool,
+    remedy: str = "",
+) -> None:
+    """Make the file ``path`` of what a library reads, given a folder for its own files."""
     by_hand = f"put {path.name} from another cache into {path.parent}"
     if not download:
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
-    from sklearn import datasets
-
     with cache_.locked(path):
         if path.exists():  # Another process was faster.
             return
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             try:
-                x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
+                arrays = read(folder)
             except OSError as error:
                 raise ValueError(
-                    f"{path} does not exist, and scikit-learn cannot fetch it ({error}); {by_hand}"
+                    f"{path} does not exist, and {failure} ({error}); {by_hand}{remedy}"
                 ) from None
-        canonical.write(path, {"x": x, "y": y})
+        canonical.write(path, arrays)

@@ -36,6 +36,7 @@ class MethodRow:
         noisy_means: True where the optimizer is given the mean of each agent's own noisy sum, so
             that the variance of the noise in it is the plan's.
         why: Why no others, with the remedy.
+        wraps: Name of its field that holds another method, whose joins are its own.
     """
 
     part: str
@@ -45,6 +46,7 @@ class MethodRow:
     constant_steps: bool = False
     noisy_means: bool = False
     why: str = ""
+    wraps: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ METHODS = (
         part="Average",
         builds="another method, and the average of its models over rounds",
         view="the method's",
+        wraps="method",
     ),
     MethodRow(
         part="ZipDL",
@@ -328,15 +331,15 @@ def _named(part: Any, rows: Any, otherwise: Any) -> Any:
 
 
 def method(part: Any) -> MethodRow:
-    """Return the row of a method; of one that averages another's models, what it joins is its.
+    """Return the row of a method; one that wraps another joins what that one does.
 
     Args:
         part: A method, or one placed on a network.
     """
     row = _named(part, METHODS, _OWN)
-    if row.part != "Average":
+    if row.wraps is None:
         return row
-    inner = method(part.method)
+    inner = method(getattr(part, row.wraps))
     return dataclasses.replace(
         row,
         noises=inner.noises,

@@ -4,13 +4,13 @@ Guarantee: none of its own and none lost: post-processing of privatised gradient
 the second moment is the variance that the noise is known to have, not data.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -35,7 +35,7 @@ class AdamState(NamedTuple):
 
 
 def scale_by_adam(
-    noise: float | Float[Array, ""] | Callable[[Int[Array, ""]], Any],
+    noise: variance.Variance,
     *,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -69,7 +69,7 @@ def scale_by_adam(
         corrected by 1 - beta^t where its recursion, counting from 0, needs 1 - (1 - beta)^(t+1),
         and keeps the noise.
     """
-    variance.check(noise)
+    of_round = variance.per_round(noise)
     _validate.positive("floor", floor)
     for name, decay in (("b1", b1), ("b2", b2)):
         if not 0 <= _validate.number(name, decay) < 1:
@@ -89,7 +89,7 @@ def scale_by_adam(
         )
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
-        known = noise(state.rounds) if callable(noise) else noise
+        known = of_round(state.rounds)
         out = jax.tree.map(
             lambda m, v: m / jnp.sqrt(jnp.maximum(v / correction - known, floor)).astype(m.dtype),
             mean,

@@ -4,15 +4,15 @@ Guarantee: none of its own and none lost: post-processing. The space of a round 
 singular vectors of privatised gradients of earlier rounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
+from dpjax.transforms import variance
 from dpjax.transforms.adam import AdamState, scale_by_adam
 from dpjax.transforms.lowpass import LowpassState
 
@@ -35,7 +35,7 @@ class GaloreState(NamedTuple):
 
 
 def scale_by_galore(
-    noise: float | Float[Array, ""] | Callable[[Int[Array, ""]], Any],
+    noise: variance.Variance,
     *,
     rank: int = 128,
     every: int = 50,
@@ -77,6 +77,7 @@ def scale_by_galore(
     """
     rank, every = _validate.integer("rank", rank), _validate.integer("every", every)
     _validate.one_of("on_change", on_change, ("turn", "reset"))
+    of_round = variance.per_round(noise)
     adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
 
     def init(params: Any) -> GaloreState:
@@ -99,9 +100,7 @@ def scale_by_galore(
             )
             if on_change == "reset":
                 return GaloreState(bases, adam.init(_projected(leaves, bases)))
-            share = (noise(kept.rounds) if callable(noise) else noise) * (
-                1 - jnp.float32(b2) ** kept.rounds
-            )
+            share = of_round(kept.rounds) * (1 - jnp.float32(b2) ** kept.rounds)
             return GaloreState(bases, _turned(kept, state.bases, bases, leaves, share))
 
         due = (state.adam.rounds + 1) % every == 0

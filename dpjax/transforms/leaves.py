@@ -1,9 +1,10 @@
-"""The one check of what transformations take: floating leaves with one leading axis."""
+"""What transformations ask of all leaves together: one check, one inner product."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 __all__: list[str] = []
 
@@ -26,3 +27,16 @@ def check(path: Any, leaf: Any, count: int | None, expected: str) -> None:
             f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
             f"floating leaves with {expected} as their leading axis"
         )
+
+
+def product(one: Any, other: Any) -> Float[Array, ""]:
+    """Return <one, other> over all leaves, in float32.
+
+    Args:
+        one: A tree.
+        other: A tree like it.
+    """
+    terms = jax.tree.map(
+        lambda x, y: jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32)), one, other
+    )
+    return jnp.stack(jax.tree.leaves(terms)).sum().astype(jnp.float32)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import filters
+from dpjax.transforms import leaves
 
 __all__ = ["FILTERS", "AdaptiveState", "LowpassState", "adaptive", "lowpass"]
 
@@ -88,11 +89,9 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         if not order:
             return updates, state
         correction, ones = step(state.ones, jnp.ones(()))
-        leaves, structure = jax.tree.flatten(updates)
+        flat, structure = jax.tree.flatten(updates)
         past = [jax.tree.leaves(tree) for tree in state.delayed]
-        pairs = [
-            step([tree[i] for tree in past], jnp.asarray(leaf)) for i, leaf in enumerate(leaves)
-        ]
+        pairs = [step([tree[i] for tree in past], jnp.asarray(leaf)) for i, leaf in enumerate(flat)]
         new = [
             jax.tree.unflatten(structure, [delayed[k] for _, delayed in pairs])
             for k in range(order)
@@ -176,11 +175,11 @@ def adaptive(
         weight = jnp.where(seen > 0, 1 / jnp.maximum(seen, 1), 0.0)
         t = state.rounds
         now = jnp.stack(
-            [_product(updates, old) - size * covariance(t, k) for k, old in enumerate(window)]
+            [leaves.product(updates, old) - size * covariance(t, k) for k, old in enumerate(window)]
         )
         before = jnp.stack(
             [
-                _product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0)
+                leaves.product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0)
                 for k, old in enumerate(window)
             ]
         )
@@ -194,7 +193,7 @@ def adaptive(
         raised = jnp.where(seen > 0, raised, 0.0)
         b = raised / jnp.sum(raised)
         out = jax.tree.map(
-            lambda *leaves: sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(leaves)),
+            lambda *past: sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past)),
             *window,
         )
         state = AdaptiveState(window[:-1], products, squares, state.rounds + 1)
@@ -216,11 +215,3 @@ def _constant(noise: Any, taps: int) -> Callable[[Any, int], Any]:
     given = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
     lags = jnp.zeros(taps).at[: len(given)].set(given)
     return lambda round, lag: lags[lag]
-
-
-def _product(one: Any, other: Any) -> Float[Array, ""]:
-    """<one, other> over all leaves, in float32 at least."""
-    terms = jax.tree.map(
-        lambda x, y: jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32)), one, other
-    )
-    return jnp.stack(jax.tree.leaves(terms)).sum()

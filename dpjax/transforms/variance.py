@@ -1,5 +1,6 @@
 """The variance of a run's noise, for optimizers that take it off what they measure."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,23 +11,10 @@ from dpjax import _validate
 
 __all__ = ["LAGS", "NoiseVariance"]
 
+Variance = float | Float[Array, ""] | Callable[..., Any]
+
 LAGS = 64
 """Lags at which noise that is correlated over rounds is known to an optimizer."""
-
-
-def check(noise: Any) -> None:
-    """Refuse what is no variance; functions of the round and arrays are taken as they are.
-
-    Args:
-        noise: What an optimizer is told.
-
-    Raises:
-        ValueError: For another value, or one below 0.
-    """
-    if callable(noise) or isinstance(noise, jax.Array):
-        return
-    if _validate.number("noise", noise) < 0:
-        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
 
 
 class NoiseVariance(NamedTuple):
@@ -64,3 +52,20 @@ class NoiseVariance(NamedTuple):
         if self.profile is not None:
             return self.scale * jnp.asarray(self.profile)[round, lag]
         return self.scale if lag == 0 else self.scale * 0.0
+
+
+def per_round(noise: Variance) -> Any:
+    """Return what gives the variance in a round, of a number or of what gives it already.
+
+    Args:
+        noise: A variance, fresh in every round; or a function of the round, and of the lag for
+            those who ask for one. Functions and arrays are taken as they are.
+
+    Raises:
+        ValueError: For another value, or one below 0.
+    """
+    if callable(noise):
+        return noise
+    if not isinstance(noise, jax.Array) and _validate.number("noise", noise) < 0:
+        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
+    return NoiseVariance(noise)

@@ -5,7 +5,6 @@ gradients and of the noise's variance, which is public: post-processing. In fron
 same link would leak, see `dpjax.transforms.lowpass`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
-from dpjax.transforms import variance
-from dpjax.transforms.variance import NoiseVariance
+from dpjax.transforms import leaves, rounds, variance
 
 __all__ = ["ScheduledState", "WienerState", "scheduled", "steady_gain", "wiener"]
 
@@ -25,8 +23,6 @@ __all__ = ["ScheduledState", "WienerState", "scheduled", "steady_gain", "wiener"
 _LARGEST = 0.999
 # Of gradients that are zero without noise: a power to divide by.
 _TINY = 1e-30
-
-Variance = float | Float[Array, ""] | Callable[..., Any]
 
 
 class WienerState(NamedTuple):
@@ -73,7 +69,7 @@ def steady_gain(correlation: Any, power: Any, noise: Any) -> Float[Array, ""]:
 
 
 def wiener(
-    noise: Variance,
+    noise: variance.Variance,
     *,
     correlation: float | None = None,
     power: float | None = None,
@@ -149,9 +145,7 @@ def wiener(
     _validate.positive("floor", floor)
     for name, value in (("fresh", fresh), ("steady", steady), ("unit", unit)):
         _validate.flag(name, value)
-    variance.check(noise)
-    of_round: Any = noise if callable(noise) else NoiseVariance(noise)
-
+    of_round = variance.per_round(noise)
     lags = 3 if fresh else 2
 
     def init(params: Any) -> WienerState:
@@ -167,7 +161,8 @@ def wiener(
         window, t = (updates, *state.past), state.rounds
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         taken = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
-        found = jnp.stack([_product(updates, old) for old in window]) / size - jnp.stack(taken)
+        found = jnp.stack([leaves.product(updates, old) for old in window]) / size
+        found = found - jnp.stack(taken)
         moments = _running(state.moments, found, t - jnp.arange(lags), decay)
         p, rho, r = _model(moments, taken[0], floor, fresh)
         p = p if power is None else jnp.float32(power)
@@ -212,14 +207,6 @@ def _running(mean: Any, value: Any, before: Any, decay: float) -> Float[Array, "
     return mean + jnp.where(before < 0, 0.0, weight) * (value - mean)
 
 
-def _product(one: Any, other: Any) -> Float[Array, ""]:
-    """<one, other> over all leaves, in float32 at least."""
-    terms = jax.tree.map(
-        lambda x, y: jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32)), one, other
-    )
-    return jnp.stack(jax.tree.leaves(terms)).sum().astype(jnp.float32)
-
-
 class ScheduledState(NamedTuple):
     """What a filter of every round keeps: as many copies of the model as it has rounds back.
 
@@ -259,32 +246,24 @@ def scheduled(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     whole = _validate.square("matrix", matrix)
     if not strategy_.is_triangular(whole):
         raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
-    width = strategy_.width(whole) if whole.any() else 0
-    now = jnp.asarray(np.diag(whole))
-    before = jnp.asarray(strategy_.bands(whole) if width else np.zeros((len(whole), 0)))
+    # As noise over rounds is made of the last normals, in their place what comes in.
+    bands = strategy_.bands(whole) if whole.any() else np.zeros((len(whole), 0))
+    route = rounds.Route("moving", np.diag(whole), bands)
 
     def init(params: Any) -> ScheduledState:
-        past = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), params)
+        past = jax.tree.map(lambda leaf: route.start(leaf.shape, leaf.dtype)[0], params)
         return ScheduledState(past, jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: ScheduledState, params: Any = None) -> tuple[Any, Any]:
         del params
-        t = jnp.minimum(state.rounds, len(whole) - 1)
-        place = jnp.mod(state.rounds, max(width, 1))
-        # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
-        lags = jnp.mod(state.rounds - 1 - jnp.arange(width), max(width, 1))
 
         def one(given: Any, past: Any) -> Any:
-            out = now[t].astype(given.dtype) * given
-            if width:
-                weights = before[t][lags].astype(given.dtype)
-                out = out + jnp.tensordot(weights, past, axes=1, precision="highest")
-            return out
+            return route.step(lambda _: given, (past,), state.rounds)
 
-        out = jax.tree.map(one, updates, state.past)
-        past = state.past
-        if width:
-            past = jax.tree.map(lambda given, old: old.at[place].set(given), updates, past)
+        flat, structure = jax.tree.flatten(updates)
+        pairs = [one(*pair) for pair in zip(flat, jax.tree.leaves(state.past), strict=True)]
+        out = jax.tree.unflatten(structure, [new for new, _ in pairs])
+        past = jax.tree.unflatten(structure, [kept for _, (kept,) in pairs])
         return out, ScheduledState(past, state.rounds + 1)
 
     return optax.GradientTransformation(init, update)
