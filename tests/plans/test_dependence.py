@@ -1,0 +1,222 @@
+"""Methods that leak do not pass: what data reach is followed through a round of toys."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dpjax.algorithms.average import Average
+from dpjax.plans import dependence
+from dpjax.protocols import Emission
+from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking, batch, models, parts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_messages_depend_on_data_through_the_noise_alone(name):
+    case = CASES[name]
+    arrays, shared = parts(case)
+    dependence.check(
+        case.method, arrays, **shared, models=case.models, batch=batch(agents=case.agents)
+    )
+
+
+@dataclass(frozen=True)
+class RawModel(Tracking):
+    """The broken twin: the model that absorbed bare gradients is published."""
+
+    def released(self, seen):
+        return seen.models
+
+
+@dataclass(frozen=True)
+class BareLeaf(Dsgd):
+    """The broken twin: a second leaf goes out beside the noisy one."""
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(total, carry=total)
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen, noisy)
+        return {"noisy": moved, "bare": emission.carry["w"]}, memory
+
+    def absorb(self, here, seen, carry, received):
+        return received["noisy"], carry
+
+
+@dataclass(frozen=True)
+class KeptBack(Dsgd):
+    """The broken twin: this round's batch goes out with the next one's message."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), jnp.zeros(N)
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
+        return jax.tree.map(lambda leaf: leaf + seen.memory[1][:, None], moved), memory
+
+    def absorb(self, here, seen, carry, received):
+        return received, (carry, here.batch[1].mean(1))
+
+
+@dataclass(frozen=True)
+class Branching(Dsgd):
+    """The broken twin: data decide in a loop and a branch, not in a value."""
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(total, public=jnp.mean(here.batch[1]))
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen, noisy)
+        flag = jax.lax.cond(emission.public > 0, lambda: 1.0, lambda: -1.0)
+        count = jax.lax.while_loop(lambda c: c < emission.public, lambda c: c + 1.0, flag)
+        total, _ = jax.lax.scan(lambda c, _: (c + count, None), 0.0, length=3)
+        return jax.tree.map(lambda leaf: leaf + 0 * total, moved), memory
+
+
+@dataclass(frozen=True)
+class TriedStep(Midway):
+    """The broken twin: one of the points is where bare gradients would lead."""
+
+    def emit(self, here, seen):
+        bare = here.query(seen.models, here.batch).total
+        there = jax.tree.map(lambda x, g: x - 0.1 * g, seen.models, bare)
+        return super().emit(here, seen._replace(memory=(seen.memory[0], there)))
+
+
+@dataclass(frozen=True)
+class Weighed(Midway):
+    """The broken twin: records weigh points for each other, in the encoder."""
+
+    def emit(self, here, seen):
+        both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), seen.models)
+        share = jnp.mean(here.batch[1])
+        encode = lambda g: jax.tree.map(lambda leaf: leaf[0] + share * leaf[1], g)  # noqa: E731
+        return Emission(here.query.points()(both, here.batch, encode).total)
+
+
+@pytest.mark.parametrize(
+    ("method", "leaf"),
+    [
+        (TriedStep(), "models"),
+        (Weighed(), "encoded"),
+        (RawModel(), "released"),
+        (Average(RawModel()), "released"),
+        (BareLeaf(), "bare"),
+        (KeptBack(), "message"),
+        (Branching(), "public"),
+    ],
+)
+def test_a_method_that_leaks_is_refused(method, leaf):
+    arrays, shared = parts(CASES["dsgd"])
+    with pytest.raises(ValueError, match=f"(?s)method shows.*{leaf}"):
+        dependence.check(method, arrays, **shared, models=models(), batch=batch())
+
+
+def test_control_flow_passes_data_on():
+    def program(data, public):
+        flag = jax.lax.cond(data > 0, lambda: 1.0, lambda: -1.0)
+        count = jax.lax.while_loop(lambda c: c < data, lambda c: c + 1.0, public)
+        clean = jax.lax.while_loop(lambda c: c < 3, lambda c: c + public, public)
+        late, stacked = jax.lax.scan(
+            lambda c, x: ((c[1], c[1] + data, c[2] + x), c[2]),
+            (public, public, public),
+            jnp.ones(3) * public,
+        )
+        inner = jax.jit(lambda a, b: (a, b * 2))(data, public)
+        mapped = jax.vmap(lambda a: jnp.sin(a) @ jnp.ones(2))(jnp.ones((2, 2)) * public)
+        return flag, count, clean, late, stacked, inner, mapped
+
+    closed, shapes = jax.make_jaxpr(program, return_shape=True)(1.0, 2.0)
+    names = jax.tree.structure(shapes).unflatten(dependence.reached(closed.jaxpr, [True, False]))
+    flag, count, clean, late, stacked, inner, mapped = names
+    assert (flag, count, clean, mapped, stacked) == (True, True, False, False, False)
+    assert late == (True, True, False) and inner == (True, False)
+
+
+@dataclass(frozen=True)
+class Doubled(Dsgd):
+    """The broken twin: twice as sensitive as what the noise is calibrated for."""
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(jax.tree.map(lambda leaf: 2 * leaf, total))
+
+
+@dataclass(frozen=True)
+class Twice(Dsgd):
+    """The broken twin: one batch is asked about at two models."""
+
+    def emit(self, here, seen):
+        there = jax.tree.map(jnp.negative, seen.models)
+        both = [here.query(each, here.batch).total for each in (seen.models, there)]
+        return Emission(jax.tree.map(jnp.add, *both))
+
+
+@dataclass(frozen=True)
+class LastRounds(Dsgd):
+    """The broken twin: an answer goes out in the next round, when another one is accounted for."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), jax.tree.map(jnp.zeros_like, models)
+
+    def emit(self, here, seen):
+        total = here.query(seen.models, here.batch).total
+        return Emission(seen.memory[1], carry=total)
+
+    def send(self, here, seen, emission, noisy):
+        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
+        return moved, (memory, emission.carry)
+
+
+@pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
+def test_a_payload_that_is_no_answer_is_refused(method):
+    arrays, shared = parts(CASES["dsgd"])
+    with pytest.raises(ValueError, match="state a sensitivity"):
+        dependence.check(method, arrays, **shared, models=models(), batch=batch())
+
+
+def test_what_is_written_in_place_is_followed():
+    def program(data):
+        box = jax.new_ref(jnp.zeros(()))
+        before = box[...]
+
+        def write(c, _):
+            box[...] = data + c
+            return c, None
+
+        jax.lax.scan(write, jnp.ones(()), None, length=2)
+        return before, box[...]
+
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this version has no references")
+    closed = jax.make_jaxpr(program)(1.0)
+    assert dependence.reached(closed.jaxpr, [True]) == [False, True]
+
+
+@dataclass(frozen=True)
+class KeyInMemory(Dsgd):
+    """The broken twin: a noise key where checkpoints and other plans see it."""
+
+    def start(self, here, models):
+        return here.optimizer.init(models), KEY
+
+
+def test_a_key_outside_the_secret_slot_is_refused():
+    arrays, shared = parts(CASES["dsgd"])
+    with pytest.raises(ValueError, match="state has a key in"):
+        dependence.check(KeyInMemory(), arrays, **shared, models=models(), batch=batch())
+
+
+@dataclass(frozen=True)
+class OtherPayload(Dsgd):
+    def payload(self, models):
+        return {"w": jnp.zeros((N, D + 1))}
+
+
+def test_a_payload_of_other_shapes_is_refused():
+    arrays, shared = parts(CASES["dsgd"])
+    with pytest.raises(ValueError, match="payload says"):
+        dependence.check(OtherPayload(), arrays, **shared, models=models(), batch=batch())
