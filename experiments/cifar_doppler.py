@@ -212,8 +212,8 @@ CPU_RIVALS = tuple(name for name in RIVALS if name not in ("nesterov", "DiSK, tw
 
 _CPU = Config(
     dataset="mnist", model="small_cnn", epsilon=(1.0, 8.0), rivals=CPU_RIVALS,
-    steps=(4.0, 2.0, 1.0, 0.5), moment_steps=(1e-2, 3e-3, 1e-3, 3e-4),
-    muon_steps=(0.05, 0.02, 0.01, 0.005), epochs=1.0, batch_size=256, capacity=32,
+    steps=(16.0, 8.0, 4.0, 2.0, 1.0), moment_steps=(3e-2, 1e-2, 3e-3, 1e-3, 3e-4),
+    muon_steps=(0.2, 0.1, 0.05, 0.02, 0.01), epochs=1.0, batch_size=256, capacity=32,
     measurements=5, layout="patches",
 )  # fmt: skip
 
