@@ -26,6 +26,7 @@ from dpjax.results import ablations, claims, launch, plots, tables
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 UNCORRECTED = "adam, uncorrected"
+TUNED = "Step sizes were tuned on a validation part, which is outside epsilon."
 NOT_THE_PAPERS = "Not the paper's run: a small network from a random start."
 
 
@@ -92,6 +93,17 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end."""
+        launch.check_numbers(
+            self,
+            whole={
+                "batch_size": 1, "capacity": 1, "depth": 1, "length": 3, "measurements": 1,
+                "records": 0, "seeds": 0, "tuning_seed": 0, "width": 2,
+            },
+            positive=("clip_norm", "epochs", "epsilon", "steps"),
+            shares=("validation",),
+        )  # fmt: skip
+        if self.width % 2:
+            raise ValueError(f"width is {self.width}; give an even number, for two heads")
         if self.tuning_seed in self.seeds:
             raise ValueError(
                 f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
@@ -252,7 +264,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             path=lab.folder / f"glue_doppler_{config.task}_{epsilon:g}.svg",
             xlabel=f"round (epsilon {epsilon:g})",
             ylabel=f"accuracy on the dev file ({config.task})",
-            note=config.remark or None,
+            note=f"{TUNED} {config.remark}".strip(),
         )
         lab.say(f"figure: {path}")
 

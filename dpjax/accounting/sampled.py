@@ -231,6 +231,9 @@ def bound(
     Returns:
         b_i in 1 / (gradient units)^2, just below the largest that does; a 0-d array where all
         rates are alike.
+
+    Raises:
+        ValueError: For a delta of at least the probability that a record is drawn at all.
     """
     chances = np.asarray(rates, np.float64)
     levels = np.unique(chances)
@@ -254,6 +257,7 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
         return max(_epsilon(((rate, ratio, rounds),), delta), 1e-300)
 
     # What holds without sampling holds with it.
+    _check_needed(rate, rounds, delta)
     low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
@@ -272,6 +276,17 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
         else:
             high, above = middle, between
     return low
+
+
+def _check_needed(rate: float, rounds: int, delta: float) -> None:
+    """Refuse a delta that covers whatever happens to a record: no noise would be asked for."""
+    drawn = -math.expm1(rounds * math.log1p(-rate)) if rate < 1 else 1.0
+    if drawn <= delta:
+        raise ValueError(
+            f"delta is {delta:g}, but a record is in any batch of {rounds} rounds with probability "
+            f"{drawn:.3g} alone, so that no noise is needed and those drawn go unprotected; give a "
+            "smaller delta, or larger batches"
+        )
 
 
 def _below_another(row: tuple, rows: set) -> bool:

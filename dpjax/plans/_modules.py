@@ -114,10 +114,11 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
         largest: The largest label.
 
     Raises:
-        ValueError: For outputs that the loss does not take, or too few.
+        ValueError: For outputs that the loss does not take, or too few; for a model that needs more
+            than parameters and examples.
     """
     one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
-    outputs = jax.eval_shape(lambda x: model.init_with_output(jax.random.key(0), x)[0], one)
+    outputs = _outputs(model, one)
     wanted = 2 if loss == "cross_entropy" else 1
     if len(outputs.shape) != wanted:
         shape = "[batch, classes]" if wanted == 2 else "[batch]"
@@ -129,6 +130,28 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
             f"y reaches class {int(largest)}, the model has {outputs.shape[-1]} outputs for "
             f"classes 0 .. {outputs.shape[-1] - 1}; number the classes from 0, or widen the model"
         )
+
+
+def _outputs(model: nn.Module, x: Any) -> Any:
+    """Shape of what a model makes of examples, with what ``init`` gave it and nothing else."""
+    remedy = (
+        "give a module whose apply(params, x) returns one array and needs no random keys and no "
+        "state: dropout that is deterministic, GroupNorm in the place of BatchNorm"
+    )
+    try:
+        params = jax.eval_shape(model.init, jax.random.key(0), x)
+        outputs = jax.eval_shape(model.apply, params, x)
+    except Exception as error:
+        said = (str(error).splitlines() or [""])[0].partition(" (http")[0]
+        raise ValueError(
+            f"model is {type(model).__name__}, which fails on x {x.shape} {x.dtype}: "
+            f"{type(error).__name__}: {said}; {remedy}"
+        ) from error
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"model is {type(model).__name__}, which returns {type(outputs).__name__}; {remedy}"
+        )
+    return outputs
 
 
 def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:

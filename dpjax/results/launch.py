@@ -7,6 +7,7 @@ was, inside the cell from its checkpoint.
 """
 
 import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -26,7 +27,7 @@ from dpjax.results import records
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Lab", "Options", "file_name", "main", "stored"]
+__all__ = ["Lab", "Options", "check_numbers", "file_name", "main", "stored"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,50 @@ class Options:
     resume: bool = True
     devices: int = 1
     quiet: bool = False
+
+
+def check_numbers(
+    config: Any,
+    *,
+    whole: Mapping[str, int] | None = None,
+    positive: Iterable[str] = (),
+    shares: Iterable[str] = (),
+) -> None:
+    """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
+
+    An option that is a tuple is checked entry by entry, and holds none of them twice.
+
+    Args:
+        config: The experiment's config.
+        whole: Options that are whole numbers, each with the least that it may be.
+        positive: Options that are numbers above 0.
+        shares: Options that are numbers between 0 and 1.
+
+    Raises:
+        ValueError: Naming the option, its value and the remedy.
+
+    Example:
+        >>> import dataclasses
+        >>> from dpjax.results import launch
+        >>> config = dataclasses.make_dataclass("Config", [("epochs", float)])(2.5)
+        >>> launch.check_numbers(config, positive=["epochs"])
+    """
+    kinds: dict[str, Callable[[str, Any], Any]] = {
+        name: functools.partial(_validate.integer, least=least)
+        for name, least in (whole or {}).items()
+    }
+    kinds |= dict.fromkeys(positive, _validate.positive)
+    kinds |= dict.fromkeys(shares, _validate.probability)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        listed = isinstance(value, tuple)
+        if field.name in kinds:
+            for one in value if listed else (value,):
+                kinds[field.name](field.name, one)
+        if listed and len(set(value)) < len(value):
+            raise ValueError(
+                f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
+            )
 
 
 class Lab:

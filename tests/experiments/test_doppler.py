@@ -150,6 +150,14 @@ def _start(experiment, name):
         ("doppler_spectra", ("--rounds", "20"), "rounds is 20; give at least"),
         ("doppler_decentralised", ("--filters", "f9"), "filters holds 'f9'"),
         ("doppler_decentralised", ("--tuning-seeds", "0"), "tuning_seeds share"),
+        ("cifar_doppler", ("--measurements", "0"), "measurements is 0; give"),
+        ("cifar_doppler", ("--batch-size", "0"), "batch_size is 0; give"),
+        ("cifar_doppler", ("--epochs", "nan"), "epochs is nan; give"),
+        ("cifar_doppler", ("--epsilon", "1", "1"), "epsilon is (1.0, 1.0), with an entry twice"),
+        ("cifar_doppler", ("--validation", "1.5"), "validation is 1.5; give"),
+        ("glue_doppler", ("--measurements", "0"), "measurements is 0; give"),
+        ("glue_doppler", ("--steps", "0.1", "-1"), "steps is -1.0; give"),
+        ("glue_doppler", ("--width", "7"), "width is 7; give"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, capsys, name, options, match):

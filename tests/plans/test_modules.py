@@ -258,3 +258,40 @@ def test_a_run_measures_in_batches(network):
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
         np.testing.assert_array_equal(a, b)
     assert dataclasses.replace(reading()).fingerprint() == reading(eval_batch=6).fingerprint()
+
+
+class Coupled(nn.Module):
+    """Records look at each other, and running statistics are kept."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=False)(x))
+
+
+class Dropping(nn.Module):
+    """Random keys are asked for."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=False)(x))
+
+
+class Telling(nn.Module):
+    """More than one array comes out."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return logits, and what they were made of."""
+        return nn.Dense(2)(x), x
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(Coupled(), "batch_stats"), (Dropping(), "PRNG"), (Telling(), "tuple")]
+)
+def test_models_of_more_than_parameters_and_examples_are_refused(model, said):
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    shards = partition.iid(4, 2, 0)
+    with pytest.raises(ValueError, match=f"model is {type(model).__name__}, .*{said}.*GroupNorm"):
+        problem.supervised(model, "cross_entropy", (x, y), (x, y), shards)

@@ -188,6 +188,8 @@ def test_counts_are_needed_and_checked(tmp_path):
         plan_.make(make_config(), RING, counts=[24, 24, 3, 24])
     with pytest.raises(ValueError, match="the plan is for"):
         run(made(unequal=True), make_problem(4), seeds=[0])
+    with pytest.raises(ValueError, match="delta is 1e-05, but a record is in any batch"):
+        plan_.make(config(sampler=Poisson(1e-5, 4), rounds=2), RING, counts=[240] * 4)
     with pytest.raises(ValueError, match="expected is 0"):
         Poisson(0, 4)
     with pytest.raises(ValueError, match="capacity is 0"):

@@ -82,6 +82,28 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rounds": 0}, "rounds is 0; give a whole number of at least 1"),
+        ({"rounds": 2.5}, "rounds is 2.5"),
+        ({"names": ("a", "b", "a")}, "names is .*, with an entry twice"),
+    ],
+)
+def test_options_that_are_no_numbers_or_come_twice_are_refused(options, said):
+    launch.check_numbers(Config(), whole={"rounds": 1})
+    with pytest.raises(ValueError, match=said):
+        launch.check_numbers(Config(**options), whole={"rounds": 1})
+
+
+@pytest.mark.parametrize("value", [(0.5, 0.0), (0.5, float("nan")), (1.5,), ("a",)])
+def test_entries_are_checked_one_by_one(value):
+    steps = dataclasses.make_dataclass("Steps", ["steps"])
+    launch.check_numbers(steps((0.5, 0.25)), shares=["steps"])
+    with pytest.raises(ValueError, match="steps is"):
+        launch.check_numbers(steps(value), shares=["steps"])
+
+
 def test_a_cell_stores_its_own_place_of_a_sweep():
     kept = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
     assert kept == {"rounds": 7, "name": "a"}
