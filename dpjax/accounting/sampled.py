@@ -42,6 +42,8 @@ _REACH = 10.0
 # Fourier transforms of at most 2^24 cells err, all cells together, by less than this a round.
 _FOURIER = 8 * float(np.finfo(np.float64).eps) * 2.0**12
 _UP = 1 + 1e-12
+# Ratios that are told apart.
+_LEAST, _MOST = 1e-12, 1e4
 # Rates that a calibration tells apart; between two of them the higher one is taken.
 _LEVELS = 8
 # How close to the budget it ends, in epsilon and in the noise.
@@ -310,11 +312,13 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
         return float(gdp.epsilon(plain, delta))
     if any(math.isinf(r) for _, r, _ in parts):
         return math.inf
+    # Tiny ratios are rounded up; at the largest sampling hides nothing, and numbers overflow.
+    sampled = [(q, max(r, _LEAST), t) for q, r, t in sampled]
     # Each of these bounds holds, and amplification never makes a loss larger.
     whole = math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP
     unamplified = float(gdp.epsilon(whole, delta))
     left = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
-    if left <= 0:
+    if left <= 0 or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
         return unamplified
     if plain:
         sampled.append((1.0, plain, 1))

@@ -82,6 +82,14 @@ def read(
         ValueError: For another task, files that are missing, or lines that are no records.
     """
     columns = TASKS[_validate.one_of("task", task, TASKS)]
+    length = _validate.integer("length", length)
+    _validate.flag("download", download)
+    if not hasattr(tokenizer, "encode"):
+        raise ValueError(
+            f"tokenizer is {_validate.shown(tokenizer)}; give one of dpjax.models.tokenizer.load"
+        )
+    if not isinstance(folder, str | os.PathLike | None):
+        raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
     place = cache.folder() / task if folder is None else Path(folder).expanduser()
     if _file(place, "train") is None and task == "sst2" and download:
         _obtain(place)

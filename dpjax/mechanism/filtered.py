@@ -153,6 +153,8 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
         raise ValueError(f"noise has shape {noise.shape}; give {signal.shape}, as the signal's")
     root = np.linalg.cholesky(signal + noise)
     weight = None if gram is None else _root(_definite("gram", gram))
+    if weight is not None and weight.shape != signal.shape:
+        raise ValueError(f"gram has shape {weight.shape}; give {signal.shape}, as the signal's")
     whole = signal if weight is None else weight @ signal
     kept = np.tril(_over(whole, root))
     if weight is not None:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from dpjax import _validate
+from dpjax import _threefry, _validate
 from dpjax._arrays import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
-from dpjax.plans import _modules, _parameters
+from dpjax.plans import _modules, _parameters, closures
 from dpjax.plans import copies as copies_
 from dpjax.plans._modules import LOSSES
 
@@ -53,7 +53,9 @@ class Problem:
             records of the agents do; "public" where anybody may have them. A run whose callback
             reads metrics of private data does not cover the round at which it ended.
         augment: ``augment(key, x) -> x``, a random variant of one record, of its shape and dtype;
-            None trains on the records as they are. Keys are public, see `dpjax.plans.copies`.
+            None trains on the records as they are. Keys are public, see `dpjax.plans.copies`. It is
+            made of its record and of public values alone: one that mixes records is covered by no
+            guarantee, and refused where it is found to hold them; so is such a ``loss``.
         copies: Variants K of a record in each round in which it takes part; its gradient is that
             of the mean loss over them, and the clip comes after, so that no guarantee depends
             on K.
@@ -114,10 +116,24 @@ class Problem:
                 f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
                 "partition the same data"
             )
+        self._check_closures()
         if self.variants is not None and self.weighted is not None:
             raise ValueError(
                 "weighted is given with augment, whose variants it would leave out; leave it None"
             )
+
+    def _check_closures(self) -> None:
+        """Refuse functions of one record that hold others."""
+        one, y = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (self.x, self.y))
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=_threefry.IMPLEMENTATION))
+        if self.augment is not None:
+            closures.check("augment", self.augment, (key, one), self.x)
+        try:
+            params = jax.eval_shape(self.init, jax.random.key(0))
+        except Exception:  # What fails is told where it is called.
+            return
+        params = _parameters.merge(params, self.frozen)
+        closures.check("loss", self.loss, (params, one, y), self.x)
 
     @property
     def variants(self) -> copies_.Copies | None:

@@ -218,6 +218,13 @@ def test_what_is_spent_after_some_rounds():
             loss.after(4)
 
 
+@pytest.mark.parametrize("ratio", [1e-200, 1e-13, 1e5, 1e160])
+def test_ratios_of_any_size_have_a_loss(ratio):
+    (got,), plain = Pld.of([0.1], [ratio], 3).each(1e-5), gdp.epsilon(ratio * math.sqrt(3), 1e-5)
+    assert 0 <= got <= plain * (1 + 1e-9)
+    assert got >= Pld.of([0.1], [min(ratio, 100.0)], 3).epsilon(1e-5) * (1 - 1e-9)
+
+
 def test_bad_losses_are_refused():
     with pytest.raises(ValueError, match="rates has 1.5"):
         Pld.of([1.5], [1.0], 2)

@@ -105,3 +105,10 @@ def test_the_sentiment_treebank(data_folder: Path) -> None:
     )
     assert data.x_test is not None and data.x_test.shape == (872, 16)
     assert (data.x_train[:, 0] == tokenizer.START).all() and data.x_train.max() < 50265
+
+
+@pytest.mark.parametrize("given", [{"length": 0}, {"folder": 5}, {"tokenizer": None}])
+def test_what_reads_nothing_is_refused(given: dict) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name} is"):
+        texts.read(**({"task": "sst2", "tokenizer": Letters(), "length": 4} | given))

@@ -186,6 +186,8 @@ def test_bad_input_is_named():
         filtered.solve(np.eye(4), 0.0, pattern)
     with pytest.raises(ValueError, match="lags has eigenvalues"):
         filtered.covariance([1.0, 0.9], 8)
+    with pytest.raises(ValueError, match=r"gram has shape \(3, 3\); give \(4, 4\)"):
+        filtered.wiener(np.eye(4), np.eye(4), gram=np.eye(3))
     with pytest.raises(ValueError, match="noise has shape"):
         filtered.wiener(np.eye(4), np.eye(3))
     with pytest.raises(ValueError, match="filter has shape"):
