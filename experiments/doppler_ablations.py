@@ -111,6 +111,18 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
+        launch.check_numbers(
+            self,
+            whole={
+                "batch_size": 1, "capacity": 0, "measurements": 1, "picture_batch": 1,
+                "picture_records": 0, "records": 0, "seeds": 0, "tested": 0, "tuning_seed": 0,
+            },
+            positive=(
+                "at_epsilon", "clip_norm", "epochs", "epsilon", "moment_steps", "picture_epochs",
+                "steps",
+            ),
+            shares=("validation",),
+        )  # fmt: skip
         if self.tuning_seed in self.seeds:
             raise ValueError(
                 f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"

@@ -155,6 +155,8 @@ def _start(experiment, name):
         ("cifar_doppler", ("--epochs", "nan"), "epochs is nan; give"),
         ("cifar_doppler", ("--epsilon", "1", "1"), "epsilon is (1.0, 1.0), with an entry twice"),
         ("cifar_doppler", ("--validation", "1.5"), "validation is 1.5; give"),
+        ("doppler_ablations", ("--picture-batch", "0"), "picture_batch is 0; give"),
+        ("doppler_ablations", ("--epochs", "-1"), "epochs is -1.0; give"),
         ("glue_doppler", ("--measurements", "0"), "measurements is 0; give"),
         ("glue_doppler", ("--steps", "0.1", "-1"), "steps is -1.0; give"),
         ("glue_doppler", ("--width", "7"), "width is 7; give"),
