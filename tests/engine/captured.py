@@ -6,6 +6,7 @@ Starts or resumes releases up to where each has its noise key KEY_FILE.KIND, and
 """
 
 import dataclasses
+import functools
 import sys
 
 import jax
@@ -129,6 +130,7 @@ def make(kind, weights=WEIGHTS):
     return dataclasses.replace(small, batch_loss=wrap(small.batch_loss))
 
 
+@functools.cache
 def release():
     """The plan of a short release."""
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))

@@ -30,24 +30,28 @@ NEEDS = {"mafalda_housing": "housing"}
 TEXTS = ("sst2", "bpe")
 
 
+# Every design or filter is compiled on its own: here a few, all of them with the slow tests.
+FEW = {
+    "mafalda_housing": ["--designs", "non_private", "mafalda", "spacetime"],
+    "cifar_doppler": ["--filter", "first v1"],
+}
+SLOW = ("whisper_quadratic", "whisper_departure", "doppler_spectra", "doppler_decentralised")
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "few"),
     [
-        "whisper_variance",
-        pytest.param("whisper_quadratic", marks=pytest.mark.slow),
-        "whisper_logistic",
-        pytest.param("whisper_departure", marks=pytest.mark.slow),
-        "mafalda_housing",
-        "cifar_doppler",
-        pytest.param("doppler_spectra", marks=pytest.mark.slow),
-        pytest.param("doppler_decentralised", marks=pytest.mark.slow),
+        ("whisper_variance", []),
+        ("whisper_logistic", []),
+        *FEW.items(),
+        *(pytest.param(name, [], marks=pytest.mark.slow) for name in (*FEW, *SLOW)),
     ],
 )
-def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
+def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name, few):
     if name in NEEDS:
         monkeypatch.setenv("DPJAX_DATA", str(real_data(NEEDS[name]).parent))
     module = script("experiments", name)
-    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", *few]
     assert module.main(arguments) == 0
     first = capsys.readouterr().out
     paths = cells(tmp_path, name)

@@ -63,7 +63,7 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
 def test_plans_of_ordinary_budgets(agents):
     matrix = mixing.metropolis_hastings(graphs.complete(agents))
     rng = np.random.default_rng(agents)
-    for _ in range(150):
+    for _ in range(50):
         plan.make(
             make_config(
                 design=str(rng.choice(["independent", "pairwise"])),
