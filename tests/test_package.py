@@ -19,7 +19,9 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file()] + [ROOT / ".ci" / "run"]
+SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file()] + list(
+    (ROOT / ".ci").iterdir()
+)
 
 
 def test_the_version_is_one() -> None:

@@ -54,15 +54,15 @@ def tree(agents, seed):
 def test_muon_is_every_agents_own_in_a_chain():
     part, n = Chain(muon, step_size=0.02), 3
     chain, models = part.chain(part.arrays()), tree(n, 0)
-    state, own = chain.init(models), []
+    state, own, link = chain.init(models), [], muon(0.02)
+    of_one = jax.jit(link.update)
     for seed in (1, 2):
         updates, state = jax.jit(chain.update)(tree(n, seed), state, models)
     for i in range(n):
-        link = muon(0.02)
         take = lambda given, i=i: jax.tree.map(lambda leaf: leaf[i], given)  # noqa: E731
         inner = link.init(take(models))
         for seed in (1, 2):
-            alone, inner = link.update(take(tree(n, seed)), inner, take(models))
+            alone, inner = of_one(take(tree(n, seed)), inner, take(models))
         own.append(alone)
     for name, leaf in updates.items():
         np.testing.assert_allclose(

@@ -1,5 +1,7 @@
 """A strategy over rounds: every route against the dense inverse, side by side and past the end."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,12 +44,16 @@ def run(factor, strategy, rounds=ROUNDS):
     )
 
 
+@functools.cache
+def normals():
+    return run(np.eye(N), None).astype(np.float64)
+
+
 @pytest.mark.parametrize("name", strategies())
 def test_streaming_equals_the_dense_product(name):
     strategy = strategies()[name]
     factor = np.random.default_rng(1).normal(size=(N, N))
-    normals = run(np.eye(N), None).astype(np.float64)
-    expected = np.einsum("ts,ij,sjd->tid", np.linalg.inv(strategy), factor, normals)
+    expected = np.einsum("ts,ij,sjd->tid", np.linalg.inv(strategy), factor, normals())
     np.testing.assert_allclose(run(factor, strategy), expected, rtol=2e-4, atol=2e-4)
 
 
@@ -177,19 +183,26 @@ def test_routes_of_one_strategy_agree(kind, monkeypatch):
     assert np.abs(other - few).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", long_strategies())
-def test_groups_and_narrow_leaves_on_every_route(kind):
-    zeros = {
-        "a": jnp.zeros((N, 3), jnp.bfloat16),
+def three_leaves(narrow):
+    return {
+        "a": jnp.zeros((N, 3), narrow),
         "b": jnp.zeros((N, noise.PACK), jnp.float32),  # does not fit beside a
         "c": jnp.zeros((N, 2, 2), jnp.float32),
     }
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
-    strategy, plain = long_strategies()[kind], long_noises(None, wide)
+
+
+@functools.cache
+def long_normals():
+    return long_noises(None, three_leaves(jnp.float32))
+
+
+@pytest.mark.parametrize("kind", long_strategies())
+def test_groups_and_narrow_leaves_on_every_route(kind):
+    strategy, plain = long_strategies()[kind], long_normals()
     # A float32 normal takes 2^24 values: among so few a pair may agree by chance.
     assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) >= LONG * N * 7 - 3
     expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
-    found = long_noises(strategy, zeros)
+    found = long_noises(strategy, three_leaves(jnp.bfloat16))
     np.testing.assert_allclose(found[..., 3:], expected[..., 3:], rtol=0, atol=2e-5)
     np.testing.assert_allclose(found[..., :3], expected[..., :3], rtol=2**-8, atol=2e-5)
     assert np.abs(found[..., :3] - expected[..., 3:6]).max() > 0.1

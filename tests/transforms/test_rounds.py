@@ -1,5 +1,7 @@
 """Every route of noise over rounds against the dense inverse, and what it really applies."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,17 +43,25 @@ def noises(strategy, zeros, seed=3, length=T, factor=None):
     return np.asarray(jax.jit(whole)(transform.init(zeros)), np.float64)
 
 
+def three_leaves():
+    return {
+        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, noise.PACK + 1))
+    }  # fmt: skip
+
+
+@functools.cache
+def fresh():
+    return noises(None, three_leaves())
+
+
 @pytest.mark.parametrize("kind", strategies())
 def test_routes_apply_the_strategy_to_the_very_normals(kind):
     """Two leaves of one draw and a leaf of its own: all normals as without a strategy."""
     strategy = strategies()[kind]
     assert rounds.route(strategy, T).kind == kind
-    zeros = {
-        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, noise.PACK + 1))
-    }  # fmt: skip
-    plain = noises(None, zeros)
+    plain = fresh()
     expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
-    found = noises(strategy, zeros)
+    found = noises(strategy, three_leaves())
     np.testing.assert_allclose(found, expected, atol=2e-5)
     # The check sees one round too late, and a strategy that is transposed.
     assert np.abs(found[1:] - expected[:-1]).max() > 0.1
