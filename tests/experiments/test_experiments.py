@@ -102,7 +102,8 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
     tuned = dataclasses.replace(module.PRESETS["cpu"], rivals=tuple(module.RIVALS)).trials(
         "momentum"
     )
-    assert [steps for _, steps in tuned] == [(4.0, 1.0), (2.0, 0.5)]
+    steps = module.PRESETS["cpu"].steps
+    assert [dealt for _, dealt in tuned] == [steps[::2], steps[1::2]]
     for options, said in (
         (["--tuning-seed", "0"], "tuning_seed is 0"),
         (["--steps", "1.0"], "give as many each"),
