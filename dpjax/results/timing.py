@@ -23,6 +23,10 @@ from dpjax.results import records, tables
 __all__ = ["Bench", "Timing", "peak", "timed", "turns"]
 
 
+_SPEED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
+"""Variables that change how fast libraries are."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one call, repeated.
@@ -154,6 +158,6 @@ class Bench:
             about = records.metadata(command=self._command, seed=0)
             # Times on a busy machine say little; readers see how busy it was.
             about["load_average"] = [self._busy, os.getloadavg()[0]]
-            about["threads"] = os.environ.get("OPENBLAS_NUM_THREADS")
+            about["environment"] = {name: os.environ[name] for name in _SPEED if name in os.environ}
             records.write(self._output, self.rows, about)
         return 0
