@@ -164,7 +164,7 @@ _SMALL = Config(
     epsilon=(1.0, 8.0), models=("cnn5", "vit_tiny"), pictures="cifar10_small",
     picture_epochs=1.0, picture_batch=125, tuned_model="vit_tiny", steps=(6.0, 2.0, 0.6),
     moment_steps=(1e-2, 3e-3, 1e-3), capacity=32, seeds=(0, 1),
-    tested=4_000, measurements=6, layout="patches",
+    tested=3_000, measurements=5, layout="patches",
 )  # fmt: skip
 
 PRESETS = {
@@ -224,6 +224,19 @@ class Cell(NamedTuple):
         words += ["every_step"] if self.every else []
         words += ["pretrained"] if self.pretrained else []
         return launch.file_name("_".join(words))
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What its rows say of it."""
+        plain = self.filter == "none"
+        clip = self.clipping + (", per layer" if self.per_layer else "")
+        return {
+            "algorithm": self.optimizer if plain else f"{self.optimizer} + {self.filter}",
+            "optimizer": self.optimizer, "filter": self.filter, "budget_epsilon": self.epsilon,
+            "dataset": self.dataset, "model": self.model, "epochs": self.epochs,
+            "batch_size": self.batch_size, "clipping": clip, "schedule": self.schedule,
+            "start": "pretrained" if self.pretrained else "random",
+        }  # fmt: skip
 
 
 LISTED = (
@@ -334,9 +347,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         return recipe.plans(rule, steps, cell.epsilon, count, delta=delta)
 
     whole = data.problem(data.train, data.test, **given)
-    where: dict[str, Any] = {"cell": cell.name, "algorithm": cell.optimizer}
-    where |= {"budget_epsilon": cell.epsilon, "filter": cell.filter, "dataset": cell.dataset}
-    where |= {"model": cell.model, "start": "pretrained" if cell.pretrained else "random"}
+    where = cell.columns
     steps = config.tried(cell.optimizer)
     if cell.every:
         made = make(steps, count)
@@ -344,7 +355,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         every = -(-rounds // config.measurements)
         options = lab.run_options(folder)
         result = run(made, whole, seeds=config.seeds, eval_every=every, **options)
-        return result.rows(phase="final", rounds=rounds, **where)
+        return result.rows(phase="every step", rounds=rounds, **where)
     fit, held = split.split(*data.train, config.validation, seed=0)
     best = tune.reported(
         [tune.Trial(cell.name, steps, make)],
@@ -363,20 +374,20 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Judge the ablations of DOPPLER: optimizers, networks, filters, clips, steps, schedules."""
     shown = {study: curves(config, study) for study in config.study}
-    cells = []
+    frames = {}
     for cell in dict.fromkeys(cell for each in shown.values() for cell in each.values()):
         own = cell._asdict() | {"steps": config.tried(cell.optimizer)}
         own |= {"weights": config.weights if cell.pretrained else None}
         compute = functools.partial(train, config, cell, lab)
-        cells.append((cell.name, launch.stored(config, *LISTED, **own), compute))
-    frame = lab.cells(cells, seed=config.seeds)
+        stored = launch.stored(config, *LISTED, **own)
+        frames[cell] = lab.cell(cell.name, stored, compute, seed=config.seeds)
     for study in config.study:
         if study == "response":
             rows = lab.cell(study, {"rounds": ROUNDS, "periods": PERIODS}, response)
         else:
-            rows = chosen(frame, shown[study])
+            rows = chosen(frames, shown[study])
         report(config, lab, study, rows)
-    if len(frame):
+    for frame in list(frames.values())[:1]:
         stated = Guarantee.from_dict(frame["guarantee"].iloc[0])
         lab.say(
             f"\nguarantee of the first run: {stated.statement()} Others of the same data and "
@@ -385,13 +396,13 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         )
 
 
-def chosen(frame: Any, shown: Mapping[str, Cell]) -> Any:
+def chosen(frames: Mapping[Cell, Any], shown: Mapping[str, Cell]) -> Any:
     """The reported rows of a study, with what a legend says of each curve."""
     import pandas
 
     parts = []
     for label, cell in shown.items():
-        rows = frame[(frame["cell"] == cell.name) & (frame["phase"] == "final")]
+        rows = frames[cell][frames[cell]["phase"] != "tuning"]
         names = [f"{label}, step {s:g}" for s in rows["step_size"]] if cell.every else label
         curve = "no filter" if cell.filter == "none" else cell.filter
         parts.append(rows.assign(series=names, curve=curve, points=100 * rows["test_accuracy"]))
@@ -488,8 +499,8 @@ def report(config: Config, lab: launch.Lab, study: str, rows: Any) -> None:
 
 def ends_of_grids(config: Config, rows: Any) -> list[str]:
     """Curves whose tuned step size is the least or the largest that was tried."""
-    tuned = rows[~rows["cell"].str.endswith("every_step")].drop_duplicates("series")
-    pairs = zip(tuned["series"], tuned["algorithm"], tuned["step_size"], strict=True)
+    tuned = rows[rows["phase"] == "final"].drop_duplicates("series")
+    pairs = zip(tuned["series"], tuned["optimizer"], tuned["step_size"], strict=True)
     found = []
     for name, optimizer, step in pairs:
         tried = config.tried(optimizer)
@@ -507,7 +518,7 @@ def sheets(config: Config, study: str, rows: Any) -> dict[str, list[Panel]]:
     over, ends = ("budget_epsilon", ablations.last) if several else ("round", lambda rows: rows)
     if study == "optimizers":
         return {study: [
-            (TITLES[base], ends(rows[rows["algorithm"] == base]), over, "curve")
+            (TITLES[base], ends(rows[rows["optimizer"] == base]), over, "curve")
             for base in config.optimizers
         ]}  # fmt: skip
     if study == "models":

@@ -17,7 +17,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.models import vit
 from dpjax.plans import images
 from dpjax.plans.rules import UpdateRule
-from dpjax.results import records
+from dpjax.results import choice, records
 from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.lowpass import FILTERS
 
@@ -65,8 +65,9 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
     module = script()
     config = module.PRESETS["tiny"]
     shown = {study: module.curves(config, study) for study in config.study}
-    rows = []
+    frames = {}
     for cell in {cell for curves in shown.values() for cell in curves.values()}:
+        rows = []
         steps = config.tried(cell.optimizer) if cell.every else (1.0,)
         for step in steps:
             points = 60.0 + 4.0 * (cell.filter != "none") - 3.0 * cell.per_layer
@@ -74,17 +75,17 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
             points -= 5.0 * (cell.filter == "second") + abs(step - config.moment_steps[1])
             for seed in (0, 1, 2):
                 jitter = 0.1 * ((seed + len(cell.name)) % 3)
-                own = {"cell": cell.name, "filter": cell.filter, "phase": "final", "seed": seed}
-                own |= {"step_size": step, "rounds": 9, "budget_epsilon": cell.epsilon}
+                own = {**cell.columns, "phase": "every step" if cell.every else "final"}
+                own |= {"seed": seed, "step_size": step, "rounds": 9}
                 for at, part in ((3, 0.5), (9, 1.0)):
                     accuracy = (points * part + jitter) / 100
                     rows.append(own | {"round": at, "test_accuracy": accuracy})
         # Trials are on validation records, and are no part of a verdict.
         rows.append(rows[-1] | {"phase": "tuning", "test_accuracy": 0.99})
-    frame = pandas.DataFrame(rows)
+        frames[cell] = pandas.DataFrame(rows)
 
     def said(study):
-        chosen = module.chosen(frame, shown[study])
+        chosen = module.chosen(frames, shown[study])
         assert chosen["points"].max() < 70
         return {claim.words: claim.verdict for claim in module.judged(config, study, chosen)}
 
@@ -207,10 +208,10 @@ def test_step_sizes_at_an_end_of_their_grid_are_told():
     module = script()
     config = module.PRESETS["tiny"]
     rows = [
-        {"cell": "a", "series": "low", "algorithm": "sgd", "step_size": 0.5},
-        {"cell": "b", "series": "middle", "algorithm": "sgd", "step_size": 1.0},
-        {"cell": "c", "series": "high", "algorithm": "adam", "step_size": 0.03},
-        {"cell": "d_every_step", "series": "all", "algorithm": "adam", "step_size": 0.03},
+        {"phase": "final", "series": "low", "optimizer": "sgd", "step_size": 0.5},
+        {"phase": "final", "series": "middle", "optimizer": "sgd", "step_size": 1.0},
+        {"phase": "final", "series": "high", "optimizer": "adam", "step_size": 0.03},
+        {"phase": "every step", "series": "all", "optimizer": "adam", "step_size": 0.03},
     ]
     assert module.ends_of_grids(config, pandas.DataFrame(rows)) == ["low", "high"]
 
@@ -222,7 +223,7 @@ def test_a_study_is_run_and_judged(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Fig. 10: the smallest is slow early: open: one seed" in said
     frame = records.read(tmp_path / "doppler_ablations" / "tiny")
-    assert set(frame["phase"]) == {"final"} and set(frame["filter"]) == {"none", "first v1"}
+    assert set(frame["phase"]) == {"every step"} and set(frame["filter"]) == {"none", "first v1"}
     assert set(frame["step_size"]) == {2.0, 1.0, 0.5} and len(frame) == 2 * 3 * 3
     stated = [Guarantee.from_dict(one) for one in frame["guarantee"]]
     assert {one.epsilon for one in stated} == {8.0}
@@ -244,7 +245,10 @@ def test_tiny_preset(tmp_path, capsys):
     assert drawn == {*module.STUDIES, "filters_2"} - {"filters"}
     assert "the paper's run" in (folder / "doppler_ablations_finetuning.svg").read_text()
     frame = records.read(folder)
-    trained = frame[frame["cell"].notna()]
+    trained = frame[frame["filter"].notna()]
+    drawn = choice.choose(frame)
+    assert set(drawn.frame[drawn.series]) == {"sgd", "sgd + first v1", "sgd + second"}
+    assert len(drawn.frame) == drawn.frame.drop_duplicates([drawn.series, drawn.x, "seed"]).shape[0]
     assert {Guarantee.from_dict(one).epsilon for one in trained["guarantee"]} == {8.0}
     assert module.main(arguments) == 0
     again = capsys.readouterr().out
