@@ -160,10 +160,10 @@ class Config:
 
 
 _SMALL = Config(
-    dataset="mnist", model="small_cnn", records=8_000, epochs=1.5, batch_size=256,
+    dataset="mnist", model="small_cnn", records=6_000, epochs=1.5, batch_size=128,
     epsilon=(1.0, 8.0), models=("cnn5", "vit_tiny"), pictures="cifar10_small",
-    picture_epochs=1.0, picture_batch=125, tuned_model="vit_tiny", steps=(6.0, 2.0, 0.6),
-    moment_steps=(1e-2, 3e-3, 1e-3), capacity=32, seeds=(0, 1),
+    picture_records=4_000, picture_epochs=1.0, picture_batch=125, tuned_model="vit_tiny",
+    steps=(6.0, 2.0, 0.6), moment_steps=(1e-2, 3e-3, 1e-3), capacity=32, seeds=(0, 1),
     tested=3_000, measurements=5, layout="patches",
 )  # fmt: skip
 
