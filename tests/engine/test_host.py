@@ -98,7 +98,7 @@ def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
     shards = partition.iid(144, 6, 0)
     task = problem.supervised(module, "cross_entropy", (x, y), (x[:30], y[:30]), shards)
     one = made(network, **changes)
-    options = {"seeds": [3], "eval_every": 3}
+    options = {"seeds": [3], "eval_every": 5}
     scan = run(one, task, **options)
     loop = run(one, task, transport=host.local(one), **options)
     for a, b in zip(jax.tree.leaves(scan.params), jax.tree.leaves(loop.params), strict=True):

@@ -156,7 +156,7 @@ def test_an_example_s_logits_are_its_own(name):
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("cnn5", "patches"),
+        pytest.param("cnn5", "patches", marks=pytest.mark.slow),
         ("small_cnn", "patches"),
         pytest.param("cnn5", "slices", marks=pytest.mark.slow),
         pytest.param("wide_resnet", "patches", marks=pytest.mark.slow),
@@ -224,7 +224,7 @@ def test_cnn5_is_its_description():
     model, params, x = start("cnn5")
     params64 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     want = by_numpy(params64["params"], x.astype(np.float64))
-    np.testing.assert_allclose(model.apply(params, x), want, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), want, rtol=1e-3, atol=1e-5)
 
 
 def test_the_plain_and_the_standardised_layer_are_two_kinds():

@@ -373,7 +373,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", few("dsgd-mafalda", "dsgd-poisson", "disk", "average", "zip_dl"))
+@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average", "zip_dl"))
 def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
     one, task = made(name), problem()
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
@@ -384,7 +384,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 6, reason="needs six devices")
-@pytest.mark.parametrize("name", few("dsgd-poisson", "decor", "zip_dl"))
+# Poisson batches over devices are in tests/plans/test_poisson.py, covariances in test_run.py.
+@pytest.mark.parametrize("name", few("decor", "zip_dl"))
 def test_agents_on_several_devices_give_the_same_numbers(name):
     one, task = made(name), problem()
     alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)

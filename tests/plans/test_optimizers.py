@@ -84,11 +84,12 @@ def test_an_agents_optimizer_sees_that_agent_alone():
         return optax.chain(optax.clip_by_global_norm(1.0), optax.contrib.muon(step))
 
     together = optimizers.Chain(links, 0.05).chain({"step_size": np.float32(0.05)})
-    moved, state = together.update(updates, together.init(models), models)
+    moved, state = jax.jit(together.update)(updates, together.init(models), models)
+    alone = links(np.float32(0.05))
+    of_one = jax.jit(alone.update)
     for agent in range(3):
         own = [jax.tree.map(lambda leaf, i=agent: leaf[i], tree) for tree in (updates, models)]
-        alone = links(np.float32(0.05))
-        expected, _ = alone.update(own[0], alone.init(own[1]), own[1])
+        expected, _ = of_one(own[0], alone.init(own[1]), own[1])
         for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a[agent], b, rtol=2e-4, atol=1e-6)
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(state))
