@@ -166,7 +166,7 @@ def reported(
         seeds: Of the runs that are reported.
         tuning_seeds: Of the trials; none of ``seeds``.
         measurements: How often the reported runs are measured.
-        metric: What is compared, larger is better; a diverged run counts as -1.
+        metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
         checkpoint: Folder for unfinished runs.
         options: Of `dpjax.engine.run.run`.
 
@@ -186,7 +186,7 @@ def reported(
     def at(name: str) -> Path | None:
         return None if checkpoint is None else checkpoint / name
 
-    tuning, best = [], (-math.inf, trials[0], math.nan)
+    tuning, best = [], (-math.inf, trials[0], trials[0].steps[0])
     for index, trial in enumerate(trials):
         plans = trial.plans(trial.steps, len(fit.y))
         result = run(
@@ -195,7 +195,9 @@ def reported(
         )  # fmt: skip
         _validate.one_of("metric", metric, result.metrics)
         tuning.append((trial, result))
-        scores = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=-1.0)
+        sign = -1.0 if metric.endswith("loss") else 1.0
+        scores = sign * result.metrics[metric][-1].mean(axis=0)
+        scores = np.nan_to_num(scores, nan=-np.inf, neginf=-np.inf)
         top = int(np.argmax(scores))
         if scores[top] > best[0]:
             best = (float(scores[top]), trial, trial.steps[top])

@@ -16,6 +16,7 @@ from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import adaptive, lowpass
 from dpjax.transforms.momentum import momentum, muon
 from dpjax.transforms.variance import LAGS
+from dpjax.transforms.wiener import wiener
 
 __all__ = ["BASES", "UpdateRule", "read_filter"]
 
@@ -25,18 +26,24 @@ BASES = ("sgd", "momentum", "nesterov", "adam", "galore", "muon")
 _TITLES = dict(zip(BASES, ("SGD", "momentum", "Nesterov", "AdamBC", "GaLore", "Muon"), strict=True))
 _MOMENTS = ("adam", "galore")
 
+_LEARNED: dict[str, tuple[str, Callable[[Any, Any], optax.GradientTransformation]]] = {
+    "adaptive": ("adaptively filtered", lambda rule, noise: adaptive(rule.taps, noise)),
+    "wiener": ("Wiener filtered", lambda rule, noise: wiener(noise, unit=True)),
+}
+"""Filters that follow private gradients, whose noise they are told: a title and a link of each."""
+
 Coefficients = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-def read_filter(text: str) -> Literal["adaptive"] | Coefficients | None:
+def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | None:
     """Return the filter that a text names.
 
     Args:
-        text: "none", a name of `dpjax.transforms.lowpass.FILTERS`, "adaptive", or numbers
+        text: "none", a name of `dpjax.transforms.lowpass.FILTERS`, "adaptive", "wiener", or numbers
             "b_0,b_1,..;a_1,.." of a filter of one's own.
 
     Returns:
-        None, "adaptive", or (b, a).
+        None, the name of a filter that learns, or (b, a).
 
     Raises:
         ValueError: For another name, or coefficients that no link takes.
@@ -50,15 +57,15 @@ def read_filter(text: str) -> Literal["adaptive"] | Coefficients | None:
         raise ValueError(f"filter is {_validate.shown(text)}; give a text, such as 'first v1'")
     if text == "none":
         return None
-    if text == "adaptive":
-        return "adaptive"
+    if text in _LEARNED:
+        return text  # type: ignore[return-value]
     if text in filters.PUBLISHED:
         return tuple(filters.PUBLISHED[text])  # type: ignore[return-value]
     numbers = text.split(";")
     try:
         b, a = ([float(each) for each in part.split(",") if each.strip()] for part in numbers)
     except ValueError:
-        names = ", ".join(["none", "adaptive", *filters.PUBLISHED])
+        names = ", ".join(["none", *_LEARNED, *filters.PUBLISHED])
         raise ValueError(
             f"filter is {text!r}; give one of {names}, or coefficients as in '0.1;-0.9'"
         ) from None
@@ -79,8 +86,8 @@ class UpdateRule:
 
     Attributes:
         base: One of `BASES`.
-        filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.transforms.lowpass.adaptive`, or
-            None.
+        filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.transforms.lowpass.adaptive`,
+            "wiener" for `dpjax.transforms.wiener.wiener` of unit gain, or None.
         schedule: "constant", or "cosine": up from 0 in the first 5 % of the rounds, then down to 0
             by half a cosine.
         rounds: Rounds of the run, for the schedule.
@@ -101,7 +108,7 @@ class UpdateRule:
     """
 
     base: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
-    filter: Literal["adaptive"] | Coefficients | None = None
+    filter: Literal["adaptive", "wiener"] | Coefficients | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     rounds: int | None = None
     beta: float = 0.9
@@ -121,14 +128,15 @@ class UpdateRule:
         # Noise is known at so many lags.
         object.__setattr__(self, "taps", _validate.integer("taps", self.taps, least=2, most=LAGS))
         object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
-        if self.filter == "adaptive" and self.base in _MOMENTS:
-            raise ValueError(
-                f"filter is 'adaptive' with {self.base}, whose first moment it cannot be; give "
-                "coefficients, or another base"
-            )
-        if self.filter is not None and self.filter != "adaptive":
+        learned = isinstance(self.filter, str) and self.filter in _LEARNED
+        if self.filter is not None and not learned:
             made = filters.read(self.filter)
             object.__setattr__(self, "filter", (made.b, made.a))
+        if learned and self.base in _MOMENTS:
+            raise ValueError(
+                f"filter is {self.filter!r} with {self.base}, whose first moment it cannot be; give "
+                "coefficients, or another base"
+            )
 
     @property
     def title(self) -> str:
@@ -136,7 +144,7 @@ class UpdateRule:
         name = _TITLES[self.base]
         if self.filter is None:
             return name
-        kind = "adaptively filtered" if self.filter == "adaptive" else "filtered"
+        kind = _LEARNED[self.filter][0] if isinstance(self.filter, str) else "filtered"
         plain = self.base in ("sgd", *_MOMENTS)
         return f"{name}, {kind}" if plain else f"{name} behind a filter"
 
@@ -146,7 +154,7 @@ class UpdateRule:
         Args:
             step_size: Step size, the largest of a schedule.
         """
-        uses_noise = self.base in _MOMENTS or self.filter == "adaptive"
+        uses_noise = self.base in _MOMENTS or isinstance(self.filter, str)
         return Chain(self, step_size, uses_noise=uses_noise)
 
     def __call__(self, step_size: Any, noise: Any = 0.0) -> optax.GradientTransformation:
@@ -175,8 +183,8 @@ class UpdateRule:
     def _filters(self, noise: Any) -> list[optax.GradientTransformation]:
         if self.filter is None:
             return []
-        if self.filter == "adaptive":
-            return [adaptive(self.taps, noise)]
+        if isinstance(self.filter, str):
+            return [_LEARNED[self.filter][1](self, noise)]
         return [lowpass(*self.filter)]
 
     def _steps(self, step_size: Any) -> Callable[[Any], Any]:

@@ -79,7 +79,8 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
     def run(plans, problem, *, seeds, **options):
         steps = [one.config.optimizer.first for one in plans]
         values = np.array([[[scores[step] for step in steps]] * len(seeds)])
-        return SimpleNamespace(plans=plans, metrics={"test_accuracy": values}, rounds=[1])
+        metrics = {"test_accuracy": values, "test_loss": values}
+        return SimpleNamespace(plans=plans, metrics=metrics, rounds=[1])
 
     monkeypatch.setattr(tune, "run", run)
     trials = [trial("first", (1e3, 1.0)), trial("second", (0.1,)), trial("third", (0.01,))]
@@ -88,6 +89,9 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
     assert (best.trial.name, best.step_size) == ("second", 0.1)
     lone = tune.reported(trials[:1], *problems(), seeds=(0,), tuning_seeds=(7,))
     assert lone.step_size == 1.0
+    # The least loss, where losses are compared.
+    few = tune.reported(trials, *problems(), seeds=(0,), tuning_seeds=(7,), metric="test_loss")
+    assert few.step_size == 1.0
 
 
 def test_step_sizes_are_dealt_so_that_all_have_as_many_trials():

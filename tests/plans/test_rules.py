@@ -11,6 +11,7 @@ from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.momentum import muon
+from dpjax.transforms.wiener import wiener
 
 RNG = np.random.default_rng(4)
 STREAM = [jnp.asarray(RNG.normal(size=3), jnp.float32) for _ in range(6)]
@@ -76,13 +77,22 @@ def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
 
 def test_what_needs_the_noise_asks_for_it():
     for base in BASES:
-        for filter in ("none", "f1", "adaptive"):
-            if filter == "adaptive" and base in ("adam", "galore"):
+        for filter in ("none", "f1", "adaptive", "wiener"):
+            if filter in ("adaptive", "wiener") and base in ("adam", "galore"):
                 continue
-            asks = base in ("adam", "galore") or filter == "adaptive"
+            asks = base in ("adam", "galore") or filter in ("adaptive", "wiener")
             assert UpdateRule(base, read_filter(filter)).chain(0.1).uses_noise == asks
     quiet, loud = (steps(UpdateRule("adam"), STREAM, noise)[-1] for noise in (0.0, 0.5))
     assert np.abs(loud).max() > 1.2 * np.abs(quiet).max()
+
+
+def test_a_wiener_filter_is_told_the_noise_and_keeps_the_steps_meaning():
+    link = wiener(0.3, unit=True)
+    state = link.init(STREAM[0])
+    for gradient, out in zip(STREAM, steps(UpdateRule(filter="wiener"), STREAM, 0.3), strict=True):
+        wanted, state = link.update(gradient, state)
+        np.testing.assert_allclose(out, -0.5 * wanted, rtol=1e-5, atol=1e-7)
+    assert UpdateRule(filter="wiener").title == "SGD, Wiener filtered"
 
 
 def test_filters_are_read():
@@ -97,6 +107,7 @@ def test_filters_are_read():
     [
         ({"base": "lion"}, "base is 'lion'"),
         ({"base": "adam", "filter": "adaptive"}, "filter is 'adaptive' with adam"),
+        ({"base": "galore", "filter": "wiener"}, "filter is 'wiener' with galore"),
         ({"schedule": "cosine"}, "rounds is None"),
         ({"schedule": "linear"}, "schedule is 'linear'"),
         ({"beta": 1.0}, "beta is 1.0"),
