@@ -357,8 +357,8 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
         rows = claims.gains(group, base, "points")
         for row in rows:
             if " + " in row["method"]:
-                gain, error = row["gain in points"], row["standard error"]
-                row["3 to 10 points"] = claims.verdict(gain, error, CLAIMED[0])
+                gain, margin = row["gain in points"], row["margin"]
+                row["3 to 10 points"] = claims.verdict(gain, margin, CLAIMED[0])
         lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
 
 

@@ -134,8 +134,8 @@ class UpdateRule:
             object.__setattr__(self, "filter", (made.b, made.a))
         if learned and self.base in _MOMENTS:
             raise ValueError(
-                f"filter is {self.filter!r} with {self.base}, whose first moment it cannot be; give "
-                "coefficients, or another base"
+                f"filter is {self.filter!r} with {self.base}, whose first moment it cannot be; "
+                "give coefficients, or another base"
             )
 
     @property

@@ -241,13 +241,13 @@ def waves(rows: "pandas.DataFrame") -> list[claims.Judged]:
     return _listed("Fig. 5", dict(zip(words, (passed, kept), strict=True)))
 
 
-def _three(gain: float, error: float) -> str:
+def _three(gain: float, margin: float) -> str:
     """The least of the points that the paper says a filter gains."""
-    return claims.verdict(gain, error, 3.0)
+    return claims.verdict(gain, margin, 3.0)
 
 
-def _one(gain: float, error: float) -> str:
-    return claims.below(gain, error, 1.0)
+def _one(gain: float, margin: float) -> str:
+    return claims.below(gain, margin, 1.0)
 
 
 def _part(

@@ -47,9 +47,11 @@ def test_gains_are_of_the_last_round_and_have_a_standard_error():
 
 
 def test_every_network_is_one_that_none_contradicts():
-    ends = {"a, no filter": 50.0, "a, f": 54.0, "b, no filter": 50.0, "b, f": 50.1}
+    ends = {"a, no filter": 50.0, "a, f": 54.0, "b, no filter": 50.0, "b, f": 49.0}
     (claim,) = ablations.networks(made(ends), "f", ["a", "b"])
     assert claim.verdict == "partly"
+    (claim,) = ablations.networks(made(ends | {"b, f": 50.1}), "f", ["a", "b"])
+    assert claim.verdict == "open" and claim.parts[1]["verdict"] == "open: within chance"
     (claim,) = ablations.networks(made(ends), "f", ["a", "c"])
     assert claim.verdict == "open" and claim.parts[1]["verdict"] == "open: not run"
 
@@ -73,9 +75,12 @@ def test_filters_that_are_as_the_paper_says_and_that_are_not():
     slow = dict.fromkeys(names, 30.0) | {"second": 20.0}
     found = ablations.filters(made(as_said, slow))
     assert set(verdicts(found).values()) == {"holds"} and len(found) == 4
-    alike = dict.fromkeys(names, 50.0) | {"second": 52.0}
-    fast = dict.fromkeys(names, 30.0) | {"second": 31.0}
-    assert set(verdicts(ablations.filters(made(alike, fast))).values()) == {"not"}
+    worse = dict.fromkeys(names, 50.0) | {"no filter": 53.0, "first v1": 49.0, "second": 52.0}
+    fast = dict.fromkeys(names, 30.0) | {"second": 32.0}
+    found = verdicts(ablations.filters(made(worse, fast)))
+    # Whether two are different, no equal numbers decide.
+    assert found.pop("filters of other coefficients have another accuracy") == "open"
+    assert set(found.values()) == {"not"}
     # Without a measurement before the end, nothing is known of the beginning.
     once = verdicts(ablations.filters(made(as_said)))
     assert once["the second order is slower early"] == "open: not run"
@@ -129,10 +134,10 @@ def test_finetuning_gains_little_and_less_at_large_budgets():
         ends |= {"epsilon 8, no filter": 60.0, "epsilon 8, f": 60.0 + high}
         return tuple(verdicts(ablations.finetuning(made(ends), "f", given)).values())
 
-    assert judged(0.7, 0.0) == ("holds", "holds", "holds")
+    assert judged(0.5, 0.0) == ("holds", "holds", "holds")
     assert judged(3.0, 5.0) == ("holds", "not", "not")
-    assert judged(-1.0, -1.0) == ("not", "holds", "not")
-    assert judged(0.7, 0.0, places[:1])[2] == "open: one budget"
+    assert judged(-1.0, -0.5) == ("not", "holds", "not")
+    assert judged(0.5, 0.0, places[:1])[2] == "open: one budget"
 
 
 def test_texts_gain_over_one_adam_and_not_over_the_other():

@@ -18,20 +18,25 @@ def test_gains_are_paired_over_seeds():
     assert first["method"] == "better" and first["gain in points"] == pytest.approx(5.0)
     # The seeds differ by forty points, their differences by one.
     assert first["standard error"] == pytest.approx(1 / math.sqrt(3)) and first["seeds"] == 3
+    # Student's t of two degrees of freedom.
+    assert first["margin"] == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
     assert second["method"] == "worse" and second["gain in points"] == pytest.approx(-1.0)
     with pytest.raises(ValueError, match="'none' is in no row"):
         claims.gains(pandas.DataFrame(rows), "none", "points")
 
 
 def test_claims_of_points_are_judged():
-    pairs = ((5, 1), (3.5, 2), (2, 0.5), (-4, 0.1), (4, math.nan), (math.nan, 0.1))
+    pairs = ((5, 1), (3.5, 4), (2, 0.5), (-4, 0.1), (4, math.nan), (math.nan, 0.1), (1, 1.5))
     judged = [claims.verdict(*pair, 3.0) for pair in pairs]
-    assert judged == ["holds", "not", "partly", "not", "open: one seed", "not"]
-    assert claims.verdict(0.3, 0.1) == "holds" and claims.verdict(0.1, 0.1) == "not"
+    chance = "open: within chance"
+    assert judged == ["holds", chance, "partly", "not", "open: one seed", "not", "not"]
+    judged = [claims.verdict(gain, 0.1) for gain in (0.3, 0.1, 0.0, -0.1, -0.3)]
+    assert judged == ["holds", chance, chance, chance, "not"]
+    assert math.isnan(claims.margin(math.nan, 1))
 
 
 def test_upper_bounds_are_judged():
-    pairs = ((0.4, 0.2), (0.8, 0.2), (1.2, 0.2), (2.0, 0.2), (-3.0, 0.1), (0.4, math.nan))
+    pairs = ((0.4, 0.4), (0.8, 0.4), (1.2, 0.4), (2.0, 0.4), (-3.0, 0.2), (0.4, math.nan))
     assert [claims.below(*pair, 1.0).partition(":")[0] for pair in pairs] == [
         *("holds", "open", "open", "not", "holds", "open"),
     ]
@@ -56,16 +61,16 @@ def test_claims_of_several_parts():
 
 def test_parts_say_what_was_not_run_and_claims_join_them():
     rows = [
-        {"series": name, "seed": seed, "points": 50.0 + extra * (1 + 0.1 * seed)}
+        {"series": name, "seed": seed, "points": 50.0 + extra * (1 + 0.01 * seed)}
         for name, extra in (("plain", 0.0), ("better", 4.0))
         for seed in (0, 1)
     ]
     frame = pandas.DataFrame(rows)
     run = claims.part(frame, "better", "plain", "points", of="a")
-    assert run["gain in points"] == pytest.approx(4.2) and run["verdict"] == "holds"
+    assert run["gain in points"] == pytest.approx(4.02) and run["verdict"] == "holds"
     assert claims.part(frame, "plain", "better", "points", of="a")["verdict"] == "not"
     two_sided = claims.part(frame, "plain", "better", "points", of="a", judge=claims.unequal)
-    assert two_sided["verdict"] == "holds" and two_sided["gain in points"] == pytest.approx(-4.2)
+    assert two_sided["verdict"] == "holds" and two_sided["gain in points"] == pytest.approx(-4.02)
     missing = claims.part(frame, "better", "third", "points", of="b")
     assert missing == {"of": "b", "verdict": "open: not run"}
     assert claims.Judged("Fig. 0", "words", (run, missing)).verdict == "open"
