@@ -171,7 +171,7 @@ def part(
     Example:
         >>> import pandas
         >>> from dpjax.results import claims
-        >>> rows = [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 67.0)]
+        >>> rows = [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 66.1)]
         >>> frame = pandas.DataFrame(rows, columns=["series", "seed", "points"])
         >>> claims.part(frame, "b", "a", "points", of="b over a")["verdict"]
         'holds'
