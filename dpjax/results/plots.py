@@ -47,6 +47,7 @@ MARKERS: dict[str, str] = {name: marker for name, (_, _, marker) in _KNOWN.items
 
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
+_OTHER_LINES = ("-", "--", ":", "-.")
 _REFERENCES = ("non_private", "central")  # dashed: no design that an outsider's guarantee covers
 _NAMED = 24  # agents that a figure names
 _BANDS = ("standard error", "none")
@@ -245,8 +246,9 @@ def _look(name: Any, number: int) -> dict[str, Any]:
         line = {"linestyle": "--" if name in _REFERENCES else "-"}
         return {"color": COLOURS[name], "marker": MARKERS[name], "label": TITLES[name], **line}
     label = f"{name:g}" if isinstance(name, float) else str(name)
-    place = number % len(_OTHERS)
-    return {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}
+    lap, place = divmod(number, len(_OTHERS))
+    look = {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}
+    return look | {"linestyle": _OTHER_LINES[lap % len(_OTHER_LINES)]}
 
 
 def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: Notes) -> Any:

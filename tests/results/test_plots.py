@@ -159,6 +159,14 @@ def test_algorithms_keep_colour_label_and_marker_in_any_company(ten):
             assert line.get_marker() == plots.MARKERS[name]
 
 
+def test_no_two_of_many_series_look_alike(ten):
+    one = ten[ten["algorithm"] == "whisper"]
+    many = pandas.concat([one.assign(algorithm=f"method {k}") for k in range(20)])
+    lines = plots.lines(many, "round", "test_loss").axes[0].get_lines()
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(lines) == len(looks) == 20
+
+
 def test_lines_are_means_and_bands_standard_errors(ten):
     from scipy import stats
 
