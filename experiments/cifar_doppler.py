@@ -104,7 +104,7 @@ class Config:
         dataset: digits comes with scikit-learn, the others from the data cache.
         model: One of `dpjax.models.images.NETWORKS`.
         optimizer: What stands behind the filters.
-        filter: Filters of the optimizer: none, the published ones by name, adaptive, wiener, or the
+        filter: Filters of the optimizer: none, the published ones by name, adaptive, or the
             coefficients "b_0,b_1,..;a_1,..".
         rivals: Names of `RIVALS`, which are not behind the optimizer.
         epsilon: Budgets.

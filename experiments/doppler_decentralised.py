@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import optax
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, plan, problem, protect, samplers
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
-from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.lowpass import FILTERS, lowpass
+from dpjax.transforms.wiener import wiener
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
@@ -109,6 +110,17 @@ PRESETS = {
 }  # fmt: skip
 
 
+def behind(name: str, step_size: Any, noise: Any) -> optax.GradientTransformation:
+    """Steps along filtered gradients: all that a filter adds to a run."""
+    if name == "none":
+        link = optax.identity()
+    elif name == "wiener":
+        link = wiener(noise, unit=True)
+    else:
+        link = lowpass(*FILTERS[name])
+    return optax.chain(link, optax.sgd(step_size))
+
+
 def train(
     config: Config, design: str, name: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
@@ -123,7 +135,7 @@ def train(
     matrix = mixing.metropolis_hastings(graph)
     model = MLP((config.hidden,), int(y.max()) + 1, "tanh")
     # One function: plans of one run share it.
-    optimizer = UpdateRule(filter=read_filter(name)).chain(1.0)
+    optimizer = optimizers.Chain(functools.partial(behind, name), 1.0, uses_noise=True)
 
     def rows(
         phase: str, train: Any, test: Any, steps: dict[float, tuple[float, ...]],
