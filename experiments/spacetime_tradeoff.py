@@ -95,9 +95,7 @@ class Config:
             for k in self.epochs:
                 if k < 1 or rounds < 1 or rounds % k:
                     raise ValueError(f"rounds holds {rounds}; give multiples of epochs, {k}")
-        shared = set(self.seeds) & set(self.tuning_seeds)
-        if shared:
-            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        launch.check_numbers(self)
         unknown = set(self.designs) - set(noise.LABELS) | set(self.designs) - set(LABELS)
         if unknown or not self.designs:
             raise ValueError(f"designs is {self.designs!r}; choose from {', '.join(LABELS)}")

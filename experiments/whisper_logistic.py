@@ -81,9 +81,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse tuning on the reported seeds."""
-        shared = set(self.seeds) & set(self.tuning_seeds)
-        if shared:
-            raise ValueError(f"tuning_seeds share {sorted(shared)} with seeds; tune on others")
+        launch.check_numbers(self)
         if not (self.epsilon and self.probability and self.designs and self.seeds):
             raise ValueError("epsilon, probability, designs and seeds need at least one entry each")
 

@@ -60,7 +60,8 @@ def check_numbers(
 ) -> None:
     """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
 
-    An option that is a tuple is checked entry by entry, and holds none of them twice.
+    An option that is a tuple is checked entry by entry, and holds none of them twice. Where there
+    are seeds for tuning, none of them is one of ``seeds``, which are reported.
 
     Args:
         config: The experiment's config.
@@ -93,6 +94,12 @@ def check_numbers(
             raise ValueError(
                 f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
+    reported = set(getattr(config, "seeds", ()))
+    for name, verb in (("tuning_seed", "shares"), ("tuning_seeds", "share")):
+        tuning = getattr(config, name, ())
+        shared = reported & set(tuning if isinstance(tuning, tuple) else (tuning,))
+        if shared:
+            raise ValueError(f"{name} {verb} {sorted(shared)} with seeds; tune on others")
 
 
 class Lab:
@@ -155,7 +162,7 @@ class Lab:
                     f"output {path} exists; records are never overwritten, name another --output"
                 )
             metadata = records.read_metadata(path)
-            if metadata.get("config") != stored:
+            if _given(metadata.get("config") or {}) != _given(stored):
                 raise ValueError(
                     f"output {path} was made with another config; name another --output"
                 )
@@ -229,6 +236,11 @@ def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
             raise ValueError(f"listed holds {name!r}, which is no field; give {', '.join(whole)}")
         del whole[name]
     return whole
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None: records stay as good when an option joins that they were not given."""
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def file_name(text: str) -> str:

@@ -12,7 +12,7 @@ from dpjax.results import captions
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Paired", "markdown", "paired", "summary", "text"]
+__all__ = ["Paired", "at_ends", "markdown", "paired", "summary", "text"]
 
 
 class Paired(NamedTuple):
@@ -82,6 +82,33 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         keys = dict(zip(names, key, strict=True))
         rows.append({**keys, "mean": mean, "standard error": error, "count": count})
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
+
+
+def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") -> list[str]:
+    """What was tuned to the least or the largest step size that was tried: its grid is too short.
+
+    Args:
+        frame: Tidy rows of both phases, "tuning" and "final", with their ``step_size``.
+        by: Columns that tell what was tuned apart.
+
+    Returns:
+        Their entries, joined by " + ", in the order of their first rows.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import tables
+        >>> rows = [("a", "tuning", 1.0), ("a", "tuning", 2.0), ("a", "final", 2.0)]
+        >>> frame = pandas.DataFrame(rows, columns=["algorithm", "phase", "step_size"])
+        >>> tables.at_ends(frame)
+        ['a']
+    """
+    found = []
+    for key, group in frame.groupby([by] if isinstance(by, str) else list(by), sort=False):
+        tried = group.loc[group["phase"] == "tuning", "step_size"]
+        best = group.loc[group["phase"] == "final", "step_size"]
+        if best.isin((tried.min(), tried.max())).any():
+            found.append(" + ".join(str(part) for part in key))
+    return found
 
 
 def paired(

@@ -14,8 +14,6 @@ import pytest
 from scipy import signal
 
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.models import vit
-from dpjax.plans import images
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import choice, records
 from dpjax.transforms.adam import scale_by_adam
@@ -130,54 +128,10 @@ def test_what_is_not_the_papers_is_said():
     assert "500 records" in module.remark(fewer, "steps")
 
 
-def small_vit(width=12):
-    """Tensors in the layout of timm: one block, patches of 16 in an image of 224."""
-    shapes = {"cls_token": (1, 1, width), "pos_embed": (1, 197, width)}
-    shapes["patch_embed.proj.weight"] = (width, 3, 16, 16)
-    dense = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 4}
-    shapes |= {f"blocks.0.{name}.weight": (n * width, width) for name, n in dense.items()}
-    shapes |= {f"blocks.0.{name}.bias": (n * width,) for name, n in dense.items()}
-    shapes |= {"blocks.0.mlp.fc2.weight": (width, 4 * width), "head.weight": (1000, width)}
-    shapes |= {"head.bias": (1000,)}
-    for name in ("patch_embed.proj", "blocks.0.mlp.fc2", "blocks.0.norm1", "blocks.0.norm2"):
-        shapes[f"{name}.bias"] = (width,)
-    for name in ("blocks.0.norm1", "blocks.0.norm2", "norm"):
-        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-    rng = np.random.default_rng(5)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def test_fine_tuning_starts_from_the_files_numbers(tmp_path, monkeypatch):
-    numpy = pytest.importorskip("safetensors.numpy")
-    module, tensors = script(), small_vit()
-    path = tmp_path / "vit.safetensors"
-    numpy.save_file(tensors, path)
-    make = functools.partial(vit.ViT, width=12, depth=1, heads=2)
-    monkeypatch.setattr(module, "vit", SimpleNamespace(ViT=make, load=vit.load))
-    rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 256, (6, 32, 32, 3)).astype(np.uint8), np.arange(6) % 3
-    read = images.Images("cifar10", pictures, pictures, images.images.Pixels(make(3)))
-    monkeypatch.setattr(module.images, "read", lambda *names: read)
-    config = dataclasses.replace(module.PRESETS["full"], weights=path, epsilon=(8.0,))
-    cell = module.curves(config, "finetuning")["epsilon 8, first v1"]
-    data, given = module.start(config, cell)
-    begun = data.problem(data.train, data.test, **given).init(jax.random.key(1))
-    body = begun["params"]["body"]
-    np.testing.assert_array_equal(body["cls_token"], tensors["cls_token"])
-    kernel = tensors["blocks.0.attn.qkv.weight"].T
-    np.testing.assert_array_equal(body["block_0"]["qkv"]["kernel"], kernel)
-    assert body["head"]["kernel"].shape == (12, 3)
-    # A start at random has none of it.
-    data, given = module.start(config, cell._replace(pretrained=False))
-    assert given == {} and data.model is read.model and len(data.test[1]) == 6
-    fewer, _ = module.start(dataclasses.replace(config, tested=4), cell._replace(pretrained=False))
-    assert len(fewer.test[0]) == len(fewer.test[1]) == 4 and len(fewer.train[1]) == 6
-
-
 @pytest.mark.parametrize(
     "options, said",
     [
-        (("--tuning-seed", "0"), "tuning_seed is 0"),
+        (("--tuning-seed", "0"), "tuning_seed shares [0]"),
         (("--steps", "1.0", "0.5"), "give three or more"),
         (("--moment-steps", "1e-3"), "give as many each"),
         (("--filter", "none"), "compared with itself"),
@@ -202,18 +156,6 @@ def test_a_study_without_data_is_drawn(tmp_path, capsys):
     assert "Fig. 5: a mean stays as it is: holds" in capsys.readouterr().out
     folder = tmp_path / "doppler_ablations" / "tiny"
     assert (folder / "doppler_ablations_response.svg").exists()
-
-
-def test_step_sizes_at_an_end_of_their_grid_are_told():
-    module = script()
-    config = module.PRESETS["tiny"]
-    rows = [
-        {"phase": "final", "series": "low", "optimizer": "sgd", "step_size": 0.5},
-        {"phase": "final", "series": "middle", "optimizer": "sgd", "step_size": 1.0},
-        {"phase": "final", "series": "high", "optimizer": "adam", "step_size": 0.03},
-        {"phase": "every step", "series": "all", "optimizer": "adam", "step_size": 0.03},
-    ]
-    assert module.ends_of_grids(config, pandas.DataFrame(rows)) == ["low", "high"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from scipy import linalg
 from dpjax.mechanism import filtered, snr, workload
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, optimizers, plan, protect, samplers
+from dpjax.plans.rules import UpdateRule, read_filter
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.wiener import scheduled
@@ -77,21 +78,17 @@ def test_the_ratio_grows_where_the_error_has_turned():
 
 
 def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
-    experiment = script("doppler_decentralised")
+    filters = script("doppler_decentralised").PRESETS["cpu"].filters
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     for design in ("independent", "whisper", "mafalda"):
         stated = []
-        for name in experiment.PRESETS["cpu"].filters:
+        for name in filters:
             config = plan.Config(
                 noise=noise.named(design),
                 budget=protect.Budget(2.0, 1e-5),
                 protect=protect.Protect("zero_out_record", clip_norm=1.0),
                 sampler=samplers.Cyclic(2, 3, 10),
-                optimizer=optimizers.Chain(
-                    lambda step, noise, name=name: experiment.behind(name, step, noise),
-                    0.5,
-                    uses_noise=True,
-                ),
+                optimizer=UpdateRule(filter=read_filter(name)).chain(0.5),
                 rounds=6,
             )
             made = plan.make(config, matrix)
@@ -125,11 +122,10 @@ def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
 
 
 def test_a_link_is_the_filter_then_the_step():
-    experiment = script("doppler_decentralised")
     given = np.array([4.0, 0.0], np.float32)
-    plain, _ = experiment.behind("none", 0.5, 1.0).update(given, _start(experiment, "none"))
-    np.testing.assert_allclose(plain, -0.5 * given)
-    link = experiment.behind("first v1", 0.5, 1.0)
+    plain = UpdateRule()(0.5, 1.0)
+    np.testing.assert_allclose(plain.update(given, plain.init(given))[0], -0.5 * given)
+    link = UpdateRule(filter=read_filter("first v1"))(0.5, 1.0)
     _, state = link.update(given, link.init(given))
     second, _ = link.update(np.zeros(2, np.float32), state)
     b, a = FILTERS["first v1"]
@@ -137,18 +133,12 @@ def test_a_link_is_the_filter_then_the_step():
     np.testing.assert_allclose(second[0], -0.5 * 4 * response / (b[0] + response), rtol=1e-5)
 
 
-def _start(experiment, name):
-    link = experiment.behind(name, 0.5, 1.0)
-    assert isinstance(link, optax.GradientTransformation)
-    return link.init(np.zeros(2, np.float32))
-
-
 @pytest.mark.parametrize(
     "name, options, match",
     [
         ("doppler_spectra", ("--trained", "f9"), "trained is"),
         ("doppler_spectra", ("--rounds", "20"), "rounds is 20; give at least"),
-        ("doppler_decentralised", ("--filters", "f9"), "filters holds 'f9'"),
+        ("doppler_decentralised", ("--filters", "f9"), "filter is 'f9'"),
         ("doppler_decentralised", ("--tuning-seeds", "0"), "tuning_seeds share"),
         ("cifar_doppler", ("--measurements", "0"), "measurements is 0; give"),
         ("cifar_doppler", ("--batch-size", "0"), "batch_size is 0; give"),

@@ -105,7 +105,7 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
     steps = module.PRESETS["cpu"].steps
     assert [dealt for _, dealt in tuned] == [steps[::2], steps[1::2]]
     for options, said in (
-        (["--tuning-seed", "0"], "tuning_seed is 0"),
+        (["--tuning-seed", "0"], "tuning_seed shares [0]"),
         (["--steps", "1.0"], "give as many each"),
         (["--rivals", "adamw"], "rivals holds 'adamw'"),
         (["--filter", "f9"], "filter is 'f9'"),

@@ -1,5 +1,7 @@
 """Image classifiers by name: data, network and problem that belong together."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from dpjax.data import augmentation
 from dpjax.models import images as networks
+from dpjax.models import vit
 from dpjax.plans import images
 
 
@@ -41,7 +44,7 @@ def test_a_problem_is_of_the_records_that_it_is_given():
     half = digits.problem((x[:50], y[:50]), (x[50:], y[50:]))
     assert len(half.y) == 50 and half.partition.counts.tolist() == [50]
     given = digits.model.init(jax.random.key(3), jnp.asarray(x[:1]))
-    started = digits.problem(digits.train, digits.test, params=given).init(jax.random.key(0))
+    started = digits._replace(params=given).problem(*digits[1:3]).init(jax.random.key(0))
     for found, wanted in zip(jax.tree.leaves(started), jax.tree.leaves(given), strict=True):
         np.testing.assert_array_equal(found, wanted)
     assert half.copies == 1 and half.augment is None and half.name == "digits"
@@ -54,7 +57,50 @@ def test_a_problem_is_of_the_records_that_it_is_given():
     assert mirrored.augment is augmentation.standard
 
 
+def small_vit(width=12):
+    """Tensors in the layout of timm: one block, patches of 16 in an image of 224."""
+    shapes = {"cls_token": (1, 1, width), "pos_embed": (1, 197, width)}
+    shapes["patch_embed.proj.weight"] = (width, 3, 16, 16)
+    dense = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 4}
+    shapes |= {f"blocks.0.{name}.weight": (n * width, width) for name, n in dense.items()}
+    shapes |= {f"blocks.0.{name}.bias": (n * width,) for name, n in dense.items()}
+    shapes |= {"blocks.0.mlp.fc2.weight": (width, 4 * width), "head.weight": (1000, width)}
+    shapes |= {"head.bias": (1000,)}
+    for name in ("patch_embed.proj", "blocks.0.mlp.fc2", "blocks.0.norm1", "blocks.0.norm2"):
+        shapes[f"{name}.bias"] = (width,)
+    for name in ("blocks.0.norm1", "blocks.0.norm2", "norm"):
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    rng = np.random.default_rng(5)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_fine_tuning_starts_from_the_files_numbers(tmp_path, monkeypatch):
+    numpy = pytest.importorskip("safetensors.numpy")
+    tensors, path = small_vit(), tmp_path / "vit.safetensors"
+    numpy.save_file(tensors, path)
+    make = functools.partial(vit.ViT, width=12, depth=1, heads=2)
+    monkeypatch.setattr(images.vit, "ViT", make)
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (9, 32, 32, 3)).astype(np.uint8), np.arange(9) % 3
+    monkeypatch.setattr(images.load, "load", lambda name: None)
+    monkeypatch.setattr(images.split, "with_test", lambda data, part, seed: (pictures, pictures))
+    data = images.read("cifar10", "vit_small", weights=path)
+    assert data.model.side == 224
+    begun = data.problem(data.train, data.test).init(jax.random.key(1))
+    body = begun["params"]["body"]
+    np.testing.assert_array_equal(body["cls_token"], tensors["cls_token"])
+    kernel = tensors["blocks.0.attn.qkv.weight"].T
+    np.testing.assert_array_equal(body["block_0"]["qkv"]["kernel"], kernel)
+    assert body["head"]["kernel"].shape == (12, 3)
+    # A start at random has none of it.
+    assert images.read("cifar10", "cnn5").params is None
+    with pytest.raises(ValueError, match="weights are of ViT-S/16 .* model is 'cnn5' on cifar10"):
+        images.read("cifar10", "cnn5", weights=path)
+
+
 def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="model is 'vit_small' on digits; give"):
+        images.read("digits", "vit_small", weights="vit.safetensors")
     with pytest.raises(ValueError, match="model is 'cnn6'; choose one of mlp"):
         images.read("digits", "cnn6")
     with pytest.raises(ValueError, match="records is -1"):

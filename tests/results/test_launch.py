@@ -104,6 +104,30 @@ def test_entries_are_checked_one_by_one(value):
         launch.check_numbers(steps(value), shares=["steps"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tuning_seed", 1, r"tuning_seed shares \[1\] with seeds"),
+        ("tuning_seeds", (5, 0, 1), r"tuning_seeds share \[0, 1\] with seeds"),
+    ],
+)
+def test_seeds_of_tuning_are_not_reported(name, value, said):
+    made = dataclasses.make_dataclass("Seeded", ["seeds", name])
+    launch.check_numbers(made((0, 1), (7,) if isinstance(value, tuple) else 7))
+    with pytest.raises(ValueError, match=said):
+        launch.check_numbers(made((0, 1), value))
+
+
+def test_records_stay_good_when_an_option_joins_that_they_were_not_given(tmp_path):
+    options = launch.Options(output=tmp_path, quiet=True)
+    lab = launch.Lab("trial", "tiny", options, "c")
+    lab.cell("one", {"rounds": 1}, lambda folder: [{"loss": 0.5}])
+    frame = lab.cell("one", {"rounds": 1, "weights": None}, lambda folder: [])
+    assert frame["loss"].tolist() == [0.5]
+    with pytest.raises(ValueError, match="made with another config"):
+        lab.cell("one", {"rounds": 1, "weights": "file"}, lambda folder: [])
+
+
 def test_a_cell_stores_its_own_place_of_a_sweep():
     kept = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
     assert kept == {"rounds": 7, "name": "a"}

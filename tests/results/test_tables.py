@@ -153,3 +153,22 @@ def test_means_over_different_participations_are_refused():
     assert tables.summary(pandas.DataFrame([few, open_]), "algorithm", "loss")["count"][0] == 2
     apart = pandas.DataFrame([few | {"k": 20}, all_rounds | {"k": 380}])
     assert len(tables.summary(apart, ["algorithm", "k"], "loss")) == 2
+
+
+def test_what_was_tuned_to_an_end_of_its_grid_is_named():
+    rows = [
+        (name, budget, "tuning", step)
+        for name in ("low", "inside", "high")
+        for budget in (1.0, 8.0)
+        for step in (0.5, 1.0, 2.0)
+    ]
+    rows += [("low", 1.0, "final", 0.5), ("low", 8.0, "final", 1.0)]
+    rows += [("inside", 1.0, "final", 1.0), ("inside", 8.0, "final", 1.0)]
+    rows += [("high", 1.0, "final", 1.0), ("high", 8.0, "final", 2.0)]
+    rows += [("shown", 1.0, "every step", step) for step in (0.5, 2.0)]
+    frame = pandas.DataFrame(rows, columns=["algorithm", "budget", "phase", "step_size"])
+    assert tables.at_ends(frame) == ["low", "high"]
+    assert tables.at_ends(frame, ["algorithm", "budget"]) == ["low + 1.0", "high + 8.0"]
+    # Another method's grid says nothing of this one's.
+    wide = pandas.DataFrame([("wide", 1.0, "tuning", 9.0)], columns=frame.columns)
+    assert tables.at_ends(pandas.concat([frame, wide])) == ["low", "high"]
