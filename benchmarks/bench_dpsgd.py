@@ -4,10 +4,11 @@ The sum of clipped per-example gradients of the five-layer network (``cnn5``) or
 transformer (``vit``), on random 32x32 images: dpjax's by norms, jax_privacy's clipped_grad, Opacus
 (where it is installed; for ``cnn5`` alone, since it knows no layer of a class token), and the mean
 gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
-``--passes`` names, compiled once and added up; each way is judged by its fastest. Ways take turns
-in one process. ``times_plain`` is a way's median time by that of the fastest plain JAX one, of the
-same repetitions; ``examples_per_second`` is of the median. ``--memory`` adds, for each way's
-fastest passes, the peak memory of a process of its own beyond what it had before its first step.
+``--passes`` names, compiled once and added up; each way is judged by its fastest, and the whole
+batch at once is what a way does that is told nothing. Ways take turns in one process.
+``times_plain`` is the median time by that of the fastest plain JAX way, of the same repetitions;
+``examples_per_second`` is of the median. ``--memory`` adds, for each way's fastest passes, the peak
+memory of a process of its own beyond what it had before its first step.
 
 PyTorch's threads would go on spinning through the turns of the others: unless the environment says
 otherwise, they sleep (``OMP_WAIT_POLICY=PASSIVE``).
@@ -180,22 +181,23 @@ def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
             if batch % size == 0:
                 steps[way, size] = make(name, way, batch, size)
     taken = timing.turns({json.dumps(key): step for key, step in steps.items()}, options.repeats)
-    best: dict[str, tuple[int, timing.Timing]] = {}
-    for text, each in taken.items():
-        way, size = json.loads(text)
-        if way not in best or each.median < best[way][1].median:
-            best[way] = size, each
-    plain = [each for way, (_, each) in best.items() if way.startswith("plain")]
+    found = {tuple(json.loads(text)): each for text, each in taken.items()}
+    best: dict[str, int] = {}
+    for (way, size), each in found.items():
+        if way not in best or each.median < found[way, best[way]].median:
+            best[way] = size
+    plain = [found[way, size] for way, size in best.items() if way.startswith("plain")]
     least = min(plain, key=lambda each: each.median, default=None)
-    for way, (size, each) in best.items():
+    for (way, size), each in found.items():
         row = {"model": name, "batch_size": batch, "algorithm": way, "pass": size}
-        row |= {"milliseconds": 1e3 * each.median, "examples_per_second": batch / each.median}
+        row |= {"fastest": size == best[way], "milliseconds": 1e3 * each.median}
+        row["examples_per_second"] = batch / each.median
         if least is not None:
             pairs = zip(each.times, least.times, strict=True)
             row["times_plain"] = statistics.median(mine / other for mine, other in pairs)
         bench.row(**row)
-        if options.memory:
-            bench.in_own_process(name, way, batch, size, repeats=1)
+    for way, size in best.items() if options.memory else ():
+        bench.in_own_process(name, way, batch, size, repeats=1)
 
 
 def memory(name: str, way: str, batch: str, size: str) -> int:

@@ -50,7 +50,8 @@ class Average:
 
     Raises:
         ValueError: For what is no method, or one on the links of a network; for a decay outside
-            (0, 1]; in a run, for a method that releases nothing.
+            (0, 1]; in a config, for no rounds after ``begin``; in a run, for a method that releases
+            nothing.
 
     Reference:
         Polyak and Juditsky 1992; for private training, De et al. 2022 (arXiv 2204.13650).
@@ -79,6 +80,23 @@ class Average:
         object.__setattr__(self, "decay", decay)
         begin = _validate.integer("begin", self.begin, least=0, most=2**31 - 2)
         object.__setattr__(self, "begin", begin)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run that ends before the average begins, or that the method refuses.
+
+        Args:
+            rounds: Rounds of the run.
+
+        Raises:
+            ValueError: For a run of at most ``begin`` rounds.
+        """
+        if self.begin >= rounds:
+            raise ValueError(
+                f"begin is {self.begin}, and the run ends after {rounds} rounds with no average; "
+                "give fewer"
+            )
+        if hasattr(self.method, "check_rounds"):
+            self.method.check_rounds(rounds)
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:

@@ -131,6 +131,7 @@ def advance(
     state: State,
     batch_keys: PRNGKeyArray,
     noise_keys: PRNGKeyArray,
+    lengths: Int[Array, " e"] | None = None,
     *,
     blocks: int,
     every: int,
@@ -145,6 +146,8 @@ def advance(
         state: From `initial` or an earlier call; its buffers are reused.
         batch_keys: [S] keys of the batches.
         noise_keys: [S] keys of the noise (the secret slot holds them too).
+        lengths: Rounds of each block, as data, in place of the three numbers: then blocks of all
+            lengths are one loop, compiled once.
         blocks: Whole blocks.
         every: Rounds a block, after which metrics are taken.
         tail: Rounds of a last, shorter block.
@@ -157,7 +160,7 @@ def advance(
     frozen, data = data.frozen, data._replace(frozen=None)
     shared, owned = (None, (data,)) if statics.own_data else (data, ())
 
-    def one_round(carry: Any, _: None) -> tuple[Any, None]:
+    def one_round(_: Any, carry: Any) -> Any:
         state, sums = carry
         plan_axes = slots.axes(state, "plans")
         seed_axes = slots.axes(state, "seeds")
@@ -180,15 +183,17 @@ def advance(
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AXIS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
-        return (state, jax.tree.map(jnp.add, sums, info)), None
+        return state, jax.tree.map(jnp.add, sums, info)
 
     shape = jax.tree.leaves(state.models)[0].shape[:2]
     zeros = {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}
 
-    def block(state: State, length: int) -> tuple[State, dict[str, Any]]:
-        (state, sums), _ = jax.lax.scan(one_round, (state, zeros), None, length=length)
+    def block(state: State, length: Any) -> tuple[State, dict[str, Any]]:
+        state, sums = jax.lax.fori_loop(0, length, one_round, (state, zeros))
         return state, metrics.measured(statics, data._replace(frozen=frozen), state, sums, length)
 
+    if lengths is not None:
+        return jax.lax.scan(block, state, lengths)
     taken = []
     if blocks:
         state, each = jax.lax.scan(lambda s, _: block(s, every), state, None, length=blocks)

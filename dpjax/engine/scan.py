@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from dpjax.engine import program
 from dpjax.engine.course import Course
@@ -43,7 +44,7 @@ class Scan:
         job = self.job
         at.state, new = program.advance(
             job.statics, job.arrays, job.data, at.state, job.batch_keys, at.noise_keys,
-            **self.course.lengths(self.course.total - at.done),
+            **_blocks(self.course.lengths(self.course.total - at.done)),
         )  # fmt: skip
         at.measured(self.course, self.course.ahead(at.done), jax.device_get(new))
 
@@ -55,7 +56,8 @@ class Scan:
         """
         job = self.job
         given = job.statics, job.arrays, job.data, state, job.batch_keys, job.batch_keys
-        return [program.advance.trace(*given, **lengths) for lengths in self.course.variants]
+        variants = map(_blocks, self.course.variants)
+        return [program.advance.trace(*given, **lengths) for lengths in variants]
 
     def sums(self, state: State) -> dict[str, Any]:
         """Nothing: a call ends with a block, whose metrics are taken inside.
@@ -65,3 +67,15 @@ class Scan:
         """
         del state
         return {}
+
+
+def _blocks(lengths: dict[str, int]) -> dict[str, Any]:
+    """How the program is told the rounds of its blocks.
+
+    As data on a CPU, where compiling a round takes longer than many runs. Other devices would ask
+    the host after every round whether there is another; there they are part of the program.
+    """
+    if jax.default_backend() != "cpu":
+        return lengths
+    each = [lengths["every"]] * lengths["blocks"] + [lengths["tail"]] * bool(lengths["tail"])
+    return {"lengths": np.array(each, np.int32), "blocks": 0, "every": 0, "tail": 0}

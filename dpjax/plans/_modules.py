@@ -199,6 +199,8 @@ def functions(
     """
     loss_fn = LOSSES[loss][0]
 
+    # Compiled: one by one, the operations of a whole forward pass take far longer.
+    @jax.jit
     def init(key: PRNGKeyArray) -> Any:
         return model.init(key, jnp.zeros((1, *shape), kind))
 

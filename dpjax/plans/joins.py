@@ -68,6 +68,10 @@ def check(config: Any) -> None:
         ValueError: Naming the parts, why they do not, and the remedy.
     """
     _check_sampler(config)
+    for part in (config.method, getattr(config.optimizer, "make", None)):
+        # What is made for a run of one length does something else in another.
+        if hasattr(part, "check_rounds"):
+            part.check_rounds(config.rounds)
     of_method = registry.method(config.method)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.

@@ -1,6 +1,7 @@
 """How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -160,7 +161,8 @@ class RecordQuery:
         options: Any = {"method": self.clipping, "microbatch": self.microbatch}
         options["per_layer"] = self.per_layer
         if encode is None and self.weighted is not None and self._summed:
-            of_agent = clipped_sum(self.weighted, self.clip_norm, **options)
+            given = self.weighted, self.clip_norm, tuple(sorted(options.items()))
+            of_agent = functools.partial(_summed, given)
         else:
             loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
             encode = _combining(self.weights, encode)
@@ -184,6 +186,13 @@ class RecordQuery:
             own = made(plain)
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=own, weights=plain)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _summed(given: tuple[Any, ...], params: Any, *batch: Any) -> Any:
+    """A model's own clipped sum; traced once, however many programs of a run hold it."""
+    weighted, clip_norm, options = given
+    return clipped_sum(weighted, clip_norm, **dict(options))(params, *batch)
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:

@@ -98,7 +98,7 @@ class UpdateRule:
     Raises:
         ValueError: For another base or schedule, a schedule without rounds, other numbers than
             beta in (0, 1), 2 to `LAGS` taps and a rank of at least 1, or a filter that the base
-            cannot have.
+            cannot have; in a config, for a cosine over other rounds than the run's.
 
     Example:
         >>> from dpjax.plans.rules import UpdateRule, read_filter
@@ -147,6 +147,21 @@ class UpdateRule:
         kind = _LEARNED[self.filter][0] if isinstance(self.filter, str) else "filtered"
         plain = self.base in ("sgd", *_MOMENTS)
         return f"{name}, {kind}" if plain else f"{name} behind a filter"
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run of other length than the schedule's.
+
+        Args:
+            rounds: Rounds of the run.
+
+        Raises:
+            ValueError: For a cosine over other rounds.
+        """
+        if self.schedule == "cosine" and self.rounds != rounds:
+            raise ValueError(
+                f"rounds is {self.rounds} of a cosine schedule in a run of {rounds} rounds; give "
+                f"rounds={rounds}"
+            )
 
     def chain(self, step_size: float) -> Chain:
         """Return the optimizer of a config.

@@ -70,11 +70,16 @@ def gains(
     rows = []
     for name in dict.fromkeys(frame[column]):
         if name != base:
-            pair = tables.paired(frame, base, name, value, column=column)
-            row = {"method": name, f"gain in {value}": pair.mean}
-            row |= {"standard error": pair.standard_error, "seeds": pair.count}
-            rows.append(row | {"margin": margin(pair.standard_error, pair.count)})
+            rows.append({"method": name, **_gain(frame, base, name, value, column)})
     return rows
+
+
+def _gain(
+    frame: "pandas.DataFrame", base: Any, better: Any, value: str, column: str
+) -> dict[str, Any]:
+    pair = tables.paired(frame, base, better, value, column=column)
+    row = {f"gain in {value}": pair.mean, "standard error": pair.standard_error}
+    return row | {"seeds": pair.count, "margin": margin(pair.standard_error, pair.count)}
 
 
 def margin(error: float, seeds: int) -> float:
@@ -178,10 +183,9 @@ def part(
     """
     if not {better, worse} <= set(frame[column]):
         return {"of": of, "verdict": "open: not run"}
-    pair = tables.paired(frame, worse, better, value, column=column)
-    row = {"of": of, f"gain in {value}": pair.mean, "standard error": pair.standard_error}
-    around = margin(pair.standard_error, pair.count)
-    return row | {"seeds": pair.count, "verdict": judge(pair.mean, around)}
+    row = _gain(frame, worse, better, value, column)
+    said = judge(row[f"gain in {value}"], row.pop("margin"))
+    return {"of": of, **row, "verdict": said}
 
 
 def below(gain: float, margin: float, most: float) -> str:

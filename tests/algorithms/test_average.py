@@ -182,6 +182,10 @@ class Silent(DSGD):
             lambda: plan.make(make_config(method=Average(Silent())), MATRIX),
             "which releases nothing to average",
         ),
+        (
+            lambda: make_config(method=Average(Average(DSGD(), begin=6)), rounds=6),
+            "begin is 6, and the run ends after 6 rounds",
+        ),
     ],
 )
 def test_what_cannot_be_averaged_is_refused(make, text):

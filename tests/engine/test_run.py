@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import batches, partition
-from dpjax.engine import keys, program
+from dpjax.engine import keys, program, scan
 from dpjax.engine.run import run
 from dpjax.plans import noise, plan
 from dpjax.topology import graphs, mixing
@@ -38,6 +38,18 @@ def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
     assert first.rounds.tolist() == [6, 12, 18, 20]
     assert first.metrics["test_loss"].shape == (4, 2, 3)
     assert first.ended and first.rounds_per_second > 0
+
+
+def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
+    options = {"seeds": [0, 3], "eval_every": 6, "chunk_blocks": 2}
+    told = run(plans, small, **options)
+    monkeypatch.setattr(scan, "_blocks", lambda lengths: lengths)
+    part = run(plans, small, **options)
+    assert told.rounds.tolist() == part.rounds.tolist() == [6, 12, 18, 20]
+    for name in told.metrics:
+        np.testing.assert_allclose(told.metrics[name], part.metrics[name], rtol=1e-6, atol=1e-7)
+    for x, y in zip(jax.tree.leaves(told.params), jax.tree.leaves(part.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
 
 
 def test_runs_do_not_depend_on_their_neighbours(plans, small):

@@ -12,6 +12,7 @@ from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.momentum import muon
 from dpjax.transforms.wiener import wiener
+from tests.support import make_config
 
 RNG = np.random.default_rng(4)
 STREAM = [jnp.asarray(RNG.normal(size=3), jnp.float32) for _ in range(6)]
@@ -73,6 +74,13 @@ def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
     falling = 1 + np.cos(np.pi * (t - 2) / 38)
     np.testing.assert_allclose(sizes, [1.0, 2.0, *falling], rtol=1e-4, atol=1e-6)
     assert sizes[-1] > 0
+
+
+def test_a_cosine_is_over_the_rounds_of_the_run():
+    rule = UpdateRule("sgd", schedule="cosine", rounds=40)
+    assert make_config(optimizer=rule.chain(1.0), rounds=40).rounds == 40
+    with pytest.raises(ValueError, match="rounds is 40 of a cosine schedule in a run of 41"):
+        make_config(optimizer=rule.chain(1.0), rounds=41)
 
 
 def test_what_needs_the_noise_asks_for_it():
