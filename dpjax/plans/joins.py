@@ -70,8 +70,9 @@ def check(config: Any) -> None:
     _check_sampler(config)
     for part in (config.method, getattr(config.optimizer, "make", None)):
         # What is made for a run of one length does something else in another.
-        if hasattr(part, "check_rounds"):
-            part.check_rounds(config.rounds)
+        own = getattr(part, "check_rounds", None)
+        if own is not None:
+            own(config.rounds)
     of_method = registry.method(config.method)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.

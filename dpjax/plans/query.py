@@ -162,7 +162,7 @@ class RecordQuery:
         options["per_layer"] = self.per_layer
         if encode is None and self.weighted is not None and self._summed:
             given = self.weighted, self.clip_norm, tuple(sorted(options.items()))
-            of_agent = functools.partial(_summed, given)
+            of_agent: Callable[..., Any] = functools.partial(_summed, given)
         else:
             loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
             encode = _combining(self.weights, encode)
