@@ -65,7 +65,7 @@ def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGK
 
 
 def measured(
-    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: int
+    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: Any
 ) -> dict[str, Any]:
     """Metrics after a block, name -> [S, V].
 
@@ -88,6 +88,8 @@ def measured(
     models = models_of(statics, state)
     # One seed after the other bounds the memory of the evaluation.
     taken = jax.lax.map(measure, (models, *owned))
+    # Compilers multiply by the inverse of a constant, and a length may be one or not.
+    length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
     return taken | {name: value / length for name, value in sums.items()}
 
 

@@ -170,7 +170,9 @@ def test_numbers_of_words_may_be_narrow(kind):
     gradients = taps.Gradients(model.apply, linear)
     y = jnp.array([1.0, 2.0], jnp.float32)
     got = gradients(params, x, y, lambda norms: jnp.ones_like(norms))
-    assert difference(got, plain(model, params, x, y, 1.0, linear)) < 1e-5
+    # Some of XLA's compilers end the process at a gradient by rows of so narrow numbers.
+    wide = x.astype(jnp.int32)
+    assert difference(got, plain(model, params, wide, y, 1.0, linear)) < 1e-5
 
 
 @pytest.mark.parametrize("words", [(2, -4), (-1, -4, 2), (3, 3), (-4, -7, 5)])
