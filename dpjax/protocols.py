@@ -45,6 +45,7 @@ __all__ = [
     "Sampler",
     "Seen",
     "State",
+    "Timed",
 ]
 
 
@@ -230,6 +231,22 @@ class Networked(Protocol):
 
         Raises:
             ValueError: For a network that it cannot run on.
+        """
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A method, or what makes an optimizer, that does something else in runs of other lengths."""
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run of a length that it is not made for.
+
+        Args:
+            rounds: Rounds of the run.
+
+        Raises:
+            ValueError: Naming the argument, its value and the remedy.
         """
         ...
 

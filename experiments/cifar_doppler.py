@@ -336,9 +336,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary["trials"] = [counts[epsilon, name] for name in summary["algorithm"]]
         named = summary.rename(columns={"mean": "accuracy", "count": "seeds"})
         lab.say(tables.text(named))
-        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon])
-        if edges:
-            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
+        lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
         compare(config, lab, group)
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
     lab.say(

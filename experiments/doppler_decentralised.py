@@ -189,9 +189,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         pairs = differences(config, rows)
         if pairs:
             lab.say("accuracy gained, paired over seeds:\n" + tables.text(pairs))
-        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["algorithm", "filter"])
-        if edges:
-            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
+        lab.say_ends(
+            tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["algorithm", "filter"])
+        )
     for _, first in last.drop_duplicates("algorithm").iterrows():
         lab.say(f"\n{first['algorithm']}: {Guarantee.from_dict(first['guarantee']).statement()}")
     draw(config, lab, final)

@@ -241,9 +241,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary = tables.summary(group, ["algorithm", "step_size"], "points")
         summary["trials"] = len(config.steps)
         lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
-        edges = tables.at_ends(frame[frame["budget_epsilon"] == epsilon])
-        if edges:
-            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
+        lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
         names = list(dict.fromkeys(group["algorithm"]))
         rows = claims.gains(group, names[0], "points")
         if rows:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
-from dpjax.protocols import Emission, Exchange, Method, Round, Seen
+from dpjax.protocols import Emission, Exchange, Method, Round, Seen, Timed
 
 __all__ = ["Average"]
 
@@ -95,7 +95,7 @@ class Average:
                 f"begin is {self.begin}, and the run ends after {rounds} rounds with no average; "
                 "give fewer"
             )
-        if hasattr(self.method, "check_rounds"):
+        if isinstance(self.method, Timed):
             self.method.check_rounds(rounds)
 
     @property

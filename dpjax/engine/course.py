@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
@@ -13,6 +14,28 @@ from dpjax import _validate
 from dpjax.plans.endings import check_stop_at
 
 __all__: list[str] = []
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Blocks:
+    """The rounds of a call, as part of its program: a static leaf of its arguments.
+
+    Attributes:
+        whole: Whole blocks.
+        every: Rounds a block, after which metrics are taken.
+        tail: Rounds of a last, shorter block; 0 is none.
+    """
+
+    whole: int
+    every: int
+    tail: int = 0
+
+    @property
+    def data(self) -> Int[np.ndarray, " e"]:
+        """The rounds of each block, as data: then blocks of all lengths are one program."""
+        each = [self.every] * self.whole + [self.tail] * bool(self.tail)
+        return np.array(each, np.int32)
 
 
 @dataclass(frozen=True)
@@ -59,15 +82,15 @@ class Course:
         chunk = self.every * self.chunk_blocks
         return [*range(chunk, self.total, chunk), self.total]
 
-    def lengths(self, left: int) -> dict[str, int]:
+    def blocks(self, left: int) -> Blocks:
         """The next call's blocks: whole chunks, then a shorter one, so two compilations at most.
 
         Args:
             left: Rounds to do.
         """
-        blocks = min(self.chunk_blocks, left // self.every)
-        tail = 0 if blocks == self.chunk_blocks else left - blocks * self.every
-        return {"blocks": blocks, "every": self.every, "tail": tail}
+        whole = min(self.chunk_blocks, left // self.every)
+        tail = 0 if whole == self.chunk_blocks else left - whole * self.every
+        return Blocks(whole, self.every, tail)
 
     def ahead(self, done: int) -> int:
         """Rounds to the end of a chunk.
@@ -79,11 +102,11 @@ class Course:
         return min(self.total, (done // chunk + 1) * chunk) - done
 
     @property
-    def variants(self) -> list[dict[str, int]]:
-        """The lengths of all chunks, each once; resumed, a run has no others."""
+    def variants(self) -> list[Blocks]:
+        """The blocks of all chunks, each once; resumed, a run has no others."""
         chunk = self.every * self.chunk_blocks
         lefts = {min(chunk, self.total), self.total % chunk} - {0}
-        return [self.lengths(left) for left in sorted(lefts)]
+        return [self.blocks(left) for left in sorted(lefts)]
 
     def options(self, phase: int, stopping: str) -> dict[str, Any]:
         """What of a run's arguments is part of what it is, by name."""

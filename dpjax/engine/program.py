@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax.engine import metrics, parts, slots
+from dpjax.engine.course import Blocks
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
 from dpjax.protocols import Seen, State
@@ -121,9 +122,7 @@ def replay(
     return state._replace(secret=jax.tree.map(merge, state.secret, secret))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("statics", "blocks", "every", "tail"), donate_argnames="state"
-)
+@functools.partial(jax.jit, static_argnames="statics", donate_argnames="state")
 def advance(
     statics: Statics,
     arrays: Any,
@@ -131,13 +130,9 @@ def advance(
     state: State,
     batch_keys: PRNGKeyArray,
     noise_keys: PRNGKeyArray,
-    lengths: Int[Array, " e"] | None = None,
-    *,
-    blocks: int,
-    every: int,
-    tail: int,
+    blocks: Blocks | Int[Array, " e"],
 ) -> tuple[State, dict[str, Float[Array, "e s v"]]]:
-    """Advance all runs by ``blocks * every + tail`` rounds.
+    """Advance all runs by the rounds of all blocks.
 
     Args:
         statics: What is static.
@@ -146,14 +141,11 @@ def advance(
         state: From `initial` or an earlier call; its buffers are reused.
         batch_keys: [S] keys of the batches.
         noise_keys: [S] keys of the noise (the secret slot holds them too).
-        lengths: Rounds of each block, as data, in place of the three numbers: then blocks of all
-            lengths are one loop, compiled once.
-        blocks: Whole blocks.
-        every: Rounds a block, after which metrics are taken.
-        tail: Rounds of a last, shorter block.
+        blocks: Rounds of each block, after which metrics are taken; as part of the program, or as
+            data: then blocks of all lengths are one loop, compiled once.
 
     Returns:
-        The new state and the metrics, each [blocks (+1 with a tail), S, V].
+        The new state and the metrics, each [blocks, S, V].
     """
     _TRACES.append(statics)
     over = slots.loop_over if statics.sequential else slots.vmap_over
@@ -192,13 +184,15 @@ def advance(
         state, sums = jax.lax.fori_loop(0, length, one_round, (state, zeros))
         return state, metrics.measured(statics, data._replace(frozen=frozen), state, sums, length)
 
-    if lengths is not None:
-        return jax.lax.scan(block, state, lengths)
+    if not isinstance(blocks, Blocks):
+        return jax.lax.scan(block, state, blocks)
     taken = []
-    if blocks:
-        state, each = jax.lax.scan(lambda s, _: block(s, every), state, None, length=blocks)
+    if blocks.whole:
+        state, each = jax.lax.scan(
+            lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
+        )
         taken.append(each)
-    if tail:
-        state, last = block(state, tail)
+    if blocks.tail:
+        state, last = block(state, blocks.tail)
         taken.append(jax.tree.map(lambda leaf: leaf[None], last))
     return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *taken)

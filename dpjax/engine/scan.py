@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from dpjax.engine import program
-from dpjax.engine.course import Course
+from dpjax.engine.course import Blocks, Course
 from dpjax.engine.job import Job
 from dpjax.engine.stand import Stand
 from dpjax.engine.storage import Storage
@@ -44,7 +43,7 @@ class Scan:
         job = self.job
         at.state, new = program.advance(
             job.statics, job.arrays, job.data, at.state, job.batch_keys, at.noise_keys,
-            **_blocks(self.course.lengths(self.course.total - at.done)),
+            _told(self.course.blocks(self.course.total - at.done)),
         )  # fmt: skip
         at.measured(self.course, self.course.ahead(at.done), jax.device_get(new))
 
@@ -56,8 +55,7 @@ class Scan:
         """
         job = self.job
         given = job.statics, job.arrays, job.data, state, job.batch_keys, job.batch_keys
-        variants = map(_blocks, self.course.variants)
-        return [program.advance.trace(*given, **lengths) for lengths in variants]
+        return [program.advance.trace(*given, _told(each)) for each in self.course.variants]
 
     def sums(self, state: State) -> dict[str, Any]:
         """Nothing: a call ends with a block, whose metrics are taken inside.
@@ -69,13 +67,10 @@ class Scan:
         return {}
 
 
-def _blocks(lengths: dict[str, int]) -> dict[str, Any]:
+def _told(blocks: Blocks) -> Any:
     """How the program is told the rounds of its blocks.
 
     As data on a CPU, where compiling a round takes longer than many runs. Other devices would ask
     the host after every round whether there is another; there they are part of the program.
     """
-    if jax.default_backend() != "cpu":
-        return lengths
-    each = [lengths["every"]] * lengths["blocks"] + [lengths["tail"]] * bool(lengths["tail"])
-    return {"lengths": np.array(each, np.int32), "blocks": 0, "every": 0, "tail": 0}
+    return blocks.data if jax.default_backend() == "cpu" else blocks

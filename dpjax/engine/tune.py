@@ -1,7 +1,7 @@
 """Choose step sizes on other seeds and held-out data than those that are reported."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from dpjax.engine.run import Result, run
 from dpjax.plans import plan as plan_
 from dpjax.plans.problem import Problem
 
-__all__ = ["Reported", "Trial", "best_steps", "dealt", "grid", "reported"]
+__all__ = ["Reported", "Trial", "best_steps", "check_seeds", "dealt", "grid", "reported"]
 
 
 def grid(
@@ -143,6 +143,25 @@ def dealt(steps: Sequence[float], settings: int) -> list[tuple[float, ...]]:
     return [tuple(steps[index::settings]) for index in range(settings)]
 
 
+def check_seeds(
+    seeds: Iterable[int], tuning_seeds: Iterable[int], name: str = "tuning_seeds"
+) -> None:
+    """Refuse to tune on seeds that are reported.
+
+    Args:
+        seeds: Of the runs that are reported.
+        tuning_seeds: Of the runs that choose.
+        name: What the second are called.
+
+    Raises:
+        ValueError: For a seed in both.
+    """
+    shared = sorted({*seeds} & {*tuning_seeds})
+    if shared:
+        verb = "share" if name.endswith("s") else "shares"
+        raise ValueError(f"{name} {verb} {shared} with seeds; tune on others")
+
+
 def reported(
     trials: Sequence[Trial],
     fit: Problem,
@@ -176,9 +195,7 @@ def reported(
     Raises:
         ValueError: For no trials, shared seeds, or another metric.
     """
-    shared = sorted({*seeds} & {*tuning_seeds})
-    if shared:
-        raise ValueError(f"tuning_seeds share {shared} with seeds; tune on others")
+    check_seeds(seeds, tuning_seeds)
     if not trials:
         raise ValueError("trials is empty; give at least one")
     measurements = _validate.integer("measurements", measurements)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from dpjax.plans import registry
+from dpjax.protocols import Timed
 
 __all__: list[str] = []
 
@@ -69,10 +70,8 @@ def check(config: Any) -> None:
     """
     _check_sampler(config)
     for part in (config.method, getattr(config.optimizer, "make", None)):
-        # What is made for a run of one length does something else in another.
-        own = getattr(part, "check_rounds", None)
-        if own is not None:
-            own(config.rounds)
+        if isinstance(part, Timed):
+            part.check_rounds(config.rounds)
     of_method = registry.method(config.method)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.

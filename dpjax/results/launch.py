@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpjax import _refusals, _terminal, _validate
+from dpjax.engine import tune
 from dpjax.plans.forecasts import HopelessWarning
 from dpjax.results import records
 
@@ -94,12 +95,10 @@ def check_numbers(
             raise ValueError(
                 f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
-    reported = set(getattr(config, "seeds", ()))
-    for name, verb in (("tuning_seed", "shares"), ("tuning_seeds", "share")):
-        tuning = getattr(config, name, ())
-        shared = reported & set(tuning if isinstance(tuning, tuple) else (tuning,))
-        if shared:
-            raise ValueError(f"{name} {verb} {sorted(shared)} with seeds; tune on others")
+    for name in ("tuning_seed", "tuning_seeds"):
+        own = getattr(config, name, ())
+        own = own if isinstance(own, tuple) else (own,)
+        tune.check_seeds(getattr(config, "seeds", ()), own, name)
 
 
 class Lab:
@@ -123,6 +122,15 @@ class Lab:
     def say(self, text: str) -> None:
         """Print a line of the experiment's report."""
         print(text, flush=True)
+
+    def say_ends(self, names: Sequence[str]) -> None:
+        """Print what was tuned to an end of its step sizes, if anything was.
+
+        Args:
+            names: Of `dpjax.results.tables.at_ends`.
+        """
+        if names:
+            self.say(f"best at an end of the step sizes tried: {'; '.join(names)}")
 
     def run_options(self, checkpoint: Path | None) -> dict[str, Any]:
         """Keyword arguments for `dpjax.engine.run.run` that follow from the options."""

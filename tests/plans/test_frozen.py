@@ -11,6 +11,7 @@ import pytest
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host, identity, placing, program
+from dpjax.engine.course import Blocks
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem
@@ -169,9 +170,7 @@ def constants(task, one):
     )
     keys = jax.random.split(KEY, 1)
     state = program.initial(statics, arrays, models, keys)
-    traced = program.advance.trace(
-        statics, arrays, data, state, keys, keys, blocks=1, every=2, tail=0
-    )
+    traced = program.advance.trace(statics, arrays, data, state, keys, keys, Blocks(1, 2))
     held = [np.shape(each) for each in identity._constants(traced.jaxpr)]
     made = [
         variable.aval.shape
