@@ -67,6 +67,7 @@ class Config:
         weights: A safetensors file of vit_small_patch16_224 for finetuning; None is a random start.
         steps: Step sizes to tune over, and those of the study of step sizes.
         moment_steps: The same for Adam and GaLore.
+        space_every: Rounds between changes of GaLore's space.
         clip_norm: C.
         capacity: Records a pass.
         seeds: Seeds of the reported runs.
@@ -98,6 +99,7 @@ class Config:
     weights: Path | None = None
     steps: tuple[float, ...] = (0.8, 0.5, 0.4, 0.2, 0.1)
     moment_steps: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+    space_every: int = 50
     clip_norm: float = 1.0
     capacity: int = 512
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -113,7 +115,8 @@ class Config:
             self,
             whole={
                 "batch_size": 1, "capacity": 0, "measurements": 1, "picture_batch": 1,
-                "picture_records": 0, "records": 0, "seeds": 0, "tested": 0, "tuning_seed": 0,
+                "picture_records": 0, "records": 0, "seeds": 0, "space_every": 1, "tested": 0,
+                "tuning_seed": 0,
             },
             positive=(
                 "at_epsilon", "clip_norm", "epochs", "epsilon", "moment_steps", "picture_epochs",
@@ -157,8 +160,8 @@ _SMALL = Config(
     dataset="mnist", model="small_cnn", records=6_000, epochs=1.5, batch_size=128,
     epsilon=(1.0, 8.0), models=("cnn5", "vit_tiny"), pictures="cifar10_small",
     picture_records=4_000, picture_epochs=1.0, picture_batch=125, tuned_model="vit_tiny",
-    steps=(12.0, 4.0, 1.3, 0.4), moment_steps=(3e-2, 1e-2, 3e-3, 1e-3), capacity=32,
-    tested=3_000, measurements=5, layout="patches",
+    steps=(12.0, 4.0, 1.3, 0.4), moment_steps=(3e-3, 1e-3, 3e-4, 1e-4), space_every=10,
+    capacity=32, tested=3_000, measurements=5, layout="patches",
 )  # fmt: skip
 
 PRESETS = {
@@ -323,7 +326,11 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         per_layer=cell.per_layer,
         schedule=cell.schedule,
     )
-    rule: Any = UpdateRule(cell.optimizer, read_filter(cell.filter))  # type: ignore[arg-type]
+    rule: Any = UpdateRule(
+        cell.optimizer,
+        read_filter(cell.filter),
+        every=config.space_every,  # type: ignore[arg-type]
+    )
     delta = count**-1.1
 
     def make(steps: tuple[float, ...], count: int) -> list[Any]:
@@ -361,6 +368,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     for cell in dict.fromkeys(cell for each in shown.values() for cell in each.values()):
         own = cell._asdict() | {"steps": config.tried(cell.optimizer)}
         own |= {"weights": config.weights if cell.pretrained else None}
+        own |= {"space_every": config.space_every if cell.optimizer == "galore" else None}
         compute = functools.partial(train, config, cell, lab)
         stored = launch.stored(config, *LISTED, **own)
         frames[cell] = lab.cell(cell.name, stored, compute, seed=config.seeds)
@@ -465,8 +473,7 @@ def report(
     if study != "response":
         table = tables.summary(ablations.last(rows), ["series", "step_size"], "points")
         lab.say(tables.text(table.rename(columns={"mean": "accuracy in %", "count": "seeds"})))
-        if edges:
-            lab.say(f"best at an end of the step sizes tried: {'; '.join(edges)}")
+        lab.say_ends(edges)
     for claim in found:
         lab.say(claim.text())
     for stem, panels in sheets(config, study, rows).items():

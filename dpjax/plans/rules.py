@@ -93,12 +93,13 @@ class UpdateRule:
         rounds: Rounds of the run, for the schedule.
         beta: Of momentum and Nesterov's.
         taps: Of the adaptive filter.
-        rank: Of GaLore's projection.
+        rank: Of GaLore's projection; None is a quarter of each matrix's shorter side.
+        every: Rounds between changes of GaLore's space.
 
     Raises:
         ValueError: For another base or schedule, a schedule without rounds, other numbers than
-            beta in (0, 1), 2 to `LAGS` taps and a rank of at least 1, or a filter that the base
-            cannot have; in a config, for a cosine over other rounds than the run's.
+            beta in (0, 1), 2 to `LAGS` taps, a rank and an interval of at least 1, or a filter that
+            the base cannot have; in a config, for a cosine over other rounds than the run's.
 
     Example:
         >>> from dpjax.plans.rules import UpdateRule, read_filter
@@ -113,7 +114,8 @@ class UpdateRule:
     rounds: int | None = None
     beta: float = 0.9
     taps: int = 4
-    rank: int = 128
+    rank: int | None = None
+    every: int = 50
 
     def __post_init__(self) -> None:
         """Refuse what makes no optimizer."""
@@ -127,7 +129,9 @@ class UpdateRule:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
         # Noise is known at so many lags.
         object.__setattr__(self, "taps", _validate.integer("taps", self.taps, least=2, most=LAGS))
-        object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
+        for name in ("rank", "every"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _validate.integer(name, getattr(self, name)))
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
             made = filters.read(self.filter)
@@ -184,7 +188,7 @@ class UpdateRule:
         if self.base == "adam":
             links = [scale_by_adam(noise, filter=moment)]
         elif self.base == "galore":
-            links = [scale_by_galore(noise, rank=self.rank, filter=moment)]
+            links = [scale_by_galore(noise, rank=self.rank, every=self.every, filter=moment)]
         else:
             links = self._filters(noise)
         if self.base == "muon":

@@ -37,7 +37,7 @@ class GaloreState(NamedTuple):
 def scale_by_galore(
     noise: variance.Variance,
     *,
-    rank: int = 128,
+    rank: int | None = None,
     every: int = 50,
     on_change: Literal["turn", "reset"] = "turn",
     b1: float = 0.9,
@@ -55,7 +55,7 @@ def scale_by_galore(
 
     Args:
         noise: Variance of the noise in a coordinate of what comes in, or a function of the round.
-        rank: r.
+        rank: r; None is a quarter of each matrix's shorter side, rounded up.
         every: Rounds between changes of the space.
         on_change: "turn" turns past moments by P_new' P_old, and the second moment by its squares
             (with as much of the noise's variance as turns out of the space put back, since it is
@@ -72,10 +72,13 @@ def scale_by_galore(
         ValueError: For ranks or intervals below 1, another ``on_change``, or as `scale_by_adam`.
 
     Reference:
-        Zhao et al., GaLore (2024); Zhang et al., DOPPLER, Algorithm 3, whose space is that of the
-        round's own gradient and which says nothing of what past moments become.
+        Zhao et al., GaLore (2024), whose larger models take a quarter (256 of 1,024); Zhang et al.,
+        DOPPLER, Algorithm 3, whose space is that of the round's own gradient and which says nothing
+        of the rank nor of what past moments become.
     """
-    rank, every = _validate.integer("rank", rank), _validate.integer("every", every)
+    if rank is not None:
+        rank = _validate.integer("rank", rank)
+    every = _validate.integer("every", every)
     _validate.one_of("on_change", on_change, ("turn", "reset"))
     of_round = variance.per_round(noise)
     adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
@@ -114,11 +117,12 @@ def _matrix(leaf: Any) -> Any:
     return leaf.reshape(-1, leaf.shape[-1])
 
 
-def _coordinates(leaf: Any, rank: int) -> Any:
+def _coordinates(leaf: Any, rank: int | None) -> Any:
     """The first basis of a leaf: [0, 0] where it is not projected."""
     if jnp.ndim(leaf) < 2:
         return jnp.zeros((0, 0))
     side = min(_matrix(leaf).shape)
+    rank = -(-side // 4) if rank is None else rank
     return jnp.eye(side, rank, dtype=leaf.dtype) if side > rank else jnp.zeros((0, 0))
 
 

@@ -57,12 +57,13 @@ def test_bases_are_the_links_of_their_names():
         "nesterov": optax.sgd(0.05, momentum=0.9, nesterov=True),
         "muon": muon(0.5),
         "adam": optax.chain(scale_by_adam(0.1), optax.scale(-0.5)),
-        "galore": optax.chain(scale_by_galore(0.1), optax.scale(-0.5)),
+        "galore": optax.chain(scale_by_galore(0.1, rank=2, every=2), optax.scale(-0.5)),
     }
     stream = [jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32) for _ in range(4)]
     for base, link in own.items():
         state = link.init(stream[0])
-        for gradient, out in zip(stream, steps(UpdateRule(base), stream, noise=0.1), strict=True):
+        rule = UpdateRule(base, rank=2, every=2)
+        for gradient, out in zip(stream, steps(rule, stream, noise=0.1), strict=True):
             wanted, state = link.update(gradient, state, gradient)
             np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=1e-5)
 
@@ -121,6 +122,7 @@ def test_filters_are_read():
         ({"beta": 1.0}, "beta is 1.0"),
         ({"taps": 65}, "taps is 65"),
         ({"rank": 0}, "rank is 0"),
+        ({"every": 0}, "every is 0"),
         ({"filter": "first v1"}, "filter is 'first v1'"),
         ({"filter": 5}, "filter is 5"),
         ({"filter": ((1.0,), (0.5,))}, "sum"),
