@@ -23,7 +23,7 @@ import optax
 from dpjax.data import load, partition, split
 from dpjax.mechanism import filtered, filters, snr, temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.models import cnn, mlp
+from dpjax.models import cnn, mlp, resnet
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.plans.query import RecordQuery
 from dpjax.results import launch, plots, tables
@@ -36,6 +36,7 @@ MODELS = {
     "mlp": lambda classes: mlp.MLP((16,), classes, "tanh"),
     "small_cnn": lambda classes: cnn.SmallCNN(classes, "patches"),
     "cnn5": cnn.CNN5,
+    "resnet50": lambda classes: resnet.ResNet(classes, stem="small"),
 }
 DRAWN = ("gradient", "noise", "private", "momentum", "first v1", "second", "wiener")
 """What the figures show of what is recorded."""
@@ -47,7 +48,7 @@ class Config:
 
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
-        model: Network: mlp for digits, small_cnn for MNIST, cnn5 for CIFAR.
+        model: Network: mlp for digits, small_cnn for MNIST, cnn5 or resnet50 for CIFAR.
         trained: Filters of the training runs: sgd is none.
         epsilon: Budget that the noise is calibrated for, at delta = N^-1.1, zero-out of a record.
         rounds: Rounds T.
@@ -67,7 +68,7 @@ class Config:
     """
 
     dataset: Literal["digits", "mnist", "cifar10"] = "mnist"
-    model: Literal["mlp", "small_cnn", "cnn5"] = "small_cnn"
+    model: Literal["mlp", "small_cnn", "cnn5", "resnet50"] = "small_cnn"
     trained: tuple[str, ...] = ("sgd", "first v1")
     epsilon: float = 8.0
     rounds: int = 400
@@ -111,6 +112,11 @@ PRESETS = {
     "gpu": Config(
         dataset="cifar10", model="cnn5", rounds=4000, batch_size=1000, step_size=0.5, skip=400,
         lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2),
+        horizon=128,
+    ),
+    "full": Config(
+        dataset="cifar10", model="resnet50", rounds=4000, batch_size=500, step_size=0.5, skip=400,
+        lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2, 3, 4),
         horizon=128,
     ),
 }  # fmt: skip

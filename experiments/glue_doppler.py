@@ -140,7 +140,7 @@ PRESETS = {
         width=8, length=8, epsilon=(8.0,), steps=(1e-2,), epochs=1.0, batch_size=128, capacity=64,
         records=1024, seeds=(0,), measurements=2, optimizer="sgd",
     ),
-    "cpu": Config(steps=(3e-2, 1e-2, 3e-3, 1e-3)),
+    "cpu": Config(uncorrected=True, steps=(3e-2, 1e-2, 3e-3, 1e-3)),
     "gpu": Config(
         uncorrected=True, length=128, steps=(1e-3, 3e-4, 1e-4, 3e-5), epochs=10.0,
         batch_size=2048, capacity=64,

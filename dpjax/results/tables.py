@@ -88,7 +88,8 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") ->
     """What was tuned to the least or the largest step size that was tried: its grid is too short.
 
     Args:
-        frame: Tidy rows of both phases, "tuning" and "final", with their ``step_size``.
+        frame: Tidy rows of both phases, "tuning" and "final", with their ``step_size``; with a
+            ``setting``, the ends are those of the steps that the best setting was tried with.
         by: Columns that tell what was tuned apart.
 
     Returns:
@@ -104,9 +105,11 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") ->
     """
     found = []
     for key, group in frame.groupby([by] if isinstance(by, str) else list(by), sort=False):
-        tried = group.loc[group["phase"] == "tuning", "step_size"]
-        best = group.loc[group["phase"] == "final", "step_size"]
-        if best.isin((tried.min(), tried.max())).any():
+        tuning, best = (group[group["phase"] == phase] for phase in ("tuning", "final"))
+        if "setting" in group:
+            tuning = tuning[tuning["setting"].isin(best["setting"])]
+        tried = tuning["step_size"]
+        if best["step_size"].isin((tried.min(), tried.max())).any():
             found.append(" + ".join(str(part) for part in key))
     return found
 

@@ -172,3 +172,9 @@ def test_what_was_tuned_to_an_end_of_its_grid_is_named():
     # Another method's grid says nothing of this one's.
     wide = pandas.DataFrame([("wide", 1.0, "tuning", 9.0)], columns=frame.columns)
     assert tables.at_ends(pandas.concat([frame, wide])) == ["low", "high"]
+    # Nor do steps that another setting of the same method was tried with.
+    dealt = [("a", "tuning", s, "x") for s in (1.0, 4.0)] + [("a", "tuning", 2.0, "y")]
+    dealt += [("b", "tuning", s, "x") for s in (1.0, 2.0, 4.0)] + [("b", "final", 2.0, "x")]
+    dealt += [("b", "tuning", 2.0, "y"), ("a", "final", 2.0, "y")]
+    several = pandas.DataFrame(dealt, columns=["algorithm", "phase", "step_size", "setting"])
+    assert tables.at_ends(several) == ["a"]
