@@ -93,7 +93,8 @@ class UpdateRule:
         rounds: Rounds of the run, for the schedule.
         beta: Of momentum and Nesterov's.
         taps: Of the adaptive filter.
-        rank: Of GaLore's projection; None is a quarter of each matrix's shorter side.
+        rank: Of GaLore's projection; None is a quarter of each matrix's shorter side, so that
+            small networks are projected, too.
         every: Rounds between changes of GaLore's space.
 
     Raises:

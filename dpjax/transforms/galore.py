@@ -37,7 +37,7 @@ class GaloreState(NamedTuple):
 def scale_by_galore(
     noise: variance.Variance,
     *,
-    rank: int | None = None,
+    rank: int | None = 128,
     every: int = 50,
     on_change: Literal["turn", "reset"] = "turn",
     b1: float = 0.9,
