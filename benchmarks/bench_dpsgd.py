@@ -1,8 +1,8 @@
 """Speed of the clipped gradient of a batch against its peers and against the plain gradient.
 
-The sum of clipped per-example gradients of the five-layer network (``cnn5``) or of a small vision
-transformer (``vit``), on random 32x32 images: dpjax's by norms, jax_privacy's clipped_grad, Opacus
-(where it is installed; for ``cnn5`` alone, since it knows no layer of a class token), and the mean
+The sum of clipped per-example gradients of the five-layer network (``cnn5``), a small vision
+transformer (``vit_small``) or a wide residual network, on random 32x32 images: dpjax's by norms,
+jax_privacy's clipped_grad, Opacus (where it is installed; written for ``cnn5`` alone), and the mean
 gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
 ``--passes`` names, compiled once and added up; each way is judged by its fastest, and the whole
 batch at once is what a way does that is told nothing. Ways take turns in one process.
@@ -27,22 +27,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.models import cnn, losses, taps, vit
+from dpjax.models import images, losses, taps
 from dpjax.results import timing
 from dpjax.transforms import sums
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 
 CLIP_NORM = 1.0
+MODELS = ("cnn5", "vit_small", "wrn16_4", "wrn40_4")
 WAYS = ("plain conv", "plain patches", "dpjax", "jax_privacy", "torch", "opacus")
 Step = Callable[[], Any]
-
-
-def network(name: str, layout: str = "conv") -> Any:
-    """The network by name."""
-    if name == "cnn5":
-        return cnn.CNN5(layout=layout)
-    return vit.ViT(patch=4, layout=layout)
 
 
 def data(batch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +76,7 @@ def privacy_sum(model: Any) -> Callable[..., Any]:
 
 def jax_step(name: str, way: str, batch: int, size: int) -> Step:
     """A step in JAX: one compiled pass, called for each part of the batch."""
-    model = network(name, "patches" if way == "plain patches" else "conv")
+    model = images.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
     if way == "dpjax":
         gradients = taps.Gradients(model.apply, losses.cross_entropy)
         of_pass = sums.clipped_sum(gradients, CLIP_NORM, microbatch=size)
@@ -146,9 +140,9 @@ def torch_step(way: str, batch: int, size: int) -> Step:
 
     def step() -> Any:
         total: Any = None
-        for images, labels in parts:
+        for inputs, labels in parts:
             model.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(model(images), labels, reduction="sum").backward()
+            torch.nn.functional.cross_entropy(model(inputs), labels, reduction="sum").backward()
             part = clipped(params) if way == "opacus" else [param.grad for param in params]
             total = part if total is None else [a + b for a, b in zip(total, part, strict=True)]
         return total[0].sum().item()
@@ -213,7 +207,7 @@ def memory(name: str, way: str, batch: str, size: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     bench = timing.Bench(__file__, __doc__, repeats=5)
-    bench.parser.add_argument("--models", nargs="+", choices=("cnn5", "vit"), default=["cnn5"])
+    bench.parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn5"])
     bench.parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
     bench.parser.add_argument("--passes", type=int, nargs="+", default=[8, 32, 64, 256])
     bench.parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
