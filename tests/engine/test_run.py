@@ -43,7 +43,7 @@ def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
 def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
     options = {"seeds": [0, 3], "eval_every": 6, "chunk_blocks": 2}
     told = run(plans, small, **options)
-    monkeypatch.setattr(scan, "_blocks", lambda lengths: lengths)
+    monkeypatch.setattr(scan, "_told", lambda blocks: blocks)
     part = run(plans, small, **options)
     assert told.rounds.tolist() == part.rounds.tolist() == [6, 12, 18, 20]
     for name in told.metrics:
