@@ -64,7 +64,7 @@ PUBLISHED: dict[str, Filter] = {
     "f5": Filter((0.025, 0.05, 0.025), (-0.9,)),
     "f6": Filter((0.025, 0.025), (-1.8, 0.85)),
 }
-"""The published filters by name (Zhang et al., DOPPLER, Table 2 and Fig. 8)."""
+"""The published filters by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
 
 
 def checked(b: Coefficients, a: Coefficients = ()) -> Filter:

@@ -24,7 +24,7 @@ __all__ = ["FILTERS", "AdaptiveState", "LowpassState", "adaptive", "lowpass"]
 
 
 FILTERS = filters.PUBLISHED
-"""The published filters (b, a) by name (Zhang et al., DOPPLER, Table 2 and Fig. 8)."""
+"""The published filters (b, a) by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
 
 
 class LowpassState(NamedTuple):

@@ -9,6 +9,31 @@ from dpjax.mechanism import filters, snr
 DECAYING = 0.5 * 0.8 ** np.arange(400)
 
 
+# The paper's Tables 2 and 4 as printed: b, a, and what both are over.
+PRINTED = {
+    "sgd": ((1,), (), 1),
+    "momentum": ((0.1,), (-0.9,), 1),
+    "first v1": ((1, 1), (-9,), 11),
+    "first v2": ((3, -1), (-9,), 11),
+    "second": ((1, 2, 1), (-92, 38), 58),
+    "f1": ((0.075, 0.025), (-0.9,), 1),
+    "f2": ((0.025, 0.075), (-0.9,), 1),
+    "f3": ((0.1, 0.1), (-0.8,), 1),
+    "f4": ((0.2, 0.2), (-0.6,), 1),
+    "f5": ((0.025, 0.05, 0.025), (-0.9,), 1),
+    "f6": ((0.025, 0.025), (-1.8, 0.85), 1),
+}
+
+
+def test_published_filters_are_as_printed():
+    assert list(filters.PUBLISHED) == list(PRINTED)
+    for name, (b, a, divisor) in PRINTED.items():
+        made = filters.PUBLISHED[name]
+        assert [len(made.b), len(made.a)] == [len(b), len(a)]
+        np.testing.assert_allclose(made.b, np.array(b) / divisor, rtol=1e-15, err_msg=name)
+        np.testing.assert_allclose(made.a, np.array(a) / divisor, rtol=1e-15, err_msg=name)
+
+
 @pytest.mark.parametrize("name", filters.PUBLISHED)
 def test_published_filters_are_stable_and_pass_a_constant(name):
     b, a = filters.checked(*filters.PUBLISHED[name])

@@ -1,0 +1,35 @@
+"""Losses of many sampled rounds between two bounds less than a thousandth apart."""
+
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.accounting.sampled import Pld
+from tests.accounting import lattice
+
+DELTA = 1e-5
+
+# (rate, ratio, rounds), the lattice's width and points, and the epsilon about.
+SETTINGS = [
+    (0.004, 2.35, 250, 3e-5, 2**20, 8),
+    (0.004, 1.3, 250, 3.5e-6, 2**21, 1),
+    (0.1, 0.2, 200, 5e-6, 2**21, 1.1),
+]
+
+
+@pytest.mark.parametrize(("rate", "ratio", "rounds", "width", "points", "about"), SETTINGS)
+def test_many_rounds_against_their_composition(rate, ratio, rounds, width, points, about):
+    given = rate, ratio, rounds, DELTA, width, points
+    below, above = lattice.bracket(*given)
+    assert above < 1.001 * below and below == pytest.approx(about, rel=0.05)
+    assert below <= Pld.of([rate], [ratio], rounds).epsilon(DELTA) <= above
+    # The twins: noise a percent less or more than is accounted for, and one direction alone.
+    assert Pld.of([rate], [ratio / 1.01], rounds).epsilon(DELTA) < below / 1.005
+    assert Pld.of([rate], [ratio * 1.01], rounds).epsilon(DELTA) > above * 1.005
+    there, back = (lattice.bracket(*given, sides=(one,)) for one in (True, False))
+    assert there == (below, above) and back[1] < below / 1.02
+
+
+def test_the_bracket_holds_the_gaussian():
+    """All records in every batch, nearly: the exact epsilon of one Gaussian of all rounds."""
+    below, above = lattice.bracket(1 - 1e-12, 0.1, 100, DELTA, 3e-5, 2**20)
+    assert below <= float(gdp.epsilon(1.0, DELTA)) <= above < 1.001 * below
