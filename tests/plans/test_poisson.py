@@ -265,32 +265,86 @@ def test_agents_on_two_devices_give_the_same_numbers():
         np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
 
 
-def test_one_agent_is_dp_sgd():
-    """A run of one agent without noise, against a loop in a few lines with the same flips."""
-    task = make_problem(1)
-    alone = np.ones((1, 1))
-    open_ = config(design="non_private", rounds=6)
-    plan = plan_.make(open_, alone, counts=task.partition.counts)
-    result = run(plan, task, seeds=[5])
-
-    key = jax.random.fold_in(keys.derive(5, "noise"), 2**32 - 1)
-    params = task.init(keys.derive(5, "initial"))
-    for t in range(6):
+def drawn_rows(plan, task, seed, rounds):
+    """The only agent's records in every round of a run."""
+    key = jax.random.fold_in(keys.derive(seed, "noise"), 2**32 - 1)
+    found = []
+    for t in range(rounds):
         drawn = plan.statics.sampler.draw(
             jax.random.fold_in(key, t), t, jnp.asarray(task.partition.counts)
         )
         rows = np.asarray(drawn.rows)[0][~np.asarray(drawn.padding)[0]]
+        found.append(task.partition.indices[0][rows])
+    return found
+
+
+def dp_sgd(task, params, batches, divisor):
+    """Steps of 0.1 along clipped sums over a divisor, ``divisor(batch)``, in a few lines."""
+    for batch in batches:
         total = jax.tree.map(jnp.zeros_like, params)
-        for row in task.partition.indices[0][rows]:
+        for row in batch:
             gradient = jax.grad(task.loss)(params, task.x[row], task.y[row])
             norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient)))
             share = min(1, 0.5 / norm)
             total = jax.tree.map(lambda s, g, share=share: s + share * g, total, gradient)
-        params = jax.tree.map(lambda p, g: p - 0.1 * g / 4.0, params, total)
-    for mine, theirs in zip(jax.tree.leaves(result.params), jax.tree.leaves(params), strict=True):
-        np.testing.assert_allclose(mine[0, 0, 0], theirs, rtol=1e-4, atol=1e-6)
+        step = 0.1 / divisor(batch)
+        params = jax.tree.map(lambda p, g, step=step: p - step * g, params, total)
+    return jax.tree.leaves(params)
 
-    private = plan_.make(config(rounds=6), alone, counts=task.partition.counts)
+
+ALONE = np.ones((1, 1))
+
+
+@pytest.mark.parametrize(("expected", "seed", "empty"), [(4.0, 5, 0), (1.5, 0, 2)])
+def test_one_agent_is_dp_sgd(expected, seed, empty):
+    """A run of one agent without noise, against a loop with the same flips.
+
+    The twin, which divides by what was drawn and so tells how much it was, goes elsewhere.
+    """
+    task = make_problem(1)
+    open_ = config(design="non_private", rounds=6, sampler=Poisson(expected, 6))
+    plan = plan_.make(open_, ALONE, counts=task.partition.counts)
+    result = run(plan, task, seeds=[seed])
+
+    batches = drawn_rows(plan, task, seed, 6)
+    sizes = [len(batch) for batch in batches]
+    assert sizes.count(0) == empty and len(set(sizes)) > 2
+    start = task.init(keys.derive(seed, "initial"))
+    mine = [leaf[0, 0, 0] for leaf in jax.tree.leaves(result.params)]
+    for a, b in zip(mine, dp_sgd(task, start, batches, lambda _: expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    twin = dp_sgd(task, start, batches, lambda batch: max(1, len(batch)))
+    assert max(np.abs(a - b).max() for a, b in zip(mine, twin, strict=True)) > 5e-3
+
+
+def test_rounds_that_draw_nobody_move_by_their_noise_alone():
+    task, seed = make_problem(1), 5
+    other = dataclasses.replace(task, y=-task.y)
+
+    def ends(one, **changes):
+        plan = plan_.make(config(rounds=3, **changes), ALONE, counts=task.partition.counts)
+        models = jax.tree.leaves(run(plan, one, seeds=[seed]).params)
+        sizes = [len(batch) for batch in drawn_rows(plan, task, seed, 3)]
+        return [np.asarray(leaf)[0, 0, 0] for leaf in models], sizes
+
+    start = jax.tree.leaves(task.init(keys.derive(seed, "initial")))
+    rare, often = Poisson(0.05, 6), Poisson(4.0, 6)
+    still, sizes = ends(task, sampler=rare, design="non_private")
+    assert sizes == [0, 0, 0]
+    for a, b in zip(still, start, strict=True):
+        np.testing.assert_array_equal(a, b)
+    # Noise moves it, the same on other labels; where records are drawn, labels tell.
+    for sampler, alike in ((rare, True), (often, False)):
+        (one, sizes), (two, _) = (ends(each, sampler=sampler) for each in (task, other))
+        assert any(sizes) != alike
+        for a, b, begun in zip(one, two, start, strict=True):
+            assert np.isfinite(a).all() and (a != begun).all()
+            assert np.array_equal(a, b) == alike
+
+
+def test_one_agent_states_its_own_loss():
+    task = make_problem(1)
+    private = plan_.make(config(rounds=6), ALONE, counts=task.partition.counts)
     assert private.guarantee.loss.agents == 1
     assert np.isfinite(run(private, task, seeds=[5]).metrics["test_loss"]).all()
 
