@@ -59,6 +59,33 @@ def test_no_round_uses_its_own_gradients_space():
     assert own > 2 and other < 1.5
 
 
+@pytest.mark.parametrize("on_change", ["turn", "reset"])
+def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
+    """White gradients, all of other spaces: the fourth and the eighth round bring a new one."""
+    rng = np.random.default_rng(5)
+    shapes = {"tall": (12, 7), "wide": (7, 12)}
+    given = {
+        name: rng.normal(size=(9, *shape)).astype(np.float32) for name, shape in shapes.items()
+    }
+    link = scale_by_galore(0.0, rank=2, every=4, on_change=on_change)
+
+    def step(state, gradient):
+        out, new = link.update(gradient, state)
+        return new, (state.bases, new.bases, out)
+
+    first = link.init(jax.tree.map(lambda leaf: leaf[0], given))
+    _, (before, after, out) = jax.lax.scan(step, first, given)
+    moves = np.swapaxes(out["tall"], 1, 2), np.asarray(out["wide"])
+    for old, new, moved in zip(before, after, moves, strict=True):
+        outside = [
+            np.linalg.norm(moved - basis @ np.swapaxes(basis, 1, 2) @ moved, axis=(1, 2))
+            / np.linalg.norm(moved, axis=(1, 2))
+            for basis in map(np.asarray, (old, new))
+        ]
+        assert outside[0].max() < 1e-5
+        assert outside[1][[3, 7]].min() > 0.3 and np.delete(outside[1], [3, 7]).max() < 1e-5
+
+
 def test_moments_are_turned():
     """A gradient within the old and the new space keeps its filtered past through a change."""
     rng = np.random.default_rng(3)
