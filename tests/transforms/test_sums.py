@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import _layers, _squares
@@ -192,6 +192,48 @@ LABELS = st.one_of(
 def test_no_term_is_longer_than_its_bound(name, labels, clip, scale):
     """Whatever the gradient: zero, not finite, or such that squares overflow or vanish."""
     assert worst(name, *clip, labels, scale) <= 1
+
+
+@st.composite
+def networks(draw):
+    """A small network of drawn widths and image sizes, and its records' shape."""
+    width = st.integers(1, 6)
+    if draw(st.booleans()):
+        hidden, outputs = draw(st.tuples(width, width))
+        return MLP(hidden=(hidden,), outputs=outputs, activation="tanh"), (draw(width),)
+    channels, outputs, kernel = draw(st.tuples(width, width, st.integers(1, 3)))
+    sides = draw(st.tuples(st.integers(3, 5), st.integers(3, 5)))
+    model = nn.Sequential(
+        [
+            conv.Conv(channels, (kernel, kernel), draw(st.integers(1, 2))),
+            nn.tanh,
+            lambda x: x.reshape(*x.shape[:-3], -1),
+            nn.Dense(outputs),
+        ]
+    )
+    return model, (*sides, draw(st.integers(1, 3)))
+
+
+@settings(max_examples=6)
+@given(network=networks(), seed=st.integers(0, 9), per_layer=st.booleans())
+def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per_layer):
+    """Records whose gradients are none, not finite, huge, and plain ones that reach the bound."""
+    model, shape = network
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=(5, *shape)), jnp.float32)
+    params = jax.jit(model.init)(jax.random.key(seed), x)
+    gradients = Gradients(model.apply, lambda outputs, y: y * jnp.sum(jnp.sin(jnp.ravel(outputs))))
+    y = jnp.asarray([1e5, 0.0, math.nan, math.inf, 1e30], jnp.float32)
+
+    def longest(clip_norm):
+        fn = sums.clipped_sum(gradients, clip_norm, per_layer=per_layer)
+        each = jax.jit(lambda x, y: jax.lax.map(lambda one: fn(params, *one), (x, y)))
+        terms = each(x[:, None], y[:, None])
+        leaves = [np.float64(leaf).reshape(len(y), -1) for leaf in jax.tree.leaves(terms)]
+        return np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
+
+    lengths = longest(0.3)
+    assert lengths.max() <= 0.3 and lengths[1] == 0
+    assert lengths[0] > 0.299
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
