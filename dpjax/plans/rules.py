@@ -130,9 +130,9 @@ class UpdateRule:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
         # Noise is known at so many lags.
         object.__setattr__(self, "taps", _validate.integer("taps", self.taps, least=2, most=LAGS))
-        for name in ("rank", "every"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _validate.integer(name, getattr(self, name)))
+        if self.rank is not None:
+            object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
+        object.__setattr__(self, "every", _validate.integer("every", self.every))
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
             made = filters.read(self.filter)

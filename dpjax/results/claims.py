@@ -120,6 +120,8 @@ def verdict(gain: float, margin: float, least: float = 0.0) -> str:
         >>> [claims.verdict(gain, 1.0, least=3.0) for gain in (5.0, 2.0, 0.5)]
         ['holds', 'partly', 'not']
     """
+    if math.isnan(gain):
+        return "not"
     if not math.isfinite(margin):
         return "open: one seed"
     if gain > margin:
@@ -168,7 +170,8 @@ def part(
 
     Returns:
         "of", "gain in {value}", "standard error", "seeds" and "verdict", which is "open: not run",
-        without numbers, where one of the two is in no row.
+        without numbers, where one of the two is in no row, and "open: diverged" where a run of
+        ``worse`` has no number, which no gain measures.
 
     Raises:
         ValueError: As `dpjax.results.tables.paired`.
@@ -185,6 +188,8 @@ def part(
         return {"of": of, "verdict": "open: not run"}
     row = _gain(frame, worse, better, value, column)
     said = judge(row[f"gain in {value}"], row.pop("margin"))
+    if frame.loc[frame[column] == worse, value].isna().any():
+        said = "open: diverged"
     return {"of": of, **row, "verdict": said}
 
 
@@ -197,14 +202,16 @@ def below(gain: float, margin: float, most: float) -> str:
         most: What it shall be less than.
 
     Returns:
-        "holds" where it is less by more than the margin, "not" where it is more by that, "open: one
-        seed", else "open: within chance".
+        "holds" where it is less by more than the margin, "not" where it is more by that or no
+        number, "open: one seed", else "open: within chance".
 
     Example:
         >>> from dpjax.results import claims
         >>> claims.below(0.4, 0.4, 1.0), claims.below(0.8, 0.4, 1.0), claims.below(2.0, 0.4, 1.0)
         ('holds', 'open: within chance', 'not')
     """
+    if math.isnan(gain):
+        return "not"
     if not math.isfinite(margin):
         return "open: one seed"
     if gain + margin < most:
@@ -213,14 +220,14 @@ def below(gain: float, margin: float, most: float) -> str:
 
 
 def joined(*verdicts: str) -> str:
-    """One verdict on a claim of several parts.
+    """One verdict on a claim that several parts hold, all of them.
 
     Args:
         verdicts: Of the parts: "holds", "partly", "not", "open", or these with more words.
 
     Returns:
-        "holds" where all do and "not" where none does; "open" where it depends on open parts; else
-        "partly".
+        "holds" where all do; "partly" where some do and some do not; "not" where some do not and
+        none is known to; "open" where none is known not to, and some are open.
 
     Raises:
         ValueError: For no verdicts, or what is none.
@@ -229,6 +236,8 @@ def joined(*verdicts: str) -> str:
         >>> from dpjax.results import claims
         >>> claims.joined("holds", "not"), claims.joined("holds", "open: one seed")
         ('partly', 'open')
+        >>> claims.joined("not", "open: one seed")
+        'not'
     """
     words = [each.partition(":")[0] for each in verdicts]
     if not words:
@@ -238,5 +247,7 @@ def joined(*verdicts: str) -> str:
     known = {*words} - {"open"}
     if known == {*words}:
         return words[0] if len(known) == 1 else "partly"
-    # With open parts all may still hold, or none: unless some do and some do not.
-    return "partly" if "partly" in known or len(known) > 1 else "open"
+    # With open parts all may still hold, unless one does not.
+    if "partly" in known or len(known) > 1:
+        return "partly"
+    return "not" if "not" in known else "open"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -26,11 +26,13 @@ class AdamState(NamedTuple):
     Attributes:
         first: State of the first moment's filter.
         second: Running means of squared gradients, noise included.
+        noise: Running mean of the noise's variance, which ``second`` includes.
         rounds: Rounds done.
     """
 
     first: Any
     second: Any
+    noise: Float[Array, ""]
     rounds: Int[Array, ""]
 
 
@@ -46,8 +48,9 @@ def scale_by_adam(
 
     m / sqrt(max(v - noise, floor)): m the bias-corrected first moment, an average at rate b1 or a
     low-pass filter in its place, v the bias-corrected average of squares of what comes in, which is
-    gradient and noise together. With noise = 0 it is Adam, whose v holds mostly noise. A filter
-    stands here and not in front: there v would hold noise of variance noise * sum kappa^2.
+    gradient and noise together, and noise its variance, averaged over the rounds as v is. With
+    noise = 0 it is Adam, whose v holds mostly noise. A filter stands here and not in front: there v
+    would hold noise of variance noise * sum kappa^2.
 
     Args:
         noise: Variance of the noise in a coordinate of what comes in, (sigma C / B)^2 for a mean of
@@ -79,7 +82,8 @@ def scale_by_adam(
 
     def init(params: Any) -> AdamState:
         second = jax.tree.map(jnp.zeros_like, params)
-        return AdamState(first.init(params), second, jnp.zeros((), jnp.int32))
+        rounds = jnp.zeros((), jnp.int32)
+        return AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
 
     def update(updates: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
         del params
@@ -89,12 +93,12 @@ def scale_by_adam(
         )
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
-        known = of_round(state.rounds)
+        known = b2 * state.noise + (1 - b2) * of_round(state.rounds)
         out = jax.tree.map(
-            lambda m, v: m / jnp.sqrt(jnp.maximum(v / correction - known, floor)).astype(m.dtype),
+            lambda m, v: m / jnp.sqrt(jnp.maximum((v - known) / correction, floor)).astype(m.dtype),
             mean,
             second,
         )
-        return out, AdamState(kept, second, done)
+        return out, AdamState(kept, second, known.astype(jnp.float32), done)
 
     return optax.GradientTransformation(init, update)

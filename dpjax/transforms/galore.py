@@ -80,7 +80,6 @@ def scale_by_galore(
         rank = _validate.integer("rank", rank)
     every = _validate.integer("every", every)
     _validate.one_of("on_change", on_change, ("turn", "reset"))
-    of_round = variance.per_round(noise)
     adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
 
     def init(params: Any) -> GaloreState:
@@ -103,8 +102,7 @@ def scale_by_galore(
             )
             if on_change == "reset":
                 return GaloreState(bases, adam.init(_projected(leaves, bases)))
-            share = of_round(kept.rounds) * (1 - jnp.float32(b2) ** kept.rounds)
-            return GaloreState(bases, _turned(kept, state.bases, bases, leaves, share))
+            return GaloreState(bases, _turned(kept, state.bases, bases, leaves))
 
         due = (state.adam.rounds + 1) % every == 0
         new = jax.lax.cond(due, change, lambda _: GaloreState(state.bases, kept), None)
@@ -155,8 +153,8 @@ def _leading(leaf: Any, basis: Any) -> Any:
     return vectors[:, : -basis.shape[1] - 1 : -1]
 
 
-def _turned(adam: AdamState, old: Any, new: Any, leaves: Sequence[Any], share: Any) -> AdamState:
-    """Past moments in the new space; ``share`` of noise is what the second moment holds."""
+def _turned(adam: AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> AdamState:
+    """Past moments in the new space."""
     first: LowpassState = adam.first
 
     def turn(parts: Sequence[Any], square: bool) -> list[Any]:
@@ -168,14 +166,15 @@ def _turned(adam: AdamState, old: Any, new: Any, leaves: Sequence[Any], share: A
                     weights = jnp.square(matrix)
                     lost = 1 - jnp.sum(weights, axis=1)
                     along = lost[:, None] if _rows_first(leaf) else lost[None, :]
-                    part = _apply(weights, part, leaf) + (along * share).astype(part.dtype)
+                    part = _apply(weights, part, leaf) + (along * adam.noise).astype(part.dtype)
                 else:
                     part = _apply(matrix, part, leaf)
             turned.append(part)
         return turned
 
     delayed = tuple(turn(parts, square=False) for parts in first.delayed)
-    return AdamState(first._replace(delayed=delayed), turn(adam.second, square=True), adam.rounds)
+    second = turn(adam.second, square=True)
+    return adam._replace(first=first._replace(delayed=delayed), second=second)
 
 
 def _rows_first(leaf: Any) -> bool:

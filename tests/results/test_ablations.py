@@ -136,7 +136,12 @@ def test_finetuning_gains_little_and_less_at_large_budgets():
 
     assert judged(0.5, 0.0) == ("holds", "holds", "holds")
     assert judged(3.0, 5.0) == ("holds", "not", "not")
-    assert judged(-1.0, -0.5) == ("not", "holds", "not")
+    assert judged(-1.0, -0.5) == ("not", "not", "not")
+    # What loses less where budgets are small gains nothing there.
+    assert judged(-9.0, -19.0) == ("not", "not", "not")
+    whole = made({"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.5})
+    found = verdicts(ablations.finetuning(whole, "f", places))
+    assert tuple(found.values()) == ("holds", "holds", "open: not run")
     assert judged(0.5, 0.0, places[:1])[2] == "open: one budget"
 
 

@@ -33,6 +33,8 @@ def test_claims_of_points_are_judged():
     judged = [claims.verdict(gain, 0.1) for gain in (0.3, 0.1, 0.0, -0.1, -0.3)]
     assert judged == ["holds", chance, chance, chance, "not"]
     assert math.isnan(claims.margin(math.nan, 1))
+    # A run that diverged among several is no lack of seeds.
+    assert claims.verdict(math.nan, math.nan) == claims.below(math.nan, math.nan, 1.0) == "not"
 
 
 def test_upper_bounds_are_judged():
@@ -49,7 +51,7 @@ def test_claims_of_several_parts():
         (("holds", "not"), "partly"),
         (("partly", "partly"), "partly"),
         (("holds", "open: one seed"), "open"),
-        (("not", "open: within chance"), "open"),
+        (("not", "open: within chance"), "not"),
         (("holds", "not", "open"), "partly"),
         (("open",), "open"),
     ):
@@ -74,6 +76,9 @@ def test_parts_say_what_was_not_run_and_claims_join_them():
     missing = claims.part(frame, "better", "third", "points", of="b")
     assert missing == {"of": "b", "verdict": "open: not run"}
     assert claims.Judged("Fig. 0", "words", (run, missing)).verdict == "open"
+    lost = pandas.concat([frame, frame.assign(series="lost", points=[1.0, math.nan] * 2)[:2]])
+    assert claims.part(lost, "lost", "plain", "points", of="c")["verdict"] == "not"
+    assert claims.part(lost, "plain", "lost", "points", of="c")["verdict"] == "open: diverged"
     assert claims.Judged("Fig. 0", "words", (missing,)).verdict == "open: not run"
     lines = claims.Judged("Fig. 0", "words", (run, missing)).text().splitlines()
     assert lines[0] == "Fig. 0: words: open" and len(lines) == 5

@@ -73,6 +73,19 @@ def test_noise_may_follow_the_rounds():
     np.testing.assert_allclose(fixed, moving, rtol=1e-6)
 
 
+def test_noise_that_changes_is_averaged_as_the_second_moment_is():
+    """Squares of 1 + the round's noise: what is left of v is 1, whatever the rounds before had."""
+    rounds = np.arange(40)
+    variances = jnp.asarray(4.0 / (1 + rounds), jnp.float32)
+    given = np.sqrt(1 + np.asarray(variances))[:, None]
+    out = stream(scale_by_adam(lambda t: variances[t], b1=0.0, b2=0.9), given)
+    np.testing.assert_allclose(out, given, rtol=1e-4)
+    # The broken twin takes this round's variance off a mean over all of them.
+    squares = np.convolve(given[:, 0] ** 2, 0.1 * 0.9**rounds)[:40] / (1 - 0.9 ** (rounds + 1))
+    twin = given[:, 0] / np.sqrt(squares - np.asarray(variances))
+    assert np.abs(twin / given[:, 0] - 1).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [({"b1": 1.0}, "b1 is 1.0"), ({"b2": -0.1}, "b2 is -0.1"), ({"floor": 0.0}, "floor is 0.0")],
