@@ -65,7 +65,7 @@ def statement(of: "Guarantee") -> str:
         f"{of.clip_norm:g}) over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
         f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_GRADIENTS_TEXT[of.gradients]}; "
-        f"{_ACCOUNTANT_TEXT[of.accountant]}"
+        f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
     )
     if of.mu is not None:
         text += f", mu = {up(of.mu)}"
@@ -147,6 +147,21 @@ def _participation_text(of: "Guarantee") -> str:
         return ""
     epochs, separation = of.participation
     return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
+
+
+def _sampled_text(of: "Guarantee") -> str:
+    """What a report of DP-SGD tells: where every round and every agent has the same."""
+    pairs = {
+        (rate, ratio)
+        for one in getattr(of.other_loss, "phases", ())
+        for rate, ratio in zip(one.rates, one.ratios, strict=True)
+        if one.rounds and not one.whole and one.separation == 1
+    }
+    if len(pairs) != 1 or _flipped(of) is not None:
+        return ""
+    ((rate, ratio),) = pairs
+    multiplier = f", noise multiplier {1 / ratio:.4g}" if ratio else ""
+    return f", sampling rate {rate:.4g}{multiplier}"
 
 
 def _flipped(of: "Guarantee") -> tuple[int, int] | None:

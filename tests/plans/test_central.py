@@ -30,6 +30,9 @@ def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
     assert made.guarantee.delta == pytest.approx(1000**-1.1, rel=1e-9)
     sigma = float(made.factor[0, 0])
     assert spent(sigma, rate, rounds, 1000**-1.1) == pytest.approx(2.0, rel=1e-3)
+    # The two numbers that reports of such training give; the clip norm is 1.
+    told = f"sampling rate {rate:g}, noise multiplier {sigma:.4g}"
+    assert told in made.guarantee.statement()
     # The twins: noise for fewer rounds, for a smaller rate, and noise of a mean for a sum.
     assert spent(sigma, rate, 2 * rounds, 1000**-1.1) > 2.5
     assert spent(sigma, 2 * rate, rounds, 1000**-1.1) > 2.5
@@ -74,6 +77,8 @@ def test_methods_are_told_their_rounds_and_bands_divide_them():
     (banded,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
     assert banded.config.rounds == 12 and banded.sampler.separation == 4
     assert banded.guarantee.epsilon == made.guarantee.epsilon == 4.0
+    assert "sampling rate 0.25," in made.guarantee.statement()
+    assert "sampling rate" not in banded.guarantee.statement()
     (whole,) = recipe.plans(UpdateRule(), [1.0], 4.0, 60)
     assert whole.sampler.expected == 60 and whole.config.rounds == math.ceil(2.5)
 
