@@ -65,7 +65,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
             if plan.counts is not None and not np.array_equal(plan.counts, counts):
                 raise ValueError(
                     f"the plan is for {plan.counts.tolist()} records of the agents, the problem "
-                    f"has {np.asarray(counts).tolist()}; make it with counts=partition.counts"
+                    f"has {np.asarray(counts).tolist()}; make it with counts=shards.counts"
                 )
         draws.audit(sampler, counts, plans[0].config.rounds)
 

@@ -74,7 +74,7 @@ def audit(plan: "Plan") -> None:
     if config.sampler.counted != (plan.counts is not None):
         raise ValueError(
             f"counts is {_validate.shown(plan.counts)} for sampler {config.sampler}; make the "
-            "plan with plan.make(config, mixing, counts=partition.counts)"
+            "plan with plan.make(config, mixing, counts=shards.counts)"
         )
     if plan.counts is not None:
         config.sampler.check(plan.counts)

@@ -77,7 +77,7 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
         if counted:
             raise ValueError(
                 f"counts is None for sampler {config.sampler}, whose rates or divisor depend on "
-                "them; give plan.make(config, mixing, counts=partition.counts)"
+                "them; give plan.make(config, mixing, counts=shards.counts)"
             )
         return None
     whole = _validate.finite_array("counts", counts, ndim=1)

@@ -155,7 +155,7 @@ class Full(_Anytime, _Plain):
             agent = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
             raise ValueError(
                 f"sampler is {self}, but {agent} has {counts[wrong[0]]} records; give each at "
-                "least one, and make the plan with counts=partition.counts"
+                "least one, and make the plan with counts=shards.counts"
             )
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:

@@ -61,8 +61,9 @@ def check_numbers(
 ) -> None:
     """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
 
-    An option that is a tuple is checked entry by entry, and holds none of them twice. Where there
-    are seeds for tuning, none of them is one of ``seeds``, which are reported.
+    An option that is a tuple is checked entry by entry, and holds none of them twice; one that is a
+    path is of a file that is there. Where there are seeds for tuning, none of them is one of
+    ``seeds``, which are reported.
 
     Args:
         config: The experiment's config.
@@ -95,6 +96,8 @@ def check_numbers(
             raise ValueError(
                 f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
+        if isinstance(value, Path) and not value.is_file():
+            raise ValueError(f"{field.name} is {str(value)!r}, where no file is; give one's path")
     for name in ("tuning_seed", "tuning_seeds"):
         own = getattr(config, name, ())
         own = own if isinstance(own, tuple) else (own,)
@@ -283,7 +286,8 @@ def main(
         default: Preset used when none is named.
 
     Returns:
-        Exit status: 0, or 2 after an error of the user's or the system's, printed in one line.
+        Exit status: 0, or 2 after an error of the user's or the system's, or 130 when it was
+        stopped from the keyboard; both are told in one line.
     """
     import tyro
 
@@ -307,6 +311,13 @@ def main(
     except MemoryError:
         print(f"{name}: error: out of memory; choose a smaller preset", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        without = " without --no-resume" if "--no-resume" in arguments else ""
+        print(
+            f"{name}: stopped; finished cells are kept, the same command{without} carries on",
+            file=sys.stderr,
+        )
+        return 130
     return 0
 
 

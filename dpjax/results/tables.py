@@ -87,6 +87,8 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
 def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") -> list[str]:
     """What was tuned to the least or the largest step size that was tried: its grid is too short.
 
+    Where one step size alone was tried, nothing was tuned.
+
     Args:
         frame: Tidy rows of both phases, "tuning" and "final", with their ``step_size``; with a
             ``setting``, the ends are those of the steps that the best setting was tried with.
@@ -109,7 +111,8 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") ->
         if "setting" in group:
             tuning = tuning[tuning["setting"].isin(best["setting"])]
         tried = tuning["step_size"]
-        if best["step_size"].isin((tried.min(), tried.max())).any():
+        ends = {tried.min(), tried.max()}
+        if len(ends) > 1 and best["step_size"].isin(ends).any():
             found.append(" + ".join(str(part) for part in key))
     return found
 

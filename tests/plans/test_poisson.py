@@ -178,7 +178,7 @@ def test_what_sampling_does_not_amplify_is_refused(changes, told):
 
 
 def test_counts_are_needed_and_checked(tmp_path):
-    with pytest.raises(ValueError, match=r"counts is None .* counts=partition.counts"):
+    with pytest.raises(ValueError, match=r"counts is None .* counts=shards.counts"):
         plan_.make(config(), RING)
     with pytest.raises(ValueError, match="for 4 agents"):
         plan_.make(config(), RING, counts=[24, 24])

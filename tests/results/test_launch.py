@@ -96,6 +96,30 @@ def test_options_that_are_no_numbers_or_come_twice_are_refused(options, said):
         launch.check_numbers(Config(**options), whole={"rounds": 1})
 
 
+def test_paths_are_of_files_that_are_there(tmp_path):
+    made = dataclasses.make_dataclass("Fine", ["weights"])
+    path = tmp_path / "vit.safetensors"
+    for missing in (path, tmp_path):
+        with pytest.raises(ValueError, match=f"weights is '{missing}', where no file is; give"):
+            launch.check_numbers(made(missing))
+    path.touch()
+    launch.check_numbers(made(path))
+    launch.check_numbers(made(None))
+
+
+@pytest.mark.parametrize("options", [[], ["--no-resume"]])
+def test_stopping_is_told_in_one_line(capsys, options):
+    def body(config, lab):
+        """Do the work."""
+        raise KeyboardInterrupt
+
+    assert launch.main("trial", PRESETS, body, options) == 130
+    without = " without --no-resume" if options else ""
+    assert capsys.readouterr().err == (
+        f"trial: stopped; finished cells are kept, the same command{without} carries on\n"
+    )
+
+
 @pytest.mark.parametrize("value", [(0.5, 0.0), (0.5, float("nan")), (1.5,), ("a",)])
 def test_entries_are_checked_one_by_one(value):
     steps = dataclasses.make_dataclass("Steps", ["steps"])

@@ -173,8 +173,15 @@ def test_what_was_tuned_to_an_end_of_its_grid_is_named():
     wide = pandas.DataFrame([("wide", 1.0, "tuning", 9.0)], columns=frame.columns)
     assert tables.at_ends(pandas.concat([frame, wide])) == ["low", "high"]
     # Nor do steps that another setting of the same method was tried with.
-    dealt = [("a", "tuning", s, "x") for s in (1.0, 4.0)] + [("a", "tuning", 2.0, "y")]
+    dealt = [("a", "tuning", s, y) for s, y in ((1.0, "x"), (4.0, "x"), (2.0, "y"), (3.0, "y"))]
     dealt += [("b", "tuning", s, "x") for s in (1.0, 2.0, 4.0)] + [("b", "final", 2.0, "x")]
     dealt += [("b", "tuning", 2.0, "y"), ("a", "final", 2.0, "y")]
     several = pandas.DataFrame(dealt, columns=["algorithm", "phase", "step_size", "setting"])
     assert tables.at_ends(several) == ["a"]
+
+
+def test_one_step_size_alone_has_no_ends():
+    rows = [("one", 0, "tuning", 2.0), ("one", 1, "tuning", 2.0), ("one", 0, "final", 2.0)]
+    rows += [("two", 0, "tuning", 2.0), ("two", 0, "tuning", 1.0), ("two", 0, "final", 2.0)]
+    frame = pandas.DataFrame(rows, columns=["algorithm", "seed", "phase", "step_size"])
+    assert tables.at_ends(frame) == ["two"]
