@@ -62,6 +62,30 @@ def one(models: Any, agent: int | None) -> Any:
     return jax.tree.map(average, models)
 
 
+def complete(problem: Any, params: Any, frozen: str) -> Any:
+    """Return the parameters of one model, frozen values in their places.
+
+    Args:
+        problem: The problem that was trained.
+        params: Of one model, None in the places of frozen leaves.
+        frozen: Digest of the frozen values that it was trained with, see `frozen_digest`.
+
+    Raises:
+        ValueError: For what is no problem, another problem's parameters, or other frozen values.
+    """
+    if not isinstance(problem, Problem):
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}; give the problem that was trained"
+        )
+    _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
+    if frozen_digest(problem.frozen) != frozen:
+        raise ValueError(
+            "problem has other frozen values than those that were trained with; give the "
+            "problem that was trained"
+        )
+    return _parameters.merge(params, problem.frozen)
+
+
 def predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
     """Return ``predict(x)`` of one model.
 
@@ -78,13 +102,7 @@ def predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
             raise ValueError(
                 "problem has no predict; make it with problem.supervised, or give it one"
             )
-        _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
-        if frozen_digest(problem.frozen) != frozen:
-            raise ValueError(
-                "problem has other frozen values than those that were trained with; give the "
-                "problem that was trained"
-            )
-        whole, apply = _parameters.merge(params, problem.frozen), jax.jit(problem.predict)
+        whole, apply = complete(problem, params, frozen), jax.jit(problem.predict)
         return lambda x: apply(whole, _like(problem.x, x))
     if isinstance(problem, type) or not callable(getattr(problem, "apply", None)):
         raise ValueError(

@@ -173,7 +173,12 @@ class Result:
         return rows
 
     def model(
-        self, *, seed: int | None = None, plan: int | str | None = None, agent: int | None = None
+        self,
+        problem: Any = None,
+        *,
+        seed: int | None = None,
+        plan: int | str | None = None,
+        agent: int | None = None,
     ) -> Any:
         """The average model of a run, or one agent's, for inference.
 
@@ -182,23 +187,26 @@ class Result:
         whoever publishes it publishes what is not protected.
 
         Args:
+            problem: What was trained: its frozen values are put in their places. None leaves None
+                there, and is enough where nothing was frozen.
             seed: Which of ``seeds``; may be left out where there is one.
             plan: Which of the plans, by its number from 0 or by its label; may be left out where
                 there is one.
             agent: Whose model; None averages all.
 
         Returns:
-            Parameters of one model: ``module.apply(params, x)``. None in the places of frozen
-            leaves, see `predictor`.
+            Parameters of one model: ``module.apply(params, x)``.
 
         Raises:
             ValueError: For a seed, a plan or an agent that there is not, or that is left out where
-                there are several; where the method releases no models.
+                there are several; where the method releases no models; for another problem's model,
+                or other frozen values.
         """
         labels = [terms.label for terms in self.terms]
         s = inference.place("seed", seed, self.seeds)
         v = inference.place("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
-        return inference.one(jax.tree.map(lambda leaf: leaf[s, v], self.params), agent)
+        model = inference.one(jax.tree.map(lambda leaf: leaf[s, v], self.params), agent)
+        return model if problem is None else inference.complete(problem, model, self.frozen)
 
     def predictor(
         self,

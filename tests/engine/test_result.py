@@ -365,6 +365,16 @@ def test_frozen_leaves_and_integers_are_put_back(network):
     whole = {"params": {"words": params["params"]["words"], "head": head}}
     np.testing.assert_allclose(predict(tokens[:5]), Texts().apply(whole, tokens[:5]), rtol=1e-5)
     assert result.model()["params"]["words"]["embedding"] is None
+    jax.tree.map(np.testing.assert_array_equal, result.model(task), whole)
+    assert not np.array_equal(head["kernel"], params["params"]["head"]["kernel"])
+    other = problem.supervised(
+        Texts(), "cross_entropy", (tokens, tokens[:, 0] % 2), (tokens, tokens[:, 0] % 2),
+        partition.iid(len(tokens), AGENTS, 0), params=jax.tree.map(lambda leaf: leaf + 1, params),
+        frozen=lambda path: "words" in path,
+    )  # fmt: skip
+    for wrong, message in ((other, "other frozen values"), (Texts(), "give the problem that was")):
+        with pytest.raises(ValueError, match=message):
+            result.model(wrong)
     with pytest.raises(ValueError, match="x is float64; the model was trained on integers"):
         predict(np.float64(tokens[:5]))
 
