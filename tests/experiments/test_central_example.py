@@ -1,0 +1,36 @@
+"""The example of central training: short, learns, and every way states one guarantee."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = ROOT / "examples" / "central.py"
+ALL = ("SGD", "filter", "average", "banded")
+
+
+# Every way is compiled on its own: here one, all of them with the slow tests.
+@pytest.mark.parametrize("tried", [("filter",), pytest.param(ALL, marks=pytest.mark.slow)])
+def test_central_example_is_short_and_learns(capsys, tried):
+    assert len(PATH.read_text().splitlines()) < 45
+    spec = importlib.util.spec_from_file_location("central", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    results = module.main(rounds=24, tried=tried)
+    out, banded = capsys.readouterr().out, tried.count("banded")
+    assert list(results) == list(tried)
+    assert out.count("(epsilon = 2, delta = 0.0001)-differentially private per record") == len(
+        tried
+    )
+    assert out.count("over 24 rounds against") == len(tried) - banded
+    assert out.count("in 6 of which, 4 apart") == banded
+    models = []
+    for way, result in results.items():
+        # Ten classes: a tenth is chance.
+        assert result.metrics["test_accuracy"][-1].mean() > 0.3, way
+        assert result.guarantees[0].relation == "zero_out_record"
+        models.append(np.asarray(result.model(seed=0)["params"]["layers_0"]["kernel"]))
+    # Each way is one of its own.
+    assert all(not np.allclose(a, b) for i, a in enumerate(models) for b in models[:i])
