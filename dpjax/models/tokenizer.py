@@ -89,7 +89,8 @@ class Tokenizer:
             library = importlib.import_module("tokenizers")
         except ImportError:
             raise ValueError(
-                "tokenizers is not installed, and texts need it; pip install 'dpjax[pretrained]'"
+                "tokenizers is not installed, and texts need it; in dpjax's folder: "
+                "pip install '.[pretrained]'"
             ) from None
         pairs = library.models.BPE(vocab=self.vocabulary, merges=list(self.merges))
         backend = library.Tokenizer(pairs)

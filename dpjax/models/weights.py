@@ -34,8 +34,8 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
         safetensors = importlib.import_module("safetensors")
     except ImportError:
         raise ValueError(
-            "safetensors is not installed, and files of weights need it; "
-            "pip install 'dpjax[pretrained]'"
+            "safetensors is not installed, and files of weights need it; in dpjax's folder: "
+            "pip install '.[pretrained]'"
         ) from None
     try:
         with safetensors.safe_open(str(path), framework="np") as file:
