@@ -2,9 +2,12 @@
 
 import importlib
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+
+from dpjax.mechanism.filters import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -51,6 +54,19 @@ def unknown_names(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_modules_that_a_page_names_are_there(page: str) -> None:
     assert not unknown_names((ROOT / page).read_text())
+
+
+def test_the_published_coefficients_are_those_that_run() -> None:
+    text = (ROOT / "docs" / "filters.md").read_text().partition("## The published filters")[2]
+    listed = {}
+    for name, *parts in re.findall(
+        r"^\| (\w[^|]*) \| ([-/., 0-9]*) \| ([-/., 0-9]*) \|$", text, re.M
+    ):
+        listed[name] = tuple(
+            tuple(float(Fraction(each.strip())) for each in part.split(",") if each.strip())
+            for part in parts
+        )
+    assert listed == {name: tuple(each) for name, each in PUBLISHED.items()}
 
 
 def test_a_module_that_is_gone_is_caught() -> None:
