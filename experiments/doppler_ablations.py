@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.data import split
+from dpjax.data import cache, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.images import NETWORKS
@@ -37,6 +37,8 @@ STUDIES: tuple[Study, ...] = Study.__args__  # type: ignore[attr-defined]
 TABLE_2 = ("momentum", "first v1", "first v2", "second")
 TABLE_4 = ("f1", "f2", "f3", "f4", "f5", "f6")
 TITLES = {base: UpdateRule(base).title for base in BASES}  # type: ignore[arg-type]
+IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
+TABULAR = ("a9a", "breast_cancer", "housing", "w8a")
 NOT_THE_PAPERS = "Not the paper's run: no pretrained weights, a start at random."
 
 
@@ -47,19 +49,23 @@ class Config:
     Attributes:
         study: The studies: response is Fig. 5, optimizers 4, models 7, filters 8, clipping 9, steps
             10, schedules 11, finetuning 12.
-        dataset: Data of all studies but models and finetuning.
-        model: Their network.
+        dataset: Data of all studies but models and finetuning: 'digits', 'mnist', 'fashion_mnist',
+            'cifar10', 'cifar10_small', 'cifar100', or the name of an npz file in the data cache.
+        model: Their network: 'mlp' (of digits), 'small_cnn', 'cnn5', 'wrn16_4', 'wrn40_4',
+            'resnet50', 'efficientnet', 'vit_small', 'vit_tiny'.
         records: Use only that many training records; 0 is all.
         epochs: Rounds are the epochs over the sampling rate, rounded up.
         batch_size: Expected size of a Poisson-sampled batch.
-        filter: The filter of every study but filters and response.
-        optimizers: Of the study of that name.
-        models: Networks of the study of that name.
-        filters: Of the study of that name, and none.
+        filter: The filter of every study but filters and response: 'momentum', 'first v1',
+            'first v2', 'second', 'f1' to 'f6', 'adaptive', 'wiener' or "b_0,b_1,..;a_1,..".
+        optimizers: Of the study of that name: 'sgd', 'momentum', 'nesterov', 'adam', 'galore',
+            'muon'.
+        models: Networks of the study of that name, as ``model``.
+        filters: Of the study of that name, as ``filter``, and 'none'.
         stepped: Optimizer of the study of step sizes.
         epsilon: Budgets of optimizers and finetuning.
         at_epsilon: Budget of the others.
-        pictures: Data of models and finetuning.
+        pictures: Data of models and finetuning, as ``dataset``.
         picture_records: Use only that many of these; 0 is all.
         picture_epochs: Epochs of models and finetuning.
         picture_batch: Their expected batch size.
@@ -136,6 +142,12 @@ class Config:
             )
         if self.filter == "none":
             raise ValueError("filter is 'none', which would be compared with itself; give another")
+        for name, text in (("filter", self.filter), *(("filters", text) for text in self.filters)):
+            if changes_nothing(read_filter(text)):
+                raise ValueError(
+                    f"{name} has {text!r}, which changes nothing and would be compared with "
+                    "itself; give another"
+                )
         for name, given, known in (
             ("study", self.study, STUDIES),
             ("optimizers", (*self.optimizers, self.stepped), BASES),
@@ -144,8 +156,17 @@ class Config:
             unknown = [each for each in given if each not in known]
             if unknown:
                 raise ValueError(f"{name} holds {unknown[0]!r}; choose from {', '.join(known)}")
-        for text in (self.filter, *self.filters):
-            read_filter(text)
+        for name in ("dataset", "pictures"):
+            data = getattr(self, name)
+            own = data not in TABULAR and (cache.folder() / f"{data}.npz").is_file()
+            if data not in IMAGES and not own:
+                raise ValueError(
+                    f"{name} is {data!r}; choose from {', '.join(IMAGES)}, or name an npz file of "
+                    f"your own in {cache.folder()}"
+                )
+        for study, bases in (("optimizers", self.optimizers), ("steps", (self.stepped,))):
+            for base in bases if study in self.study else ():
+                UpdateRule(base, read_filter(self.filter))  # type: ignore[arg-type]
 
     def tried(self, optimizer: str) -> tuple[float, ...]:
         """Step sizes of an optimizer.
@@ -154,6 +175,11 @@ class Config:
             optimizer: One of `dpjax.plans.rules.BASES`.
         """
         return self.moment_steps if optimizer in ("adam", "galore") else self.steps
+
+
+def changes_nothing(link: Any) -> bool:
+    """Whether a filter lets all pass as it is."""
+    return isinstance(link, tuple) and not (any(link[0][1:]) or any(link[1]))
 
 
 _SMALL = Config(
@@ -380,11 +406,13 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         edges = [name for name, cell in shown[study].items() if tables.at_ends(frames[cell])]
         report(config, lab, study, chosen(frames, shown[study]), edges)
     for frame in list(frames.values())[:1]:
-        stated = Guarantee.from_dict(frame["guarantee"].iloc[0])
+        # Runs that tune are of fewer records, and rounds.
+        reported = frame[frame["phase"] != "tuning"]
+        stated = Guarantee.from_dict(reported["guarantee"].iloc[0])
         lab.say(
-            f"\nguarantee of the first run: {stated.statement()} Others of the same data and "
-            "epsilon state the same. Step sizes were tuned on the training data, on another seed, "
-            "or are all shown; that is outside epsilon."
+            f"\nguarantee of the first reported run: {stated.statement()} Others of the same data "
+            "and epsilon state the same. Step sizes were tuned on the training data, on another "
+            "seed, or are all shown; that is outside epsilon."
         )
 
 

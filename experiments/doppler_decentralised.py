@@ -28,6 +28,8 @@ from dpjax.topology import graphs, mixing
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 TITLES = {"none": "no filter", "wiener": "Wiener"}
+DESIGNS = noise.LABELS[1:]
+"""All but no noise: budgets are given."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,11 @@ class Config:
         agents: Number of agents.
         probability: Edge probability of the random graph.
         graph_seed: First seed tried for a connected graph.
-        filters: none, the published ones by name, wiener (learned at every agent, unit gain), or
-            coefficients, as `dpjax.plans.rules.read_filter` takes them.
-        designs: Noise designs.
+        filters: 'none', the published 'momentum', 'first v1', 'first v2', 'second' and 'f1' to
+            'f6', 'adaptive' or 'wiener' (learned at every agent, unit gain), or coefficients
+            "b_0,b_1,..;a_1,..", as `dpjax.plans.rules.read_filter` takes them.
+        designs: Noise designs: 'independent', 'pairwise', 'whisper', 'whisper_horizon', 'anti_pgd',
+            'prefix_sum', 'mafalda', 'spacetime'.
         epsilon: Budgets.
         delta: Target delta.
         epochs: How often every record takes part, k.
@@ -76,10 +80,24 @@ class Config:
     measurements: int = 12
 
     def __post_init__(self) -> None:
-        """Refuse tuning on the reported seeds, and what is no filter."""
-        launch.check_numbers(self)
-        if not (self.filters and self.designs and self.epsilon and self.seeds):
-            raise ValueError("filters, designs, epsilon and seeds need at least one entry each")
+        """Refuse what could not be run to its end, or would not be a fair comparison."""
+        launch.check_numbers(
+            self,
+            whole={
+                "agents": 1, "epochs": 1, "graph_seed": 0, "hidden": 1, "measurements": 1,
+                "records": 0, "seeds": 0, "separation": 1, "tuning_seeds": 0,
+            },
+            positive=("clip_norm", "epsilon", "probability", "steps"),
+            shares=("delta", "validation"),
+        )  # fmt: skip
+        if self.probability > 1:
+            raise ValueError(f"probability is {self.probability}; give one of at most 1")
+        for name in ("filters", "designs", "epsilon", "steps", "seeds", "tuning_seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty; give at least one entry")
+        for name in self.designs:
+            if name not in DESIGNS:
+                raise ValueError(f"designs holds {name!r}; choose from {', '.join(DESIGNS)}")
         for name in self.filters:
             read_filter(name)
 

@@ -49,7 +49,8 @@ class Config:
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
         model: Network: mlp for digits, small_cnn for MNIST, cnn5 or resnet50 for CIFAR.
-        trained: Filters of the training runs: sgd is none.
+        trained: Filters of the training runs: 'sgd' is none; 'momentum', 'first v1', 'first v2',
+            'second', 'f1' to 'f6'.
         epsilon: Budget that the noise is calibrated for, at delta = N^-1.1, zero-out of a record.
         rounds: Rounds T.
         batch_size: Expected size of a Poisson-sampled batch.
@@ -87,13 +88,29 @@ class Config:
     epochs: tuple[int, ...] = (1, 4)
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing to measure."""
-        unknown = [name for name in self.trained if name not in FILTERS]
-        if unknown or not self.trained or not self.seeds:
-            raise ValueError(
-                f"trained is {self.trained} with seeds {self.seeds}; give at least one of each, of "
-                f"{', '.join(FILTERS)}"
-            )
+        """Refuse what could not be run to its end, or leaves nothing to measure."""
+        launch.check_numbers(
+            self,
+            whole={
+                "batch_size": 1, "coordinates": 1, "epochs": 1, "horizon": 1, "lags": 1,
+                "rounds": 1, "seeds": 0, "segment": 2, "skip": 0, "taps": 1,
+            },
+            positive=("clip_norm", "epsilon", "step_size", "variances"),
+        )  # fmt: skip
+        for name in ("trained", "taps", "seeds", "correlations", "variances", "epochs"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty; give at least one entry")
+        for name in self.trained:
+            if name not in FILTERS:
+                raise ValueError(f"trained holds {name!r}; choose from {', '.join(FILTERS)}")
+        for rho in self.correlations:
+            if not -1 < rho < 1:
+                raise ValueError(f"correlations holds {rho}; give numbers between -1 and 1")
+        for epochs in self.epochs:
+            if self.horizon % epochs:
+                raise ValueError(
+                    f"epochs holds {epochs}; give divisors of the horizon, {self.horizon} rounds"
+                )
         least = self.skip + max(self.segment, self.lags, *self.taps)
         if self.rounds < least:
             raise ValueError(

@@ -14,6 +14,7 @@ import pytest
 from scipy import signal
 
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import choice, records
 from dpjax.transforms.adam import scale_by_adam
@@ -114,12 +115,14 @@ def test_waves_are_kept_as_the_frequency_response_says():
             assert row[name] == pytest.approx(abs(gain[0]), rel=2e-3), (row["series"], name)
 
 
-def test_what_is_not_the_papers_is_said():
+def test_what_is_not_the_papers_is_said(tmp_path):
     module = script()
     full, cpu = module.PRESETS["full"], module.PRESETS["cpu"]
     assert module.remark(full, "filters") == module.remark(full, "models") == ""
     assert module.remark(full, "finetuning") == module.NOT_THE_PAPERS
-    tuned = dataclasses.replace(full, weights=Path("vit.safetensors"))
+    path = tmp_path / "vit.safetensors"
+    path.touch()
+    tuned = dataclasses.replace(full, weights=path)
     assert module.remark(tuned, "finetuning") == ""
     assert {cell.pretrained for cell in module.curves(tuned, "finetuning").values()} == {True}
     for study in ("filters", "models", "optimizers"):
@@ -139,6 +142,13 @@ def test_what_is_not_the_papers_is_said():
         (("--optimizers", "adamw"), "optimizers holds 'adamw'"),
         (("--models", "cnn6"), "models holds 'cnn6'"),
         (("--epsilon",), "epsilon is empty"),
+        (("--filter", "sgd"), "filter has 'sgd', which changes nothing"),
+        (("--filters", "none", "1,0;0"), "filters has '1,0;0', which changes nothing"),
+        (("--optimizers", "adam", "--filter", "wiener"), "filter is 'wiener' with adam"),
+        (("--stepped", "galore", "--filter", "adaptive"), "filter is 'adaptive' with galore"),
+        (("--dataset", "digitz"), "dataset is 'digitz'; choose from digits,"),
+        (("--pictures", "a9a"), "pictures is 'a9a'; choose from digits,"),
+        (("--weights", "gone.safetensors"), "weights is 'gone.safetensors', where no file is"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, capsys, options, said):
@@ -148,6 +158,41 @@ def test_bad_options_are_refused(tmp_path, capsys, options, said):
     streams = capsys.readouterr()
     assert stop.value.code == 2 and said in " ".join((streams.err + streams.out).split())
     assert not list(tmp_path.iterdir())
+
+
+def test_only_what_the_studies_use_must_fit(tmp_path, monkeypatch):
+    tiny = script().PRESETS["tiny"]
+    # Adam has no part in them.
+    changes = {"stepped": "adam", "optimizers": ("sgd", "adam"), "filter": "wiener"}
+    dataclasses.replace(tiny, study=("filters", "models"), **changes)
+    for study in ("steps", "optimizers"):
+        with pytest.raises(ValueError, match="filter is 'wiener' with adam"):
+            dataclasses.replace(tiny, study=(study,), **changes)
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    (tmp_path / "own.npz").touch()
+    dataclasses.replace(tiny, dataset="own")
+    (tmp_path / "housing.npz").touch()
+    with pytest.raises(ValueError, match="dataset is 'housing'; choose from"):
+        dataclasses.replace(tiny, dataset="housing")
+
+
+def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
+    module = script()
+    config = dataclasses.replace(module.PRESETS["tiny"], study=("clipping",))
+    recipe = Central(epochs=1, batch_size=10)
+    rows = []
+    for phase, count in (("tuning", 640), ("final", 710)):
+        (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, count, delta=1e-5)
+        row = {"algorithm": "sgd", "phase": phase, "step_size": 0.5, "test_accuracy": 0.5}
+        row |= {"round": made.config.rounds}
+        rows.append(row | {"guarantee": made.guarantee.to_dict()})
+    stated = [Guarantee.from_dict(row["guarantee"]).statement() for row in rows]
+    assert [row["round"] for row in rows] == [64, 71] and stated[0] != stated[1]
+    monkeypatch.setattr(module, "report", lambda *arguments: None)
+    said = []
+    lab = SimpleNamespace(cell=lambda *_, **__: pandas.DataFrame(rows), say=said.append)
+    module.experiment(config, lab)
+    assert stated[1] in said[-1] and stated[0] not in said[-1]
 
 
 def test_a_study_without_data_is_drawn(tmp_path, capsys):

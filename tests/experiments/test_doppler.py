@@ -1,6 +1,8 @@
 """What the experiments on filters measure: the pieces, on small inputs with known answers."""
 
 import importlib.util
+import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from scipy import linalg
 
 from dpjax.mechanism import filtered, snr, workload
 from dpjax.mechanism.participation import Participation
+from dpjax.models.images import NETWORKS
 from dpjax.plans import noise, optimizers, plan, protect, samplers
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans.rules import BASES, UpdateRule, read_filter
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.wiener import scheduled
@@ -136,10 +139,38 @@ def test_a_link_is_the_filter_then_the_step():
 @pytest.mark.parametrize(
     "name, options, match",
     [
-        ("doppler_spectra", ("--trained", "f9"), "trained is"),
+        ("doppler_spectra", ("--trained", "f9"), "trained holds 'f9'; choose from"),
+        ("doppler_spectra", ("--trained",), "trained is empty; give"),
+        ("doppler_spectra", ("--taps",), "taps is empty; give"),
         ("doppler_spectra", ("--rounds", "20"), "rounds is 20; give at least"),
+        ("doppler_spectra", ("--seeds", "1", "1"), "seeds is (1, 1), with an entry twice"),
+        ("doppler_spectra", ("--epochs", "0"), "epochs is 0; give"),
+        ("doppler_spectra", ("--epochs", "3"), "epochs holds 3; give divisors of the horizon, 4"),
+        ("doppler_spectra", ("--lags", "-1"), "lags is -1; give"),
+        ("doppler_spectra", ("--variances", "-1"), "variances is -1.0; give"),
+        ("doppler_spectra", ("--correlations", "1.5"), "correlations holds 1.5; give"),
+        ("doppler_spectra", ("--segment", "0"), "segment is 0; give"),
+        ("doppler_spectra", ("--taps", "1", "0"), "taps is 0; give"),
+        ("doppler_spectra", ("--skip", "-5"), "skip is -5; give"),
+        ("doppler_spectra", ("--step-size", "0"), "step_size is 0.0; give"),
         ("doppler_decentralised", ("--filters", "f9"), "filter is 'f9'"),
         ("doppler_decentralised", ("--tuning-seeds", "0"), "tuning_seeds share"),
+        ("doppler_decentralised", ("--tuning-seeds",), "tuning_seeds is empty; give"),
+        ("doppler_decentralised", ("--steps",), "steps is empty; give"),
+        ("doppler_decentralised", ("--steps", "-1"), "steps is -1.0; give"),
+        ("doppler_decentralised", ("--designs", "whispers"), "designs holds 'whispers'; choose"),
+        ("doppler_decentralised", ("--designs", "non_private"), "designs holds 'non_private'"),
+        ("doppler_decentralised", ("--records", "-1"), "records is -1; give"),
+        ("doppler_decentralised", ("--agents", "0"), "agents is 0; give"),
+        ("doppler_decentralised", ("--separation", "0"), "separation is 0; give"),
+        ("doppler_decentralised", ("--hidden", "0"), "hidden is 0; give"),
+        ("doppler_decentralised", ("--measurements", "0"), "measurements is 0; give"),
+        ("doppler_decentralised", ("--delta", "1"), "delta is 1.0; give"),
+        ("doppler_decentralised", ("--clip-norm", "0"), "clip_norm is 0.0; give"),
+        ("doppler_decentralised", ("--epsilon", "0"), "epsilon is 0.0; give"),
+        ("doppler_decentralised", ("--probability", "1.5"), "probability is 1.5; give"),
+        ("doppler_decentralised", ("--validation", "0"), "validation is 0.0; give"),
+        ("doppler_decentralised", ("--seeds", "-1"), "seeds is -1; give"),
         ("cifar_doppler", ("--measurements", "0"), "measurements is 0; give"),
         ("cifar_doppler", ("--batch-size", "0"), "batch_size is 0; give"),
         ("cifar_doppler", ("--epochs", "nan"), "epochs is nan; give"),
@@ -159,3 +190,29 @@ def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
     streams = capsys.readouterr()
     assert stop.value.code == 2 and match in " ".join((streams.err + streams.out).split())
     assert not list(tmp_path.iterdir())
+
+
+# The last are told as a range.
+NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
+IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
+
+
+@pytest.mark.parametrize(
+    "name, option, known",
+    [
+        ("doppler_ablations", "dataset", IMAGES),
+        ("doppler_ablations", "model", NETWORKS),
+        ("doppler_ablations", "optimizers", BASES),
+        ("doppler_ablations", "filter", [*NAMED, "adaptive", "wiener"]),
+        ("doppler_decentralised", "designs", noise.LABELS[1:]),
+        ("doppler_decentralised", "filters", ["none", *NAMED, "adaptive", "wiener"]),
+        ("doppler_spectra", "trained", ["sgd", *NAMED]),
+    ],
+)
+def test_help_names_what_an_option_takes(name, option, known):
+    doc = inspect.getdoc(script(name).Config)
+    (text,) = re.findall(rf"(?m)^    {option}: ((?:.|\n)*?)(?=^    \w|\Z)", doc)
+    text = " ".join(text.split())
+    names = set(re.findall("'([^']+)'", text)) - {"f1", "f6"}
+    assert names == set(known)
+    assert ("filter" not in option and option != "trained") or "'f1' to 'f6'" in text
