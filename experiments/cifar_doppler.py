@@ -95,6 +95,10 @@ RIVALS = {
 }
 """Methods beside the optimizer and its filters, each with the settings that are tuned."""
 
+LISTS = {"adam": "moment_steps", "galore": "moment_steps", "muon": "muon_steps"}
+PAPERS = ("cnn5", "vit_small", "efficientnet", "resnet50")
+TUNED = "Step sizes were tuned on a validation part, which is outside epsilon."
+
 
 @dataclass(frozen=True)
 class Config:
@@ -106,9 +110,11 @@ class Config:
         weights: A safetensors file of vit_small_patch16_224, to fine-tune vit_small from; None is a
             start at random.
         optimizer: What stands behind the filters.
-        filter: Filters of the optimizer: none, the published ones by name, adaptive, wiener, or the
-            coefficients "b_0,b_1,..;a_1,..".
-        rivals: Names of `RIVALS`, which are not behind the optimizer.
+        filter: Filters of the optimizer: 'none', the published 'momentum', 'first v1', 'first v2',
+            'second' and 'f1' to 'f6', 'adaptive', 'wiener', or coefficients "b_0,b_1,..;a_1,..".
+        rivals: Methods that are not behind the optimizer: 'momentum', 'nesterov', 'averaged',
+            'larger batch', 'banded', 'DiSK', 'DiSK (Opacus)', 'DiSK, two gradients', 'DP-PMLF',
+            'muon'.
         epsilon: Budgets.
         steps: Step sizes to tune over, one trial each; a method of several settings deals them out.
         moment_steps: The same for Adam and GaLore.
@@ -174,21 +180,19 @@ class Config:
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.epsilon and self.seeds and (self.filter or self.rivals)):
             raise ValueError("epsilon, seeds, and filter or rivals need at least one entry each")
-        unknown = [name for name in self.rivals if name not in RIVALS]
-        if unknown:
-            raise ValueError(f"rivals holds {unknown[0]!r}; choose from {', '.join(RIVALS)}")
-        numbers = {len(self.steps), len(self.moment_steps), len(self.muon_steps)}
-        if len(numbers) > 1:
-            raise ValueError(
-                f"steps, moment_steps and muon_steps have {sorted(numbers)} entries; give as many "
-                "each, so that every method has as many trials"
-            )
+        for name in self.rivals:
+            if name not in RIVALS:
+                known = ", ".join(map(repr, RIVALS))
+                raise ValueError(f"rivals holds {name!r}; choose from {known}")
+        used = {option: getattr(self, option) for option in map(self._tried, self.methods)}
+        if len({len(steps) for steps in used.values()}) > 1:
+            given = ", ".join(f"{option} is {steps}" for option, steps in used.items())
+            raise ValueError(f"{given}; give as many each, so that all methods have as many trials")
         for name, variants in self.methods.items():
-            if len(variants) > len(self.steps):
-                raise ValueError(
-                    f"steps has {len(self.steps)} entries for {len(variants)} settings of {name}; "
-                    "give at least as many"
-                )
+            steps = used[option := self._tried(name)]
+            if len(variants) > len(steps):
+                least = f"give {len(variants)} or more, one a setting of {name}"
+                raise ValueError(f"{option} is {steps}; {least}")
 
     @property
     def methods(self) -> dict[str, tuple[Variant, ...]]:
@@ -208,11 +212,22 @@ class Config:
             name: Of the method.
         """
         variants = self.methods[name]
-        lists = {"adam": self.moment_steps, "galore": self.moment_steps, "muon": self.muon_steps}
-        return [
-            (variant, tune.dealt(lists.get(variant.rule.base, self.steps), len(variants))[index])
-            for index, variant in enumerate(variants)
-        ]
+        dealt = tune.dealt(getattr(self, self._tried(name)), len(variants))
+        return list(zip(variants, dealt, strict=True))
+
+    def _tried(self, name: str) -> str:
+        """Option that holds the step sizes of a method, whose settings are of one optimizer."""
+        return LISTS.get(self.methods[name][0].rule.base, "steps")
+
+    @property
+    def remark(self) -> str:
+        """What tables and captions say where this is not the paper's setting."""
+        whole = self.dataset in ("cifar10", "cifar100", "mnist") and not self.records
+        if whole and self.model in PAPERS and self.epochs >= 50:
+            return ""
+        size = f"{self.records:,} records, " if self.records else ""
+        given = f"{self.dataset}, {size}{self.model}, {self.epochs:g} epochs"
+        return f"Not the paper's setting: {given}."
 
 
 CPU_RIVALS = tuple(name for name in RIVALS if name != "DiSK, two gradients")
@@ -258,14 +273,10 @@ def plans(
 ) -> list[plan.Plan]:  # fmt: skip
     """A plan for every step size, for so many training records."""
     recipe = Central(
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        capacity=config.capacity,
-        clip_norm=config.clip_norm,
-        clipping=config.clipping,
-        per_layer=config.per_layer,
+        epochs=config.epochs, batch_size=config.batch_size, capacity=config.capacity,
+        clip_norm=config.clip_norm, clipping=config.clipping, per_layer=config.per_layer,
         schedule=config.schedule,
-    )
+    )  # fmt: skip
     return recipe.plans(
         variant.rule, steps, epsilon, count, delta=delta, method=variant.method,
         larger=variant.batch, bands=variant.bands,
@@ -279,22 +290,19 @@ def train(
     data = images.read(config.dataset, config.model, config.layout, config.records, config.weights)
     delta = len(data.train[1]) ** -1.1
     where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
-    where |= {"budget_epsilon": epsilon, "schedule": config.schedule}
-    where["clipping"] = config.clipping + (", per layer" if config.per_layer else "")
+    clip = config.clipping + (", per layer" if config.per_layer else "")
+    where |= {"budget_epsilon": epsilon, "schedule": config.schedule, "clipping": clip}
     fit, held = split.split(*data.train, config.validation, seed=0)
     trials = [
         tune.Trial(variant.name, steps, functools.partial(plans, config, variant, epsilon, delta))
         for variant, steps in config.trials(name)
     ]
     best = tune.reported(
-        trials,
-        data.problem(fit, held, config.copies),
-        data.problem(data.train, data.test, config.copies),
-        seeds=config.seeds,
-        tuning_seeds=(config.tuning_seed,),
-        measurements=config.measurements,
+        trials, data.problem(fit, held, config.copies),
+        data.problem(data.train, data.test, config.copies), seeds=config.seeds,
+        tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
         **lab.run_options(folder),
-    )
+    )  # fmt: skip
     final = best.final
     accuracy = final.metrics["test_accuracy"][-1].mean()
     rate = final.rounds_per_second * final.plans[0].sampler.divisor
@@ -308,8 +316,7 @@ def train(
 def _said(trial: tune.Trial, result: Any) -> dict[str, Any]:
     """What rows say of a trial and its runs."""
     config = result.plans[0].config
-    said = {"rounds": config.rounds, "setting": trial.name}
-    return said | {"batch_size": config.sampler.divisor}
+    return {"rounds": config.rounds, "setting": trial.name, "batch_size": config.sampler.divisor}
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -332,10 +339,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     counts = frame[frame["phase"] == "tuning"].groupby(["budget_epsilon", "algorithm"]).size()
     for epsilon, group in last.groupby("budget_epsilon", sort=False):
         lab.say(f"\n{config.dataset}, {config.model}, epsilon {epsilon:g}: test accuracy in %")
+        if config.remark:
+            lab.say(config.remark)
         summary = tables.summary(group, ["algorithm", "setting", "step_size"], "points")
         summary["trials"] = [counts[epsilon, name] for name in summary["algorithm"]]
-        named = summary.rename(columns={"mean": "accuracy", "count": "seeds"})
-        lab.say(tables.text(named))
+        lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
         lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
         compare(config, lab, group)
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
@@ -376,15 +384,10 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         figures.append((f"{stem}_epsilon", last, "budget_epsilon", "epsilon"))
     for name, rows, x, label in figures:
         path = plots.lines(
-            rows,
-            x,
-            "test_accuracy",
-            path=lab.folder / f"{name}.svg",
-            xlabel=label,
+            rows, x, "test_accuracy", path=lab.folder / f"{name}.svg", xlabel=label,
             ylabel=f"test accuracy ({config.dataset}, {config.model})",
-            logx=x == "budget_epsilon",
-            note="Step sizes were tuned on a validation part, which is outside epsilon.",
-        )
+            logx=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
+        )  # fmt: skip
         lab.say(f"figure: {path}")
 
 

@@ -200,6 +200,8 @@ IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar
 @pytest.mark.parametrize(
     "name, option, known",
     [
+        ("cifar_doppler", "filter", ["none", *NAMED, "adaptive", "wiener"]),
+        ("cifar_doppler", "rivals", script("cifar_doppler").RIVALS),
         ("doppler_ablations", "dataset", IMAGES),
         ("doppler_ablations", "model", NETWORKS),
         ("doppler_ablations", "optimizers", BASES),

@@ -64,6 +64,11 @@ def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name, few):
     again = capsys.readouterr().out
     assert again.count(": read") == len(paths)
     assert [path.read_bytes() for path in paths] == before
+    if name == "cifar_doppler":
+        remark = module.PRESETS["tiny"].remark
+        assert remark in first.splitlines()
+        for figure in (tmp_path / name / "tiny").glob("*.svg"):
+            assert "digits, mlp, 2 epochs" in " ".join(figure.read_text().split())
     tables = [line for line in first.splitlines() if not line.startswith((" ", str(tmp_path)))]
     assert len(tables) > 5 and set(tables) <= set(again.splitlines())
     assert module.main([*arguments, "--no-resume"]) == 2
@@ -106,8 +111,14 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
     assert [dealt for _, dealt in tuned] == [steps[::2], steps[1::2]]
     for options, said in (
         (["--tuning-seed", "0"], "tuning_seed shares [0]"),
-        (["--steps", "1.0"], "give as many each"),
-        (["--rivals", "adamw"], "rivals holds 'adamw'"),
+        (["--steps", "1.0", "--rivals", "muon"], "steps is (1.0,), muon_steps is (0.02, 0.01);"),
+        (
+            ["--steps", "1.0", "--rivals", "momentum"],
+            "steps is (1.0,); give 2 or more, one a setting",
+        ),
+        (["--optimizer", "adam", "--moment-steps"], "moment_steps is (); give 1 or more"),
+        (["--rivals", "adamw"], "rivals holds 'adamw'; choose from 'momentum', 'nesterov'"),
+        (["--rivals", "adamw"], "'DiSK, two gradients', 'DP-PMLF', 'muon'"),
         (["--filter", "f9"], "filter is 'f9'"),
         (["--optimizer", "adam", "--filter", "adaptive"], "whose first moment it cannot be"),
     ):
@@ -115,6 +126,41 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
             module.main(["--preset", "tiny", *options])
         streams = capsys.readouterr()
         assert said in " ".join((streams.err + streams.out).split())
+
+
+def test_lists_of_step_sizes_that_no_method_uses_may_have_any_length():
+    module = script("experiments", "cifar_doppler")
+    tiny = module.PRESETS["tiny"]
+    for options in (
+        {"steps": (1.0,)},
+        {"optimizer": "adam", "moment_steps": (1e-3,)},
+        {"optimizer": "muon", "muon_steps": (0.02,)},
+        {"optimizer": "galore", "rivals": ("muon",), "steps": ()},
+    ):
+        made = dataclasses.replace(tiny, **options)
+        counts = {sum(len(s) for _, s in made.trials(name)) for name in made.methods}
+        assert len(counts) == 1, options
+    for options in (
+        {"optimizer": "adam", "moment_steps": (1e-3,), "rivals": ("momentum",)},
+        {"optimizer": "muon", "muon_steps": (0.02,), "rivals": ("larger batch",)},
+    ):
+        with pytest.raises(ValueError, match=r"_steps is .*, steps is .*; give as many each"):
+            dataclasses.replace(tiny, **options)
+
+
+def test_the_image_experiment_says_where_it_is_not_the_papers():
+    module = script("experiments", "cifar_doppler")
+    gpu = module.PRESETS["gpu"]
+    assert gpu.remark == module.PRESETS["full"].remark == ""
+    said = module.PRESETS["tiny"].remark
+    assert said == "Not the paper's setting: digits, mlp, 2 epochs."
+    for options, word in (
+        ({"dataset": "cifar10_small"}, "cifar10_small"),
+        ({"records": 5000}, "5,000 records"),
+        ({"model": "wrn16_4"}, "wrn16_4"),
+        ({"epochs": 4.0}, "4 epochs"),
+    ):
+        assert word in dataclasses.replace(gpu, **options).remark
 
 
 @pytest.mark.slow
