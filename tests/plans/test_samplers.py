@@ -105,7 +105,7 @@ def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
 
 def test_counts_are_needed_and_are_those_of_the_problem():
     config = make_config(sampler=Full(), relation="zero_out_record")
-    with pytest.raises(ValueError, match=r"counts is None for sampler Full.*counts=partition"):
+    with pytest.raises(ValueError, match=r"counts is None for sampler Full.*counts=shards"):
         plan.make(config, RING)
     with pytest.raises(ValueError, match="counts is None"):
         dataclasses.replace(made(), counts=None)
