@@ -197,7 +197,7 @@ def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
 def memory(name: str, way: str, batch: str, size: str) -> int:
     """Print the peak memory of one way's step, in megabytes, as JSON."""
     step = make(name, way, int(batch), int(size))
-    before = timing.peak()
+    before = timing.forget_peak()
     jax.block_until_ready(step())
     row = {"model": name, "batch_size": int(batch), "algorithm": way, "pass": int(size)}
     print(json.dumps(row | {"peak_megabytes": (timing.peak() - before) / 1e6}))

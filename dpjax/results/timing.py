@@ -5,6 +5,7 @@ all of them alike. A first call compiles; it is told apart and never counted.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -20,7 +21,7 @@ from typing import Any
 
 from dpjax.results import records, tables
 
-__all__ = ["Bench", "Timing", "peak", "timed", "turns"]
+__all__ = ["Bench", "Timing", "forget_peak", "peak", "timed", "turns"]
 
 
 _SPEED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
@@ -93,6 +94,13 @@ def turns(
 def peak() -> int:
     """Return the process's largest resident size so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak() -> int:
+    """Begin `peak` anew, as Linux allows it, and return what it says then, in bytes."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak()
 
 
 class Bench:

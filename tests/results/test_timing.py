@@ -4,10 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpjax.results import records
-from dpjax.results.timing import Bench, Timing, peak, timed, turns
+from dpjax.results.timing import Bench, Timing, forget_peak, peak, timed, turns
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 OWN_CLOCK = re.compile(r"perf_counter|getrusage|ArgumentParser|getloadavg|records\.write")
@@ -69,3 +70,14 @@ def test_rows_and_record(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
 def test_benchmarks_have_no_clock_of_their_own(path: Path) -> None:
     assert not OWN_CLOCK.search(path.read_text())
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone forgets")
+def test_a_peak_that_is_forgotten_hides_no_later_one() -> None:
+    held = np.ones(20_000_000)
+    before = peak()
+    del held
+    begun = forget_peak()
+    assert begun < before - 100e6
+    held = np.ones(10_000_000)
+    assert 60e6 < peak() - begun < 120e6 and held.size
