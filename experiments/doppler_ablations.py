@@ -129,10 +129,8 @@ class Config:
                 "steps",
             ),
             shares=("validation",),
+            filled=("study", "epsilon", "seeds", "steps", "optimizers", "models", "filters"),
         )  # fmt: skip
-        for name in ("study", "epsilon", "seeds", "steps", "optimizers", "models", "filters"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty; give at least one entry")
         if len(self.steps) < 3:
             raise ValueError(f"steps is {self.steps}; give three or more, ends and a middle")
         if len(self.steps) != len(self.moment_steps):

@@ -89,12 +89,10 @@ class Config:
             },
             positive=("clip_norm", "epsilon", "probability", "steps"),
             shares=("delta", "validation"),
+            filled=("filters", "designs", "epsilon", "steps", "seeds", "tuning_seeds"),
         )  # fmt: skip
         if self.probability > 1:
             raise ValueError(f"probability is {self.probability}; give one of at most 1")
-        for name in ("filters", "designs", "epsilon", "steps", "seeds", "tuning_seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty; give at least one entry")
         for name in self.designs:
             if name not in DESIGNS:
                 raise ValueError(f"designs holds {name!r}; choose from {', '.join(DESIGNS)}")

@@ -96,10 +96,8 @@ class Config:
                 "rounds": 1, "seeds": 0, "segment": 2, "skip": 0, "taps": 1,
             },
             positive=("clip_norm", "epsilon", "step_size", "variances"),
+            filled=("trained", "taps", "seeds", "correlations", "variances", "epochs"),
         )  # fmt: skip
-        for name in ("trained", "taps", "seeds", "correlations", "variances", "epochs"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty; give at least one entry")
         for name in self.trained:
             if name not in FILTERS:
                 raise ValueError(f"trained holds {name!r}; choose from {', '.join(FILTERS)}")

@@ -58,6 +58,7 @@ def check_numbers(
     whole: Mapping[str, int] | None = None,
     positive: Iterable[str] = (),
     shares: Iterable[str] = (),
+    filled: Iterable[str] = (),
 ) -> None:
     """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
 
@@ -70,6 +71,7 @@ def check_numbers(
         whole: Options that are whole numbers, each with the least that it may be.
         positive: Options that are numbers above 0.
         shares: Options that are numbers between 0 and 1.
+        filled: Options that hold one entry at least.
 
     Raises:
         ValueError: Naming the option, its value and the remedy.
@@ -98,6 +100,9 @@ def check_numbers(
             )
         if isinstance(value, Path) and not value.is_file():
             raise ValueError(f"{field.name} is {str(value)!r}, where no file is; give one's path")
+    for name in filled:
+        if not getattr(config, name):
+            raise ValueError(f"{name} is empty; give at least one entry")
     for name in ("tuning_seed", "tuning_seeds"):
         own = getattr(config, name, ())
         own = own if isinstance(own, tuple) else (own,)

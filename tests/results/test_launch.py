@@ -158,3 +158,11 @@ def test_a_cell_stores_its_own_place_of_a_sweep():
     with pytest.raises(ValueError, match="listed holds 'colours'"):
         launch.stored(PRESETS["cpu"], "colours")
     assert launch.file_name("a + b (first v1)_") == "a_b_first_v1"
+
+
+def test_what_must_hold_an_entry_is_refused_without() -> None:
+    config = dataclasses.make_dataclass("Config", [("filters", tuple)])
+    launch.check_numbers(config(("none",)), filled=["filters"])
+    launch.check_numbers(config(()))
+    with pytest.raises(ValueError, match="filters is empty; give at least one entry"):
+        launch.check_numbers(config(()), filled=["filters"])
