@@ -1,0 +1,307 @@
+"""Geometric schedules of steps and noise for gradient tracking whose messages are hidden.
+
+Message k shows x(k-1) + noise, whose scale is nu_k; what an agent keeps to itself is in x(k-1)
+through the step of the round before, alpha_{k-1}. With
+
+    alpha_k = gamma q1^(k-1),   nu_k = nu_1 q2^(k-1),   0 < q1 < q2 < 1
+
+K messages cost sum_{k=2..K} gap alpha_{k-1} / nu_k = gap gamma / (nu_1 (q2 - q1)) (1 - r^(K-1))
+with r = q1 / q2: pure epsilon for Laplace noise. Gaussian noise of deviations sigma_k costs mu with
+mu^2 = (gap gamma / sigma_1)^2 / (q2^2 - q1^2) (1 - r^(2 (K-1))).
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+
+__all__ = [
+    "Horizon",
+    "Schedule",
+    "first_deviation",
+    "first_scale",
+    "geometric",
+    "geometric_gaussian",
+]
+
+Horizon = Literal["endless", "run"]
+"""Whether a budget is for all rounds to come, or for those of this run."""
+
+_HORIZONS = ("endless", "run")
+# Powers and quotients are off by less than this, so that what is accounted stays in the budget.
+_UP = 1 + 1e-14
+
+
+class Schedule(NamedTuple):
+    """Steps and noise of every round.
+
+    Attributes:
+        step_sizes: [T] alpha_k, the step taken after message k.
+        scales: [T] of the noise of message k: nu_k of Laplace noise (whose variance is 2 nu^2), or
+            the standard deviation of Gaussian noise; see ``noise``.
+        noise: "laplace" or "gaussian".
+        budget: Loss, epsilon or mu, that no number of rounds of this schedule exceeds.
+        spent: Loss of the T messages.
+        gradient_gap: What all this is for: how far gradients of the same agent differ.
+    """
+
+    step_sizes: Float[np.ndarray, " T"]
+    scales: Float[np.ndarray, " T"]
+    noise: str
+    budget: float
+    spent: float
+    gradient_gap: float
+
+
+def _share(q1: float, q2: float, messages: int, power: int) -> float:
+    """Return 1 - (q1/q2)^(power (messages - 1)), without cancellation."""
+    return -math.expm1(power * (messages - 1) * math.log1p((q1 - q2) / q2))
+
+
+def decays(q1: Any, q2: Any) -> tuple[float, float]:
+    """Return both as floats with 0 < q1 < q2 < 1, else raise ValueError.
+
+    Args:
+        q1: Decay of the steps.
+        q2: Decay of the noise.
+    """
+    q1 = _validate.probability("q1", q1)
+    q2 = _validate.probability("q2", q2)
+    if q1 >= q2:
+        raise ValueError(
+            f"q1 is {q1:g} and q2 {q2:g}; give q1 < q2, or noise that decays as fast as the steps "
+            "costs the same in every round and no budget lasts"
+        )
+    return q1, q2
+
+
+def _horizon(rounds: int | None, power: int, q1: float, q2: float) -> float:
+    """Return the share of an endless run's loss that a run of so many messages has."""
+    if rounds is None:
+        return 1.0
+    rounds = _validate.integer("rounds", rounds)
+    return 1.0 if rounds == 1 else _share(q1, q2, rounds, power)
+
+
+def first_scale(
+    epsilon: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int | None = None,
+    printed: bool = False,
+) -> float:
+    """Return nu_1 of the geometric Laplace schedule that spends epsilon.
+
+    nu_1 = gamma gap / (epsilon (q2 - q1)), times 1 - (q1/q2)^(rounds - 1) where rounds are given.
+
+    Guarantee: with this scale or a larger one any number of messages (or ``rounds`` of them) of one
+        agent is epsilon-DP for a change of its cost function, against whoever sees all messages,
+        as long as its gradients at the same point differ by at most ``gradient_gap`` in L1 norm.
+        Not with ``printed``, which spends epsilon / q2.
+
+    Args:
+        epsilon: Budget, above 0.
+        gradient_gap: L1 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Messages that are ever sent; None for any number.
+        printed: The paper's (5), smaller by the factor q2.
+
+    Returns:
+        The scale, rounded up.
+
+    Raises:
+        ValueError: For numbers out of range, q1 not below q2, or rounds given with ``printed``.
+
+    Reference:
+        Xie, Liu and Chai, (5) and Theorem 4.5, whose sum pairs alpha_k with nu_k where message k
+        carries alpha_{k-1}.
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> round(laplace.first_scale(1.0, gradient_gap=1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
+        0.05
+    """
+    epsilon = _validate.positive("epsilon", epsilon)
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    gamma = _validate.positive("gamma", gamma)
+    q1, q2 = decays(q1, q2)
+    if _validate.flag("printed", printed) and rounds is not None:
+        raise ValueError("printed is the paper's form for endless runs; leave rounds out")
+    scale = gamma * gap / (epsilon * (q2 - q1)) * _horizon(rounds, 1, q1, q2)
+    return scale * q2 if printed else scale * _UP
+
+
+def first_deviation(
+    mu: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int | None = None,
+) -> float:
+    """Return sigma_1 of the geometric Gaussian schedule that spends mu.
+
+    sigma_1 = gamma gap / (mu sqrt(q2^2 - q1^2)), times sqrt(1 - (q1/q2)^(2 (rounds - 1))) where
+    rounds are given.
+
+    Guarantee: with this deviation or a larger one any number of messages (or ``rounds`` of them) of
+        one agent is mu-GDP for a change of its cost function, against whoever sees all messages, as
+        long as its gradients at the same point differ by at most ``gradient_gap`` in L2 norm.
+
+    Args:
+        mu: Budget, above 0; `dpjax.accounting.gdp.mu` gives it for an epsilon and a delta.
+        gradient_gap: L2 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Messages that are ever sent; None for any number.
+
+    Returns:
+        The standard deviation, rounded up.
+
+    Raises:
+        ValueError: For numbers out of range, or q1 not below q2.
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> round(laplace.first_deviation(1.0, 1.0, gamma=0.001, q1=0.6, q2=1 - 1e-9), 8)
+        0.00125
+    """
+    mu = _validate.positive("mu", mu)
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    gamma = _validate.positive("gamma", gamma)
+    q1, q2 = decays(q1, q2)
+    energy = _horizon(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
+    return gamma * gap / mu * math.sqrt(energy) * _UP
+
+
+def geometric(
+    epsilon: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int,
+    printed: bool = False,
+    *,
+    horizon: Horizon = "endless",
+) -> Schedule:
+    """Return steps and Laplace scales that spend epsilon (1 - (q1/q2)^(K-1)) in K messages.
+
+    Guarantee: as `first_scale`; what T messages cost is in ``spent``, and
+        `dpjax.accounting.pure.epsilon` confirms it from the numbers. With ``printed`` the budget is
+        epsilon / q2, and stated as that.
+
+    Args:
+        epsilon: Budget, above 0.
+        gradient_gap: L1 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Rounds T.
+        printed: The paper's scales, q2 times smaller: sum_{k>=2} is then epsilon / q2, above
+            epsilon.
+        horizon: "endless" for a budget that no number of rounds exceeds; "run" for one that these
+            T messages spend whole, which is never more noise.
+
+    Returns:
+        The schedule, float64.
+
+    Raises:
+        ValueError: For numbers out of range, q1 not below q2, noise that falls below all numbers
+            within the rounds, or ``printed`` for a run.
+
+    Reference:
+        Xie, Liu and Chai, (5).
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> made = laplace.geometric(1.0, 1.0, gamma=0.001, q1=0.97, q2=0.99, rounds=100)
+        >>> round(made.spent, 6), made.scales.shape
+        (0.867408, (100,))
+        >>> round(laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 1000, printed=True).spent, 4)
+        1.0101
+    """
+    rounds = _validate.integer("rounds", rounds)
+    run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
+    first = first_scale(epsilon, gradient_gap, gamma, q1, q2, rounds if run else None, printed)
+    total = float(gradient_gap) * gamma / (first * (q2 - q1)) * _UP
+    share = _horizon(rounds, 1, q1, q2) if rounds > 1 else 0.0
+    budget = total if printed or run else float(epsilon)
+    return _schedule(first, gamma, q1, q2, rounds, "laplace", (budget, total * share), gradient_gap)
+
+
+def geometric_gaussian(
+    mu: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int,
+    *,
+    horizon: Horizon = "endless",
+) -> Schedule:
+    """Return steps and Gaussian deviations that spend mu sqrt(1 - (q1/q2)^(2 (K-1))) in K messages.
+
+    Guarantee: as `first_deviation`; what T messages cost is in ``spent``, and
+        `dpjax.accounting.pure.mu` confirms it from the numbers.
+
+    Args:
+        mu: Budget, above 0.
+        gradient_gap: L2 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Rounds T.
+        horizon: As in `geometric`.
+
+    Returns:
+        The schedule, float64.
+
+    Raises:
+        ValueError: As in `geometric`.
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> made = laplace.geometric_gaussian(0.5, 1.0, 0.001, 0.97, 0.99, rounds=50, horizon="run")
+        >>> round(made.spent, 6)
+        0.5
+    """
+    rounds = _validate.integer("rounds", rounds)
+    run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
+    first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
+    total = float(gradient_gap) * gamma / first / math.sqrt((q2 - q1) * (q2 + q1)) * _UP
+    share = math.sqrt(_horizon(rounds, 2, q1, q2)) if rounds > 1 else 0.0
+    budget = total if run else float(mu)
+    return _schedule(
+        first, gamma, q1, q2, rounds, "gaussian", (budget, total * share), gradient_gap
+    )
+
+
+def _schedule(
+    first: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int,
+    noise: str,
+    losses: tuple[float, float],
+    gap: float,
+) -> Schedule:
+    """Return both sequences, refusing noise that vanishes."""
+    steps = np.arange(rounds, dtype=np.float64)
+    scales = first * np.float64(q2) ** steps
+    tiny = float(np.finfo(np.float64).tiny)
+    if not tiny <= scales[-1] <= scales[0] < np.inf:
+        raise ValueError(
+            f"rounds is {rounds}, in which noise of decay q2 = {q2:g} goes from {scales[0]:g} to "
+            f"{scales[-1]:g}, beyond the numbers of float64; give fewer rounds or a q2 nearer to 1"
+        )
+    return Schedule(gamma * np.float64(q1) ** steps, scales, noise, *losses, float(gap))

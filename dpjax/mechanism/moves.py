@@ -1,0 +1,312 @@
+"""How far an agent's messages move when its cost function changes: sensitivity, method by method.
+
+The messages of all agents are replayed, noise and all, on the changed problem; message k, k = 1..T,
+of the changed agent holds one value for each variable that it sends. What is bounded is how far
+that value, before its noise, moves in L1 norm. Where the agent works with its own noisy value, that
+value is a message and does not move; where it works with its own true one, the move is passed on
+with the weight w that the agent gives itself, the diagonal of the mixing matrix.
+
+    tracking, dpop    x+ = W z - a_k (... + g(z))                            a_{k-1} gap
+    pp_doagt          s+ = W s~ + a_k g(x),   x+ = W x~ - (s+ - s)           two variables
+    diff_tv_ab        x+ = W x~ - a_k y,      y+ = W y~ + g(x+) - g(x)       two; y does not settle
+
+Each sent value is linear in the differences of the gradients met so far, so that its largest move
+is the sum of its coefficients' sizes times the largest difference: no bound for a gradient in every
+round is smaller. `printed_sensitivity` has what the paper's Table 3 says instead.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+
+__all__ = [
+    "VARIABLES",
+    "diff_tv_ab",
+    "moves",
+    "numbers_sent",
+    "pp_doagt",
+    "printed_sensitivity",
+    "tracking",
+]
+
+VARIABLES: dict[str, int] = {
+    "tracking": 1,
+    "dpop": 1,
+    "pp_doagt": 2,
+    "diff_tv_ab": 2,
+    "ding2022": 2,
+    "xuan2023": 2,
+    "wang2024": 2,
+}
+"""Variables that each method sends: Algorithm 1, DPOP, and rows [24], [21], [20], [23] and [22] of
+Tables 2 and 3 of Xie, Liu and Chai."""
+
+_UNIT = float(np.finfo(np.float64).eps)
+
+
+def numbers_sent(method: str, dimension: int) -> int:
+    """Return how many numbers an agent sends, and adds noise to, in a round.
+
+    Args:
+        method: One of `VARIABLES`.
+        dimension: Entries p of a model.
+
+    Returns:
+        p, or 2 p for methods that send two variables.
+
+    Raises:
+        ValueError: For another method or dimension.
+
+    Reference:
+        Xie, Liu and Chai, Table 2, and Remark 3.3 for DPOP.
+
+    Example:
+        >>> from dpjax.mechanism import moves
+        >>> moves.numbers_sent("tracking", 10), moves.numbers_sent("pp_doagt", 10)
+        (10, 20)
+    """
+    variables = VARIABLES[_validate.one_of("method", method, VARIABLES)]
+    return variables * _validate.integer("dimension", dimension)
+
+
+def moves(
+    method: str,
+    step_sizes: Any,
+    gradient_gap: float,
+    own_weight: float = 0.0,
+    smoothness: float = 0.0,
+) -> Float[np.ndarray, "T P"]:
+    """Return the largest L1 move of every variable of every message.
+
+    Guarantee: no pair of problems that differ in one agent's cost function moves a message further,
+        whatever all agents sent before, as long as that agent's gradients differ by at most
+        ``gradient_gap`` plus ``smoothness`` times the L1 distance of the points at which they are
+        taken. Gradients clipped to an L1 norm of gap / 2 differ by at most gap at any two points
+        and need no smoothness.
+
+    Args:
+        method: "tracking" or "dpop" (own values are the noisy ones, gradients too: neither weight
+            nor smoothness matters), "pp_doagt" or "diff_tv_ab".
+        step_sizes: [T] step taken after message k.
+        gradient_gap: L1 bound, above 0.
+        own_weight: Weight that the agent gives to its own true value, in [0, 1]; 0 where it uses
+            its own noisy one.
+        smoothness: Bound on the change of a gradient in L1 norm over the L1 distance of its points;
+            0 for clipped gradients.
+
+    Returns:
+        [T, P] moves of message 1 to T, one column for each variable, models first; rounded up.
+
+    Raises:
+        ValueError: For an unknown method, or numbers out of range.
+
+    Reference:
+        Xie, Liu and Chai, Definition 3 and (11), one round later: message k carries alpha_{k-1}.
+
+    Example:
+        >>> from dpjax.mechanism import moves
+        >>> moves.moves("tracking", [0.5, 0.25, 0.125], gradient_gap=2.0)[:, 0].round(6).tolist()
+        [0.0, 1.0, 0.5]
+        >>> moves.moves("diff_tv_ab", [0.5, 0.25, 0.125], gradient_gap=1.0).round(6).tolist()
+        [[0.0, 1.0], [0.5, 2.0], [0.5, 2.0]]
+    """
+    _validate.one_of("method", method, ("tracking", "dpop", "pp_doagt", "diff_tv_ab"))
+    if method == "pp_doagt":
+        return pp_doagt(step_sizes, gradient_gap, own_weight, smoothness)
+    if method == "diff_tv_ab":
+        return diff_tv_ab(step_sizes, gradient_gap, own_weight, smoothness)
+    return tracking(step_sizes, gradient_gap)[:, None]
+
+
+def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
+    """Return the moves of Algorithm 1 and of DPOP: 0, then alpha_{k-1} gap.
+
+    Models, tracking variable and the point of the gradient are made of messages alone, so that only
+    the gradient of the round before moves. DPOP projects: a projection onto a box moves no further
+    in L1 norm either, one onto another convex set may.
+
+    Guarantee: as `moves`.
+
+    Args:
+        step_sizes: [T] step taken after message k.
+        gradient_gap: L1 bound on the difference of gradients at the same point.
+
+    Returns:
+        [T] moves of messages 1 to T.
+
+    Raises:
+        ValueError: For steps that are not finite and >= 0, or a gap that is not above 0.
+    """
+    steps, gap = _steps(step_sizes), _validate.positive("gradient_gap", gradient_gap)
+    with np.errstate(under="ignore"):
+        raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), np.finfo(np.float64).tiny)
+    return np.concatenate([[0.0], np.where(steps[:-1] > 0, raised, 0.0)])
+
+
+def pp_doagt(
+    step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float = 0.0
+) -> Float[np.ndarray, "T 2"]:
+    """Return the moves of PP-DOAGT: of models x, of cumulative gradients s.
+
+    s(k) = W s~(k-1) + a_k g(x(k-1)) and x(k) = W x~(k-1) - (s(k) - s(k-1)), s(0) = 0, both sent
+    with noise, an agent's own values without: a reconstruction from memory, not checked against the
+    paper.
+
+    Guarantee: as `moves`, for the method as written here.
+
+    Args:
+        step_sizes: [T] a_k.
+        gradient_gap: As in `moves`.
+        own_weight: As in `moves`.
+        smoothness: As in `moves`.
+
+    Returns:
+        [T, 2] moves of x(k-1) and s(k-1), which message k sends.
+
+    Raises:
+        ValueError: For numbers out of range.
+
+    Reference:
+        Huang, Wu, Shi, Dey and Shi (2024).
+    """
+    steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
+    rounds = len(steps)
+    result, gaps = np.zeros((rounds, 2)), np.zeros(rounds)
+    x, s = np.zeros(rounds), np.zeros(rounds)
+    # The same sums without any cancelling: rounding errors are a share of these.
+    large_x, large_s = np.zeros(rounds), np.zeros(rounds)
+    slack = 8 * (rounds + 1) * _UNIT
+    for k in range(rounds):
+        result[k] = (np.abs(x) + slack * large_x) @ gaps, (np.abs(s) + slack * large_s) @ gaps
+        gaps[k] = gap + slope * result[k, 0]
+        last, large_last = s, large_s
+        s, large_s = own * s, own * large_s
+        s[k] += steps[k]
+        large_s[k] += steps[k]
+        x, large_x = own * x - (s - last), own * large_x + large_s + large_last
+    return result
+
+
+def diff_tv_ab(
+    step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float = 0.0
+) -> Float[np.ndarray, "T 2"]:
+    """Return the moves of Diff-TV-AB: of models x, of the tracked gradient y.
+
+    x(k) = W x~(k-1) - a_k y(k-1) and y(k) = W y~(k-1) + g(x(k)) - g(x(k-1)), y(0) = g(x(0)), both
+    sent with noise: a reconstruction from memory, not checked against the paper. The moves of y do
+    not vanish (up to 2 gap, whatever the steps), so that noise which decays buys no finite loss.
+
+    Guarantee: as `moves`, for the method as written here.
+
+    Args:
+        step_sizes: [T] a_k.
+        gradient_gap: As in `moves`.
+        own_weight: As in `moves`.
+        smoothness: As in `moves`.
+
+    Returns:
+        [T, 2] moves of x(k-1) and y(k-1), which message k sends.
+
+    Raises:
+        ValueError: For numbers out of range.
+
+    Reference:
+        Yang, He and Yang (2025).
+    """
+    steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
+    rounds = len(steps)
+    result, gaps = np.zeros((rounds, 2)), np.zeros(rounds)
+    x, y = np.zeros(rounds), np.zeros(rounds)
+    large_x, large_y = np.zeros(rounds), np.zeros(rounds)
+    slack = 8 * (rounds + 1) * _UNIT
+    for k in range(rounds):
+        # The gradient at x(k), of which the message after the one that moves x tells nothing yet.
+        result[k, 0] = (np.abs(x) + slack * large_x) @ gaps
+        gaps[k] = gap + slope * result[k, 0]
+        y, large_y = own * y, own * large_y
+        y[k] += 1.0
+        large_y[k] += 1.0
+        if k:
+            y[k - 1] -= 1.0
+            large_y[k - 1] += 1.0
+        result[k, 1] = (np.abs(y) + slack * large_y) @ gaps
+        x, large_x = own * x - steps[k] * y, own * large_x + steps[k] * large_y
+    return result
+
+
+def printed_sensitivity(
+    method: str,
+    gradient_gap: float,
+    step_size: float = 1.0,
+    *,
+    constants: tuple[float, float] = (0.0, 0.0),
+    weakening: float = 0.0,
+) -> float:
+    """Return what Table 3 of the paper prints for one round: a comparison, never a guarantee.
+
+    With delta the gap, a the step and the two constants c, c' > 0 that the table leaves open:
+
+        tracking                delta a                       "no more than"
+        pp_doagt                3 (delta + c') a              "not lower than", as what follows
+        xuan2023                (2c + 1) (delta + c') a
+        wang2024                (2 - b) (delta + c') (a + 1)
+        ding2022, diff_tv_ab    (2c + 2) (delta + c')
+
+    DPOP has no row; it moves as Algorithm 1 does.
+
+    Args:
+        method: One of `VARIABLES`.
+        gradient_gap: delta.
+        step_size: a of the round.
+        constants: (c, c').
+        weakening: b, the decaying factor alpha_2(k) of [22].
+
+    Raises:
+        ValueError: For another method or numbers out of range.
+
+    Reference:
+        Xie, Liu and Chai, Table 3.
+
+    Example:
+        >>> from dpjax.mechanism import moves
+        >>> [moves.printed_sensitivity(name, 1.0, 0.5) for name in ("tracking", "pp_doagt")]
+        [0.5, 1.5]
+    """
+    _validate.one_of("method", method, VARIABLES)
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    step = _validate.positive("step_size", step_size)
+    weakening = _validate.number("weakening", weakening)
+    own, other = (_validate.number("constants", value) for value in constants)
+    if min(own, other, weakening) < 0:
+        raise ValueError(f"constants is {constants}, weakening {weakening:g}; give numbers >= 0")
+    if method in ("tracking", "dpop"):
+        return gap * step
+    factor = {
+        "pp_doagt": 3 * step,
+        "xuan2023": (2 * own + 1) * step,
+        "wang2024": (2 - weakening) * (step + 1),
+    }.get(method, 2 * own + 2)
+    return factor * (gap + other)
+
+
+def _steps(step_sizes: Any) -> np.ndarray:
+    steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
+    if steps.min() < 0:
+        raise ValueError(f"step_sizes holds {steps.min():g}; give steps >= 0")
+    return steps
+
+
+def _arguments(
+    step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float
+) -> tuple[np.ndarray, float, float, float]:
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    own = _validate.number("own_weight", own_weight)
+    slope = _validate.number("smoothness", smoothness)
+    if not 0 <= own <= 1:
+        raise ValueError(f"own_weight is {own:g}; give the agent's weight for itself, in [0, 1]")
+    if slope < 0:
+        raise ValueError(f"smoothness is {slope:g}; give a bound >= 0, 0 for clipped gradients")
+    return _steps(step_sizes), gap, own, slope
