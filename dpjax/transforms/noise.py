@@ -1,11 +1,7 @@
 """Gaussian noise that is correlated over agents (and, by a strategy, over rounds).
 
-Layout of the normals. The leaves of one computing dtype are taken in tree order and packed into
-groups of at most `PACK` entries an agent (a larger leaf is a group of its own). Group g of round t
-is one draw of shape [n, entries] under ``fold_in(fold_in(key, t), g)``; each leaf is a run of
-columns of it (`dpjax.transforms.normals`). So a small model is one draw and one product a round, a
-large one never holds more than a leaf's noise twice, and normals depend on (key, round, layout)
-alone: not on the factor, on what is vmapped, or on how arrays are sharded.
+Which draw a leaf's noise is part of, and what it depends on, is said by `dpjax.transforms.packing`:
+a small model is one draw and one product a round.
 """
 
 import contextlib
@@ -21,15 +17,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax._threefry import IMPLEMENTATION
 from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import hardened
+from dpjax.transforms import hardened, packing
 from dpjax.transforms import rounds as rounds_
-from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.normals import normals
 
 __all__ = ["NoiseState", "correlated", "network_mean_variance"]
-
-PACK = 65_536
-"""Entries an agent up to which leaves share one draw."""
 
 
 class NoiseState(NamedTuple):
@@ -45,14 +37,6 @@ class NoiseState(NamedTuple):
     key: PRNGKeyArray
     round: Int[Array, ""]
     past: tuple[tuple[Float[Array, "w n d"], ...], ...] = ()
-
-
-class _Group(NamedTuple):
-    """Leaves that share a draw: their positions in the flattened tree, their sizes, the dtype."""
-
-    leaves: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: Any
 
 
 def correlated(
@@ -126,8 +110,12 @@ def correlated(
     def precision() -> contextlib.AbstractContextManager:
         return double_precision() if released else contextlib.nullcontext()
 
+    def grouped(paths: list[tuple[Any, Any]]) -> list[packing.Group]:
+        wide = np.float64 if released else None
+        return packing.groups(paths, n, f"the n={n} agents of the factor", wide)
+
     def init(params: optax.Params) -> NoiseState:
-        groups = _groups(jax.tree_util.tree_leaves_with_path(params), n, released)
+        groups = grouped(jax.tree_util.tree_leaves_with_path(params))
         past: tuple[tuple[Array, ...], ...] = ()
         if over_rounds is not None:
             with precision():
@@ -140,14 +128,14 @@ def correlated(
         del params
         paths = jax.tree_util.tree_leaves_with_path(updates)
         leaves = [leaf for _, leaf in paths]
-        groups = _groups(paths, n, released)
+        groups = grouped(paths)
         check_round(state.round, rounds)
         with precision():
             past = add(leaves, groups, state)
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
         return updates, NoiseState(state.key, state.round + 1, past)
 
-    def add(leaves: list[Any], groups: list[_Group], state: NoiseState) -> tuple[Any, ...]:
+    def add(leaves: list[Any], groups: list[packing.Group], state: NoiseState) -> tuple[Any, ...]:
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         past = []
         for index, group in enumerate(groups):
@@ -159,14 +147,13 @@ def correlated(
                 past.append(kept)
             colour = weights.astype(group.dtype) * valid.astype(group.dtype)
             if weights.ndim == 1:
-                scaled = colour[:, None] * _rounded(drawn, state.round)
-                noise = _rounded(scaled, state.round)
+                scaled = colour[:, None] * packing.pinned(drawn, state.round)
+                noise = packing.pinned(scaled, state.round)
             else:
                 noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
-            columns = np.cumsum(group.sizes)[:-1]
-            for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
+            for position, part in packing.parts(group, noise, leaves):
                 leaf = leaves[position]
-                noisy = leaf.astype(group.dtype) + part.reshape(leaf.shape)
+                noisy = leaf.astype(group.dtype) + part
                 noisy = noisy if grid is None else hardened.rounded(noisy, grid)
                 leaves[position] = noisy.astype(leaf.dtype)
         return tuple(past)
@@ -193,25 +180,12 @@ def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
     return float(matrix.sum() / len(matrix) ** 2)
 
 
-def _rounded(values: Any, round: Int[Array, ""]) -> Array:
-    """The same numbers, whose rounding compilers cannot move into what follows.
-
-    Factors that are multiplied, or a product and a sum, would be rounded together, to other last
-    bits than around a matrix product; a seed's results are to stay what they are. Rounds are not
-    below 0, which no compiler knows.
-    """
-    words = jnp.uint32 if values.dtype == jnp.float32 else jnp.uint64
-    zero = (round < 0).astype(words)
-    bits = jax.lax.bitcast_convert_type(values, words) ^ zero
-    return jax.lax.bitcast_convert_type(bits, values.dtype)
-
-
 def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
     """Normals of a group by round; key and round decide them, not what is vmapped around."""
 
     def draw(round: Any) -> Array:
-        round_key = jax.random.fold_in(jax.random.fold_in(key, round), group)
-        return hardened.normals(round_key, shape) if released else normals(round_key, shape, dtype)
+        own = packing.draw_key(key, round, group)
+        return hardened.normals(own, shape) if released else normals(own, shape, dtype)
 
     return draw
 
@@ -273,22 +247,3 @@ def _checked_factor(factor: Any) -> Array | np.ndarray:
             f"factor has shape {factor.shape}; give a square matrix over the agents, or a diagonal"
         )
     return factor
-
-
-def _groups(paths: list[tuple[Any, Any]], n: int, released: bool) -> list[_Group]:
-    """Pack the leaves into draws; the layout is part of what a seed means, so it stays fixed."""
-    groups: list[_Group] = []
-    open_groups: dict[Any, int] = {}
-    for position, (path, leaf) in enumerate(paths):
-        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-        check_leaf(path, leaf, n, f"the n={n} agents of the factor")
-        size, wide = int(np.prod(shape[1:])), jnp.promote_types(dtype, jnp.float32)
-        dtype = np.dtype(np.float64) if released else wide
-        index = open_groups.get(dtype)
-        if index is not None and sum(groups[index].sizes) + size <= PACK:
-            group = groups[index]
-            groups[index] = _Group((*group.leaves, position), (*group.sizes, size), dtype)
-        else:
-            open_groups[dtype] = len(groups)
-            groups.append(_Group((position,), (size,), dtype))
-    return groups

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax.mechanism import spatial
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import noise
+from dpjax.transforms import noise, packing
 from dpjax.transforms.normals import normals
 
 N = 8
@@ -227,7 +227,7 @@ def test_layout_is_fixed():
 
 
 def test_large_leaves_have_draws_of_their_own():
-    big = noise.PACK
+    big = packing.PACK
     shapes = {"a": (2, big - 1), "b": (2, 4), "c": (2, big + 5), "d": (2, 3)}
     samples = collect(noise.correlated, np.eye(2), rounds=1, shapes=shapes)[0]
     vectors = [samples[agent, start : start + 3] for agent in (0, 1) for start in

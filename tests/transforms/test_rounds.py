@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.transforms import noise, rounds
+from dpjax.transforms import noise, packing, rounds
 
 N = 2
 T = 2 * rounds.BLOCK + 9
@@ -45,7 +45,7 @@ def noises(strategy, zeros, seed=3, length=T, factor=None):
 
 def three_leaves():
     return {
-        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, noise.PACK + 1))
+        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, packing.PACK + 1))
     }  # fmt: skip
 
 
