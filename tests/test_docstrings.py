@@ -27,6 +27,7 @@ NAMED = {
     "accounting.gdp": "epsilon delta mu rdp zcdp",
     "accounting.views": "dsgd muffliato zip_dl linear",
     "transforms.noise": "correlated",
+    "transforms.scheduled": "scheduled",
     "transforms.clipping": "per_agent per_example",
     "transforms.lowpass": "lowpass",
     "transforms.momentum": "momentum muon",

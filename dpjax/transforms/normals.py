@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from dpjax import _threefry
 from dpjax.mechanism.x64 import double_precision
 
-__all__ = ["normals"]
+__all__ = ["from_bits", "normals"]
 
 LARGEST = 5.42
 """No float32 normal is larger."""
@@ -55,6 +55,15 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arra
         both = jax.lax.optimization_barrier(both)
         low, high = both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
     bits = jnp.concatenate([low, high], axis=1)[:, :columns]
+    return from_bits(bits)
+
+
+def from_bits(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
+    """The float32 normals that the upper 24 bits of words stand for.
+
+    Args:
+        bits: Words.
+    """
     # Odd multiples of 2**-24 in (-1, 1), exact in float32.
     steps = (jax.lax.bitcast_convert_type(bits, jnp.int32) >> 8).astype(jnp.float32)
     uniforms = (steps + np.float32(0.5)) * np.float32(2.0**-23)

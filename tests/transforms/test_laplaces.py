@@ -1,0 +1,245 @@
+"""The stream of Laplace variables: its bits, its statistics, and what it does not depend on."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+import scipy.stats
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpjax.mechanism.x64 import double_precision
+from dpjax.transforms import laplaces
+from dpjax.transforms.normals import words
+
+ROWS, COLUMNS = 64, 20_001
+
+
+def key(seed=3):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def sample(one=None, shape=(ROWS, COLUMNS)):
+    return np.asarray(laplaces.laplaces(one if one is not None else key(), shape, jnp.float32))
+
+
+def computed(high, low, dtype):
+    """What the words stand for, to NumPy."""
+    with double_precision():
+        found = laplaces.from_words(jnp.asarray(high), jnp.asarray(low), dtype)
+    assert found.dtype == dtype
+    return np.asarray(found, np.float64)
+
+
+def exact(high, low):
+    """The same by fractions and fifty digits."""
+    values = []
+    with mp.workdps(50):
+        for first, second in zip(high.tolist(), low.tolist(), strict=True):
+            k = ((first & (2**30 - 1)) << 32) + second
+            q = Fraction(2 * k + 1, 2**64)
+            q = 1 - q if not first >> 30 & 1 else q
+            magnitude = -mp.log(mp.mpf(q.numerator) / q.denominator)
+            values.append(float(-magnitude if first >> 31 else magnitude))
+    return np.array(values)
+
+
+def several_words():
+    """Random ones, and those of which few digits are left: the tail's and those near zero."""
+    rng = np.random.default_rng(0)
+    high, low = rng.integers(0, 2**32, (2, 900), dtype=np.uint32)
+    shorter = rng.integers(0, 31, 600).astype(np.uint32)
+    high[300:] &= np.uint32(3 << 30) | (np.uint32(2**30 - 1) >> shorter)
+    high[600:] &= np.uint32(3 << 30)
+    low[600:] >>= rng.integers(0, 33, 300).astype(np.uint32) % np.uint32(32)
+    ends = np.array([0, 2**30 - 1, 2**30, 2**31 - 1], np.uint32)
+    high = np.concatenate([high, ends, ends | np.uint32(2**31)])
+    low = np.concatenate([low, *[np.array([0, 2**32 - 1] * 2, np.uint32)] * 2])
+    return high, low
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(np.float32, 4e-7), (np.float64, 1e-13)])
+def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits):
+    high, low = several_words()
+    np.testing.assert_allclose(computed(high, low, dtype), exact(high, low), rtol=digits)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_ends_are_the_stated_ones(dtype):
+    none, one = np.uint32([0]), np.uint32([1 << 30])
+    (least,), (largest,) = computed(none, none, dtype), computed(one, none, dtype)
+    assert least == laplaces.SMALLEST
+    assert 44.36 < largest <= laplaces.LARGEST
+    # Both sides meet at the median: no gap and no overlap beyond rounding.
+    most = np.uint32([2**32 - 1])
+    below, above = (
+        computed(np.uint32([side | (2**30 - 1)]), most, dtype)[0] for side in (0, 1 << 30)
+    )
+    assert below <= above and above - below < 3e-7 and above == pytest.approx(np.log(2), rel=3e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_are_symmetric_to_the_bit(dtype):
+    high, low = several_words()
+    other = computed(high ^ np.uint32(1 << 31), low, dtype)
+    np.testing.assert_array_equal(other, -computed(high, low, dtype))
+
+
+def test_each_is_of_its_own_hash():
+    high, low = (np.asarray(word).ravel() for word in words(key(), (30, 40)))
+    np.testing.assert_allclose(sample(shape=(30, 40)), exact(high, low).reshape(30, 40), rtol=4e-7)
+
+
+def finest(draw):
+    """Spacing of what a sampler gives near zero, and its largest, from a million words."""
+    high, low = np.random.default_rng(5).integers(0, 2**32, (2, 1 << 20), dtype=np.uint32)
+    magnitudes = np.unique(np.abs(draw(high, low)))
+    return np.diff(magnitudes[:2000]).min(), magnitudes.max()
+
+
+def test_a_uniform_of_24_bits_would_be_seen():
+    """The usual sampler: multiples of 2^-23 near zero, nothing beyond 16.7."""
+
+    def usual(high, low):
+        del low
+        uniform = (high >> 8).astype(np.float64) * 2.0**-23 - 1 + 2.0**-24
+        return np.sign(uniform) * -np.log1p(-np.abs(uniform))
+
+    spacing, largest = finest(usual)
+    assert spacing > 2.0**-25 and largest < 16.7
+    mine, _ = finest(lambda high, low: computed(high, low, np.float32))
+    assert 0 < mine < 2.0**-32
+    # The tail by words that are not random.
+    few = np.full(64, 1 << 30, np.uint32)
+    reached = computed(few, np.uint32(2) ** (np.arange(64, dtype=np.uint32) // 2), np.float32)
+    assert (reached > 20).all() and len(np.unique(reached)) == 32
+
+
+def test_no_float32_number_is_beyond_the_ends():
+    values = np.abs(sample())
+    assert values.min() >= laplaces.SMALLEST and values.max() <= laplaces.LARGEST
+
+
+def test_a_place_decides_a_number_and_not_the_shape():
+    many = sample(shape=(8, 11))
+    np.testing.assert_array_equal(sample(shape=(2, 11)), many[:2])
+    np.testing.assert_array_equal(sample(shape=(8, 4)), many[:, :4])
+
+
+def test_double_precision_around_it_changes_no_float32_number():
+    outside = sample(shape=(5, 7))
+    with double_precision():
+        inside = laplaces.laplaces(key(), (5, 7), jnp.float32)
+    assert outside.dtype == inside.dtype == np.float32
+    np.testing.assert_array_equal(outside, inside)
+
+
+def test_what_is_vmapped_or_compiled_does_not_matter():
+    keys = jax.random.split(key(), 3)
+
+    def draw(one):
+        return laplaces.laplaces(one, (4, 11), jnp.float32)
+
+    together = jax.jit(jax.vmap(draw))(keys)
+    scanned = jax.jit(lambda k: jax.lax.map(draw, k))(keys)
+    for index in range(3):
+        # Compiled code may round the last place otherwise; the bits behind it are the same.
+        np.testing.assert_allclose(together[index], draw(keys[index]), rtol=4e-7)
+        np.testing.assert_array_equal(together[index], scanned[index])
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_number_of_devices_does_not_matter(devices):
+    if len(jax.devices()) < devices:
+        pytest.skip("needs more devices")
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
+    spread = NamedSharding(mesh, PartitionSpec("agents"))
+
+    def draw(one):
+        return laplaces.laplaces(one, (16, 333), jnp.float32)
+
+    alone = jax.jit(draw)(key())
+    np.testing.assert_array_equal(jax.jit(draw, out_shardings=spread)(key()), alone)
+
+
+def distribution_distance(values):
+    """Kolmogorov's distance from the Laplace law, in units of its standard error."""
+    return scipy.stats.kstest(values.ravel(), "laplace").statistic * np.sqrt(values.size)
+
+
+def test_the_numbers_are_laplace_and_the_test_sees_one_percent():
+    values = sample()
+    assert distribution_distance(values) < 2.2  # passed by chance once in 8,000 keys
+    assert distribution_distance(1.01 * values) > 2.2
+    assert distribution_distance(values + 0.005) > 2.2
+    normal = np.random.default_rng(0).normal(size=10_000) * np.sqrt(2)
+    assert distribution_distance(normal) > 2.2
+
+
+def test_double_precision_numbers_are_laplace_too():
+    with double_precision():
+        wide = np.asarray(laplaces.laplaces(key(), (ROWS, 4_000), jnp.float64))
+    assert wide.dtype == np.float64 and distribution_distance(wide) < 2.2
+    assert (wide != wide.astype(np.float32)).mean() > 0.99
+
+
+def test_tails_and_what_is_near_zero_hold_what_they_should():
+    values = np.abs(sample(shape=(400, 20_000)))
+    for bound in (3.0, 6.0, 9.0, 12.0):
+        expected = values.size * np.exp(-bound)
+        assert abs((values > bound).sum() - expected) < 5 * np.sqrt(expected)
+        expected = values.size * -np.expm1(-np.exp(-bound))
+        assert abs((values < np.exp(-bound)).sum() - expected) < 5 * np.sqrt(expected)
+
+
+def signs_by_magnitudes(values):
+    """Chi-square of signs against 64 quantiles of magnitudes, in deviations from its mean."""
+    bins = np.minimum((-np.expm1(-np.abs(values)) * 64).astype(int), 63).ravel()
+    table = np.bincount(2 * bins + (values.ravel() > 0), minlength=128)
+    expected = values.size / 128
+    return (((table - expected) ** 2 / expected).sum() - 127) / np.sqrt(2 * 127)
+
+
+def test_sign_and_magnitude_are_independent():
+    values = sample()
+    assert abs(signs_by_magnitudes(values)) < 5
+    # A sign shared with the side, with a middle bit or with one number in fifty would be seen.
+    magnitude = np.abs(values)
+    assert signs_by_magnitudes(np.where(magnitude > np.log(2), magnitude, -magnitude)) > 100
+    fine = np.floor(np.exp(-magnitude) * 64).astype(int) % 2 == 0
+    assert signs_by_magnitudes(np.where(fine, magnitude, -magnitude)) > 100
+    few = np.arange(values.size).reshape(values.shape) % 50 == 0
+    assert signs_by_magnitudes(np.where(few, magnitude, values)) > 5
+
+
+def dependence(left, right):
+    """Chi-square of a 16 x 16 table of quantiles, in standard deviations from its mean."""
+    bins = [
+        np.minimum((scipy.stats.laplace.cdf(part) * 16).astype(int), 15) for part in (left, right)
+    ]
+    table = np.bincount(16 * bins[0] + bins[1], minlength=256)
+    expected = left.size / 256
+    return (((table - expected) ** 2 / expected).sum() - 255) / np.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("shift", [(0, 1), (1, 0)])
+def test_neighbouring_places_are_independent(shift):
+    values = sample()
+    other = values[shift[0] :, shift[1] :]
+    same = values[: values.shape[0] - shift[0], : values.shape[1] - shift[1]]
+    assert abs(dependence(same.ravel(), other.ravel())) < 5
+    assert dependence(same.ravel(), np.abs(other.ravel()) * np.sign(same.ravel())) > 100
+
+
+def test_keys_a_bit_apart_are_independent():
+    data = np.asarray(jax.random.key_data(key()))
+    other = jax.random.wrap_key_data(jnp.asarray(data ^ np.uint32([0, 1])), impl="threefry2x32")
+    assert abs(dependence(sample().ravel(), sample(other).ravel())) < 5
+
+
+def test_another_dtype_is_refused():
+    for dtype in (jnp.bfloat16, jnp.int32):
+        with pytest.raises(ValueError, match="float32 or float64"):
+            laplaces.laplaces(key(), (2, 2), dtype)
