@@ -50,11 +50,13 @@ def make(
     omega: float = 0.01,
     low: float = 0.0,
     high: float = 10.0,
+    truth: Any = None,
 ) -> Fusion:
     """Return measurements of a hidden vector: M_i ~ U[low, high], v_i = M_i x + noise N(0, I).
 
-    The hidden x is drawn from N(0, I). The law of the data is not in the paper; with this one its
-    printed parameters converge.
+    The law of the data is not in the paper; with this one its printed parameters converge. How far
+    depends on the hidden x: all entries of M_i are positive, so that what is left after few rounds
+    is the part of x* across the vector of ones.
 
     Args:
         agents: Agents n.
@@ -65,6 +67,7 @@ def make(
         omega: Weight of |x|^2, above 0 (or 0 where the matrices determine x).
         low: Least entry of a matrix.
         high: Largest.
+        truth: [p] the hidden x; drawn from N(0, I) if None.
 
     Returns:
         Data and minimiser.
@@ -93,10 +96,13 @@ def make(
     if low >= high:
         raise ValueError(f"low is {low:g} and high {high:g}; give low < high")
     generator = np.random.default_rng(_validate.integer("seed", seed, least=0))
-    truth = generator.standard_normal(p)
+    drawn = generator.standard_normal(p)
+    hidden = drawn if truth is None else _validate.finite_array("truth", truth, ndim=1)
+    if hidden.shape != (p,):
+        raise ValueError(f"truth has shape {hidden.shape}; give [{p}], one entry a dimension")
     matrices = generator.uniform(low, high, (n, m, p))
-    values = matrices @ truth + noise * generator.standard_normal((n, m))
-    return of(matrices, values, omega, truth)
+    values = matrices @ hidden + noise * generator.standard_normal((n, m))
+    return of(matrices, values, omega, hidden)
 
 
 def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:

@@ -1,0 +1,164 @@
+"""Best noise against a convex solver and perturbations; the descent against exact errors."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting import pure
+from dpjax.data import fusion
+from dpjax.mechanism import descent, laplace, quadratic, schedules
+from dpjax.mechanism.x64 import double_precision
+from dpjax.topology import graphs, mixing
+
+RNG = np.random.default_rng(0)
+STEPS = np.exp(RNG.uniform(-4, 0, 12))
+WEIGHTS = np.exp(RNG.uniform(-3, 3, 12))
+
+
+def test_best_scales_are_those_of_a_convex_solver():
+    cvxpy = pytest.importorskip("cvxpy")
+    nu = cvxpy.Variable(11, pos=True)
+    noise = cvxpy.sum(cvxpy.multiply(2 * WEIGHTS[1:], cvxpy.square(nu)))
+    spent = cvxpy.sum(cvxpy.multiply(1.5 * STEPS[:-1], cvxpy.inv_pos(nu)))
+    problem = cvxpy.Problem(cvxpy.Minimize(noise), [spent <= 0.7])
+    problem.solve(solver=cvxpy.CLARABEL)
+    found = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5)
+    assert 2 * WEIGHTS @ found**2 == pytest.approx(problem.value, rel=1e-6)
+    np.testing.assert_allclose(found[1:], nu.value, rtol=1e-3)
+    assert found[0] == 0
+
+    variance = cvxpy.Variable(11, pos=True)
+    squares = cvxpy.multiply((1.5 * STEPS[:-1]) ** 2, cvxpy.inv_pos(variance))
+    problem = cvxpy.Problem(cvxpy.Minimize(WEIGHTS[1:] @ variance), [cvxpy.sum(squares) <= 0.49])
+    problem.solve(solver=cvxpy.CLARABEL)
+    found = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, "gaussian")
+    assert WEIGHTS @ found**2 == pytest.approx(problem.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
+    measure = pure.epsilon if noise == "laplace" else pure.mu
+    factor = 2.0 if noise == "laplace" else 1.0
+    best = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, noise)
+    spent = measure(STEPS, best, 1.5)
+    assert 0.7 * (1 - 1e-11) < spent <= 0.7
+    cost = factor * WEIGHTS @ best**2
+    # The closed forms of the least noise.
+    shown, w = STEPS[:-1], WEIGHTS[1:]
+    if noise == "laplace":
+        least = 2 * (1.5 / 0.7) ** 2 * (shown ** (2 / 3) * np.cbrt(w)).sum() ** 3
+    else:
+        least = (1.5 / 0.7) ** 2 * (shown * np.sqrt(w)).sum() ** 2
+    assert cost == pytest.approx(least, rel=1e-10)
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        other = best * np.exp(rng.normal(0, 0.2, 12))
+        other *= measure(STEPS, other, 1.5) / 0.7
+        assert factor * WEIGHTS @ other**2 >= cost * (1 - 1e-9)
+
+
+def test_rounds_without_a_step_need_no_noise():
+    steps = np.array([0.5, 0.0, 0.25, 0.0], np.float64)
+    found = schedules.best_scales(steps, np.ones(4), 1.0, 1.0)
+    assert (found[[0, 2]] == 0).all() and (found[[1, 3]] > 0).all()
+    assert pure.epsilon(steps, found, 1.0) == pytest.approx(1.0, rel=1e-10)
+    with pytest.raises(ValueError, match="weights"):
+        schedules.best_scales(steps, [1.0, 0.0, 1.0, 1.0], 1.0, 1.0)
+
+
+N, T = 8, 24
+DATA = fusion.make(N, seed=1)
+W = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.6, seed=0))
+PROBLEM = W, DATA.hessians, DATA.linear
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+@pytest.mark.parametrize("shape", ["smooth", "pulses"])
+def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
+    if shape == "smooth":
+        start = descent.smooth(T, 5, 1e-3, 0.9, 50.0, 7)
+    else:
+        start = descent.pulses(T, 3, DATA.hessians.mean(axis=0), 50.0, 7)
+    noise = "gaussian" if gaussian else "laplace"
+    steps, beta = start.steps()
+    weights = quadratic.weights(W, DATA.hessians, steps, beta)
+    scales = schedules.best_scales(steps, weights, 0.5, 1.2, noise)
+    spread = (1.0 if gaussian else 2.0) * scales**2
+    want = quadratic.error(*PROBLEM, steps, beta, spread, start=0.3, start_variance=0.7)
+    factor = (1.0 if gaussian else 2.0) * (1.2 / 0.5) ** 2
+    one = quadratic.checked(*PROBLEM, steps, beta)
+    e, u = quadratic.first_errors(one, 0.3)
+    rows = np.moveaxis(np.eye(2 * N).reshape(-1, N, 2), 0, 1)
+    arrays = W, DATA.hessians, e, u, start.basis, start.mask, rows, 0.7, factor
+    with double_precision():
+        given = descent.Given(*(jnp.asarray(array) for array in arrays))
+        value, slope = descent._log_error(jnp.asarray(start.point), given, gaussian)
+        assert float(value) == pytest.approx(np.log(want.total), abs=1e-9)
+        for j in range(8):
+            ends = [start.point + sign * 1e-5 * np.eye(8)[j] for sign in (1, -1)]
+            up, down = (float(descent._log_error(jnp.asarray(x), given, gaussian)[0]) for x in ends)
+            assert float(slope[j]) == pytest.approx((up - down) / 2e-5, abs=1e-5)
+
+
+def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
+    """As many as eigenvalues: without noise nothing is left but what averaging leaves."""
+    start = descent.pulses(60, 2, DATA.hessians.mean(axis=0), 1.0, 2)
+    steps, beta = start.steps()
+    assert (steps > 0).sum() == 2 and steps[-1] == 0
+    complete = np.full((N, N), 1 / N)
+    found = quadratic.error(complete, DATA.hessians, DATA.linear, steps, beta, np.zeros(60))
+    assert found.bias < 1e-20
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
+    best = schedules.optimal(
+        *PROBLEM, 1.0, 1.0, T, noise=noise, pulses=(1, 2), knots=6, probes=None, iterations=60
+    )
+    schedule = best.schedule
+    measure = pure.epsilon if noise == "laplace" else pure.mu
+    assert measure(schedule.step_sizes, schedule.scales, 1.0) <= 1.0
+    assert schedule.scales[0] == 0 and schedule.noise == noise
+    again = quadratic.error(*PROBLEM, schedule.step_sizes, best.beta, quadratic.variances(schedule))
+    assert again.total == pytest.approx(best.error.total, rel=1e-9)
+    assert best.error == best.met[best.shape]
+    make = laplace.geometric if noise == "laplace" else laplace.geometric_gaussian
+    for gamma, beta, q1, q2 in ((0.001, 1000, 0.97, 0.99), (0.002, 100, 0.9, 0.97)):
+        made = make(1.0, 1.0, gamma, q1, q2, T)
+        plain = quadratic.error(*PROBLEM, made.step_sizes, beta, quadratic.variances(made))
+        assert best.error.total < 0.5 * plain.total
+    paths = quadratic.simulate(*PROBLEM, schedule, best.beta, trials=4000, seed=0)[:, -1]
+    assert abs(paths.mean() - best.error.total) < 4 * paths.std() / np.sqrt(4000)
+    assert abs(paths.mean() - 1.5 * best.error.total) > 4 * paths.std() / np.sqrt(4000)
+
+
+def test_no_shape_is_worse_than_where_it_began():
+    best = schedules.optimal(*PROBLEM, 0.1, 1.0, T, knots=4, pulses=(2,), iterations=15)
+    smooth = descent.smooth(T, 4, 1 / np.linalg.eigvalsh(DATA.hessians).max(), np.exp(-5 / T), 1, 4)
+    steps, _ = smooth.steps()
+    first = best.met["geometric steps"]
+    np.testing.assert_allclose(
+        first.weights,
+        quadratic.weights(W, DATA.hessians, steps, 0.5 / steps[0]),
+        rtol=1e-9,
+    )
+    assert best.met["smooth"].total <= first.total * (1 + 1e-9)
+    assert best.error.total == min(one.total for one in best.met.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("budget", {"budget": 0.0}),
+        ("rounds", {"rounds": 1}),
+        ("knots", {"knots": 100}),
+        ("pulses", {"pulses": (T,)}),
+        ("shape", {"shape": "saw"}),
+        ("noise", {"noise": "cauchy"}),
+        ("gamma", {"gamma": 1e3, "shape": "smooth", "rounds": 200}),
+    ],
+)
+def test_bad_input_is_named(name, change):
+    good = dict(budget=1.0, gradient_gap=1.0, rounds=T)
+    with pytest.raises(ValueError, match=name):
+        schedules.optimal(*PROBLEM, **{**good, **change})
