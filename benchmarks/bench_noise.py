@@ -10,6 +10,7 @@ Floors, each jitted on its own for one seed; several seeds may at best take as l
 
 - ``normals``: drawing the standard normals [n, d], in a scan; beside it, as ``jax_normals``, by
   `jax.random.normal`, which hashes once for each number.
+- ``laplaces`` and ``jax_laplaces``: the same of Laplace variables; no floor of any route.
 - ``colour``: a block of rounds as one product of rows of C^-1 [block, T] with all normals.
 - ``trapezoid``: the same without the zeros above the diagonal, a product a block of the width it
   needs; a lower floor than ``colour``.
@@ -33,12 +34,13 @@ import numpy as np
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.results.timing import Bench, turns
-from dpjax.transforms import noise, normals, rounds
+from dpjax.transforms import laplaces, noise, normals, rounds
 
 HIGHEST = jax.lax.Precision.HIGHEST
 BANDS = 4
 RELEASE = ", release"
 GRID = 2.0**-8
+DRAWS = ("normals", "jax_normals", "laplaces", "jax_laplaces")
 
 
 def strategies(length: int) -> dict[str, np.ndarray | None]:
@@ -130,6 +132,8 @@ def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callabl
     return {
         "normals": (functools.partial(drawing(normals.normals), models), length),
         "jax_normals": (functools.partial(drawing(jax.random.normal), models), length),
+        "laplaces": (functools.partial(drawing(laplaces.laplaces), models), length),
+        "jax_laplaces": (functools.partial(drawing(jax.random.laplace), models), length),
         "colour": (lambda: product(colours[-block:], drawn), block),
         "trapezoid": (trapezoid, len(parts) * block),
         "agents": (lambda: agents(models), length),
@@ -171,7 +175,7 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
         row |= {"times_floor": took[name] / loose, "times_tight_floor": took[name] / tight}
         row |= {
             f"{part}_milliseconds": 1e3 * took[part]
-            for part in ("normals", "jax_normals", "colour", "trapezoid", "agents")
+            for part in (*DRAWS, "colour", "trapezoid", "agents")
         }
         row["times_simulation"] = took[name] / took[plain]
         kept = rounds.memory(strategy, jnp.zeros((n, d), jnp.float32))
