@@ -28,6 +28,7 @@ NAMED = {
     "mechanism.tuning": "tune on_quadratics tune_quadratics",
     "mechanism.accuracy": "value largest_decay",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric published_budget",
+    "accounting.replay": "moved DescentRule",
     "data.fusion": "make",
     "accounting.gdp": "epsilon delta mu rdp zcdp",
     "accounting.views": "dsgd muffliato zip_dl linear",

@@ -1,0 +1,122 @@
+"""Record and replay: Proposition 1 in both orders, and bounds that no replay exceeds."""
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import pure, replay
+from dpjax.mechanism import laplace, moves
+from dpjax.topology import graphs, mixing
+
+N, P, T = 5, 2, 8
+W = mixing.metropolis_hastings(graphs.ring(N))
+STEPS = 0.1 * 0.97 ** np.arange(T)
+GAP = 1.0
+START = np.linspace(-1, 1, N * P).reshape(N, P)
+NOISE = np.random.default_rng(0).laplace(scale=0.1, size=(T, N, 1, P))
+# One agent's gradient moves by GAP in L1 norm; its Hessian, as everybody's, is 2.
+SHIFT = np.zeros((N, P))
+SHIFT[1] = 0.5 * GAP
+
+
+def quadratic(x):
+    return 2 * x
+
+
+def shifted(x):
+    return 2 * x + SHIFT
+
+
+def of_agent(rule, gradient=quadratic, neighbour=shifted, noise=NOISE):
+    found = replay.moved(rule, gradient, neighbour, noise)
+    assert (np.delete(found, 1, axis=1) == 0).all()
+    return found[:, 1].sum(axis=1)
+
+
+def descent(own="noisy", point="noisy"):
+    return replay.DescentRule(W, STEPS, START, own, point)
+
+
+def test_noisy_states_move_by_the_step_before():
+    want = np.append(0.0, STEPS[:-1] * GAP)
+    np.testing.assert_allclose(of_agent(descent()), want, atol=1e-15)
+    tracked = of_agent(replay.TrackingRule(W, STEPS, START, beta=3.0))
+    np.testing.assert_allclose(tracked, want, atol=1e-14)
+    np.testing.assert_allclose(tracked, moves.tracking(STEPS, GAP), atol=1e-14)
+
+
+def test_own_true_state_in_consensus_moves_further():
+    """Claim (i): w_ii of the last move is added."""
+    found, plain = of_agent(descent(own="true")), of_agent(descent())
+    assert (found[2:] > plain[2:]).all()
+    for k in range(2, T):
+        assert found[k] == pytest.approx(W[1, 1] * found[k - 1] + STEPS[k - 1] * GAP, rel=1e-12)
+
+
+def test_on_quadratics_gradients_at_true_states_are_less_sensitive():
+    """Against claim (ii): equal Hessians pull the two problems' true states together."""
+    found, plain = of_agent(descent(point="true")), of_agent(descent())
+    assert plain[2] == pytest.approx(0.097, abs=1e-12)
+    assert found[2] == pytest.approx(0.0776, abs=1e-12)
+    assert (found[2:] < plain[2:]).all()
+
+
+def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
+    """The supremum over pairs: a gap against the drift moves the true state's gradient more."""
+
+    def turned(x):
+        sign = np.where(x[1, :1] > 0, 1.0, -1.0)
+        return 2 * x + sign * SHIFT
+
+    # The agent's state is above the threshold in the first round and below it in the second.
+    start, push = np.zeros((N, P)), np.zeros((T, N, 1, P))
+    start[1], push[0] = 1.0, -2.0
+    rule = replay.DescentRule(W, STEPS, start, "noisy", "true")
+    found = replay.moved(rule, quadratic, turned, push)[:, 1, 0]
+    assert found[1] == pytest.approx(0.1, abs=1e-12)
+    assert found[2] == pytest.approx(0.1164, abs=1e-12)
+    plain = replay.moved(replay.DescentRule(W, STEPS, start), quadratic, turned, push)[:, 1, 0]
+    assert plain[2] == pytest.approx(0.097, abs=1e-12)
+
+
+@pytest.mark.parametrize("own", ["noisy", "true"])
+def test_two_variables_move_further(own):
+    """Claim (iii) holds for what any gradients can do; on quadratics, in the first rounds only."""
+    noise = np.concatenate([NOISE, NOISE], axis=2)
+    rule = replay.TwoVariableRule(W, STEPS, START, own)
+    found = replay.moved(rule, quadratic, shifted, noise)[:, 1]
+    plain = of_agent(descent())
+    assert (found.sum(axis=1)[1:3] > plain[1:3]).all()
+    assert (found.sum(axis=1)[5:] < plain[5:]).all()
+    weight = W[1, 1] if own == "true" else 0.0
+    assert (moves.moves("diff_tv_ab", STEPS, GAP, weight).sum(axis=1) > plain).all()
+    bound = moves.moves("diff_tv_ab", STEPS, GAP, weight, smoothness=2.0)
+    assert (found <= bound * (1 + 1e-12)).all()
+
+
+def test_no_replay_of_the_method_exceeds_its_accounted_loss():
+    """Gradients at random that differ by the gap: losses of replayed moves, and at halved noise."""
+    made = laplace.geometric(1.0, GAP, 0.1, 0.5, 0.9, T)
+    rng = np.random.default_rng(3)
+    accounted = pure.epsilon(made.step_sizes, made.scales, GAP)
+    for _ in range(20):
+        curvature = rng.uniform(0, 3, (N, 1))
+        signs = np.zeros((N, P))
+        signs[1] = rng.dirichlet(np.ones(P)) * rng.choice((-1, 1), P) * GAP
+        noise = rng.laplace(size=(T, N, 1, P)) * made.scales[:, None, None, None]
+        found = replay.moved(
+            replay.TrackingRule(W, made.step_sizes, START, 2.0),
+            lambda x, c=curvature: c * x,
+            lambda x, c=curvature, s=signs: c * x + s,
+            noise,
+        )[:, 1]
+        assert pure.epsilon_of_moves(found, made.scales) <= accounted * (1 + 1e-9)
+        assert pure.epsilon_of_moves(found, made.scales / 2) > accounted * 1.9
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="noise"):
+        replay.moved(descent(), quadratic, shifted, np.zeros((T, N, 2, P)))
+    with pytest.raises(ValueError, match="own"):
+        descent(own="mine")
+    with pytest.raises(ValueError, match="point"):
+        descent(point="far")
