@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import bench_dpsgd, bench_precision
+from benchmarks import bench_dpsgd, bench_precision, bench_tracking
 
 
 def summed(way: str, size: int) -> list[np.ndarray]:
@@ -70,3 +70,25 @@ def test_the_attack_sees_no_difference_where_there_is_none() -> None:
     # Half a spacing below 1 and half of twice that above it.
     below, above = (-np.expm1(-half / 1e-7) for half in (2.0**-25, 2.0**-24))
     assert abs(lost - (below + above) / 2) < 5 * 0.5 / np.sqrt(20_000)
+
+
+def test_every_way_estimates_the_same(capsys: pytest.CaptureFixture) -> None:
+    for coordinates in (1, 3):
+        x, y = bench_tracking.rounds(3, 80, coordinates)
+        ways = bench_tracking.ways(coordinates, list(bench_tracking.WAYS))
+        assert ("scikit_learn" in ways) == (coordinates == 1) and len(ways) >= 3
+        found = {name: way(x, y) for name, way in ways.items()}
+        for name, values in found.items():
+            # scikit-learn adds noise of its own, 1e-10 wide, and cuts at 0.
+            expected = np.maximum(found["tree"], 0.0) if name == "scikit_learn" else found["tree"]
+            np.testing.assert_allclose(values, expected, atol=1e-10)
+    options = ["--pairs", "2", "--trials", "40", "--repeats", "1", "--ways", "tree", "plain"]
+    assert bench_tracking.main(["--what", "estimator", *options]) == 0
+    assert "times_tree" in capsys.readouterr().out
+
+
+def test_what_is_found_of_gaussians_is_of_the_stated_truth() -> None:
+    x, y = (each[0] for each in bench_tracking.gaussians(20_000, 2, 0.8, 0))
+    both = np.corrcoef(x[:, 0], y[:, 0])[0, 1], np.corrcoef(x[:, 1], y[:, 1])[0, 1]
+    assert -0.5 * sum(np.log1p(-(r**2)) for r in both) == pytest.approx(0.8, abs=0.05)
+    assert abs(np.corrcoef(x[:, 0], y[:, 1])[0, 1]) < 0.05

@@ -1,0 +1,180 @@
+"""Gradient tracking's tools against their peers, in one process, each way in turn with the others.
+
+- ``estimator``: mutual information from trials (`dpjax.accounting.leakage`). ``tree`` and ``dense``
+  are dpjax's two routes, ``scikit_learn`` its `mutual_info_regression`, which takes scalar pairs
+  alone, and ``plain`` a k-d tree asked trial by trial in Python, as public toolboxes do. Pairs (one
+  a round) a second, trials a second, how many times as long as ``tree`` a way takes (the median
+  over turns), and the largest difference of its values from ``tree``'s, all on the same numbers.
+- ``bias``: no times. ``gaussians``: what is found of a known truth, both variables normal and of
+  so many coordinates, those of x and y correlated in pairs. ``maximum``: the largest of so many
+  rounds in which y tells nothing of a scalar x, over psi(N) - psi(k), its mean over as many groups
+  of rounds as there are.
+
+Compilation is excluded; times are medians of repeated calls.
+"""
+
+import functools
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Callable
+
+import numpy as np
+
+from dpjax.accounting import leakage
+from dpjax.results.timing import Bench, turns
+
+WAYS = ("tree", "dense", "scikit_learn", "plain")
+K = 3
+GROUP = 1000
+"""Rounds of the study that the estimator is for."""
+
+Estimator = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def rounds(pairs: int, trials: int, coordinates: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scalars x [R, N, 1] and, from nearly free of them to nearly equal, y [R, N, d]."""
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(pairs, trials, 1)), rng.normal(size=(pairs, trials, coordinates))
+    strength = np.geomspace(0.1, 10.0, pairs)[:, None, None]
+    y = strength * x + noise
+    # scikit-learn scales what it is given; scaled before, all ways see the same distances.
+    return x / x.std(axis=1, keepdims=True), y / y.std(axis=1, keepdims=True)
+
+
+def scikit_learn(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Pair after pair, scalars alone; it has one seed, and cuts negative values."""
+    from sklearn.feature_selection import mutual_info_regression
+
+    return np.array(
+        [
+            mutual_info_regression(one, other[:, 0], n_neighbors=K, random_state=0)[0]
+            for one, other in zip(x, y, strict=True)
+        ]
+    )
+
+
+def plain(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Pair after pair and trial after trial, one question to a tree each."""
+    from scipy import spatial, special
+
+    found = []
+    for one, other in zip(x, y, strict=True):
+        both = np.hstack([one, other])
+        tree, total = spatial.cKDTree(both), 0.0
+        radii = [np.nextafter(tree.query(point, K + 1, p=np.inf)[0][K], 0.0) for point in both]
+        for each in (one, other):
+            alone = spatial.cKDTree(each)
+            for point, radius in zip(each, radii, strict=True):
+                total += special.digamma(len(alone.query_ball_point(point, radius, p=np.inf)))
+        found.append(special.digamma(len(both)) + special.digamma(K) - total / len(both))
+    return np.array(found)
+
+
+def ways(coordinates: int, wanted: list[str]) -> dict[str, Estimator]:
+    """The ways that take so many coordinates, by name."""
+    every: dict[str, Estimator] = {
+        "tree": functools.partial(leakage.over_rounds, k=K, backend="tree"),
+        "dense": functools.partial(leakage.over_rounds, k=K, backend="dense"),
+        "scikit_learn": scikit_learn,
+        "plain": plain,
+    }
+    left = () if coordinates == 1 else ("scikit_learn",)
+    return {name: every[name] for name in WAYS if name in wanted and name not in left}
+
+
+def estimator(bench: Bench, options: Namespace) -> None:
+    """A row for each way, number of trials, and number of y's coordinates."""
+    for trials in options.trials:
+        for coordinates in options.coordinates:
+            x, y = rounds(options.pairs, trials, coordinates)
+            calls = {
+                name: functools.partial(way, x, y)
+                for name, way in ways(coordinates, options.ways).items()
+            }
+            found = turns(calls, options.repeats)
+            for name, each in found.items():
+                row = {"algorithm": name, "pairs": options.pairs, "trials": trials}
+                row |= {"coordinates": coordinates, "seconds": each.median}
+                row |= {"pairs_per_second": options.pairs / each.median}
+                row |= {"trials_per_second": options.pairs * trials / each.median}
+                if (ours := found.get("tree")) is not None:
+                    both = zip(each.times, ours.times, strict=True)
+                    times = [other / mine for other, mine in both]
+                    row["times_tree"] = statistics.median(times or [each.first / ours.first])
+                    # scikit-learn's are never below 0.
+                    cut = np.maximum if name == "scikit_learn" else np.add
+                    gap = np.abs(each.result - cut(ours.result, 0.0))
+                    row["difference"] = float(gap.max())
+                bench.row(section="estimator", **row)
+
+
+def gaussians(trials: int, coordinates: int, truth: float, seed: int) -> tuple[np.ndarray, ...]:
+    """Standard normal x and y [1, N, d] that have ``truth`` nats in common."""
+    rng = np.random.default_rng(seed)
+    correlation = math.sqrt(-math.expm1(-2.0 * truth / coordinates))
+    x, noise = rng.normal(size=(2, 1, trials, coordinates))
+    return x, correlation * x + math.sqrt(1.0 - correlation**2) * noise
+
+
+def bias(bench: Bench, options: Namespace) -> None:
+    """A row for each truth and number of coordinates; one for each number of rounds."""
+    trials = options.bias_trials
+    for truth in options.truths:
+        for coordinates in options.gaussians:
+            found = [
+                float(leakage.over_rounds(*gaussians(trials, coordinates, truth, seed), K)[0])
+                for seed in range(options.seeds)
+            ]
+            row = {"algorithm": "gaussians", "trials": trials, "coordinates": coordinates}
+            row |= {"truth": truth, "found": statistics.mean(found)}
+            row |= {"share": row["found"] / truth, "deviation": statistics.pstdev(found)}
+            bench.row(section="bias", **row)
+    for coordinates in options.coordinates:
+        nothing = np.concatenate(
+            [
+                leakage.over_rounds(*independent(trials, coordinates, seed), K)
+                for seed in range(options.groups)
+            ]
+        ) / leakage.normaliser(trials, K)
+        for rounds_ in (1, 10, 100, GROUP):
+            maxima = nothing.reshape(-1, rounds_).max(axis=1)
+            row = {"algorithm": "maximum", "trials": trials, "coordinates": coordinates}
+            row |= {"rounds": rounds_, "found": float(maxima.mean())}
+            row |= {"deviation": float(maxima.std()), "groups": len(maxima)}
+            bench.row(section="bias", **row)
+
+
+def independent(trials: int, coordinates: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A group of rounds in which y tells nothing."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(GROUP, trials, 1)), rng.normal(size=(GROUP, trials, coordinates))
+
+
+SECTIONS = {"estimator": estimator, "bias": bias}
+"""What ``--what`` chooses from: functions of the bench and its options."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    bench = Bench(__file__, __doc__, repeats=5)
+    bench.parser.add_argument("--what", nargs="+", choices=SECTIONS, default=["estimator"])
+    group = bench.parser.add_argument_group("estimator")
+    group.add_argument("--pairs", type=int, default=20, help="pairs of variables in a call")
+    group.add_argument("--trials", type=int, nargs="+", default=[500, 5000])
+    group.add_argument("--coordinates", type=int, nargs="+", default=[1, 3], help="of y")
+    group.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    group = bench.parser.add_argument_group("bias")
+    group.add_argument("--bias-trials", type=int, default=5000)
+    group.add_argument("--gaussians", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    group.add_argument("--truths", type=float, nargs="+", default=[0.8, 4.0])
+    group.add_argument("--seeds", type=int, default=3, help="of each truth")
+    group.add_argument("--groups", type=int, default=3, help="of 1,000 rounds that tell nothing")
+    options = bench.parse(argv)
+    for name in options.what:
+        SECTIONS[name](bench, options)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
