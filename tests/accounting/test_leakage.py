@@ -110,7 +110,8 @@ def lattice(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 def test_both_routes_count_the_same(
     dims: tuple[int, int], tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "ENTRIES", 10_000)  # 9 blocks, the last one padded
+    # Ten blocks, the last one padded.
+    monkeypatch.setattr(neighbours, "ENTRIES", dict.fromkeys(("cpu", "gpu"), 10_000))
     shape = (2, 301, sum(dims))
     both = lattice(7, shape) if tied else np.random.default_rng(7).standard_cauchy(shape)
     for rows in both:
@@ -121,6 +122,15 @@ def test_both_routes_count_the_same(
         np.testing.assert_array_equal(one.x[inside], other.x[inside])
         np.testing.assert_array_equal(one.y[inside], other.y[inside])
         assert inside.any()
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_what_trees_count() -> None:
+    x, y = np.random.default_rng(0).laplace(size=(2, 5000, 3))
+    assert neighbours.route(None) is neighbours.dense
+    one, other = neighbours.tree(x[:, :1], y, 3), neighbours.dense(x[:, :1], y, 3)
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_counts_on_a_line_are_those_of_differences() -> None:
