@@ -1,6 +1,7 @@
 """The documentation: tables that fit an ordinary window, and names that are there."""
 
 import importlib
+import json
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -82,3 +83,20 @@ def test_the_lists_of_rooms_are_whole() -> None:
     assert sorted(listed) == sorted([*rooms(), "cli"])
     layout = (ROOT / "CONTRIBUTING.md").read_text()
     assert sorted(re.findall(r"^    dpjax/(\w+) ", layout, re.MULTILINE)) == rooms()
+
+
+def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
+    record = (ROOT / "benchmarks" / "records" / "precision.jsonl").read_text().splitlines()[1:]
+    measured = {}
+    for row in map(json.loads, record):
+        if row["what"] == "attack":
+            place = round(row["state"], 9), row["scale"], row["shift"], row["kind"]
+            measured[place] = row["excluded"], row["real"]
+    text = (ROOT / "docs" / "floating-point.md").read_text()
+    rows = re.findall(r"^\| ([01/3]+), ([01.]+) \| ([01.]+) \| (.*) \|$", text, re.M)
+    assert len(rows) == 10
+    for state, scale, shift, rest in rows:
+        told = [0.0 if "none" in cell else float(cell[:-2]) / 100 for cell in rest.split(" | ")]
+        place = round(float(Fraction(state)), 9), float(scale), float(shift)
+        found = [*measured[(*place, "laplace")], *measured[(*place, "normal")]]
+        assert told == pytest.approx(found, rel=0.06), f"x = {state}, scale {scale}, shift {shift}"
