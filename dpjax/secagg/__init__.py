@@ -1,0 +1,1 @@
+"""Exchanges under encryption: agents compute with numbers that they cannot read."""

@@ -1,0 +1,168 @@
+"""What the exchange keeps from outsiders and neighbours, and what broken twins of it give away."""
+
+import secrets
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("phe", reason="the extra `secure` is not installed")
+pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
+
+from dpjax.secagg import parties  # noqa: E402
+from dpjax.secagg.encoding import FixedPoint  # noqa: E402
+from dpjax.secagg.paillier import Exchange  # noqa: E402
+from dpjax.secagg.parties import Agent, Obfuscators  # noqa: E402
+from tests.secagg import attacks  # noqa: E402
+
+D = 40
+CODE = FixedPoint(value_bits=32, fraction_bits=20, weight_bits=32)
+MODEL = np.random.default_rng(3).normal(size=(2, D))
+WEIGHTS = np.array([[0, 0.3], [0.7654321, 0]])
+SHARE = round(0.7654321 * 2**32)  # what agent 0 must not learn
+
+
+def exchanged(model=MODEL, weights=WEIGHTS, code=CODE, watch=True):
+    one = Exchange([(0, 1)], 2, key_size=256, code=code, allow_weak=True, watch=watch)
+    one((model, weights), 0)
+    return one
+
+
+def crossed(one, asker=0):
+    """Agent 0's request and the answer to it."""
+    found = [sent.ciphertexts for sent in one.seen if asker == (
+        sent.sender if sent.kind == "request" else sent.receiver
+    )]  # fmt: skip
+    return found[0], found[1]
+
+
+def openly(one, asker=0):
+    """All that crosses under agent 0's key, read without a key: whole numbers, or None."""
+    n = one.agents[asker].modulus
+    return [attacks.read(each, n) for both in crossed(one, asker) for each in both]
+
+
+def test_outsiders_read_nothing_without_a_key():
+    one = exchanged()
+    assert openly(one) == [None] * 2 * D and openly(one, 1) == [None] * 2 * D
+    every = [each for sent in one.seen for each in sent.ciphertexts]
+    assert len(set(every)) == len(every)
+    wholes = {abs(each) for each in CODE.values("x", MODEL.ravel())} | {SHARE}
+    assert not wholes & set(every)
+
+
+def test_the_same_model_never_looks_the_same():
+    one = exchanged()
+    before = {each for sent in one.seen for each in sent.ciphertexts}
+    one((MODEL, WEIGHTS), 1)
+    assert not before & {each for sent in one.seen for each in sent.ciphertexts}
+
+
+def test_without_obfuscators_outsiders_would_read_models(monkeypatch):
+    monkeypatch.setattr(Obfuscators, "take", lambda pool: 1)
+    assert openly(exchanged())[:D] == [-each for each in CODE.values("x", MODEL[0])]
+
+
+def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
+    def told(one):
+        n, (request, _) = one.agents[0].modulus, crossed(one)
+        return [attacks.difference(request[0], each, n) for each in request[1:]]
+
+    assert told(exchanged()) == [None] * (D - 1)
+    kept = {}
+
+    def again(pool):
+        return kept.setdefault(id(pool), pool._fresh())
+
+    monkeypatch.setattr(Obfuscators, "take", again)
+    wholes = CODE.values("x", MODEL[0])
+    assert told(exchanged()) == [each - wholes[0] for each in wholes[1:]]
+
+
+def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypatch):
+    """Modulo n a ciphertext is its obfuscator, and the answer a power of it: 2^16 steps find b."""
+
+    def told(one):
+        (request, answer), n = crossed(one), one.agents[0].modulus
+        return attacks.logarithm(request[0] % n, answer[0] % n, n, 32)
+
+    assert told(exchanged()) is None
+    take = Obfuscators.take
+    monkeypatch.setattr(Obfuscators, "take", lambda pool: 1 if pool._primes is None else take(pool))
+    assert told(exchanged()) == SHARE
+
+
+def test_an_obfuscator_before_the_power_would_tell_the_asker_whether_b_is_even(monkeypatch):
+    """As the protocol is printed, E(x_j) is obfuscated and then raised to b: always a square."""
+    even = np.array([[0, 0.5], [0.5, 0]])
+
+    def told(one):
+        return attacks.squares(crossed(one)[1], one.agents[0]._private.p)
+
+    assert 5 < sum(told(exchanged(weights=even))) < D - 5
+
+    def before(self, asker, ciphertexts):
+        public, pool = self._others[asker]
+        return [
+            pow(self._encrypted(public, x, pool.take()) * each, self._exponents[asker],
+                public.nsquare)
+            for x, each in zip(self._values, ciphertexts, strict=True)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(Agent, "answer", before)
+    twin = exchanged(weights=even)
+    assert all(told(twin))
+    # It computes the same sums, which no test of sums would tell from right ones.
+    np.testing.assert_allclose(twin.agents[0].pulled(), 0.25 * (MODEL[1] - MODEL[0]), atol=2e-6)
+
+
+def decrypted(one):
+    """What agent 0 decrypts."""
+    return [one.agents[0]._decrypted(each) for each in crossed(one)[1]]
+
+
+def unblurred(monkeypatch):
+    """Draws of obfuscators stay, those of the blur, far shorter, are 0."""
+
+    def randbelow(span):
+        return secrets.randbelow(span) if span.bit_length() > 100 else span // 2
+
+    monkeypatch.setattr(parties, "secrets", types.SimpleNamespace(randbelow=randbelow))
+
+
+def test_without_the_blur_the_asker_would_read_the_weight_as_a_divisor(monkeypatch):
+    assert attacks.divisor(decrypted(exchanged())) != SHARE
+    unblurred(monkeypatch)
+    assert attacks.divisor(decrypted(exchanged())) == SHARE
+
+
+def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
+    """float32 values lie on a grid of 2^-23 here, fixed point on one of 2^-40."""
+    code = FixedPoint(value_bits=48, fraction_bits=40, weight_bits=16)
+    model = (1 + np.random.default_rng(4).random((2, D))).astype(np.float32)
+    share, grain = round(0.7654321 * 2**16), 2**17
+    # A difference is below 1, and so the weight at least an answer.
+    answers = decrypted(exchanged(model, code=code))
+    least = max(abs(each) for each in answers) / 2**40
+
+    def told(answers, width):
+        fits = attacks.consistent(answers, grain, 16, width)
+        return fits[fits >= least]
+
+    # With the blur of a run nothing is ruled out; as if it were narrower, all or nothing is found.
+    assert len(told(answers, grain * 2**15)) == 2**16 - np.ceil(least) + 1
+    assert not len(told(answers, 2**15))
+    begin = Agent.begin
+    monkeypatch.setattr(Agent, "begin", lambda self, values, weights, grains: begin(
+        self, values, weights
+    ))  # fmt: skip
+    twin = decrypted(exchanged(model, code=code))
+    assert told(twin, 2**15).tolist() == [share]
+
+
+def test_an_agent_hands_out_nothing_but_its_modulus_and_ciphertexts():
+    one = exchanged()
+    for agent in one.agents:
+        assert [name for name in vars(agent) if not name.startswith("_")] == ["number"]
+    kinds = {type(each) for sent in one.seen for each in sent.ciphertexts}
+    assert kinds == {int}

@@ -1,0 +1,66 @@
+"""A whole run over the encrypted exchange is the compiled run, to fixed-point precision."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("phe", reason="the extra `secure` is not installed")
+pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
+
+from dpjax.algorithms.random_weights import Encrypted  # noqa: E402
+from dpjax.data import fusion as data  # noqa: E402
+from dpjax.engine import host  # noqa: E402
+from dpjax.engine.run import run  # noqa: E402
+from dpjax.plans import fusion, plan, protect, samplers  # noqa: E402
+from dpjax.plans.optimizers import Sgd  # noqa: E402
+from dpjax.secagg.paillier import Exchange  # noqa: E402
+from dpjax.topology import graphs, mixing  # noqa: E402
+
+N, P, T = 4, 2, 12
+MATRIX = mixing.metropolis_hastings(graphs.ring(N))
+LINKS = np.argwhere(np.triu(MATRIX, 1))
+
+
+def made():
+    config = plan.Config(
+        method=Encrypted(),
+        rounds=T,
+        sampler=samplers.Random(1),
+        optimizer=Sgd(0.004),
+        protect=protect.Protect("replace_agent", 100.0),
+    )
+    return plan.make(config, MATRIX)
+
+
+def ran(one, transport):
+    """Metrics after every round, and the models that went into every round."""
+    task, models = fusion.problem(data.make(N, seed=1, high=3.0)), []
+
+    def carried(message, round):
+        models.append(message.model)
+        return transport(message, round)
+
+    given = None if transport is None else carried
+    result = run(one, task, seeds=[0], eval_every=1, transport=given)
+    return result.metrics, np.array(models)
+
+
+def test_a_run_over_ciphertexts_is_the_compiled_run():
+    one, exchange = made(), Exchange(LINKS, N, key_size=256, allow_weak=True)
+    compiled, _ = ran(one, None)
+    _, plain = ran(one, host.local(one))
+    metrics, models = ran(one, exchange)
+    assert models.shape == (T, N, P) and models.dtype == np.float32
+    # A round's pull is off by half a grain of float32; nothing here makes it grow.
+    np.testing.assert_allclose(models, plain, rtol=0, atol=T * 2.0**-23 * np.abs(plain).max())
+    assert set(metrics) == set(compiled) and "residual" in metrics
+    for name, values in compiled.items():
+        np.testing.assert_allclose(metrics[name], values, rtol=2e-5, err_msg=name)
+    assert [each.round for each in exchange.traffic] == list(range(T))
+    assert {each.numbers for each in exchange.traffic} == {4 * len(LINKS) * P}
+
+
+def test_a_run_over_weaker_pulls_is_seen():
+    one, exchange = made(), Exchange(LINKS, N, key_size=256, allow_weak=True)
+    _, plain = ran(one, host.local(one))
+    _, models = ran(one, lambda message, round: exchange(message, round) * np.float32(1.0001))
+    assert np.abs(models - plain).max() > 10 * T * 2.0**-23 * np.abs(plain).max()
