@@ -78,7 +78,7 @@ def one_power(modulus: int) -> dict[str, float]:
 def measure(key_size: int, agents: int, entries: int, repeats: int) -> list[dict[str, Any]]:
     """Return a row a way."""
     random = np.random.default_rng(0)
-    links = sorted({tuple(sorted((i, (i + 1) % agents))) for i in range(agents)})
+    links = {(min(ends), max(ends)) for ends in ((i, (i + 1) % agents) for i in range(agents))}
     exchange = Exchange(links, agents, key_size=key_size)
     weights = np.zeros((agents, agents))
     for i, j in exchange.links:

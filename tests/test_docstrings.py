@@ -32,6 +32,7 @@ NAMED = {
     "data.fusion": "make",
     "accounting.gdp": "epsilon delta mu rdp zcdp",
     "accounting.views": "dsgd muffliato zip_dl linear",
+    "secagg.encoding": "FixedPoint",
     "transforms.noise": "correlated",
     "transforms.scheduled": "scheduled",
     "transforms.clipping": "per_agent per_example",

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax.secagg.encoding import FixedPoint
 
-__all__ = ["Agent", "Obfuscators"]
+__all__ = ["Agent"]
 
 LEAST_BITS = 1024
 MOST_BITS = 16384
@@ -63,7 +63,7 @@ class Obfuscators:
 
     Who knows the primes of n draws them modulo p^2 and q^2, by two powers of half the length each:
     x^p mod p^2 for uniform x is a uniform n-th residue mod p^2, since q has no factor in common
-    with p - 1. The law is the same, at about a quarter of the time.
+    with p - 1. The law is the same, in less than a third of the time.
 
     Args:
         modulus: n.

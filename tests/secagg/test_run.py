@@ -6,11 +6,15 @@ import pytest
 pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
-from dpjax.algorithms.random_weights import Encrypted  # noqa: E402
+random_weights = pytest.importorskip(
+    "dpjax.algorithms.random_weights", reason="the method of the exchange is not here"
+)
+fusion = pytest.importorskip("dpjax.plans.fusion", reason="the problem is not here")
+
 from dpjax.data import fusion as data  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
-from dpjax.plans import fusion, plan, protect, samplers  # noqa: E402
+from dpjax.plans import plan, protect, samplers  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
 from dpjax.secagg.paillier import Exchange  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
@@ -22,7 +26,7 @@ LINKS = np.argwhere(np.triu(MATRIX, 1))
 
 def made():
     config = plan.Config(
-        method=Encrypted(),
+        method=random_weights.Encrypted(),
         rounds=T,
         sampler=samplers.Random(1),
         optimizer=Sgd(0.004),
