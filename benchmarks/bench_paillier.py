@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from dpjax.results.timing import Bench, turns
-from dpjax.secagg.paillier import Exchange
+from dpjax.secagg.paillier import PaillierExchange
 
 
-def of_exchange(exchange: Exchange, message: Any, ahead: bool) -> dict[str, float]:
+def of_exchange(exchange: PaillierExchange, message: Any, ahead: bool) -> dict[str, float]:
     """Seconds of a round, and of what was computed before it."""
     entries = message[0].shape[1]
     # A request takes one obfuscator of an agent's own an entry, an answer one of the asker's.
@@ -39,7 +39,7 @@ def of_exchange(exchange: Exchange, message: Any, ahead: bool) -> dict[str, floa
     return {"prepare": ready - began, "seconds": time.thread_time() - ready}
 
 
-def of_phe(exchange: Exchange, message: Any) -> dict[str, float]:
+def of_phe(exchange: PaillierExchange, message: Any) -> dict[str, float]:
     """Seconds of the same sums by phe's own numbers."""
     import phe
 
@@ -79,7 +79,7 @@ def measure(key_size: int, agents: int, entries: int, repeats: int) -> list[dict
     """Return a row a way."""
     random = np.random.default_rng(0)
     links = {(min(ends), max(ends)) for ends in ((i, (i + 1) % agents) for i in range(agents))}
-    exchange = Exchange(links, agents, key_size=key_size)
+    exchange = PaillierExchange(links, agents, key_size=key_size)
     weights = np.zeros((agents, agents))
     for i, j in exchange.links:
         weights[i, j], weights[j, i] = random.uniform(0.1, 0.7, 2)

@@ -27,10 +27,10 @@ from dpjax import _validate
 from dpjax.secagg.encoding import FixedPoint
 from dpjax.secagg.parties import Agent, check_key_size
 
-__all__ = ["Exchange", "Sent", "Traffic"]
+__all__ = ["Ciphertexts", "Crossed", "PaillierExchange"]
 
 
-class Traffic(NamedTuple):
+class Crossed(NamedTuple):
     """What crossed all links in one round.
 
     Attributes:
@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
     bytes: int
 
 
-class Sent(NamedTuple):
+class Ciphertexts(NamedTuple):
     """One message, as whoever reads the link sees it.
 
     Attributes:
@@ -60,10 +60,10 @@ class Sent(NamedTuple):
     ciphertexts: tuple[int, ...]
 
 
-class Exchange:
+class PaillierExchange:
     """sum_j b_ij b_ji (x_j - x_i) for all agents, no model and no weight of which crosses a link.
 
-    ``run(plan, problem, seeds=[0], transport=Exchange(links, n))`` carries the messages of
+    ``run(plan, problem, seeds=[0], transport=PaillierExchange(links, n))`` carries the messages of
     `dpjax.algorithms.random_weights.Encrypted`, or of any method that sends a pair of a model and
     weights. Every agent's secrets are in an `Agent` of its own, which takes and gives ciphertexts.
 
@@ -117,8 +117,8 @@ class Exchange:
         for i, j in self.links:
             self.agents[i].meet(j, self.agents[j].modulus)
             self.agents[j].meet(i, self.agents[i].modulus)
-        self.traffic: list[Traffic] = []
-        self.seen: list[Sent] = []
+        self.traffic: list[Crossed] = []
+        self.seen: list[Ciphertexts] = []
 
     @property
     def late(self) -> int:
@@ -167,9 +167,9 @@ class Exchange:
                 numbers += len(request) + len(answer)
                 if self._watch:
                     there = agent.number, other
-                    self.seen.append(Sent(*there, "request", tuple(request)))
-                    self.seen.append(Sent(*there[::-1], "answer", tuple(answer)))
-        self.traffic.append(Traffic(round, numbers, numbers * (2 * self.key_size // 8)))
+                    self.seen.append(Ciphertexts(*there, "request", tuple(request)))
+                    self.seen.append(Ciphertexts(*there[::-1], "answer", tuple(answer)))
+        self.traffic.append(Crossed(round, numbers, numbers * (2 * self.key_size // 8)))
         pulled = np.stack([agent.pulled() for agent in self.agents])
         ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
         parts = zip(np.split(pulled, ends, axis=1), leaves, strict=True)

@@ -11,7 +11,7 @@ pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
 from dpjax.secagg import parties  # noqa: E402
 from dpjax.secagg.encoding import FixedPoint  # noqa: E402
-from dpjax.secagg.paillier import Exchange  # noqa: E402
+from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
 from dpjax.secagg.parties import Agent, Obfuscators  # noqa: E402
 from tests.secagg import attacks  # noqa: E402
 
@@ -23,7 +23,7 @@ SHARE = round(0.7654321 * 2**32)  # what agent 0 must not learn
 
 
 def exchanged(model=MODEL, weights=WEIGHTS, code=CODE, watch=True):
-    one = Exchange([(0, 1)], 2, key_size=256, code=code, allow_weak=True, watch=watch)
+    one = PaillierExchange([(0, 1)], 2, key_size=256, code=code, allow_weak=True, watch=watch)
     one((model, weights), 0)
     return one
 

@@ -14,7 +14,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as st  # noqa: E402
 
 from dpjax.secagg.encoding import FixedPoint  # noqa: E402
-from dpjax.secagg.paillier import Exchange  # noqa: E402
+from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
 from dpjax.secagg.parties import Agent, Obfuscators  # noqa: E402
 
 N = 5
@@ -54,7 +54,7 @@ def pulls(model, weights):
 
 @pytest.fixture(scope="module")
 def exchange():
-    return Exchange(LINKS, N, key_size=512, allow_weak=True, watch=True)
+    return PaillierExchange(LINKS, N, key_size=512, allow_weak=True, watch=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -97,7 +97,7 @@ SHARES = st.integers(0, 256) | st.sampled_from([0, 1, 255, 256])
 
 @pytest.fixture(scope="module")
 def pair():
-    return Exchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True, watch=True)
+    return PaillierExchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True, watch=True)
 
 
 @hypothesis.given(
@@ -116,7 +116,7 @@ def test_every_value_and_weight_of_the_range_comes_through(pair, x, y, b, c):
 
 def test_the_blur_is_uniform_below_half_a_unit():
     code = FixedPoint(value_bits=12, fraction_bits=4, weight_bits=3)
-    one = Exchange([(0, 1)], 2, key_size=128, code=code, allow_weak=True)
+    one = PaillierExchange([(0, 1)], 2, key_size=128, code=code, allow_weak=True)
     size = 4000
     model = np.stack([np.full(size, 2.0), np.full(size, -3.5)])
     received = one((model, np.array([[0, 1], [0.625, 0]])), 0)
@@ -173,7 +173,7 @@ def test_obfuscators_are_uniform_over_all_residues(primes):
 
 
 def test_obfuscators_are_computed_ahead_for_so_many_numbers():
-    one = Exchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True)
+    one = PaillierExchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True)
     one.prepare(6)
     for round in range(2):
         one((np.ones((2, 3)), np.array([[0, 0.5], [0.5, 0]])), round)
@@ -221,11 +221,11 @@ def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_
 )
 def test_links_and_keys_that_are_none_are_refused(links, changes, match):
     with pytest.raises(ValueError, match=match):
-        Exchange(links, 2, **{"allow_weak": True, **changes})
+        PaillierExchange(links, 2, **{"allow_weak": True, **changes})
 
 
 def test_keys_are_of_2048_bits_unless_told():
-    one = Exchange([(0, 1)], 2)
+    one = PaillierExchange([(0, 1)], 2)
     assert [agent.modulus.bit_length() for agent in one.agents] == [2048, 2048]
     model = np.array([[1.0], [-2.0]])
     received = one((model, np.array([[0, 0.5], [0.25, 0]])), 0)
@@ -237,7 +237,7 @@ def test_keys_are_of_2048_bits_unless_told():
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=r"pip install '\.\[secure\]' \(phe is under the GPL"):
-        Exchange([(0, 1)], 2)
+        PaillierExchange([(0, 1)], 2)
 
 
 def met():

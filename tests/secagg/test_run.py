@@ -16,7 +16,7 @@ from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan, protect, samplers  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
-from dpjax.secagg.paillier import Exchange  # noqa: E402
+from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
 
 N, P, T = 4, 2, 12
@@ -49,7 +49,7 @@ def ran(one, transport):
 
 
 def test_a_run_over_ciphertexts_is_the_compiled_run():
-    one, exchange = made(), Exchange(LINKS, N, key_size=256, allow_weak=True)
+    one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     compiled, _ = ran(one, None)
     _, plain = ran(one, host.local(one))
     metrics, models = ran(one, exchange)
@@ -64,7 +64,7 @@ def test_a_run_over_ciphertexts_is_the_compiled_run():
 
 
 def test_a_run_over_weaker_pulls_is_seen():
-    one, exchange = made(), Exchange(LINKS, N, key_size=256, allow_weak=True)
+    one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     _, plain = ran(one, host.local(one))
     _, models = ran(one, lambda message, round: exchange(message, round) * np.float32(1.0001))
     assert np.abs(models - plain).max() > 10 * T * 2.0**-23 * np.abs(plain).max()
