@@ -6,9 +6,9 @@ with these messages in place of its own, and compares what would have been sent.
 sensitivity means; the largest move over pairs of problems and messages is bounded in
 `dpjax.mechanism.moves`, and one pair alone is no guarantee.
 
-`DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the average,
-and the point of its gradient, each noisy or true. `TrackingRule` is Algorithm 1, `TwoVariableRule` sends two
-variables.
+`DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
+average, and the point of its gradient, each noisy or true. `TrackingRule` is Algorithm 1, and
+`TwoVariableRule` sends models and trackers.
 """
 
 from collections.abc import Callable
@@ -177,7 +177,7 @@ class TrackingRule:
 
 @dataclass(frozen=True, eq=False)
 class TwoVariableRule:
-    """TrackingRule that sends two variables: x+ = W x~ - alpha y, y+ = W y~ + g(x+) - g(x).
+    """Gradient tracking with two variables sent: x+ = W x~ - alpha y, y+ = W y~ + g(x+) - g(x).
 
     Attributes:
         mixing: [n, n] W.
