@@ -8,8 +8,8 @@ Theorem 5.18 bounds d = lim E|mean x(k) - x*|^2 for mu-strongly convex, L-smooth
 with c1, c2 above E|mean x(k) - x*|^2 and E|x(k) - 1 mean x(k)|^2 in all rounds; the print inserts
 its own geometric nu. These have no closed form: `iterate` runs the recursion (22). Its conditions
 are far from what anybody uses, and are returned, not raised. As a guide to tuning the bound is
-useless: its minimum is at no step at all (`remark_520`). `dpjax.mechanism.quadratic` has exact
-    errors instead.
+useless: its minimum is at no step at all (`dpjax.mechanism.heuristic`). Exact errors
+are in `dpjax.mechanism.quadratic`.
 """
 
 from typing import Any, NamedTuple
@@ -18,16 +18,13 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism.laplace import first_scale
 
 __all__ = [
     "Bound",
-    "Heuristic",
     "bound",
     "conditions",
     "iterate",
     "largest_decay",
-    "remark_520",
     "value",
 ]
 
@@ -93,7 +90,7 @@ def value(
     alpha = _validate.finite_array("step_sizes", step_sizes, ndim=1)
     nu = _validate.finite_array("scales", scales, ndim=1)
     n, p = _validate.integer("agents", agents), _validate.integer("dimension", dimension)
-    lip, m = _curvatures(smoothness, convexity)
+    lip, m = curvatures(smoothness, convexity)
     c1, c2 = constants
     squares = nu**2
     return np.array(
@@ -210,7 +207,7 @@ def iterate(
             f"scales has {len(nu)} entries for {len(alpha)} steps, start {state.shape}; give one "
             "scale a step and three numbers to start from"
         )
-    lip, m = _curvatures(smoothness, convexity)
+    lip, m = curvatures(smoothness, convexity)
     n, far, sigma = _network(mixing, alpha, q1, beta)
     found = [state]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -300,7 +297,7 @@ def conditions(
         Xie, Liu and Chai, (5), (26), (30), (35), (37), (38), (40) and Lemma 5.15.
     """
     alpha = _validate.finite_array("step_sizes", step_sizes, ndim=1)
-    lip, m = _curvatures(smoothness, convexity)
+    lip, m = curvatures(smoothness, convexity)
     _, far, sigma = _network(mixing, alpha, q1, beta)
     s, gap, largest = sigma**2, max(1 - sigma**2, 0.0), float(alpha.max()) ** 2
     widths = (2 + s) * (3 + s)
@@ -355,106 +352,13 @@ def largest_decay(mixing: Any, theta: float = THETA) -> float:
     return low
 
 
-class Heuristic(NamedTuple):
-    """What Remark 5.20 ends at.
-
-    Attributes:
-        gamma: First step.
-        q1: Decay of the steps.
-        q2: Decay of the noise.
-        value: (25) there.
-        history: Values after each sweep over the three.
-    """
-
-    gamma: float
-    q1: float
-    q2: float
-    value: float
-    history: tuple[float, ...]
-
-
-def remark_520(
-    epsilon: float,
-    gradient_gap: float,
-    *,
-    agents: int,
-    dimension: int,
-    smoothness: float,
-    convexity: float,
-    constants: tuple[float, float],
-    seed: int,
-    largest: float = 1.0,
-    sweeps: int = 20,
-) -> Heuristic:
-    """Minimise (25) over gamma, q1 and q2 in turn, from a random start: the paper's heuristic (41).
-
-    It ends at gamma = 0, where nothing is learned: with c1 and c2 held fixed, the first term falls
-    by mu c1 for a unit of sum alpha and the second rises by L^2 c2 / (n mu). By name, to show it.
+def curvatures(smoothness: float, convexity: float) -> tuple[float, float]:
+    """Return L and mu as floats with 0 < mu <= L, else raise ValueError.
 
     Args:
-        epsilon: Budget.
-        gradient_gap: L1 bound.
-        agents: n.
-        dimension: p.
         smoothness: L.
         convexity: mu.
-        constants: c1 and c2, as at the start.
-        seed: Of the random start.
-        largest: Most that gamma may be; the least is 0.
-        sweeps: How often the three are gone through.
-
-    Returns:
-        Where it ends; gamma is exactly 0 where no step is best.
-
-    Raises:
-        ValueError: For numbers out of range.
-
-    Reference:
-        Xie, Liu and Chai, Remark 5.20 and (41).
     """
-    from scipy import optimize
-
-    _validate.positive("epsilon", epsilon)
-    most = _validate.positive("largest", largest)
-    generator = np.random.default_rng(_validate.integer("seed", seed, least=0))
-    lip, m = _curvatures(smoothness, convexity)
-    c1, c2 = constants
-
-    def accuracy(point: list[float]) -> float:
-        gamma, q1, q2 = point
-        if gamma <= 0:
-            return c1
-        scale = first_scale(epsilon, gradient_gap, gamma, q1, q2, printed=True)
-        total, squares = gamma / (1 - q1), scale**2
-        return float(
-            np.exp(-m * total) * c1
-            + lip**2 / (agents * m) * total * c2
-            + 2 * dimension * squares / (1 - q2**2)
-            + (4 * dimension * lip + 2 * dimension * lip**2 / m)
-            * gamma
-            * squares
-            / (1 - q1 * q2**2)
-        )
-
-    q1, q2 = np.sort(generator.uniform(0.01, 0.99, 2))
-    point, history = [most * float(generator.uniform()), float(q1), float(q2)], []
-    for _ in range(_validate.integer("sweeps", sweeps)):
-        for i in range(3):
-            # The ends of q1 and q2 move with each other.
-            low, high = ((0.0, most), (1e-6, point[2] - 1e-9), (point[1] + 1e-9, 1 - 1e-9))[i]
-
-            def along(entry: float, i: int = i) -> float:
-                return accuracy([*point[:i], entry, *point[i + 1 :]])
-
-            inner = optimize.minimize_scalar(along, bounds=(low, high), method="bounded").x
-            point[i] = min((float(inner), low, high, point[i]), key=along)
-        history.append(accuracy(point))
-        if point[0] == 0:
-            break
-    return Heuristic(point[0], point[1], point[2], history[-1], tuple(history))
-
-
-def _curvatures(smoothness: float, convexity: float) -> tuple[float, float]:
     lip, m = (
         _validate.positive("smoothness", smoothness),
         _validate.positive("convexity", convexity),

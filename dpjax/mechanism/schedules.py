@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism import descent, quadratic
+from dpjax.mechanism import costs, descent, quadratic
 from dpjax.mechanism.laplace import Schedule
 
 __all__ = ["Law", "Optimum", "best_scales", "optimal"]
@@ -189,11 +189,11 @@ def optimal(
     knots = _validate.integer("knots", knots, least=2, most=rounds)
     counts = [_validate.integer("pulses", count, most=rounds - 1) for count in pulses]
     _validate.one_of("shape", shape, _SHAPES)
-    problem = quadratic.checked(mixing, hessians, linear, np.ones(rounds), 1.0)
+    problem = costs.checked(mixing, hessians, linear, np.ones(rounds), 1.0)
     setting = _Setting(
         problem,
         start,
-        quadratic.variance(start_variance),
+        costs.variance(start_variance),
         _validate.positive("budget", budget),
         _validate.positive("gradient_gap", gradient_gap),
         "gaussian" if _validate.one_of("noise", noise, _NOISES) == "gaussian" else "laplace",
@@ -220,7 +220,7 @@ def optimal(
 class _Setting(NamedTuple):
     """A problem and a budget: what gives steps their noise and their error."""
 
-    problem: quadratic.Problem
+    problem: costs.Problem
     start: Any
     start_variance: float
     budget: float
@@ -237,7 +237,7 @@ class _Setting(NamedTuple):
         schedule = Schedule(steps, scales, self.noise, self.budget, self.budget, self.gap)
         with np.errstate(over="ignore", invalid="ignore"):
             run = self.problem._replace(step_sizes=steps, beta=beta)
-            mean = quadratic.mean_error(run, self.start)[-1]
+            mean = costs.mean_error(run, self.start)[-1]
             bias = float((mean**2).sum() + self.start_variance * weights[0])
             lost = float(weights @ quadratic.variances(schedule))
         if not np.isfinite([bias, lost]).all():
@@ -256,7 +256,7 @@ def _best(
     """Descend from every start and return the best, the plain steps among them."""
     factor = (2.0 if setting.noise == "laplace" else 1.0) * (setting.gap / setting.budget) ** 2
     gaussian = setting.noise == "gaussian"
-    errors = quadratic.first_errors(setting.problem, setting.start)
+    errors = costs.first_errors(setting.problem, setting.start)
     found = {"geometric steps": (setting.measured(plain, gain), gain)}
     evaluations = 1
     for name, start in starts.items():

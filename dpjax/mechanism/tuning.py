@@ -1,6 +1,6 @@
 """The parameters of private gradient tracking that leave the least error: gamma, beta, q1 and q2.
 
-The paper's bound is no guide (`dpjax.mechanism.accuracy.remark_520` ends at no step at all). What
+The paper's bound is no guide (`dpjax.mechanism.heuristic.remark_520` ends at no step at all). What
 is minimised here is the error itself: on quadratics the exact one of `dpjax.mechanism.quadratic`,
 otherwise whatever a callable estimates, from simulated runs say. Trying parameters on private data
 is not free: tune on public or simulated data of the same kind.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import _validate
-from dpjax.mechanism import laplace, quadratic
+from dpjax.mechanism import costs, laplace, quadratic
 from dpjax.mechanism.schedules import Law
 
 __all__ = ["Objective", "Tuned", "on_quadratics", "tune", "tune_quadratics"]
@@ -159,7 +159,7 @@ def on_quadratics(
         >>> error(0.001, 500.0, 0.97, 0.99) < error(0.0001, 500.0, 0.97, 0.99)
         True
     """
-    one = quadratic.checked(mixing, hessians, linear, [1.0], 1.0)
+    one = costs.checked(mixing, hessians, linear, [1.0], 1.0)
     make = laplace.geometric if _laplace(noise) else laplace.geometric_gaussian
     n, p = one.linear.shape
     rows = None if probes is None else quadratic.sketch(n, p, probes, seed)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import fusion
-from dpjax.mechanism import accuracy, laplace
+from dpjax.mechanism import accuracy, heuristic, laplace
 from dpjax.topology import graphs, mixing
 
 
@@ -136,7 +136,7 @@ def test_the_heuristic_chooses_to_do_nothing():
     first = float(DATA.minimiser @ DATA.minimiser) + 2 / 100
     common = dict(agents=100, dimension=2, constants=(first, 198.0), **sizes(DATA.hessians))
     for seed in range(5):
-        found = accuracy.remark_520(1.0, 1.0, seed=seed, **common)
+        found = heuristic.remark_520(1.0, 1.0, seed=seed, **common)
         assert found.gamma == 0 and found.value == first
         assert 0 < found.q1 < found.q2 < 1 and found.history[-1] == found.value
     made = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 3000, printed=True)
@@ -144,7 +144,7 @@ def test_the_heuristic_chooses_to_do_nothing():
     assert printed > 1e5 * first
     # Without disagreement at the start (c2 = 0) and with mild costs it does take a step.
     mild = dict(agents=4, dimension=1, smoothness=1.0, convexity=1.0, constants=(1.0, 0.0))
-    found = accuracy.remark_520(100.0, 1.0, seed=0, **mild)
+    found = heuristic.remark_520(100.0, 1.0, seed=0, **mild)
     assert found.gamma > 0.01 and found.value < 0.9
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpjax.accounting import pure
 from dpjax.data import fusion
-from dpjax.mechanism import descent, laplace, quadratic, schedules
+from dpjax.mechanism import costs, descent, laplace, quadratic, schedules, tuning
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
 
@@ -86,8 +86,8 @@ def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
     spread = (1.0 if gaussian else 2.0) * scales**2
     want = quadratic.error(*PROBLEM, steps, beta, spread, start=0.3, start_variance=0.7)
     factor = (1.0 if gaussian else 2.0) * (1.2 / 0.5) ** 2
-    one = quadratic.checked(*PROBLEM, steps, beta)
-    e, u = quadratic.first_errors(one, 0.3)
+    one = costs.checked(*PROBLEM, steps, beta)
+    e, u = costs.first_errors(one, 0.3)
     rows = np.moveaxis(np.eye(2 * N).reshape(-1, N, 2), 0, 1)
     arrays = W, DATA.hessians, e, u, start.basis, start.mask, rows, 0.7, factor
     with double_precision():
@@ -144,6 +144,27 @@ def test_no_shape_is_worse_than_where_it_began():
     )
     assert best.met["smooth"].total <= first.total * (1 + 1e-9)
     assert best.error.total == min(one.total for one in best.met.values())
+
+
+@pytest.mark.slow
+def test_errors_on_the_fusion_problem_at_epsilon_one():
+    """100 agents: the printed parameters, geometric schedules tuned, two pulses; runs agree."""
+    data = fusion.make(100, seed=2)
+    problem = (
+        mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=2)),
+        data.hessians,
+        data.linear,
+    )
+    printed = (0.001, 1000.0, 0.97, 0.99)
+    tuned = tuning.tune_quadratics(*problem, 1.0, 1.0, 300, parameters=printed, evaluations=150)
+    assert tuned.start == pytest.approx(0.944, abs=0.005) and tuned.predicted < 0.027
+    best = schedules.optimal(
+        *problem, 1.0, 1.0, 300, shape="pulses", pulses=(2,), probes=8, iterations=30
+    )
+    assert best.error.total == pytest.approx(0.00152, abs=2e-5) and best.error.bias < 1e-6
+    assert pure.epsilon(best.schedule.step_sizes, best.schedule.scales, 1.0) <= 1.0
+    paths = quadratic.simulate(*problem, best.schedule, best.beta, trials=400, seed=0)[:, -1]
+    assert abs(paths.mean() - best.error.total) < 4 * paths.std() / 20
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpjax.mechanism import stability
+from dpjax.mechanism import quadratic, stability
 from dpjax.topology import graphs, mixing
 
 RING = mixing.metropolis_hastings(graphs.ring(7))
@@ -41,6 +41,20 @@ def test_the_papers_condition_is_neither_necessary_nor_sufficient():
     swapped = np.array([[0.2, 0.8], [0.8, 0.2]])
     assert stability.spectral_radius(swapped, ones[:2], alpha, 1.0 / alpha) > 1
     assert stability.largest_gain(swapped, 1.0, alpha) * alpha < 1
+
+
+def test_decaying_steps_come_back_from_where_the_condition_fails():
+    """Gamma beta = 2 on the ring: far astray first, back in the end, unlike the constant step."""
+    hessians, linear = np.ones((7, 1, 1)), np.arange(7, dtype=np.float64)[:, None]
+    gamma, beta = 0.1, 20.0
+    assert stability.spectral_radius(RING, hessians, gamma, beta) > 1
+    decaying = gamma * 0.97 ** np.arange(600)
+    found = stability.peak(RING, hessians, linear, decaying, beta)
+    last = quadratic.error(RING, hessians, linear, decaying, beta, np.zeros(600), start_variance=0)
+    assert found > 1e4 and last.bias < 10
+    assert stability.peak(RING, hessians, linear, np.full(20_000, gamma), beta) == np.inf
+    calm = stability.peak(RING, hessians, linear, decaying, 2.0)
+    assert calm < 7 * 3.0**2
 
 
 def test_unequal_hessians_follow_the_run():
