@@ -1,4 +1,4 @@
-"""Sums of squares whose rounding is bounded whatever the order of additions."""
+"""Sums of squares, or of sizes, whose rounding is bounded whatever the order of additions."""
 
 import math
 
@@ -22,10 +22,18 @@ def levels(size: int) -> tuple[int, int]:
 
 def total(flat: Float[Array, " d"]) -> Float[Array, ""]:
     """Sum of squares with rounding error below (length + number) ulp whatever the order."""
-    length, number = levels(flat.size)
-    squares = jnp.square(flat)
+    return _summed(jnp.square(flat))
+
+
+def sizes(flat: Float[Array, " d"]) -> Float[Array, ""]:
+    """Sum of absolute values with rounding error below (length + number) ulp."""
+    return _summed(jnp.abs(flat))
+
+
+def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
+    length, number = levels(terms.size)
     if number == 1:
-        return jnp.sum(squares)
-    squares = jnp.pad(squares, (0, length * number - flat.size)).reshape(number, length)
+        return jnp.sum(terms)
+    terms = jnp.pad(terms, (0, length * number - terms.size)).reshape(number, length)
     # The barrier keeps the compiler from merging the two sums into one of d terms.
-    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(squares, axis=1)))
+    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(terms, axis=1)))

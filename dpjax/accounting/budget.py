@@ -32,6 +32,7 @@ __all__ = [
     "Accountant",
     "CovarianceLoss",
     "PaperLimits",
+    "PureLoss",
     "Relation",
     "loss",
     "paper_limits",
@@ -311,6 +312,24 @@ class CovarianceLoss:
     mu: np.ndarray
     precision: np.ndarray
     worst: int
+
+
+@dataclass(frozen=True, eq=False)
+class PureLoss:
+    """What a run costs each agent under Laplace noise, whatever delta.
+
+    Attributes:
+        epsilon: [n] epsilon, an upper bound that includes rounding.
+        worst: The agent with the largest.
+    """
+
+    epsilon: np.ndarray
+    worst: int
+
+    @property
+    def exact_epsilon(self) -> np.ndarray:
+        """[n] the same: epsilons that add up are tight for pure DP."""
+        return self.epsilon
 
 
 def loss(

@@ -53,7 +53,7 @@ def check(of: "Guarantee") -> None:
     rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)
-    _validate.positive("clip_norm", of.clip_norm)
+    _bound(of)
     if of.per_agent_epsilon is not None:
         values = tuple(float(value) for value in of.per_agent_epsilon)
         if not values or max(values) != of.epsilon or min(values) < 0:
@@ -66,6 +66,21 @@ def check(of: "Guarantee") -> None:
             f"epsilon is {of.epsilon} with {_loss_text(of)} and delta {of.delta}, whose exact "
             f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
             "where it is false)"
+        )
+
+
+def _bound(of: "Guarantee") -> None:
+    """Refuse gradients that nothing bounds, or that are bounded twice."""
+    _validate.one_of("norm", of.norm, ("l2", "l1"))
+    if of.gradient_gap is None:
+        _validate.positive("clip_norm", of.clip_norm)
+        return
+    _validate.positive("gradient_gap", of.gradient_gap)
+    if of.clip_norm != math.inf or of.relation != "replace_agent" or of.release:
+        raise ValueError(
+            f"gradient_gap is {of.gradient_gap} with clip norm {of.clip_norm}, relation "
+            f"{of.relation!r} and release {of.release}; a gap is assumed of whole agents that are "
+            "not clipped, in simulations"
         )
 
 

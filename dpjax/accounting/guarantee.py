@@ -30,7 +30,7 @@ class Guarantee:
         relation: Neighbouring relation; None when non-private, no default.
         attacker: Whom it defends against, a key of `wording.ATTACKERS`.
         rounds: Rounds T that it covers.
-        clip_norm: Clip norm C; infinity when non-private and unclipped.
+        clip_norm: Clip norm C; infinity where nothing is clipped.
         accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind
             where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
         release: True where the noise key was drawn from the operating system and kept secret;
@@ -53,6 +53,10 @@ class Guarantee:
         private_stop: True where the round at which the run ended was chosen by whoever had read
             metrics of private data: what that choice gives away is not covered.
         other_loss: The loss where it is not Gaussian; None where mu says all.
+        norm: In which norm gradients are clipped, or assumed to be close.
+        gradient_gap: Where nothing is clipped, how far the gradients of neighbouring agents'
+            objectives are assumed to be apart at most, at every model; every text of this record
+            says that it is an assumption.
     """
 
     epsilon: float
@@ -76,6 +80,8 @@ class Guarantee:
     private_stop: bool = False
     nodes: tuple[int, ...] | None = None
     other_loss: losses.Pld | losses.Concentrated | losses.Pure | None = None
+    norm: Literal["l2", "l1"] = "l2"
+    gradient_gap: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

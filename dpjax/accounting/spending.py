@@ -199,12 +199,18 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
             "still tell of an earlier one's gradients, whose loss is that of one run: make one "
             "plan for all rounds, or state gradients='any'"
         )
-    for name in ("relation", "attacker", "delta", "release", "gradients", "nodes"):
+    for name in ("relation", "attacker", "delta", "release", "gradients", "nodes", "norm"):
         if getattr(of, name) != getattr(later, name):
             raise ValueError(
                 f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
                 "ones compose"
             )
+    if (of.gradient_gap is None) != (later.gradient_gap is None):
+        raise ValueError(
+            f"gradient_gap is {of.gradient_gap}, then {later.gradient_gap}; a clip and an "
+            "assumption do not compose: state the two runs apart"
+        )
+    gaps = [one.gradient_gap for one in (of, later) if one.gradient_gap is not None]
     apart = [record.participation and record.participation[1] for record in (of, later)]
     if apart[0] != apart[1]:
         raise ValueError(
@@ -223,6 +229,7 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         added_epsilon=added_epsilon,
         added_delta=added_delta,
         clip_norm=max(of.clip_norm, later.clip_norm),
+        gradient_gap=max(gaps, default=None),
         private_stop=of.private_stop or later.private_stop,
     )
     return restated(base, of.loss.then(later.loss))

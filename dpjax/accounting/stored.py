@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_LATER = ("nodes", "other_loss")
-"""Fields that records leave out where they are None, as those of before had none."""
+_LATER = {"nodes": None, "other_loss": None, "norm": "l2", "gradient_gap": None}
+"""Fields that records leave out where they are this, as those of before had none."""
 
 
 def to_dict(of: "Guarantee") -> dict[str, Any]:
@@ -33,7 +33,7 @@ def to_dict(of: "Guarantee") -> dict[str, Any]:
     record = {key: plain(value) for key, value in dataclasses.asdict(of).items()}
     if of.other_loss is not None:
         record["other_loss"] = {"kind": of.other_loss.kind} | record["other_loss"]
-    return {key: value for key, value in record.items() if key not in _LATER or value is not None}
+    return {k: value for k, value in record.items() if k not in _LATER or value != _LATER[k]}
 
 
 def fields(cls: type, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,8 @@ def statement(of: "Guarantee") -> str:
     assert of.attacker is not None and of.accountant is not None
     text = (
         f"({_epsilon_text(of)}, delta = {up(of.delta)})-differentially private per "
-        f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, clip norm "
-        f"{of.clip_norm:g}) over {of.rounds:,} rounds{_participation_text(of)}"
+        f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
+        f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
         f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_GRADIENTS_TEXT[of.gradients]}; "
         f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
@@ -109,13 +109,25 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         exact = f" [exact epsilon {up(of.exact_epsilon, digits)}]"
     if of.unsound:
         exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
+    gap = "" if of.gradient_gap is None else f", ASSUMED {of.norm} gap {of.gradient_gap:g}"
     return (
         f"({_epsilon_text(of, digits)}, delta = {up(of.delta, digits)})-DP{exact} per {of.unit} "
-        f"({of.relation}), {of.attacker}{_nodes_text(of)}"
+        f"({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
         f"{'release' if of.release else 'simulation'}"
+    )
+
+
+def _bound_text(of: "Guarantee") -> str:
+    """What keeps gradients close."""
+    norm = " in L1" if of.norm == "l1" else ""
+    if of.gradient_gap is None:
+        return f"clip norm {of.clip_norm:g}{norm}"
+    return (
+        f"by one whose gradients differ by at most {of.gradient_gap:g}{norm or ' in L2'} at every "
+        "model, which is ASSUMED and enforced by nothing"
     )
 
 

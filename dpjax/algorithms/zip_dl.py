@@ -1,5 +1,6 @@
 """Zip-DL: every receiver gets the sender's model under another noise."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -61,8 +62,8 @@ class ZipDL:
 
     Example:
         >>> from dpjax.algorithms.zip_dl import ZipDL
-        >>> ZipDL().sensitivity(answer=2.0, step_size=0.1, divisor=8)
-        0.025
+        >>> ZipDL().sensitivity(lambda apart: 2.0, steps=[0.1], divisor=8, mixing=None)
+        array([[0.025]])
     """
 
     stochastic: ClassVar[Literal["rows"]] = "rows"
@@ -79,15 +80,24 @@ class ZipDL:
         sent = links(mixing)
         return ZipDLOnLinks(tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
 
-    def sensitivity(self, answer: float, step_size: float, divisor: float) -> float:
+    def sensitivity(
+        self,
+        answer: Callable[[float], float],
+        steps: Float[np.ndarray, " t"],
+        divisor: float,
+        mixing: Float[np.ndarray, "n n"],
+    ) -> Float[np.ndarray, "t 1"]:
         """How far each copy of a model moves in a round, in L2, behind plain steps.
 
         Args:
-            answer: How far the query's answer moves.
-            step_size: Of every round.
+            answer: How far answers are apart, by the distance of the models that are asked at,
+                which both neighbours know here.
+            steps: [T] step sizes.
             divisor: What the sampler divides sums by.
+            mixing: The mixing matrix.
         """
-        return answer * step_size / divisor
+        del mixing
+        return answer(0.0) / divisor * np.asarray(steps)[:, None]
 
 
 @dataclass(frozen=True)

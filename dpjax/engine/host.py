@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import metrics, parts, slots
+from dpjax.engine import metrics, parts, placing, slots
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
 from dpjax.engine.stand import Stand
@@ -46,10 +46,11 @@ def local(plan: Plan) -> Transport:
     Args:
         plan: The plan of the run.
     """
-    arrays = {name: jnp.asarray(array) for name, array in plan.arrays.items()}
 
     @jax.jit
     def value(message: Any, round: Any) -> Any:
+        kind = placing.computed_in(message)
+        arrays = {name: jnp.asarray(array, kind) for name, array in plan.arrays.items()}
         return plan.method.exchange(arrays, round, message).value
 
     def transport(message: Any, round: int) -> Any:

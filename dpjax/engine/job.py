@@ -28,6 +28,7 @@ class Job:
         batch_keys: [S] keys of the batches.
         models: Initial models of one agent, leaves [S, ...].
         mesh: Over which the agents are spread; None is one device.
+        apart: Every agent's own initial model, leaves [S, n, ...]; None where all start alike.
     """
 
     statics: parts.Statics
@@ -36,6 +37,7 @@ class Job:
     batch_keys: Any
     models: Any
     mesh: Any
+    apart: Any = None
 
     @property
     def entries(self) -> int:
@@ -99,7 +101,7 @@ class Job:
         """Models to start from, leaves [S, V, n, ...].
 
         Args:
-            values: Those that the run is asked to start from; None: all agents alike.
+            values: Those that the run is asked to start from; None: the problem's.
             plans: V.
 
         Raises:
@@ -108,6 +110,8 @@ class Job:
         n = self.statics.agents
         if values is not None:
             return arguments.starting(values, self.models, plans, n)
+        if self.apart is not None:
+            return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], plans, axis=1), self.apart)
 
         def spread(leaf: Any) -> Any:
             return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
@@ -172,11 +176,22 @@ def prepared(
         arguments.check_dtypes(models)
     job = Job(
         statics=placing.statics(together, problems, mesh),
-        arrays=placing.arrays(plans, mesh, together.noise),
+        arrays=placing.arrays(plans, mesh, together.noise, models),
         data=placing.data(problems, mesh),
         batch_keys=keys.stacked(seeds, "batches", phase),
         models=models,
         mesh=mesh,
+        apart=_apart(task, seeds) if task.apart else None,
     )
     job.check(summed=together.unit == "record")
     return job.reporting()
+
+
+def _apart(task: Problem, seeds: tuple[int, ...]) -> Any:
+    """Every agent's own initial model, leaves [S, n, ...], from the seed and its number."""
+
+    def of_seed(key: Any) -> Any:
+        agents = jnp.arange(task.agents)
+        return jax.vmap(lambda agent: task.init(jax.random.fold_in(key, agent)))(agents)
+
+    return jax.vmap(of_seed)(keys.stacked(seeds, "initial"))

@@ -50,7 +50,7 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
             raise ValueError(
                 f"method reports {name!r} of shape {leaf.shape}; give a scalar, over all agents"
             )
-    known = statics.query.metrics
+    known = [name for name in statics.query.metrics if name in found]
     return [*known, *sorted(set(found) - set(known))]
 
 

@@ -89,7 +89,7 @@ def algorithm(
 
 
 def halves(
-    statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None
+    statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None, **instead: Any
 ) -> rounds_.Halves:
     """`algorithm`, cut where a round crosses the network.
 
@@ -98,8 +98,10 @@ def halves(
         arrays: One plan's arrays, traced or not.
         noise_key: The seed's noise key.
         frozen: `Data.frozen`.
+        instead: Parts that take the place of the run's own, by name.
     """
-    return rounds_.halves(statics.method, arrays, **_parts(statics, arrays, noise_key, frozen))
+    given = _parts(statics, arrays, noise_key, frozen) | instead
+    return rounds_.halves(statics.method, arrays, **given)
 
 
 def _parts(statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any) -> dict[str, Any]:

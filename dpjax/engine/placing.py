@@ -35,7 +35,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
     for problem in problems:
         if not isinstance(problem, Problem):
             raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
-        for name in ("init", "loss", "metrics", "batch_loss", "augment", "copies"):
+        for name in ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart"):
             if getattr(problem, name) != getattr(first, name):
                 raise ValueError(
                     f"problem differs in {name} between seeds; make all with one model and loss"
@@ -75,24 +75,27 @@ def _parts(problem: Problem) -> parts.Data:
     return parts.Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
 
 
-def arrays(plans: tuple[Plan, ...], mesh: Any, noise: Any = None) -> dict[str, jax.Array]:
+def arrays(
+    plans: tuple[Plan, ...], mesh: Any, noise: Any = None, models: Any = ()
+) -> dict[str, jax.Array]:
     """Stack what differs between plans.
 
     Args:
         plans: V plans.
         mesh: From `sharding.agent_mesh`.
         noise: How their noise is drawn, which may know a smaller form of its arrays; or None.
+        models: Models of the run, whose dtype decides.
 
     Returns:
-        Arrays by name with V as their leading axis, float32 whatever the x64 flag says; rows of
-        matrices over agents go to the agents' devices.
+        Arrays by name with V as their leading axis, float64 where a model's leaf is, else float32
+        whatever the x64 flag says: averages of models keep what models keep. Rows of matrices over
+        agents go to the agents' devices.
     """
+    kind = computed_in(models)
     # A plan without noise has none of its arrays: zeros, with which whatever is drawn adds nothing.
     like = {name: array for plan in plans for name, array in plan.arrays.items()}
     stacked = {
-        name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(
-            np.float32
-        )
+        name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(kind)
         for name, one in like.items()
     }
     if hasattr(noise, "compact"):
@@ -101,6 +104,15 @@ def arrays(plans: tuple[Plan, ...], mesh: Any, noise: Any = None) -> dict[str, j
         name: sharding.place(jnp.asarray(array), mesh, array.ndim - 2 if array.ndim > 2 else None)
         for name, array in stacked.items()
     }
+
+
+def computed_in(tree: Any) -> Any:
+    """The dtype of what models are multiplied by: float64 where one of their leaves is.
+
+    Args:
+        tree: Models, or messages of their dtypes.
+    """
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
 def data(problems: tuple[Problem, ...], mesh: Any) -> parts.Data:
@@ -153,7 +165,7 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> part
         if together.sampler.capacity is not None:
             query = Passes(query, together.sampler.capacity)
     else:
-        query = AgentQuery(task.loss, task.batch_loss, **clip)
+        query = AgentQuery(task.loss, task.batch_loss, norm=together.norm, **clip)
     return parts.Statics(
         agents=together.agents,
         method=together.method,

@@ -157,8 +157,8 @@ def run(
     identity = {}
     if checkpoint is not None or key_file is not None:
         options = course.options(phase, stopping) | driver.options
-        # Without a start all agents' models follow from the problem's.
-        own_start = None if start is None else models
+        # Without a start all agents' models follow from the problem's, alike.
+        own_start = models if start is not None or problems[0].apart else None
         identity = _identity(job, plans, problems, seeds, driver, options, models, own_start)
     storage = Storage.of(identity, checkpoint, key_file)
     noise_keys = storage.noise_keys(seeds, phase)

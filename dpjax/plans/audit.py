@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.accounting.budget import PureLoss
 from dpjax.accounting.sampled import Phase, Pld
 from dpjax.plans import dependence
 from dpjax.plans.calibration import Factored
@@ -63,8 +64,11 @@ def audit(plan: "Plan") -> None:
         "gradients": protect.gradients,
         "nodes": protect.nodes,
         # Of sampled rounds the loss says itself what the first ones spend.
-        "white": wanted.rates is not None or plan.noise.white(wanted),
-    }
+        "white": wanted.rates is not None or config.accountant == "pure"
+        or plan.noise.white(wanted),
+        "norm": protect.norm,
+        "gradient_gap": protect.gradient_gap,
+    }  # fmt: skip
     for name, mine in runs.items():
         if mine != (theirs := getattr(guarantee, name)):
             raise ValueError(
@@ -84,11 +88,15 @@ def audit(plan: "Plan") -> None:
     loss = plan.noise.loss(wanted)
     claimed = np.broadcast_to(np.asarray(guarantee.per_agent_epsilon or guarantee.epsilon), (n,))
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
-    if loss.epsilon[worst] > claimed[worst] or np.max(loss.mu) > guarantee.mu:
+    if isinstance(loss, PureLoss):
+        said, runs_at, name = getattr(guarantee.loss, "bound", -1.0), loss.epsilon, "bound"
+    else:
+        said, runs_at, name = guarantee.mu, loss.mu, "mu"
+    if loss.epsilon[worst] > claimed[worst] or said is None or np.max(runs_at) > said:
         raise ValueError(
-            f"guarantee states epsilon {claimed[worst]:.6g} (mu {guarantee.mu:.6g}) for agent "
-            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} (mu "
-            f"{np.max(loss.mu):.6g}); make the plan from one config with plan.make"
+            f"guarantee states epsilon {claimed[worst]:.6g} ({name} {said or 0.0:.6g}) for agent "
+            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} ({name} "
+            f"{np.max(runs_at):.6g}); make the plan from one config with plan.make"
         )
 
 

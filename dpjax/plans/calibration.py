@@ -133,10 +133,11 @@ class Calibrated(Protocol):
         ...
 
     @property
-    def factor(self) -> Float[np.ndarray, "n q"]:
+    def factor(self) -> Float[np.ndarray, "n q"] | None:
         """Map of a round's fresh normals to the agents' noisy sums, for forecasts and tables.
 
-        [n, q], in units of what is clipped; correlated noise over agents is drawn with it.
+        [n, q], in units of what is clipped; correlated noise over agents is drawn with it. None
+        where no one map says it: noise that is not Gaussian, or another in each round.
         """
         ...
 
@@ -162,7 +163,7 @@ class Calibrated(Protocol):
         """Refuse arrays of other shapes or types than the target's."""
         ...
 
-    def loss(self, target: Target) -> budget_.CovarianceLoss:
+    def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
         ...
 

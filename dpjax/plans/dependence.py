@@ -130,7 +130,9 @@ def check(
     kept, and then may be sent as a private payload alone. The noisy payload counts as safe, and a
     message as safe to send on: how much noise there is, is for accounting. That knows how far one
     answer of the query can move, so the payload must be one, as it was given; a method whose
-    payload is something else has a ``sensitivity`` of its own.
+    payload is something else has a ``sensitivity`` of its own. Gradients must be asked at models
+    that follow from messages; a method whose sensitivity says how far others move says so, too
+    (``asks_own``).
 
     Args:
         method: What agents compute, keep and send.
@@ -165,13 +167,15 @@ def check(
         if not hasattr(method, "sensitivity"):
             _check_answer(emission.private, watched.totals)
         _check_payload(emission.private, noisy)
-        asked = list(watched.asked)
         with _explained(method):
             hidden = Emission((), emission.public, emission.carry)
             message, carry = method.send(now, seen, hidden, noisy)
             received = method.exchange(arrays, round, message)
             new = method.absorb(now, seen, carry, received.value)
             released = method.released(Seen(*new))
+        # Gradients at an agent's own model move with it, which such a method's sensitivity says.
+        own = hasattr(method, "sensitivity") and getattr(method, "asks_own", False)
+        asked = () if own else list(watched.asked)
         shown = _Shown(emission.public, message, received.sent, released, asked)
         return tuple(new), shown
 

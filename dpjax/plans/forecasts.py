@@ -23,6 +23,15 @@ class HopelessWarning(UserWarning):
     """A run was started whose noise leaves nothing to learn."""
 
 
+def known(plan: "Plan") -> bool:
+    """Whether there is a forecast: of Gaussian noise that is added to clipped gradients alone.
+
+    Args:
+        plan: The plan.
+    """
+    return plan.noise is None or plan.noise.factor is not None
+
+
 def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     """Return the forecast of a plan for a model size; see `dpjax.accounting.forecast`.
 
@@ -38,6 +47,11 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     Raises:
         ValueError: For a number of parameters below 1, or counts that are not one an agent.
     """
+    if not known(plan):
+        raise ValueError(
+            f"noise is {plan.config.noise}, of which no forecast is known: its scale changes by "
+            "round, or it is not Gaussian"
+        )
     config, rounds, loss = plan.config, plan.config.rounds, plan.guarantee.loss
     sampled = loss if isinstance(loss, Pld) else None
     mu = plan.guarantee.mu if sampled is None else sampled.unamplified
@@ -103,7 +117,7 @@ def tell(plans: Sequence["Plan"], parameters: int, counts: Any = None) -> str:
     Warns:
         HopelessWarning: Once, with the best of the hopeless plans' statement.
     """
-    forecasts = [of_plan(plan, parameters, counts) for plan in plans]
+    forecasts = [of_plan(plan, parameters, counts) for plan in plans if known(plan)]
     private = sorted((each for each in forecasts if each.rate > 0), key=lambda each: each.ratio)
     if not private:
         return ""

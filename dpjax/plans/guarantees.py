@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans.calibration import Calibrated, Target
 
@@ -42,10 +44,14 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             other_loss=target.sampled(noise.factor, noise.strategy),
         )
     loss = noise.loss(target)
+    pure = isinstance(loss, budget_.PureLoss)
     return Guarantee(
         epsilon=budget.largest,
         delta=budget.delta,
-        mu=float(np.max(loss.mu)),
+        mu=None if pure else float(np.max(loss.mu)),
+        other_loss=losses.Pure(float(np.max(loss.epsilon)), config.rounds) if pure else None,
+        norm=config.protect.norm,
+        gradient_gap=config.protect.gradient_gap,
         relation=config.protect.relation,
         attacker=config.protect.attacker,
         gradients=config.protect.gradients,
@@ -55,7 +61,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         accountant=budget.accountant,
         release=config.release,
         per_agent_epsilon=budget.each,
-        white=noise.white(target),
+        white=pure or noise.white(target),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=config.participation,
     )

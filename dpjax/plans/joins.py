@@ -47,7 +47,8 @@ def check_noise(part: Any, joined: Any, protect: Any) -> None:
         raise ValueError(
             f"method is {type(joined).__name__}, which noise {name} does not join: {row.why}"
         )
-    if row.methods is None and hasattr(joined, "sensitivity"):
+    own = hasattr(joined, "sensitivity")
+    if row.methods is None and own and not row.by_round:
         raise ValueError(
             f"method is {type(joined).__name__}, whose payload is no answer of the query, which "
             f"noise {name} does not join: its loss is that of clipped sums; emit the query's total"
@@ -57,6 +58,17 @@ def check_noise(part: Any, joined: Any, protect: Any) -> None:
             f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
             f"which noise {name} has no finite loss that is known: {row.why}"
         )
+
+
+def _check_bound(protect: Any, row: Any, name: str) -> None:
+    """Refuse what bounds gradients for other noise than it joins."""
+    if row.by_round or (protect.norm == "l2" and protect.gradient_gap is None):
+        return
+    raise ValueError(
+        f"protect has norm {protect.norm!r} and gradient_gap {protect.gradient_gap}, which noise "
+        f"{name} does not join: its loss is of gradients clipped in L2; give "
+        "Protect(relation, clip_norm), or noise of plans.scheduled"
+    )
 
 
 def check(config: Any) -> None:
@@ -69,14 +81,15 @@ def check(config: Any) -> None:
         ValueError: Naming the parts, why they do not, and the remedy.
     """
     _check_sampler(config)
-    for part in (config.method, getattr(config.optimizer, "make", None)):
+    for part in (config.method, config.optimizer, getattr(config.optimizer, "make", None)):
         if isinstance(part, Timed):
             part.check_rounds(config.rounds)
     of_method = registry.method(config.method)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.
-    constant = _exact(config.optimizer) == "Sgd" and config.optimizer.decay == "constant"
-    if of_method.constant_steps and not constant:
+    plain = _exact(config.optimizer) == "Sgd"
+    constant = plain and config.optimizer.decay == "constant"
+    if not {"any": True, "plain": plain, "constant": constant}[of_method.steps]:
         raise ValueError(
             f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
         )
@@ -89,6 +102,13 @@ def check(config: Any) -> None:
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__
+    _check_bound(config.protect, of_noise, part)
+    if of_noise.by_round and getattr(config.optimizer, "uses_noise", False):
+        raise ValueError(
+            f"optimizer is {config.optimizer}, which uses the noise's variance, with noise {part}, "
+            "whose variance changes by round: make the optimizer with a variance that you know, "
+            "uses_noise=False"
+        )
     if of_method.noises is not None and _exact(config.noise) not in of_method.noises:
         raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
     check_noise(config.noise, config.method, config.protect)

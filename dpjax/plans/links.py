@@ -145,7 +145,8 @@ class ZeroSum(Shaped):
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
         step = max(target.first_step, float(np.float32(target.first_step)))
         method = _exactly(target, zip_dl.ZipDL, zip_dl.ZipDLOnLinks)
-        return method.sensitivity(1.0, step, target.divisor)
+        moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.mixing)
+        return float(moves[0, 0])
 
 
 @dataclass(frozen=True)

@@ -31,22 +31,52 @@ class Sgd:
 
     Attributes:
         step_size: Step size eta, of the first round when it decays.
-        decay: "constant", or "sqrt" for eta / sqrt(t), t = 1, 2, ...
+        decay: "constant"; "sqrt" for eta / sqrt(t), t = 1, 2, ...; a ratio q in (0, 1) for
+            eta q^(t-1); or step sizes over the first one, one a round, the first 1.
 
     Example:
         >>> from dpjax.plans.optimizers import Sgd
+        >>> Sgd(0.1, decay=0.5).relative(3).tolist()
+        [1.0, 0.5, 0.25]
         >>> Sgd(0.1, decay="sqrt").relative(4).round(3)
         array([1.   , 0.707, 0.577, 0.5  ])
     """
 
     step_size: float
-    decay: Literal["constant", "sqrt"] = "constant"
+    decay: Literal["constant", "sqrt"] | float | tuple[float, ...] = "constant"
 
     def __post_init__(self) -> None:
         """Refuse a step that float32 cannot take."""
         step = _validate.single_precision("step_size", self.step_size, _SMALLEST, _LARGEST)
         object.__setattr__(self, "step_size", step)
-        _validate.one_of("decay", self.decay, ("constant", "sqrt"))
+        decay: Any = self.decay
+        if isinstance(decay, str):
+            _validate.one_of("decay", decay, ("constant", "sqrt"))
+        elif isinstance(decay, list | tuple | np.ndarray):
+            steps = tuple(_validate.number("decay", one) for one in decay)
+            if not steps or steps[0] != 1 or min(steps) < 0:
+                raise ValueError(
+                    f"decay is {_validate.shown(decay)}; give step sizes over the first one, one a "
+                    "round, the first 1 and none below 0"
+                )
+            object.__setattr__(self, "decay", steps)
+        else:
+            ratio = _validate.probability("decay", decay, remedy="give a ratio in (0, 1)")
+            object.__setattr__(self, "decay", ratio)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run of more rounds than there are step sizes, or of fewer.
+
+        Args:
+            rounds: Rounds of the run.
+
+        Raises:
+            ValueError: For another number.
+        """
+        if isinstance(self.decay, tuple) and len(self.decay) != rounds:
+            raise ValueError(
+                f"decay has {len(self.decay)} step sizes for {rounds} rounds; give one a round"
+            )
 
     @property
     def first(self) -> float:
@@ -63,15 +93,38 @@ class Sgd:
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation, its step size from the arrays."""
-        step = arrays["step_size"]
-        if self.decay == "sqrt":
+        step, decay = arrays["step_size"], self.decay
+        if decay == "constant":
+            return optax.scale(-step)
+        if decay == "sqrt":
             return optax.scale_by_schedule(lambda count: -step / jnp.sqrt(count + 1.0))
-        return optax.scale(-step)
+        if isinstance(decay, tuple):
+            each, last = np.asarray(decay), len(decay) - 1
+
+            def listed(count: Any) -> Any:
+                return -step * jnp.asarray(each, step.dtype)[jnp.minimum(count, last)]
+
+            return optax.scale_by_schedule(listed)
+        return optax.scale_by_schedule(lambda count: -step * _power(decay, count, step.dtype))
 
     def relative(self, rounds: int) -> np.ndarray:
-        """Step sizes over the first one, [T]."""
-        steps = np.ones(rounds)
-        return steps / np.sqrt(np.arange(1, rounds + 1)) if self.decay == "sqrt" else steps
+        """Step sizes over the first one, [T]; the last one stays where there are no more."""
+        number = np.arange(rounds)
+        if isinstance(self.decay, str):
+            steps = np.ones(rounds)
+            return steps / np.sqrt(number + 1) if self.decay == "sqrt" else steps
+        if isinstance(self.decay, tuple):
+            return np.asarray(self.decay)[np.minimum(number, len(self.decay) - 1)]
+        return self.decay**number
+
+
+def _power(ratio: float, count: Any, dtype: Any) -> Any:
+    """ratio^count within three roundings: digits of the count look up powers made in float64."""
+    digits, places = [], np.arange(256, dtype=np.float64)
+    for place in range(4):
+        table = jnp.asarray(ratio ** (places * 256.0**place), dtype)
+        digits.append(table[(count >> (8 * place)) & 255])
+    return digits[0] * digits[1] * digits[2] * digits[3]
 
 
 @dataclass(frozen=True)
@@ -261,7 +314,7 @@ def _each(
 
 def noise_arrays(
     optimizer: Any,
-    factor: Float[np.ndarray, "n q"],
+    factor: Float[np.ndarray, "n q"] | None,
     strategy: Float[np.ndarray, "t t"] | None,
     divisor: float,
 ) -> dict[str, np.ndarray]:
@@ -269,12 +322,14 @@ def noise_arrays(
 
     Args:
         optimizer: The optimizer; nothing for those that use none.
-        factor: Map of a round's fresh normals to the agents' noisy sums.
+        factor: Map of a round's fresh normals to the agents' noisy sums; None where no one map says
+            it, which no such optimizer joins.
         strategy: C over rounds; None is the identity.
         divisor: What sums are divided by.
     """
     if not getattr(optimizer, "uses_noise", False):
         return {}
+    assert factor is not None
     sums = np.square(factor.astype(np.float64)).sum(axis=1)
     arrays = {_SCALE: (sums / divisor**2).astype(np.float32)}
     if strategy is not None:

@@ -49,7 +49,8 @@ class Statics(NamedTuple):
         method: What agents compute and send, on the network.
         optimizer: Without its step size.
         sampler: Which records take part.
-        clip_norm: Clip norm C.
+        clip_norm: Clip norm C; infinity does not clip.
+        norm: In which norm.
         clipping: "flat" or "automatic".
         microbatch: Records a pass of per-record clipping.
         per_layer: Whether every layer is clipped by itself.
@@ -64,6 +65,7 @@ class Statics(NamedTuple):
     optimizer: Optimizer
     sampler: Sampler
     clip_norm: float
+    norm: Any
     clipping: Any
     microbatch: int | None
     per_layer: bool
@@ -110,7 +112,7 @@ class Plan:
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, the model it affords, who shares a seed."""
-        affords = self.forecast(1).affords()
+        affords = self.forecast(1).affords() if forecasts.known(self) else np.inf
         remarks = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
         if self.design is not None and len(set(export.seed_groups(self))) < self.agents:
             remarks += "; agents who share its seed are NOT protected from each other"
@@ -133,9 +135,17 @@ class Plan:
         """[n, q] map of a round's normals to the agents' noisy sums; zero when non-private.
 
         Float32 F [n, n] for correlated noise, as the run uses it: the covariance is F F'.
+
+        Raises:
+            ValueError: For noise that is not Gaussian, or another in each round.
         """
         if self.noise is None:
             return np.zeros((self.agents, self.agents), np.float32)
+        if self.noise.factor is None:
+            raise ValueError(
+                f"noise is {self.config.noise}, which no one factor says: its scales are "
+                'arrays["noise_scales"]'
+            )
         return self.noise.factor
 
     @property
@@ -169,9 +179,9 @@ class Plan:
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
-        """What may differ between plans of one call, float32, by name."""
+        """What may differ between plans of one call, by name; runs round to their models' dtype."""
         parts = [
-            {"mixing": self.mixing.astype(np.float32)},
+            {"mixing": self.mixing},
             {} if self.noise is None else self.noise.arrays,
             self.config.optimizer.arrays(),
             {} if self.noise is None else self._told(),
@@ -188,8 +198,9 @@ class Plan:
 
     def _told(self) -> dict[str, np.ndarray]:
         """What the optimizer is told of the noise, in units of the means that it is given."""
-        divisor = self.target.divisor
-        return noise_arrays(self.config.optimizer, self.factor, self.strategy, divisor)
+        divisor, noise = self.target.divisor, self.noise
+        assert noise is not None
+        return noise_arrays(self.config.optimizer, noise.factor, noise.strategy, divisor)
 
     @functools.cached_property
     def statics(self) -> Statics:
@@ -204,6 +215,7 @@ class Plan:
             config.optimizer.shared(),
             self.sampler,
             protect.clip_norm,
+            protect.norm,
             protect.clipping,
             protect.microbatch,
             protect.per_layer,

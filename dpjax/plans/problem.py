@@ -29,7 +29,7 @@ class Problem:
     """A learning problem over n agents.
 
     Attributes:
-        init: ``init(key) -> params`` of one agent; all agents start alike.
+        init: ``init(key) -> params`` of one agent; all agents start alike, but for ``apart``.
         loss: ``loss(params, x, y) -> scalar`` of one example.
         metrics: ``metrics(params, evaluation) -> {name: scalar}`` of agent-stacked params.
         x: [N, ...] examples, one array for all agents.
@@ -59,6 +59,8 @@ class Problem:
         copies: Variants K of a record in each round in which it takes part; its gradient is that
             of the mean loss over them, and the clip comes after, so that no guarantee depends
             on K.
+        apart: True where every agent draws an initial model of its own, from the seed and its
+            number: public, as all initial models are.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -76,10 +78,12 @@ class Problem:
     predict: Callable[[Any, Any], Any] | None = None
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
     copies: int = 1
+    apart: bool = False
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
+        _validate.flag("apart", self.apart)
         if not _validate.finite_array("x", self.x).ndim:
             raise ValueError(f"x is {_validate.shown(self.x)}; give examples [N, ...]")
         if not np.ndim(self.y):

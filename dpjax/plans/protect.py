@@ -1,5 +1,6 @@
 """What is protected, from whom, and at which budget."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget
+from dpjax.transforms.clipping import NORMS
 
 __all__ = ["Budget", "Protect"]
 
@@ -25,7 +27,7 @@ class Protect:
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent; the
             agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record" (every
             record's gradient is clipped, and their sum released).
-        clip_norm: Clip norm C of what is clipped, in L2.
+        clip_norm: Clip norm C of what is clipped. Leave it out where ``gradient_gap`` is assumed.
         attacker: "outsider", who sees every message on every link; "node", any single agent, who
             sees the messages that it receives and knows its own gradients and noise; "coalition",
             the agents in ``nodes`` together. Attackers are not protected from themselves.
@@ -38,22 +40,37 @@ class Protect:
         microbatch: Records a pass of per-record clipping, to bound memory; None chooses by cost.
         per_layer: Whether each of a model's L layers (leaves of one parent) is clipped by itself,
             to C / sqrt(L), so that the whole has norm C at most; the guarantee is the same.
+        norm: In which norm, "l2" for Gaussian noise or "l1" for Laplace noise; the second clips
+            agents alone.
+        gradient_gap: In the place of a clip: how far the gradients of an agent's objective and of
+            the one that it may be replaced by are apart at most, at every model, in ``norm``.
+            Nothing is clipped and nothing enforces it: an ASSUMPTION, printed wherever the
+            guarantee is. Honest where it follows from the objectives, as for two quadratics of one
+            Hessian; a network's gradients have no such bound, and are clipped to half the gap.
+        smoothness: Beside an assumed gap, how far gradients of one objective are apart at most,
+            over the distance of the models, both in ``norm``: assumed as well. Methods that ask for
+            gradients at models that nobody else knows need it; None says nothing.
 
     Example:
         >>> from dpjax.plans.protect import Protect
         >>> protect = Protect("replace_record", clip_norm=0.5)
         >>> protect.sensitivity, protect.unit
         (1.0, 'record')
+        >>> Protect("replace_agent", gradient_gap=1.0, norm="l1").sensitivity
+        1.0
     """
 
     relation: budget.Relation
-    clip_norm: float
+    clip_norm: float = math.inf
     attacker: Literal["outsider", "node", "coalition"] = "outsider"
     gradients: Literal["any", "view"] = "any"
     clipping: Literal["flat", "automatic"] = "flat"
     microbatch: int | None = None
     nodes: tuple[int, ...] | None = None
     per_layer: bool = False
+    norm: Literal["l2", "l1"] = "l2"
+    gradient_gap: float | None = None
+    smoothness: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
@@ -62,8 +79,8 @@ class Protect:
         _validate.one_of("gradients", self.gradients, ("any", "view"))
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
         _validate.flag("per_layer", self.per_layer)
-        clip_norm = _validate.single_precision("clip_norm", self.clip_norm, 1e-9, 1e9)
-        object.__setattr__(self, "clip_norm", clip_norm)
+        _validate.one_of("norm", self.norm, NORMS)
+        self._check_bound()
         self._check_nodes()
         if self.microbatch is None:
             return
@@ -74,6 +91,40 @@ class Protect:
                 f"microbatch is {places} under relation {self.relation!r}; it divides per-record "
                 "clipping only, leave it None"
             )
+
+    def _check_bound(self) -> None:
+        """Refuse what bounds gradients twice, or not at all, or in a norm that it cannot."""
+        name, value = "clip_norm", self.clip_norm
+        if self.gradient_gap is not None:
+            if value != math.inf:
+                raise ValueError(
+                    f"clip_norm is {value} with gradient_gap {self.gradient_gap}; clip, or assume "
+                    "a gap, not both"
+                )
+            name, value = "gradient_gap", self.gradient_gap
+        plain = _validate.single_precision(name, value, 1e-9, 1e9)
+        object.__setattr__(self, name, plain)
+        if self.smoothness is not None:
+            smoothness = _validate.positive("smoothness", self.smoothness)
+            object.__setattr__(self, "smoothness", smoothness)
+            if self.gradient_gap is None:
+                raise ValueError(
+                    f"smoothness is {smoothness} for clipped gradients, which are close wherever "
+                    "they are asked for; leave it out"
+                )
+        wrong = {
+            "relation": (self.norm == "l1" or self.gradient_gap is not None)
+            and self.unit != "agent",
+            "per_layer": self.norm == "l1" and self.per_layer,
+            "clipping": self.gradient_gap is not None and self.clipping != "flat",
+        }
+        for field, refused in wrong.items():
+            if refused:
+                raise ValueError(
+                    f"{field} is {getattr(self, field)!r} with norm {self.norm!r} and gradient_gap "
+                    f"{self.gradient_gap}; L1 norms and assumed gaps are of one whole gradient an "
+                    "agent: protect replace_agent, with flat clipping of all layers together"
+                )
 
     def _check_nodes(self) -> None:
         nodes: Any = self.nodes
@@ -94,8 +145,26 @@ class Protect:
 
     @property
     def sensitivity(self) -> float:
-        """How far what is clipped can move in a round, in L2."""
+        """How far what is clipped can move in a round, in ``norm``; an assumed gap itself."""
+        if self.gradient_gap is not None:
+            return self.gradient_gap
         return budget.sensitivity(self.relation, self.clip_norm)
+
+    def apart(self, distance: float) -> float:
+        """How far answers of the query are apart, of neighbours at models so far apart, in a round.
+
+        Args:
+            distance: Of the models, in ``norm``.
+
+        Returns:
+            `sensitivity` for one clipped gradient an agent, whatever the models; infinite for sums
+            over records at different models, of which every term moves. Of an assumed gap, the gap
+            plus the smoothness times the distance, infinite where none is assumed.
+        """
+        if distance == 0 or (self.gradient_gap is None and self.unit == "agent"):
+            return self.sensitivity
+        per_distance = math.inf if self.smoothness is None else self.smoothness
+        return self.sensitivity + per_distance * distance
 
 
 @dataclass(frozen=True)
@@ -104,8 +173,9 @@ class Budget:
 
     Attributes:
         epsilon: Target epsilon at ``delta``, one number or one an agent.
-        delta: Target delta.
-        accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper".
+        delta: Target delta; 0, the default, under "pure" alone.
+        accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper"; "pure" adds up
+            the epsilons of Laplace noise.
         allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
 
     Example:
@@ -115,8 +185,8 @@ class Budget:
     """
 
     epsilon: float | tuple[float, ...]
-    delta: float
-    accountant: Literal["gdp", "rdp", "paper"] = "gdp"
+    delta: float = 0.0
+    accountant: Literal["gdp", "rdp", "paper", "pure"] = "gdp"
     allow_unsound: bool = False
 
     def __post_init__(self) -> None:
@@ -131,8 +201,15 @@ class Budget:
             _validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])
         ]
         object.__setattr__(self, "epsilon", tuple(numbers) if listed else numbers[0])
-        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
-        _validate.one_of("accountant", self.accountant, budget.ACCOUNTANTS)
+        _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure"))
+        if self.accountant == "pure":
+            if _validate.number("delta", self.delta) != 0:
+                raise ValueError(
+                    f"delta is {self.delta} with accountant 'pure', which needs none; leave it out"
+                )
+            object.__setattr__(self, "delta", 0.0)
+        else:
+            object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
         _validate.flag("allow_unsound", self.allow_unsound)
 
     @property

@@ -27,17 +27,20 @@ _Loss = Callable[[Any, Any, Any], Any]
 class AgentQuery:
     """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
 
-    Guarantee: the answer of one agent has an L2 norm of at most ``clip_norm``, exactly, whatever
+    Guarantee: the answer of one agent has a ``norm`` of at most ``clip_norm``, exactly, whatever
     its data; replacing all of them moves it by at most twice that, and no other agent's at all.
+    Where the clip norm is infinite nothing bounds it: that gradients are close is an assumption
+    then, which the guarantee states.
 
     Attributes:
         loss: ``loss(params, x, y) -> scalar`` of one example.
         batch_loss: The mean loss of a batch, where that is faster.
-        clip_norm: Clip norm C.
+        clip_norm: Clip norm C; infinity does not clip.
         clipping: "flat" or "automatic".
         copies: Variants in the place of each record, whose keys the batch then has; or None.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
+        norm: Which norm is bounded, "l2" or "l1".
     """
 
     loss: _Loss
@@ -47,6 +50,7 @@ class AgentQuery:
     copies: copies_.Copies | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
+    norm: clipping.Norm = "l2"
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -59,9 +63,11 @@ class AgentQuery:
         encode = _combining(self.weights, encode)
         if encode is not None:
             gradients = jax.vmap(encode)(gradients)
-        clip = clipping.per_agent(self.clip_norm, method=self.clipping, per_layer=self.per_layer)
+        clip = clipping.per_agent(
+            self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
+        )
         clipped, _ = clip.update(gradients, optax.EmptyState())
-        norms = jax.vmap(optax.tree.norm)(gradients)
+        norms = clipping.norms(gradients, self.norm)
         taken = (jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms)))
         narrow = [value.astype(jnp.float32) for value in taken]
         return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))

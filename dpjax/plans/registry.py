@@ -32,7 +32,8 @@ class MethodRow:
         builds: What agents compute and send.
         view: What accounting calls it.
         noises: Names of the noise parts it joins; None is all whose payload is one an agent.
-        constant_steps: True where it joins plain steps of constant size alone.
+        steps: What it joins: "any" optimizer, "plain" steps of a size known beforehand, or plain
+            ones of "constant" size.
         noisy_means: True where the optimizer is given the mean of each agent's own noisy sum, so
             that the variance of the noise in it is the plan's.
         why: Why no others, with the remedy.
@@ -43,7 +44,7 @@ class MethodRow:
     builds: str
     view: str
     noises: tuple[str, ...] | None = None
-    constant_steps: bool = False
+    steps: Literal["any", "plain", "constant"] = "any"
     noisy_means: bool = False
     why: str = ""
     wraps: str | None = None
@@ -63,6 +64,9 @@ class NoiseRow:
         marker: So that a figure also reads in grey.
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
         methods: Names of the methods it joins; None is all whose payload is one an agent.
+        by_round: True where its scale changes by round and its loss follows from how far the
+            payload moves, which any method may say of its own: clipped in the norm that the noise
+            asks for, or under an assumed gap.
         released: Whether a run in one process may be a release.
         why: Why no others, with the remedy.
     """
@@ -76,6 +80,7 @@ class NoiseRow:
     marker: str
     attackers: tuple[tuple[str, str], ...] = OUTSIDER
     methods: tuple[str, ...] | None = None
+    by_round: bool = False
     released: bool = True
     why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
 
@@ -115,6 +120,17 @@ class SamplerRow:
     unknown: str = ""
 
 
+_BY_ROUND = ("Laplace", "Normal")
+_MODELS = (
+    "it hides models, which plain steps move by amounts known beforehand: give "
+    "noise=plans.scheduled.Laplace(ratio) or Normal(ratio), or None, and "
+    "optimizer=plans.optimizers.Sgd(step_size, decay)"
+)
+_BARE = (
+    "it sends what no noise was accounted for, a reference or a method without DP: give noise=None "
+    "and optimizer=plans.optimizers.Sgd(step_size, decay)"
+)
+
 METHODS = (
     MethodRow(
         part="DSGD",
@@ -144,12 +160,62 @@ METHODS = (
         builds="x + opt(sum) to every neighbour under another noise, which sum to zero",
         view="views.zip_dl(W)",
         noises=("ZeroSum",),
-        constant_steps=True,
+        steps="constant",
         why=(
             "it hides updated models by noise of their own on every link, which a step of constant "
             "size moves by a known amount: give noise=plans.links.ZeroSum() and "
             "optimizer=plans.optimizers.Sgd(step_size)"
         ),
+    ),
+    MethodRow(
+        part="Tracking",
+        builds="z = x + noise; y += beta (z - W z); x <- W z + opt(y + grad f(z))",
+        view="none; pure.epsilon of the step before over the noise",
+        noises=_BY_ROUND,
+        steps="plain",
+        why=_MODELS,
+    ),
+    MethodRow(
+        part="DPOP",
+        builds="x <- box(W z + opt(grad f(W z))), z = x + noise",
+        view="as Tracking",
+        noises=_BY_ROUND,
+        steps="plain",
+        why=_MODELS,
+    ),
+    MethodRow(
+        part="DGD",
+        builds="x <- W z + opt(grad f(x)), z = x + noise",
+        view="moves of models, by recursion",
+        noises=_BY_ROUND,
+        steps="plain",
+        why=_MODELS,
+    ),
+    MethodRow(
+        part="GradientTracking",
+        builds="x <- W x~ + opt(y), y <- W y~ + grad f(x+) - grad f(x)",
+        view="moves of models and trackers, by recursion",
+        noises=_BY_ROUND,
+        steps="plain",
+        why=_MODELS,
+    ),
+    MethodRow(
+        part="PPDOAGT",
+        builds="s+ = W s~ - opt(grad f(x)), x+ = W x~ - (s+ - s)",
+        view="moves of models and trackers, by recursion",
+        noises=_BY_ROUND,
+        steps="plain",
+        why=_MODELS,
+    ),
+    *(
+        MethodRow(part=part, builds=builds, view="none", noises=(), steps="plain", why=_BARE)
+        for part, builds in (
+            ("EXTRA", "(I + W) x_{k+1} - (I + W)/2 x_k + opt(g_{k+1}) - opt(g_k)"),
+            ("NIDS", "(I + W)/2 (2 x_k - x_{k-1} + opt(g_k) - opt(g_{k-1}))"),
+            ("CorrelatedRandomness", "tracking with random weights and steps"),
+            ("Encrypted", "x + sum b_ij b_ji (x_j - x_i) + opt(grad f(x))"),
+            ("EncryptedOnLinks", "Encrypted, on a network"),
+        )
     ),
 )
 """One row a method."""
@@ -157,6 +223,12 @@ METHODS = (
 _SHARED = (
     "all draw from one seed, which nodes could subtract: give attacker='outsider' and "
     "gradients='any', or a design whose agents keep keys of their own (plans.links.PairKeys)"
+)
+
+_SCHEDULED = (
+    "nodes lose no more than outsiders to it if each agent keeps its own key: give "
+    "attacker='outsider' and gradients='any'; what float32 adds to it is not accounted, so it is a "
+    "simulation (release=False)"
 )
 
 NOISES = (
@@ -214,6 +286,16 @@ NOISES = (
             "is a simulation (release=False): in a release every agent draws its own with "
             "transforms.edges"
         ),
+    ),
+    NoiseRow(
+        label="laplace", part="Laplace", builds="Laplace noise, its scale a schedule",
+        view="none; epsilons add up", title="Laplace", colour="#AA4499", marker="h",
+        by_round=True, released=False, why=_SCHEDULED,
+    ),
+    NoiseRow(
+        label="normal", part="Normal", builds="Gaussian noise, its deviation a schedule",
+        view="none; squares of mu add up", title="Gaussian, by schedule", colour="#117733",
+        marker="d", by_round=True, released=False, why=_SCHEDULED,
     ),
     NoiseRow(
         label="zip_dl", part="ZeroSum", builds="noises of a sender that sum to zero",
@@ -343,7 +425,7 @@ def method(part: Any) -> MethodRow:
     return dataclasses.replace(
         row,
         noises=inner.noises,
-        constant_steps=inner.constant_steps,
+        steps=inner.steps,
         noisy_means=inner.noisy_means,
         why=inner.why,
     )

@@ -23,6 +23,10 @@ from dpjax.transforms.leaves import check as check_leaf
 __all__ = ["fraction", "per_agent", "per_example"]
 
 Clipping = Literal["flat", "automatic"]
+Norm = Literal["l2", "l1"]
+
+NORMS = ("l2", "l1")
+"""Which norm is bounded: Gaussian noise asks for the first, Laplace noise for the second."""
 
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
@@ -33,11 +37,12 @@ CLIPPINGS = ("flat", "automatic")
 _CACHED = 32_768
 
 
-def slack(tree: Any) -> float:
+def slack(tree: Any, norm: Norm = "l2") -> float:
     """Relative amount by which clipping one gradient shaped like ``tree`` lowers the clip norm.
 
     Args:
         tree: Pytree of arrays (or shapes) of one agent or example, no leading axis.
+        norm: Which norm is bounded.
 
     Returns:
         A bound on the relative rounding of the norm, the scaling and the result's dtype.
@@ -47,8 +52,9 @@ def slack(tree: Any) -> float:
     terms = sum(sum(_squares.levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
     unit = float(jnp.finfo(wide).eps) / 2
     narrow = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
-    # Twice the first-order bound: the norm halves the error of the sum of squares.
-    return (terms + 16) * unit + (narrow if narrow > unit else 0.0)
+    # Twice the first-order bound: an L2 norm halves the error of the sum of squares, L1 does not.
+    halved = 1 if norm == "l2" else 2
+    return (halved * terms + 16) * unit + (narrow if narrow > unit else 0.0)
 
 
 def _wide(leaves: list[Any]) -> Any:
@@ -66,20 +72,38 @@ def _finite(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def _norm(tree: Any) -> Float[Array, ""]:
-    """L2 norm of a widened gradient; infinite beyond 1e19 in float32, where squares overflow."""
-    parts = [_squares.total(leaf.reshape(-1)) for leaf in jax.tree.leaves(tree) if leaf.size]
-    return jnp.sqrt(sum(parts, jnp.zeros((), jnp.float32)))
+def _norm(tree: Any, norm: Norm = "l2") -> Float[Array, ""]:
+    """Norm of a widened gradient; L2 is infinite beyond 1e19 in float32, where squares overflow."""
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
+    zero = jnp.zeros((), jnp.float32)
+    if norm == "l1":
+        total = sum(map(_squares.sizes, leaves), zero)
+        # One entry that is not finite stands as the largest number.
+        return jnp.where(total < jnp.finfo(total.dtype).max, total, jnp.inf)
+    return jnp.sqrt(sum(map(_squares.total, leaves), zero))
 
 
-def _lowered(tree: Any, clip_norm: float) -> float:
+def norms(tree: Any, norm: Norm) -> Float[Array, " n"]:
+    """Norm of every agent's gradient (a diagnostic, not private).
+
+    Args:
+        tree: Agent-stacked gradients, leaves [n, ...].
+        norm: Which norm.
+    """
+    if norm == "l2":
+        return jax.vmap(optax.tree.norm)(tree)
+    return jax.vmap(lambda one: _norm(one, norm))(tree)
+
+
+def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
     """The clip norm less everything that rounding can add."""
     leaves = jax.tree.leaves(tree)
     # Entries below the normal range round absolutely, by at most half the smallest number.
     ranges = [jnp.finfo(leaf.dtype) for leaf in leaves]
     floor = max((float(kind.tiny) * float(kind.eps) for kind in ranges), default=0.0)
     size = sum(leaf.size for leaf in leaves)
-    bound = clip_norm * (1 - slack(tree)) - math.sqrt(size) * floor
+    spread = math.sqrt(size) if norm == "l2" else size
+    bound = clip_norm * (1 - slack(tree, norm)) - spread * floor
     if not bound > 0:
         raise ValueError(
             f"clip_norm is {clip_norm}, below what rounding in {[str(x.dtype) for x in leaves]} "
@@ -89,8 +113,9 @@ def _lowered(tree: Any, clip_norm: float) -> float:
 
 
 def _clip(
-    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False
-) -> Any:
+    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False,
+    bounded: Norm = "l2",
+) -> Any:  # fmt: skip
     """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
     if per_layer:
         leaves, structure = jax.tree.flatten(tree)
@@ -101,11 +126,11 @@ def _clip(
             for i, leaf in zip(layer, clipped, strict=True):
                 leaves[i] = leaf
         return jax.tree.unflatten(structure, leaves)
-    bound = _lowered(tree, clip_norm)
+    bound = _lowered(tree, clip_norm, bounded)
     # Finite entries times a zero scale are zero, so no entry needs a second look; and XLA keeps
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
     finite = _finite(tree)
-    norm = _norm(finite)
+    norm = _norm(finite, bounded)
     if method == "automatic":
         scale = bound / (norm + stability)
     else:
@@ -157,6 +182,7 @@ def per_agent(
     stability: float = 0.01,
     *,
     per_layer: bool = False,
+    norm: Norm = "l2",
 ) -> optax.GradientTransformation:
     """Clip each agent's whole gradient, one norm an agent over all leaves, or one a layer.
 
@@ -165,16 +191,17 @@ def per_agent(
     Per layer, the same of each of L layers with C / sqrt(L): leaves of one parent, as kernel and
     bias of a dense layer, are a layer.
 
-    Guarantee: every agent's output has an L2 norm of at most ``clip_norm``, exactly, whatever its
+    Guarantee: every agent's output has a ``norm`` of at most ``clip_norm``, exactly, whatever its
     gradient, so replacing all data of one agent moves its output by at most 2 ``clip_norm`` and no
-    other agent's at all. A gradient that is not finite, or whose squared norm overflows (a norm of
+    other agent's at all. A gradient that is not finite, or whose norm overflows (an L2 norm of
     1e19 in float32), becomes zero.
 
     Args:
         clip_norm: Clip norm C, in the gradient's units; infinity with "flat" clips nothing.
         method: "flat" or "automatic".
         stability: What automatic clipping adds to the norm, in the gradient's units.
-        per_layer: Whether every layer is clipped by itself.
+        per_layer: Whether every layer is clipped by itself, in L2 alone.
+        norm: Which norm is bounded, "l2" or "l1".
 
     Returns:
         A stateless optax transformation on agent-stacked pytrees [n, ...].
@@ -196,7 +223,9 @@ def per_agent(
         [1.0, 0.5]
     """
     clip_norm, stability = check(clip_norm, method, stability)
-    _validate.flag("per_layer", per_layer)
+    if _validate.flag("per_layer", per_layer) and norm != "l2":
+        raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
+    _validate.one_of("norm", norm, NORMS)
 
     def init(params: optax.Params) -> optax.EmptyState:
         del params
@@ -209,7 +238,7 @@ def per_agent(
         _check_leaves(updates)
 
         def of_agent(tree: Any) -> Any:
-            return _clip(tree, clip_norm, method, stability, per_layer)
+            return _clip(tree, clip_norm, method, stability, per_layer, norm)
 
         clipped = jax.vmap(of_agent)(updates)
         return clipped, state

@@ -1,0 +1,282 @@
+"""Gradient tracking that sends two variables, the model and what tracks the gradient."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+from dpjax.algorithms.tracking import Apart
+from dpjax.protocols import Emission, Received, Round, Seen
+from dpjax.topology import gossip
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
+
+
+class Pair(NamedTuple):
+    """What is sent: a model, and what tracks the gradient."""
+
+    model: Any
+    tracker: Any
+
+
+class Memory(NamedTuple):
+    """What an agent keeps.
+
+    Attributes:
+        optimizer: The optimizer's state.
+        message: What it sent last.
+        tracker: The tracker before its next gradient.
+        gradient: The last one.
+    """
+
+    optimizer: Any
+    message: Any
+    tracker: Any
+    gradient: Any = ()
+
+
+@dataclass(frozen=True)
+class PushPull:
+    """Models are averaged by W, whose rows sum to 1; trackers by B, whose columns do.
+
+    Attributes:
+        directed: False takes B = W, which must be doubly stochastic. True shares each tracker
+            equally among those who hear its sender: B_ij = 1 / (number of them), own copy included.
+    """
+
+    directed: bool = False
+
+    def __call__(self, arrays: Any, round: Int[Array, ""], message: Pair) -> Received:
+        """Mix a pair with ``arrays["mixing"]``."""
+        pull = mixing_.at(arrays["mixing"], round)
+        push = pull
+        if self.directed:
+            heard = (pull != 0).astype(pull.dtype)
+            push = heard / jnp.sum(heard, axis=0)
+        mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
+        return Received(mixed, message)
+
+
+class _PairSent:
+    """What methods that send a `Pair` share."""
+
+    asks_own: ClassVar[bool] = True
+
+    directed: bool
+
+    @property
+    def stochastic(self) -> Literal["rows", "columns", "double"]:
+        """Rows alone on directed graphs."""
+        return "rows" if self.directed else "double"
+
+    @property
+    def exchange(self) -> PushPull:
+        """Both variables are mixed."""
+        return PushPull(self.directed)
+
+    def payload(self, models: Any) -> Pair:
+        """A model and a tracker."""
+        return Pair(models, models)
+
+    def released(self, seen: Seen) -> Any:
+        """The model of the last message."""
+        return seen.memory.message.model
+
+    def start(self, here: Round, models: Any) -> Memory:
+        """Nothing tracked, no gradient yet."""
+        zeros = jax.tree.map(jnp.zeros_like, models)
+        return Memory(here.optimizer.init(models), Pair(models, zeros), zeros, zeros)
+
+
+@dataclass(frozen=True)
+class GradientTracking(_PairSent):
+    """Gradient tracking: x <- A x~ + opt(y), y <- B y~ + grad f(x+) - grad f(x), y_0 = grad f(x_0).
+
+    With noise on both variables (x~ = x + noise, y~ = y + noise) it is Diff-TV-AB, see `DiffTVAB`;
+    without, the noise-free reference, which reaches the optimum under steps of constant size.
+
+    Guarantee: none by itself; it is the plan's. The tracker moves by whole gradients, however small
+    the steps, so noise that shrinks with the steps hides it less and less.
+
+    Attributes:
+        directed: True for graphs with one-way links: W has rows that sum to 1, and trackers go by
+            columns, see `PushPull`.
+
+    Reference:
+        Di Lorenzo and Scutari (2016); Nedic, Olshevsky and Shi (2017); Pu et al. (2021) and Xin and
+        Khan (2018) for directed graphs.
+
+    Example:
+        >>> from dpjax.algorithms.pairs import GradientTracking
+        >>> GradientTracking(directed=True).stochastic
+        'rows'
+    """
+
+    directed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no yes or no."""
+        _validate.flag("directed", self.directed)
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """Model and tracker are private; the tracker has the newest gradient."""
+        answer = here.query(seen.models, here.batch)
+        gradient, old = here.mean(answer.total), seen.memory
+        tracker = jax.tree.map(lambda b, g, h: b + (g - h), old.tracker, gradient, old.gradient)
+        return Emission(Pair(seen.models, tracker), carry=(tracker, gradient))
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """Both, noisy; the tracker and the gradient stay."""
+        return noisy, (noisy, *emission.carry)
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Step from the mixed models along the agent's own tracker."""
+        message, tracker, gradient = carry
+        updates, state = here.optimizer.update(tracker, seen.memory.optimizer, received.model)
+        models = optax.apply_updates(received.model, updates)
+        return models, Memory(state, message, received.tracker, gradient)
+
+    def sensitivity(
+        self,
+        answer: Apart,
+        steps: Float[np.ndarray, " t"],
+        divisor: float,
+        mixing: Float[np.ndarray, "*p n n"],
+    ) -> Float[np.ndarray, "t 2"]:
+        """How far model and tracker move in each message, all messages replayed.
+
+        x moves by the last step times the tracker's move; the tracker by the newest gradient's move
+        and by the one before, since what it had of that went out.
+
+        Args:
+            answer: How far answers are apart, by the distance of the models that are asked at.
+            steps: [T] step sizes.
+            divisor: What the sampler divides sums by.
+            mixing: The mixing matrix.
+        """
+        del mixing
+        moves, model, last = np.zeros((len(steps), 2)), 0.0, 0.0
+        for k, step in enumerate(steps):
+            now = answer(model) / divisor
+            moves[k] = model, now + last
+            model, last = step * moves[k, 1], now
+        return moves
+
+
+@dataclass(frozen=True)
+class DiffTVAB(GradientTracking):
+    """Diff-TV-AB, reconstructed: gradient tracking with noise on both variables.
+
+    A reconstruction from its description: no code is public. Here it takes the steps of the other
+    methods, which go down.
+
+    Guarantee: none by itself; it is the plan's, see `GradientTracking`.
+
+    Reference:
+        Yang, He and Yang (2025).
+
+    Example:
+        >>> from dpjax.algorithms.pairs import DiffTVAB
+        >>> moves = DiffTVAB().sensitivity(lambda apart: 1.0, [0.5, 0.25], 1, None)
+        >>> moves.tolist()
+        [[0.0, 1.0], [0.5, 2.0]]
+    """
+
+
+@dataclass(frozen=True)
+class PPDOAGT(_PairSent):
+    """PP-DOAGT, reconstructed: what is tracked is the sum of all steps so far.
+
+        s+ = W s~ - opt(grad f(x)),   x+ = W x~ - (s+ - s),   s_0 = 0
+
+    s~ and x~ have noise where they are sent; an agent's own values enter its mix without. A
+    reconstruction in push-pull form from its description: no code is public.
+
+    Guarantee: none by itself; it is the plan's. s moves by the step, plus what is left of its last
+    move by the agent's own weight; x by what of its last move is left, and by both moves of s.
+
+    Attributes:
+        directed: As in `GradientTracking`.
+
+    Reference:
+        Huang, Wu, Shi, Dey and Shi (2024).
+
+    Example:
+        >>> from dpjax.algorithms.pairs import PPDOAGT
+        >>> PPDOAGT().stochastic
+        'double'
+    """
+
+    directed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no yes or no."""
+        _validate.flag("directed", self.directed)
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """Model and tracker are private."""
+        answer = here.query(seen.models, here.batch)
+        return Emission(Pair(seen.models, seen.memory.tracker), carry=here.mean(answer.total))
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """Both, noisy; the gradient stays."""
+        return noisy, (noisy, emission.carry)
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Mix with the agent's own values as they are, and step."""
+        (noisy, gradient), memory = carry, seen.memory
+        own = self._own(here)
+
+        def plain(weight: Array) -> Any:
+            def one(mixed: Array, sent: Array, kept: Array) -> Array:
+                side = weight.reshape((-1, *[1] * (kept.ndim - 1))).astype(kept.dtype)
+                return mixed + side * (kept - sent)
+
+            return one
+
+        pulled = jax.tree.map(plain(own.model), received.model, noisy.model, seen.models)
+        pushed = jax.tree.map(plain(own.tracker), received.tracker, noisy.tracker, memory.tracker)
+        updates, state = here.optimizer.update(gradient, memory.optimizer, seen.models)
+        tracker = jax.tree.map(jnp.subtract, pushed, updates)
+        models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
+        return models, Memory(state, noisy, tracker, memory.gradient)
+
+    def _own(self, here: Round) -> Pair:
+        """[n] weights of the agents' own values in both mixes."""
+        pull = mixing_.at(here.arrays["mixing"], here.round)
+        if not self.directed:
+            return Pair(jnp.diagonal(pull), jnp.diagonal(pull))
+        return Pair(jnp.diagonal(pull), 1 / jnp.sum(pull != 0, axis=0))
+
+    def sensitivity(
+        self,
+        answer: Apart,
+        steps: Float[np.ndarray, " t"],
+        divisor: float,
+        mixing: Float[np.ndarray, "*p n n"],
+    ) -> Float[np.ndarray, "t 2"]:
+        """How far model and tracker move in each message, all messages replayed.
+
+        Args:
+            answer: How far answers are apart, by the distance of the models that are asked at.
+            steps: [T] step sizes.
+            divisor: What the sampler divides sums by.
+            mixing: The mixing matrix; the largest and the least weight of an agent's own are taken.
+        """
+        matrix = np.asarray(mixing, np.float64)
+        own = np.diagonal(matrix, axis1=-2, axis2=-1)
+        push = 1 / (matrix != 0).sum(axis=-2) if self.directed else own
+        most, least = (float(own.max()), float(push.max())), float(push.min())
+        moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
+        for k, step in enumerate(steps):
+            moves[k] = model, tracker
+            moved = step * answer(model) / divisor
+            model = most[0] * model + (1 - least) * tracker + moved
+            tracker = most[1] * tracker + moved
+        return moves

@@ -1,0 +1,297 @@
+"""Methods that hide gradients behind random weights, without noise and without any DP."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax.protocols import Emission, Received, Round, Seen
+from dpjax.topology import mixing as mixing_
+
+__all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
+
+
+class _Unbounded:
+    """Methods whose messages carry gradients as they are: no noise is accounted for them."""
+
+    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
+    asks_own: ClassVar[bool] = True
+
+    def sensitivity(self, answer: Any, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+        """Without bound: nothing is said of noise on these messages.
+
+        Args:
+            answer: How far answers are apart.
+            steps: [T] step sizes.
+            divisor: What the sampler divides sums by.
+            mixing: The mixing matrix.
+        """
+        return np.full((len(steps), 1), math.inf)
+
+    def released(self, seen: Seen) -> Any:
+        """Nothing: no noise was added to any of it."""
+        return ()
+
+
+def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
+    """[sender, receiver, ...] what each receiver's weight makes of each sender's value."""
+    side = weights.T.reshape((*weights.shape, *[1] * (leaf.ndim - 1))).astype(leaf.dtype)
+    return side * leaf[:, None]
+
+
+@dataclass(frozen=True)
+class PerLink:
+    """Every receiver adds up what it was sent; own shares stay and are not seen."""
+
+    per_link: ClassVar[bool] = True
+
+    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+        """Add up messages [sender, receiver, ...] for each receiver."""
+        del arrays, round
+        value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
+
+        def sent(leaf: Array) -> Array:
+            own = jnp.eye(len(leaf), dtype=bool).reshape((*leaf.shape[:2], *[1] * (leaf.ndim - 2)))
+            return jnp.where(own, 0, leaf)
+
+        return Received(value, jax.tree.map(sent, message))
+
+
+class Correlated(NamedTuple):
+    """What an agent keeps of `CorrelatedRandomness`.
+
+    Attributes:
+        optimizer: The optimizer's state.
+        tracker: y.
+        gradient: The last gradient.
+    """
+
+    optimizer: Any
+    tracker: Any
+    gradient: Any
+
+
+@dataclass(frozen=True)
+class CorrelatedRandomness(_Unbounded):
+    """Tracking with random weights and steps in the first iterations, reconstructed.
+
+        x+ = R (x - Lam_k y),   y+ = C_k y + B_k (grad f(x+) - grad f(x)),   y_0 = grad f(x_0)
+
+    An iteration is two rounds: models cross the network in one, shares of trackers in the next,
+    since the newest gradient is asked at models that have just been mixed. Up to iteration
+    ``until`` the columns of C_k and B_k are drawn at random over the links, and every agent's step
+    is multiplied by a number drawn from (0, 2); afterwards C = W, B = I and the steps are as they
+    are. A reconstruction from its description: no code is public.
+
+    Guarantee: none. No noise is added, no DP holds, and whoever sees all messages can solve for
+    gradients. The weights here follow from the run's public key.
+
+    Attributes:
+        until: Iterations with random weights.
+
+    Reference:
+        Gao, Wang and Nedic (2023), Dynamics-based privacy preservation in decentralized
+        optimization.
+
+    Example:
+        >>> from dpjax.algorithms.random_weights import CorrelatedRandomness
+        >>> CorrelatedRandomness(until=5)
+        CorrelatedRandomness(until=5)
+    """
+
+    until: int = 10
+
+    exchange: ClassVar[PerLink] = PerLink()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of iterations."""
+        until = _validate.integer("until", self.until, least=0, most=2**30)
+        object.__setattr__(self, "until", until)
+
+    def start(self, here: Round, models: Any) -> Correlated:
+        """Nothing tracked, no gradient yet."""
+        zeros = jax.tree.map(jnp.zeros_like, models)
+        return Correlated(here.optimizer.init(models), zeros, zeros)
+
+    def payload(self, models: Any) -> Any:
+        """A message for every receiver."""
+        n = len(jax.tree.leaves(models)[0])
+        return jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf[:, None], (len(leaf), n, *leaf.shape[1:])), models
+        )
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """Shares of models, then shares of trackers and of the newest gradient's change."""
+        matrix, memory = mixing_.at(here.arrays["mixing"], here.round), seen.memory
+        iteration, models_next = here.round // 2, here.round % 2 == 1
+        answer = here.query(seen.models, here.batch)
+        # The first round has no tracker yet: it is the gradient itself.
+        gradient = here.mean(answer.total)
+        begun = here.round > 0
+        tracker = jax.tree.map(lambda y, g: jnp.where(begun, y, g), memory.tracker, gradient)
+        last = jax.tree.map(lambda h, g: jnp.where(begun, h, g), memory.gradient, gradient)
+        random = iteration < self.until
+        steps, shares, changes = jax.random.split(jax.random.fold_in(here.key, 1), 3)
+        factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
+        updates, state = here.optimizer.update(tracker, memory.optimizer, seen.models)
+
+        def moved(x: Array, update: Array) -> Array:
+            side = factor.reshape((-1, *[1] * (x.ndim - 1))).astype(x.dtype)
+            return _over_links(matrix, x + side * update)
+
+        by_shares = jnp.where(random, _columns(shares, matrix), matrix)
+        by_changes = jnp.where(random, _columns(changes, matrix), jnp.eye(len(matrix)))
+
+        def tracked(y: Array, new: Array, old: Array) -> Array:
+            return _over_links(by_shares, y) + _over_links(by_changes, new - old)
+
+        first = jax.tree.map(moved, seen.models, updates)
+        second = jax.tree.map(tracked, tracker, gradient, last)
+        private = jax.tree.map(lambda a, b: jnp.where(models_next, b, a), first, second)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(models_next, old, new), state, memory.optimizer
+        )
+        # The gradient of the round that mixes models is that of before; the next one's is new.
+        return Emission(private, carry=(models_next, kept, tracker, gradient))
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """Shares, one for each receiver."""
+        return noisy, emission.carry
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Sums of shares are the model, or the tracker."""
+        trackers, state, tracker, gradient = carry
+        models = jax.tree.map(lambda x, m: jnp.where(trackers, x, m), seen.models, received)
+        y = jax.tree.map(lambda y, m: jnp.where(trackers, m, y), tracker, received)
+        return models, Correlated(state, y, gradient)
+
+
+def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """Random weights on the links of a matrix whose columns sum to 1."""
+    weights = jax.random.uniform(key, matrix.shape, minval=0.05) * (matrix != 0)
+    return weights / jnp.sum(weights, axis=0)
+
+
+class Shielded(NamedTuple):
+    """What an agent brings to an exchange in which no value is shown.
+
+    Attributes:
+        model: Its model, leaves [n, ...].
+        weights: [n, n] its weight b_{i->j} for every other agent.
+    """
+
+    model: Any
+    weights: Float[Array, "n n"]
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """sum_j b_ij b_ji (x_j - x_i), in the clear: what the encrypted exchange gives, at once.
+
+    What goes over the links under encryption is ciphertexts, of which nothing is read without a
+    key; `dpjax.secure.paillier` is the exchange itself.
+    """
+
+    def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
+        """Weigh differences; nothing is seen."""
+        del arrays, round
+        product = message.weights * message.weights.T
+
+        def pulled(leaf: Array) -> Array:
+            flat = leaf.reshape(len(leaf), -1)
+            weights = product.astype(flat.dtype)
+            both = jnp.matmul(weights, flat, precision=jax.lax.Precision.HIGHEST)
+            return (both - jnp.sum(weights, axis=1)[:, None] * flat).reshape(leaf.shape)
+
+        return Received(jax.tree.map(pulled, message.model), ())
+
+
+@dataclass(frozen=True)
+class Encrypted(_Unbounded):
+    """Gradient descent over encrypted differences with random weights, reconstructed.
+
+        x_i <- x_i + sum_j b_ij b_ji (x_j - x_i) + opt(grad f_i(x_i)),   b drawn anew in every round
+
+    Each end of a link draws its own factor and shows it to nobody; the difference is made under
+    the additively homomorphic encryption of Paillier, so that neither end sees the other's model.
+    A reconstruction from its description: no code is public.
+
+    Guarantee: none. No DP holds: with all but one neighbour colluding, differences times random
+    numbers still tell of a model. Messages are ciphertexts where `dpjax.secure.paillier` carries
+    them; compiled runs compute the same sums in the clear, with weights from the run's public key.
+
+    Reference:
+        Zhang and Wang (2019), Enabling privacy-preservation in decentralized optimization.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.algorithms.random_weights import Encrypted
+        >>> Encrypted().on(np.full((3, 3), 1 / 3)).largest
+        0.5773502691896257
+    """
+
+    def on(self, mixing: Float[np.ndarray, "n n"]) -> "EncryptedOnLinks":
+        """The method on a network's links: factors are drawn below a root of 1 / (degree + 1).
+
+        Args:
+            mixing: [n, n] mixing matrix.
+
+        Raises:
+            ValueError: For a schedule.
+        """
+        matrix = np.asarray(mixing)
+        if matrix.ndim != 2:
+            raise ValueError(
+                f"mixing has shape {matrix.shape}; encrypted exchanges take one matrix [n, n]"
+            )
+        degrees = np.count_nonzero(matrix - np.diag(np.diagonal(matrix)), axis=1)
+        return EncryptedOnLinks(1 / math.sqrt(int(degrees.max()) + 1))
+
+
+@dataclass(frozen=True)
+class EncryptedOnLinks(_Unbounded):
+    """`Encrypted` on the links of a network.
+
+    Attributes:
+        largest: Bound on each end's factor; the products' sum at an agent stays below 1.
+    """
+
+    largest: float
+
+    exchange: ClassVar[Pulls] = Pulls()
+
+    def start(self, here: Round, models: Any) -> Any:
+        """The optimizer's state."""
+        return here.optimizer.init(models)
+
+    def payload(self, models: Any) -> Shielded:
+        """A model and the weights of a round."""
+        n = len(jax.tree.leaves(models)[0])
+        return Shielded(models, jnp.zeros((n, n), jnp.float32))
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """Model and weights are private."""
+        matrix = mixing_.at(here.arrays["mixing"], here.round)
+        answer = here.query(seen.models, here.batch)
+        updates, state = here.optimizer.update(here.mean(answer.total), seen.memory, seen.models)
+        key = jax.random.fold_in(here.key, 1)
+        drawn = self.largest * jax.random.uniform(key, matrix.shape, jnp.float32)
+        links = (matrix != 0) & ~jnp.eye(len(matrix), dtype=bool)
+        shielded = Shielded(seen.models, jnp.where(links, drawn, jnp.float32(0)))
+        return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """What the exchange works on under encryption."""
+        return noisy, emission.carry
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Move by what was pulled, and step."""
+        updates, state = carry
+        models = jax.tree.map(jnp.add, seen.models, received)
+        return optax.apply_updates(models, updates), state

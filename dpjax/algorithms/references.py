@@ -1,0 +1,141 @@
+"""Decentralized methods without noise that reach the optimum: EXTRA and NIDS, for comparison."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.algorithms.exchange import Gossip
+from dpjax.protocols import Emission, Round, Seen
+
+__all__ = ["EXTRA", "NIDS"]
+
+
+class Memory(NamedTuple):
+    """What an agent keeps of the round before.
+
+    Attributes:
+        optimizer: The optimizer's state.
+        message: What it sent last.
+        model: Its model of the round before.
+        mixed: What it received then.
+        step: Its step then.
+    """
+
+    optimizer: Any
+    message: Any
+    model: Any
+    mixed: Any
+    step: Any
+
+
+class _Reference:
+    """What both share; gradients go out as they are, so they run without noise alone."""
+
+    asks_own: ClassVar[bool] = True
+    stochastic: ClassVar[Literal["double"]] = "double"
+    exchange: ClassVar[Gossip] = Gossip()
+
+    def start(self, here: Round, models: Any) -> Memory:
+        """No round before."""
+        zeros = jax.tree.map(jnp.zeros_like, models)
+        return Memory(here.optimizer.init(models), models, models, models, zeros)
+
+    def payload(self, models: Any) -> Any:
+        """What is sent has a model's shape."""
+        return models
+
+    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+        """What was private."""
+        return noisy, (noisy, emission.carry)
+
+    def released(self, seen: Seen) -> Any:
+        """The last message."""
+        return seen.memory.message
+
+    def sensitivity(self, answer: Any, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+        """Without bound: nothing is said of noise on these messages.
+
+        Args:
+            answer: How far answers are apart.
+            steps: [T] step sizes.
+            divisor: What the sampler divides sums by.
+            mixing: The mixing matrix.
+        """
+        return np.full((len(steps), 1), math.inf)
+
+
+@dataclass(frozen=True)
+class EXTRA(_Reference):
+    """EXTRA: x_{k+2} = (I + W) x_{k+1} - (I + W)/2 x_k + opt(g_{k+1}) - opt(g_k).
+
+    Without noise only: it is a reference.
+
+    Reference:
+        Shi, Ling, Wu and Yin (2015).
+
+    Example:
+        >>> from dpjax.algorithms.references import EXTRA
+        >>> EXTRA().stochastic
+        'double'
+    """
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """The model is sent."""
+        answer = here.query(seen.models, here.batch)
+        step, state = here.optimizer.update(
+            here.mean(answer.total), seen.memory.optimizer, seen.models
+        )
+        return Emission(seen.models, carry=(step, state), metrics=answer.metrics)
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """Mix, and take off half of the round before."""
+        message, (step, state) = carry
+        old, first = seen.memory, here.round == 0
+
+        def after(x: Any, mixed: Any, new: Any, before: Any, heard: Any, was: Any) -> Any:
+            later = x + mixed - 0.5 * (before + heard) + new - was
+            return jnp.where(first, mixed + new, later)
+
+        models = jax.tree.map(after, seen.models, received, step, old.model, old.mixed, old.step)
+        return models, Memory(state, message, seen.models, received, step)
+
+
+@dataclass(frozen=True)
+class NIDS(_Reference):
+    """NIDS: x_{k+1} = (I + W)/2 (2 x_k - x_{k-1} + opt(g_k) - opt(g_{k-1})).
+
+    Without noise only: it is a reference.
+
+    Reference:
+        Li, Shi and Yan (2019).
+
+    Example:
+        >>> from dpjax.algorithms.references import NIDS
+        >>> NIDS().stochastic
+        'double'
+    """
+
+    def emit(self, here: Round, seen: Seen) -> Emission:
+        """The extrapolated model is sent."""
+        answer, old = here.query(seen.models, here.batch), seen.memory
+        step, state = here.optimizer.update(here.mean(answer.total), old.optimizer, seen.models)
+        first = here.round == 0
+
+        def ahead(x: Any, before: Any, new: Any, was: Any) -> Any:
+            return jnp.where(first, x + new, 2 * x - before + new - was)
+
+        moved = jax.tree.map(ahead, seen.models, old.model, step, old.step)
+        return Emission(moved, carry=(moved, step, state), metrics=answer.metrics)
+
+    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+        """The mean of the agent's own point and the mix; the first step is not mixed."""
+        message, (moved, step, state) = carry
+        first = here.round == 0
+        models = jax.tree.map(
+            lambda own, mixed: jnp.where(first, own, 0.5 * (own + mixed)), moved, received
+        )
+        return models, Memory(state, message, seen.models, received, step)

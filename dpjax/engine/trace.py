@@ -1,0 +1,201 @@
+"""What goes on inside a run, round by round: for attacks, audits and sensitivities by replay."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from dpjax import _validate
+from dpjax.engine import arguments, keys, parts
+from dpjax.engine.job import Job, prepared
+from dpjax.plans.plan import Plan, shared
+from dpjax.plans.problem import Problem
+from dpjax.protocols import Seen, State
+
+__all__ = ["Passed", "moves", "trace"]
+
+
+class Passed(NamedTuple):
+    """One round of one run.
+
+    Attributes:
+        private: What noise was added to.
+        noisy: With the noise.
+        message: What went over the links, as an attacker on all of them sees it.
+        before: Models and memory before the round.
+        after: And after it.
+    """
+
+    private: Any
+    noisy: Any
+    message: Any
+    before: Seen
+    after: Seen
+
+
+Read = Callable[[Passed], Any]
+
+
+def trace(
+    plan: Plan,
+    problem: Problem | Sequence[Problem],
+    *,
+    seeds: Sequence[int],
+    read: Read,
+    rounds: int | None = None,
+) -> Any:
+    """Run a plan and keep what is read of every round, in one compiled call.
+
+    The runs are those of `dpjax.engine.run.run`: the same models, batches and noise for a seed.
+
+    Guarantee: none. What is read may be private, and is for those who study what an attacker
+    learns; nothing of it may be published.
+
+    Args:
+        plan: The plan, no release.
+        problem: One problem, or one a seed.
+        seeds: Seeds.
+        read: ``read(passed) -> pytree`` of a round, the same function for all calls that shall be
+            compiled once.
+        rounds: Rounds to run; None is all.
+
+    Returns:
+        What was read, leaves [S, T, ...].
+
+    Raises:
+        ValueError: For a release, or a plan that does not fit the problem.
+
+    Example:
+        >>> from dpjax.engine.trace import trace
+        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.topology import graphs, mixing
+        >>> config = plan.Config(
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(4)))
+        >>> trace(made, problem.quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
+        (1, 5, 4, 2)
+    """
+    job, noise_keys, length = _job(plan, problem, seeds, rounds)
+    return jax.device_get(_traced(job.statics, read, length, *_given(job), noise_keys, None))
+
+
+def moves(
+    plan: Plan,
+    problem: Problem,
+    neighbour: Problem,
+    *,
+    seeds: Sequence[int],
+    rounds: int | None = None,
+) -> Float[np.ndarray, "s t n p"]:
+    """How far the private payload moves when the data change and all messages are replayed.
+
+    A run on the problem is recorded; then the neighbour's data are run with the noisy payloads that
+    were sent, whatever its own would have been. What an attacker has seen is then the same, and the
+    payloads' distance is what the noise has to hide, an empirical sensitivity: of this pair alone,
+    below the supremum that a guarantee needs.
+
+    Args:
+        plan: The plan, with noise or without.
+        problem: The problem.
+        neighbour: Its neighbour, of the same shapes.
+        seeds: Seeds.
+        rounds: Rounds to run; None is all.
+
+    Returns:
+        Distances for every seed, round and agent, one a leaf of the payload, in the plan's norm.
+
+    Raises:
+        ValueError: For problems of other shapes or functions.
+
+    Reference:
+        The differentially private gradient tracking paper, Proposition 1, compares update rules by
+        such distances.
+    """
+    arguments.check(plan, [problem, neighbour], (0, 1))
+    job, noise_keys, length = _job(plan, problem, seeds, rounds)
+    other, _, _ = _job(plan, neighbour, seeds, rounds)
+    mine = _traced(job.statics, _payloads, length, *_given(job), noise_keys, None)
+    theirs = _traced(other.statics, _payloads, length, *_given(other), noise_keys, mine.noisy)
+    power = 1 if plan.config.protect.norm == "l1" else 2
+
+    def apart(one: Array, two: Array) -> Array:
+        gaps = jnp.abs(one - two).reshape(*one.shape[:3], -1)
+        return jnp.sum(gaps**power, axis=-1) ** (1 / power)
+
+    leaves = jax.tree.leaves(jax.tree.map(apart, mine.private, theirs.private))
+    return np.stack([np.asarray(leaf) for leaf in leaves], axis=-1)
+
+
+def _payloads(passed: Passed) -> Passed:
+    return Passed(passed.private, passed.noisy, (), Seen((), ()), Seen((), ()))
+
+
+def _job(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[Job, Any, int]:
+    plans, problems, seeds = arguments.check(plan, problem, seeds)
+    if len(plans) != 1:
+        raise ValueError(f"plan is {len(plans)} plans; give one")
+    (one,) = plans
+    if one.config.release:
+        raise ValueError("plan is a release, whose noise is nobody's to see; give a simulation")
+    length = one.config.rounds
+    if rounds is not None:
+        length = _validate.integer("rounds", rounds, most=length)
+    job = prepared(plans, problems, seeds, shared(plans), None, 0)
+    return job, keys.stacked(seeds, "noise"), length
+
+
+def _given(job: Job) -> tuple[Any, ...]:
+    """What the traced program reads of a job: one plan's arrays, data, models, keys."""
+    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
+    start = jax.tree.map(lambda leaf: leaf[:, 0], job.start(None, 1))
+    return arrays, job.data, start, job.batch_keys
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _traced(
+    statics: parts.Statics, read: Read, rounds: int, arrays: Any, data: parts.Data, models: Any,
+    batch_keys: Any, noise_keys: Any, sent: Any,
+) -> Any:  # fmt: skip
+    """What is read of every round, [S, T, ...]; ``sent`` plays noisy payloads back."""
+    frozen, data = data.frozen, data._replace(frozen=None)
+    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+
+    def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, *own: parts.Data) -> Any:
+        link = _playback(noisy) if noisy is not None else parts.privatizer(
+            statics, arrays, noise_key
+        )  # fmt: skip
+        cut = parts.halves(statics, arrays, noise_key, frozen, privatizer=link)
+        mine = parts.one(own, shared)
+
+        def one_round(state: State, _: None) -> tuple[State, Any]:
+            batch = parts.batch(statics, mine, batch_key, noise_key, state.round)
+            key = jax.random.fold_in(batch_key, state.round)
+            private = cut.private(key, state, batch)
+            noisy = private if link is None else link.update(private, state.secret)[0]
+            out = cut.outgoing(key, state, batch)
+            received = statics.method.exchange(arrays, state.round, out.message)
+            new = cut.incoming(key, state, batch, out, received.value)
+            before, after = (Seen(one.models, one.memory) for one in (state, new))
+            return new, read(Passed(private, noisy, received.sent, before, after))
+
+        return jax.lax.scan(one_round, cut.init(models), None, length=rounds)[1]
+
+    axes = (0, 0, 0, None if sent is None else 0, *[0] * len(owned))
+    return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, *owned)
+
+
+def _playback(noisy: Any) -> optax.GradientTransformation:
+    """A privatizer that sends what was sent before; its state counts rounds."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del updates, params
+        return jax.tree.map(lambda leaf: leaf[state], noisy), state + 1
+
+    return optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)

@@ -1,0 +1,88 @@
+"""What a run sends in a round: numbers and bytes, over one link and over all."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.engine import parts
+from dpjax.engine.job import prepared
+from dpjax.plans.plan import Plan, shared
+from dpjax.plans.problem import Problem
+
+__all__ = ["Traffic", "of"]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What goes over a network in a round of a method.
+
+    Attributes:
+        numbers: Sent over one link, in one direction, in a round.
+        bytes: The same in bytes, as arrays of the run's dtypes.
+        links: Directed links that are used.
+    """
+
+    numbers: float
+    bytes: float
+    links: int
+
+    @property
+    def total(self) -> float:
+        """Numbers over all links in a round."""
+        return self.numbers * self.links
+
+
+def of(plan: Plan, problem: Problem) -> Traffic:
+    """Count what the agents of a plan send, from the shapes of its messages; nothing is run.
+
+    Every gossip step counts, and every receiver: a broadcast to d neighbours is d messages.
+    Ciphertexts are longer than the numbers in them; they are counted where they are made
+    (`dpjax.secure.paillier`).
+
+    Args:
+        plan: The plan.
+        problem: The problem.
+
+    Returns:
+        The counts.
+
+    Raises:
+        ValueError: For a plan that does not fit the problem, or whose agents send to no neighbour.
+
+    Example:
+        >>> from dpjax.engine import traffic
+        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.topology import graphs, mixing
+        >>> config = plan.Config(
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
+        >>> traffic.of(made, problem.quadratics(6))
+        Traffic(numbers=2.0, bytes=8.0, links=12)
+    """
+    job = prepared((plan,), (problem,), (0,), shared([plan]), None, 0)
+    matrix = plan.mixing if plan.mixing.ndim == 2 else np.abs(plan.mixing).max(axis=0)
+    links = int(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))))
+    if not links:
+        raise ValueError(f"mixing has {plan.agents} agents and no links; give a network")
+    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
+
+    def message(models: Any, key: Any) -> Any:
+        cut = parts.halves(job.statics, arrays, key, job.data.frozen)
+        state = cut.init(models)
+        batch = parts.batch(job.statics, parts.first(job.statics, job.data), key, key, state.round)
+        sent = cut.outgoing(key, state, batch)
+        return job.statics.method.exchange(arrays, state.round, sent.message).sent
+
+    models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))
+    leaves = jax.tree.leaves(jax.eval_shape(message, models, job.batch_keys[0]))
+    # Messages of their own on every link have an axis of receivers too, own copies among them.
+    shares = plan.agents
+    if getattr(job.statics.method.exchange, "per_link", False):
+        shares *= plan.agents
+    numbers = sum(leaf.size for leaf in leaves) / shares
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / shares
+    return Traffic(float(numbers), float(size), links)

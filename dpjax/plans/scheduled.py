@@ -1,0 +1,377 @@
+"""Noise whose scale changes by round: Laplace for pure DP, and its Gaussian twin.
+
+A schedule says how the scales go; a budget decides by what they are multiplied, once the method has
+said how far its private payload moves in each round.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax._arrays import fixed
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import finite, gdp, pure
+from dpjax.mechanism import design as design_
+from dpjax.plans import joins
+from dpjax.plans.calibration import Target
+from dpjax.protocols import Privatizer
+from dpjax.transforms import scheduled as scheduled_
+
+__all__ = ["Laplace", "Normal"]
+
+_ROUNDING = 1 + 2.0**-20
+"""More than the float32 steps of a run are off those of the optimizer."""
+
+
+@dataclass(frozen=True)
+class _Scheduled(abc.ABC):
+    """What `Laplace` and `Normal` share.
+
+    Attributes:
+        schedule: The ratio of a round's scale to the one before, in (0, 1]: q2 of a geometric
+            schedule, 1 for scales that stay. Or the scales relative to each other, one a round.
+    """
+
+    schedule: float | tuple[float, ...] = 1.0
+
+    label = ""
+    """What records, figures and plans call the design."""
+    temporal: ClassVar[bool] = True
+    kind: ClassVar[Literal["laplace", "normal"]]
+    norm: ClassVar[Literal["l1", "l2"]]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no schedule, and keep plain numbers."""
+        given: Any = self.schedule
+        if isinstance(given, list | tuple | np.ndarray):
+            numbers = tuple(_validate.positive("schedule", one) for one in given)
+            if not numbers:
+                raise ValueError("schedule is empty; give one scale a round, or a ratio")
+            object.__setattr__(self, "schedule", numbers)
+            return
+        ratio = _validate.positive("schedule", given)
+        if ratio > 1:
+            raise ValueError(
+                f"schedule is {given!r}; give a ratio of at most 1, or relative scales, one a round"
+            )
+        object.__setattr__(self, "schedule", ratio)
+
+    def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
+        """Scales over the first one.
+
+        Args:
+            rounds: Rounds T.
+
+        Raises:
+            ValueError: For another number of scales.
+        """
+        if not isinstance(self.schedule, tuple):
+            return self.schedule ** np.arange(rounds, dtype=np.float64)
+        if len(self.schedule) != rounds:
+            raise ValueError(
+                f"schedule has {len(self.schedule)} scales for {rounds} rounds; give one a round"
+            )
+        return np.asarray(self.schedule) / self.schedule[0]
+
+    def calibrate(
+        self, target: Target, *, design: Any = None, strategy: Any = None
+    ) -> "ScheduledNoise":
+        """Make the noise for a budget.
+
+        Args:
+            target: What it is for.
+            design: None; there is no design over agents to give.
+            strategy: None.
+
+        Returns:
+            The noise, at the least float32 scales that keep the budget.
+
+        Raises:
+            ValueError: For a given design or strategy, one epsilon an agent, an accountant or a
+                norm of other noise, or scales that float32 cannot hold.
+        """
+        for name, piece in (("design", design), ("strategy", strategy)):
+            if piece is not None:
+                raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
+        self.check(target)
+        moves, profile = moved(target), self.relative(target.rounds)
+        scale = self.first_scale(moves, profile, target)
+        made = self.at(scale, profile, moves)
+        while (made.loss(target).epsilon > target.budget.largest).any():
+            scale *= 1 + 2.0**-22
+            made = self.at(scale, profile, moves)
+        return made
+
+    def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "ScheduledNoise":
+        """The noise of a first scale, rounded up to float32.
+
+        Args:
+            scale: Of the first round.
+            profile: [T] scales over it.
+            moves: [T, P] how far the payload moves.
+        """
+        wide = scale * profile
+        for one in (wide.max(), wide.min()):
+            _validate.spread("scale", float(one))
+        scales = wide.astype(np.float32)
+        low = scales < wide
+        scales[low] = np.nextafter(scales[low], np.float32(np.inf))
+        return ScheduledNoise(self, scales, moves)
+
+    def check(self, target: Target) -> None:
+        """Refuse a target of other noise.
+
+        Args:
+            target: What the noise is for.
+        """
+        joins.check_noise(self, target.method, target.protect)
+        if target.budget.each is not None:
+            raise ValueError(
+                f"epsilon is {target.budget.epsilon} for noise {self.label!r}; give one for all"
+            )
+        wanted = ("pure",) if self.kind == "laplace" else budget_.ACCOUNTANTS
+        _validate.one_of("accountant", target.budget.accountant, wanted)
+        if target.protect.norm != self.norm:
+            raise ValueError(
+                f"norm is {target.protect.norm!r} for noise {self.label!r}, whose loss is of "
+                f"moves in {self.norm!r}: give Protect(..., norm={self.norm!r})"
+            )
+
+    @abc.abstractmethod
+    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+        """The first scale at which the budget is met, up to rounding."""
+
+    @abc.abstractmethod
+    def loss(
+        self, moves: np.ndarray, scales: np.ndarray, target: Target
+    ) -> budget_.CovarianceLoss | budget_.PureLoss:
+        """What every agent loses."""
+
+
+@dataclass(frozen=True)
+class Laplace(_Scheduled):
+    """Laplace noise of a scale that changes by round, fresh for every number: pure DP.
+
+    Guarantee: with nu_k the scale of round k and s_k how far one agent's private payload moves in
+    L1 in it, whatever was sent before (`Target.moved`: the method's, from the clip or the assumed
+    gap), all messages together are (sum_k s_k / nu_k)-DP against an outsider who sees every
+    message. Under D-SGD s_k is twice the clip norm; under tracking the step before times the gap.
+    Simulations only: what float32 adds is not in it (docs/floating-point.md).
+
+    Reference:
+        Dwork, McSherry, Nissim and Smith (2006); adaptive composition of pure losses.
+
+    Example:
+        >>> from dpjax.plans.scheduled import Laplace
+        >>> Laplace(0.5).relative(3).tolist()
+        [1.0, 0.5, 0.25]
+    """
+
+    label, kind, norm = "laplace", "laplace", "l1"
+
+    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+        """Epsilon at scale 1 over the budget's."""
+        return pure.epsilon_of_moves(moves, profile) / target.budget.largest
+
+    def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.PureLoss:
+        """Epsilons add up."""
+        epsilon = pure.epsilon_of_moves(moves, scales)
+        return budget_.PureLoss(np.full(target.agents, epsilon), 0)
+
+
+@dataclass(frozen=True)
+class Normal(_Scheduled):
+    """Gaussian noise of a deviation that changes by round, fresh for every number.
+
+    Guarantee: with sigma_k the deviation of round k and s_k how far one agent's private payload
+    moves in L2 in it, all messages together are mu-GDP, mu^2 = sum_k (s_k / sigma_k)^2, against an
+    outsider who sees every message.
+
+    Reference:
+        Dong, Roth and Su (2022), Corollary 3.3.
+
+    Example:
+        >>> from dpjax.plans.scheduled import Normal
+        >>> Normal((2.0, 1.0)).relative(2).tolist()
+        [1.0, 0.5]
+    """
+
+    label, kind, norm = "normal", "normal", "l2"
+
+    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+        """Mu at scale 1 over the one that the budget allows."""
+        budget = target.budget
+        allowed = budget_.allowed_mu(
+            budget.largest,
+            budget.delta,
+            accountant=budget.accountant,
+            allow_unsound=budget.allow_unsound,
+        )
+        return pure.mu_of_moves(moves, profile) / float(allowed)
+
+    def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.CovarianceLoss:
+        """Squares of mu add up."""
+        budget, mu = target.budget, np.full(target.agents, pure.mu_of_moves(moves, scales))
+        claimed = budget_.claimed_epsilon(
+            mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
+        )
+        exact = np.asarray(gdp.epsilon(mu, budget.delta))
+        squared = target.protect.sensitivity**2 * target.rounds
+        return budget_.CovarianceLoss(np.asarray(claimed), exact, mu, mu**2 / squared, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledNoise:
+    """Noise of a schedule at the scale that keeps a budget.
+
+    Guarantee: `loss` is that of the moves and of these very scales, for an outsider.
+
+    Attributes:
+        part: The design.
+        scales: [T] float32.
+        moves: [T, P] how far the private payload moves, in the design's norm.
+    """
+
+    part: _Scheduled
+    scales: Float[np.ndarray, " t"]
+    moves: Float[np.ndarray, "t p"]
+
+    strategy: ClassVar[None] = None
+    design: ClassVar[design_.Design | None] = None
+    factor: ClassVar[None] = None
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The scales."""
+        return {"noise_scales": self.scales}
+
+    def white(self, target: Target) -> bool:
+        """Never: rounds differ in what they spend, so the whole loss stands from the first."""
+        del target
+        return False
+
+    def frozen(self) -> "ScheduledNoise":
+        """The same on copies that nobody can change afterwards."""
+        return dataclasses.replace(self, scales=fixed(self.scales), moves=fixed(self.moves))
+
+    def check(self, target: Target) -> None:
+        """Refuse scales of other rounds or types than the target's, and what it does not join.
+
+        Raises:
+            ValueError: Naming what does not fit.
+        """
+        self.part.check(target)
+        if self.scales.shape != (target.rounds,) or self.scales.dtype != np.float32:
+            raise ValueError(
+                f"scales is {self.scales.dtype} {self.scales.shape}; give float32 "
+                f"{(target.rounds,)}"
+            )
+        for one in (self.scales.max(), self.scales.min()):
+            _validate.spread("scale", float(one))
+
+    def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
+        """What every agent loses, its moves those of the target."""
+        return self.part.loss(moved(target), self.scales.astype(np.float64), target)
+
+    def grid(self, target: Target) -> finite.Grid:
+        """Refused.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"release is True with noise {self.part}; it runs in simulations alone")
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+        """How it is drawn."""
+        del grid
+        return ScheduledPrivatizer(target.rounds, self.part.kind)
+
+
+@dataclass(frozen=True)
+class ScheduledPrivatizer:
+    """How noise of a schedule is drawn; see `dpjax.transforms.scheduled`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        kind: "laplace" or "normal".
+    """
+
+    rounds: int
+    kind: Literal["laplace", "normal"]
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan; ``arrays["noise_scales"]`` are its scales [T]."""
+        return scheduled_.scheduled(
+            arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind
+        )
+
+
+def moved(target: Target) -> Float[np.ndarray, "t p"]:
+    """How far one agent's private payload moves in each round, in the norm of its clip.
+
+    Given all messages before: what the method says of it, and of one that emits answers of the
+    query how far these move, in every round.
+
+    Args:
+        target: What the noise is for.
+
+    Raises:
+        ValueError: Where a record takes part in some rounds alone, of which this knows nothing.
+    """
+    if target.pattern.epochs != target.rounds:
+        raise ValueError(
+            f"sampler has participation {target.pattern}; scales that change by round are "
+            "accounted for what may take part in all of them: use Random or Full"
+        )
+    protect, method = target.protect, target.method
+    of_method = getattr(method, "sensitivity", None)
+    if of_method is None:
+        return np.full((target.rounds, 1), protect.sensitivity)
+    steps = np.asarray(target.steps(target.rounds), np.float64) * target.first_step * _ROUNDING
+    moves = np.asarray(of_method(protect.apart, steps, target.divisor, target.mixing), np.float64)
+    if moves.shape[:1] != (target.rounds,) or not (moves >= 0).all():
+        raise ValueError(
+            f"method says moves of shape {moves.shape}; give [rounds, payloads], none below 0"
+        )
+    if not np.isfinite(moves).all():
+        raise ValueError(
+            f"method is {type(method).__name__}, whose payload moves without bound under "
+            f"{protect}: it asks for gradients at models that nobody else knows, or sends them as "
+            "they are; clip them (clip_norm), assume a smoothness, or run it without noise"
+        )
+    return moves.reshape(target.rounds, -1) * _ROUNDING
+
+
+def cost(config: Any, mixing: Any, scale: float) -> float:
+    """The epsilon at which a config's schedule begins at a given scale, at its budget's delta.
+
+    For methods whose noise is given, and not a budget: what it costs by this package's account.
+
+    Args:
+        config: A config with noise of this module; its own epsilon is not read.
+        mixing: [n, n] mixing matrix.
+        scale: Of the first round.
+
+    Returns:
+        Epsilon, rounded up; a config with this budget has that noise up to float32.
+
+    Raises:
+        ValueError: As `plan.make`.
+    """
+    part = config.noise
+    if not isinstance(part, _Scheduled):
+        raise ValueError(f"noise is {part}; give plans.scheduled.Laplace or Normal")
+    from dpjax.plans import targets
+    from dpjax.topology import mixing as mixing_
+
+    target = targets.of(config, mixing_.check(mixing, stochastic=config.method.stochastic))
+    part.check(target)
+    made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))
+    return float(np.max(made.loss(target).epsilon))

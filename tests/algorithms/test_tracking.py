@@ -1,0 +1,315 @@
+"""Tracking and its rivals against loops over agents, and how far their messages move."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
+from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
+from dpjax.algorithms.references import EXTRA, NIDS
+from dpjax.algorithms.tracking import DGD, DPOP, Tracking
+from dpjax.data import fusion as data
+from dpjax.engine.run import run
+from dpjax.engine.trace import moves, trace
+from dpjax.plans import fusion, noise, plan, protect, samplers
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.scheduled import Laplace, Normal
+from dpjax.topology import graphs, mixing
+from tests.algorithms import tracking_loops as loops
+from tests.support import composed
+
+N, P, T = 6, 2, 12
+MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
+# A ring with two links one way: rows sum to 1, columns do not.
+ONE_WAY = np.eye(N) + np.roll(np.eye(N), 1, axis=1) + np.eye(N, k=-2)
+ONE_WAY /= ONE_WAY.sum(axis=1, keepdims=True)
+COLUMNS = (ONE_WAY != 0) / (ONE_WAY != 0).sum(axis=0)
+STEPS = 0.004 * 0.9 ** np.arange(T)
+MADE = data.make(N, seed=1, high=3.0)
+
+
+def gradient(i, x):
+    return MADE.hessians[i] @ x - MADE.linear[i]
+
+
+def of_batch(model, batch):
+    hessian, linear = batch
+    return hessian @ model - linear
+
+
+class Given:
+    """A privatizer that adds numbers known to the test."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def link(self):
+        def update(updates, state, params=None):
+            del params
+            each = jax.tree.map(lambda leaf: leaf[state], self.numbers)
+            return jax.tree.map(jnp.add, updates, each), state + 1
+
+        return optax.GradientTransformation(lambda _: jnp.int32(0), update)
+
+
+@functools.cache
+def drawn(dtype):
+    random = np.random.default_rng(5)
+    noises = random.normal(size=(2, T, N, P)).astype(dtype)
+    start = random.normal(size=(N, P)).astype(dtype)
+    return noises, start
+
+
+def both(method, oracle, *, matrix=MATRIX, pair=False, steps=STEPS, silent=False):
+    """Models and messages of the package and of a loop, in the dtype that JAX computes in."""
+    dtype = jnp.zeros(()).dtype
+    noises, start = drawn(dtype.name)
+    noises = noises * (0 if silent else 0.3)
+    names = ("model", "tracker")
+    told = [{name: noises[v, k] for v, name in enumerate(names)} for k in range(T)]
+    added = noises[0] if not pair else type_of(method)(noises[0], noises[1])
+    optimizer = optax.scale_by_schedule(lambda k: -jnp.asarray(steps, dtype)[k])
+    privatizer = None if silent else Given(jax.tree.map(jnp.asarray, added)).link()
+    method = method.on(matrix) if hasattr(method, "on") else method
+    made = composed(
+        jnp.asarray(matrix, dtype), of_batch, optimizer, privatizer=privatizer, method=method
+    )
+    batch = jnp.asarray(MADE.hessians, dtype), jnp.asarray(MADE.linear, dtype)
+    state, models, messages = made.init(jnp.asarray(start)), [], []
+    step = jax.jit(made.step)
+    for k in range(T):
+        state, info = step(jax.random.key(k), state, batch)
+        models.append(np.asarray(state.models))
+        messages.append(jax.tree.map(np.asarray, info.messages))
+    want = oracle(gradient, start.astype(float), steps, told)
+    return np.array(models), messages, want
+
+
+def type_of(method):
+    from dpjax.algorithms.pairs import Pair
+
+    return Pair
+
+
+CASES = {
+    "tracking": (Tracking(beta=20.0), lambda g, s, a, e: loops.tracking(g, MATRIX, s, a, e, 20.0)),
+    "dpop": (DPOP(box=2.0), lambda g, s, a, e: loops.dpop(g, MATRIX, s, a, e, 2.0)),
+    "dgd": (DGD(), lambda g, s, a, e: loops.dgd(g, MATRIX, s, a, e)),
+}
+PAIRS = {
+    "tracking_pair": (GradientTracking(), MATRIX, MATRIX, loops.pair),
+    "diff_tv_ab": (DiffTVAB(), MATRIX, MATRIX, loops.pair),
+    "pp_doagt": (PPDOAGT(), MATRIX, MATRIX, loops.pp_doagt),
+    "tracking_one_way": (GradientTracking(directed=True), ONE_WAY, COLUMNS, loops.pair),
+    "pp_doagt_one_way": (PPDOAGT(directed=True), ONE_WAY, COLUMNS, loops.pp_doagt),
+}
+
+
+def close(mine, theirs):
+    size = np.abs(theirs).max()
+    np.testing.assert_allclose(mine / size, theirs / size, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_variable_is_sent_as_in_a_loop_over_agents(name):
+    method, oracle = CASES[name]
+    models, messages, (want, sent) = both(method, oracle)
+    close(models, want)
+    close(np.array(messages), sent["model"])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_variables_are_sent_as_in_a_loop_over_agents(name):
+    method, rows, columns, loop = PAIRS[name]
+    models, messages, (want, sent) = both(
+        method, lambda g, s, a, e: loop(g, rows, columns, s, a, e), matrix=rows, pair=True
+    )
+    close(models, want)
+    close(np.array([one.model for one in messages]), sent["model"])
+    close(np.array([one.tracker for one in messages]), sent["tracker"])
+
+
+@pytest.mark.parametrize(("method", "loop"), [(EXTRA(), loops.extra), (NIDS(), loops.nids)])
+def test_references_are_those_of_their_papers(method, loop):
+    steps = np.full(T, 0.004)
+    models, _, (want, _) = both(
+        method, lambda g, s, a, e: loop(g, MATRIX, s, a), steps=steps, silent=True
+    )
+    close(models, want)
+
+
+def test_correlated_randomness_keeps_the_sum_of_trackers_and_ends_as_tracking():
+    plain = CorrelatedRandomness(until=0)
+    steps = np.full(T, 0.004)
+    models, _, (want, _) = both(
+        plain,
+        # B = I and C = W afterwards: gradient tracking, whose iterations are two rounds here.
+        lambda g, s, a, e: loops.adapt_then_combine(g, MATRIX, s, a[::2]),
+        steps=steps,
+        silent=True,
+    )
+    close(models[::2], want)
+    random, messages, _ = both(
+        CorrelatedRandomness(until=3), lambda g, s, a, e: (np.zeros(1), {}), steps=steps,
+        silent=True,
+    )  # fmt: skip
+    assert np.abs(random[0] - models[0]).max() > 1e-3
+    # Nobody sees what an agent keeps for itself.
+    assert not np.diagonal(np.array(messages)[0], axis1=0, axis2=1).any()
+
+
+def test_encrypted_differences_pull_by_both_ends_factors():
+    models, messages, _ = both(
+        Encrypted(), lambda g, s, a, e: (np.zeros(1), {}), steps=np.zeros(T), silent=True
+    )
+    _, start = drawn(models.dtype.name)
+    # Without steps the mean stays, and agents come together.
+    np.testing.assert_allclose(models[-1].mean(0), start.mean(0), atol=1e-5)
+    assert models[-1].std(0).max() < 0.8 * start.std(0).max()
+    assert messages[0] == ()
+
+
+# ---- how far messages move
+
+
+def config(method, part, *, clip=True, rounds=T, epsilon=1.0, **changes):
+    norm = "l1" if isinstance(part, Laplace) else "l2"
+    bound = {"clip_norm": 0.5} if clip else {"gradient_gap": 1.0}
+    budget = protect.Budget(epsilon, accountant="pure")
+    if norm == "l2":
+        budget = protect.Budget(epsilon, delta=1e-5)
+    given = dict(
+        method=method, noise=part, budget=budget, rounds=rounds,
+        protect=protect.Protect("replace_agent", norm=norm, **bound),
+        sampler=samplers.Random(1), optimizer=Sgd(0.01, decay=0.8),
+    )  # fmt: skip
+    return plan.Config(**(given | changes))
+
+
+MOVING = [
+    (Tracking(5.0), Laplace(0.9)),
+    (Tracking(5.0), Normal(0.9)),
+    (DPOP(4.0), Laplace(0.9)),
+    (DGD(), Normal(0.9)),
+    (DiffTVAB(), Laplace(0.9)),
+    (PPDOAGT(), Laplace(0.9)),
+    (PPDOAGT(directed=True), Normal(0.9)),
+]
+
+
+@pytest.mark.parametrize(("method", "part"), MOVING)
+def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part):
+    matrix = ONE_WAY if getattr(method, "directed", False) else MATRIX
+    made = plan.make(config(method, part), matrix)
+    task = fusion.problem(MADE)
+    largest = np.zeros_like(made.noise.moves)
+    for seed in range(4):
+        # Another agent's data altogether, its gradient as far as the clip lets it be.
+        random = np.random.default_rng(seed)
+        x = np.array(task.x)
+        x[2] = random.normal(size=x.shape[1]) * 10.0 ** random.integers(-1, 3)
+        other = dataclasses.replace(task, x=x)
+        found = moves(made, task, other, seeds=(seed,))
+        assert not np.delete(found, 2, axis=2).any()
+        largest = np.maximum(largest, found[0, :, 2])
+    assert (largest <= made.noise.moves * (1 + 1e-4) + 1e-6).all()
+    # And the bound is no idle one: somewhere it is nearly met.
+    assert (largest > 0.2 * made.noise.moves).any()
+
+
+def test_one_round_late_is_what_messages_are():
+    """The first message knows no gradient; the second carries the first step."""
+    made = plan.make(config(Tracking(5.0), Laplace(0.9)), MATRIX)
+    assert made.noise.moves[0, 0] == 0
+    np.testing.assert_allclose(made.noise.moves[1, 0], 0.01 * 1.0, rtol=1e-5)
+    np.testing.assert_allclose(made.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
+
+
+def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
+    for method in (Tracking(5.0), DPOP()):
+        made = plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
+        assert "ASSUMED" in made.guarantee.statement() and "ASSUMED" in made.guarantee.caption()
+    for method in (DGD(), GradientTracking(), PPDOAGT()):
+        with pytest.raises(ValueError, match="moves without bound"):
+            plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
+        smooth = protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=60.0)
+        assert plan.make(config(method, Laplace(0.9), protect=smooth), MATRIX).guarantee.epsilon
+
+
+@pytest.mark.parametrize("method", [DGD(), GradientTracking(), PPDOAGT()])
+def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(method):
+    """Two agents of one Hessian, whose gradients differ by a constant."""
+    smoothness = np.abs(MADE.hessians[2]).sum(axis=0).max()
+    shift = np.array([0.6, -0.4])
+    # v' with 2 M'(v - v') = shift: gradients apart by |shift|_1 = 1 everywhere.
+    change = np.linalg.lstsq(2 * MADE.matrices[2].T, shift, rcond=None)[0]
+    task = fusion.problem(MADE)
+    x = np.array(task.x)
+    x[2, -3:] += change
+    other = dataclasses.replace(task, x=x)
+    given = protect.Protect(
+        "replace_agent", norm="l1", gradient_gap=1.0, smoothness=float(smoothness)
+    )
+    optimizer = Sgd(0.004, decay=0.8)
+    made = plan.make(config(method, Laplace(0.9), protect=given, optimizer=optimizer), MATRIX)
+    found = moves(made, task, other, seeds=(0,))[0, :, 2]
+    assert (found <= made.noise.moves * (1 + 1e-3) + 2e-4).all()
+    assert (found > 0.1 * made.noise.moves).any()
+
+
+def test_references_and_methods_without_noise_refuse_it():
+    for method in (EXTRA(), NIDS(), CorrelatedRandomness(), Encrypted()):
+        with pytest.raises(ValueError, match="does not join"):
+            config(method, Laplace(0.9))
+    with pytest.raises(ValueError, match="does not join"):
+        config(Tracking(5.0), noise.Independent(), budget=protect.Budget(1.0, delta=1e-5))
+    with pytest.raises(ValueError, match="norm"):
+        plan.make(
+            config(Tracking(5.0), Laplace(0.9), protect=protect.Protect("replace_agent", 0.5)),
+            MATRIX,
+        )
+
+
+# ---- optima
+
+
+@pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
+def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
+    made = data.make(30, seed=0)
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
+    task, left = fusion.problem(made, dtype="float64"), {}
+    for method in (Tracking(5e3), GradientTracking(), EXTRA(), NIDS(), DGD()):
+        given = plan.Config(
+            method=method, rounds=6000, sampler=samplers.Random(1), optimizer=Sgd(1e-4),
+            protect=protect.Protect("replace_agent", gradient_gap=1.0, norm="l1"),
+        )  # fmt: skip
+        result = run(plan.make(given, matrix), task, seeds=(0,), eval_every=6000)
+        left[type(method).__name__] = float(result.metrics["residual"][-1, 0, 0])
+    assert left.pop("DGD") > 1e-4
+    assert max(left.values()) < 1e-8, left
+
+
+def test_what_a_trace_reads_is_what_a_run_does():
+    made = plan.make(config(Tracking(5.0), Laplace(0.9)), MATRIX)
+    task = fusion.problem(MADE)
+    models = trace(made, task, seeds=(0, 3), read=_after)
+    result = run(made, task, seeds=(0, 3), eval_every=1)
+    residual = np.sum((models - np.float32(MADE.minimiser)) ** 2, axis=(2, 3)).T
+    np.testing.assert_allclose(result.metrics["residual"][:, :, 0], residual, rtol=1e-4)
+    # What may be published is the last message, noisy, and not the last model.
+    sent = trace(made, task, seeds=(0, 3), read=_message)
+    np.testing.assert_allclose(result.params[:, 0], sent[:, -1], rtol=1e-6)
+    assert np.abs(result.params[:, 0] - models[:, -1]).max() > 1e-3
+
+
+def _after(passed):
+    return passed.after.models
+
+
+def _message(passed):
+    return passed.message
