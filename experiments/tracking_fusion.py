@@ -62,6 +62,9 @@ class Config:
         rounds: Rounds.
         trials: Runs of each method at each budget: noise and starting points differ.
         marks: How often they are measured.
+        factors: First step sizes tried for every method, by the printed one: 1 is shown as
+            "printed", and the best of all, by its mean residual on other seeds, as "tuned".
+        tuning_trials: Runs that choose.
         below: Residual at which Fig. 5 stops.
         timed: Runs that are measured after every round for it.
     """
@@ -86,6 +89,8 @@ class Config:
     rounds: int = 1000
     trials: int = 1000
     marks: int = 50
+    factors: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    tuning_trials: int = 20
     below: float = 0.01
     timed: int = 100
 
@@ -93,7 +98,8 @@ class Config:
 PRESETS = {
     "tiny": Config(
         agents=8, probability=0.5, epsilon=(10.0,), gamma=(0.002,), beta=(100.0,), q1=(0.97,),
-        q2=(0.99,), rounds=40, trials=6, marks=4, timed=3,
+        q2=(0.99,), rounds=40, trials=6, marks=4, timed=3, factors=(1.0, 0.25), tuning_trials=2,
+        methods=("tracking", "pp_doagt"),
     ),
     "cpu": Config(),
     "full": Config(),
@@ -104,10 +110,19 @@ def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
     launch.check_numbers(
         dataclasses.replace(config, gamma=(), beta=(), q1=(), q2=()),
-        whole={"rounds": 2, "trials": 2, "marks": 1, "timed": 1, "agents": 2},
-        positive=("epsilon", "gradient_gap", "below"),
+        whole={
+            "rounds": 2,
+            "trials": 2,
+            "marks": 1,
+            "timed": 1,
+            "agents": 2,
+            "tuning_trials": 1,
+        },
+        positive=("epsilon", "gradient_gap", "below", "factors"),
         filled=("epsilon", "methods"),
     )
+    if 1.0 not in config.factors:
+        raise ValueError(f"factors is {config.factors}; give 1 among them, the printed steps")
     for name in ("gamma", "beta", "q1", "q2"):
         given = getattr(config, name)
         if len(given) != len(config.epsilon):
@@ -135,17 +150,17 @@ class Setting:
         )  # fmt: skip
         self.problem = fusion.problem(self.data)
 
-    def plan(self, method: str) -> plan.Plan:
-        """The plan of a method."""
+    def made(self, method: str, factor: float) -> plan.Plan:
+        """The plan of a method, its first step the printed one times a factor."""
         if method in ("tracking", "dpop"):
-            return plan.make(self.config_of(method, self.epsilon), self.matrix)
-        first = float(self.plan("tracking").noise.scales[0])
-        bare = self.config_of(method, 1.0)
-        return plan.make(
-            self.config_of(method, scheduled.cost(bare, self.matrix, first)), self.matrix
-        )
+            return plan.make(self.config_of(method, self.epsilon, factor), self.matrix)
+        # The noise of tracking at its printed steps, whatever it costs.
+        first = float(self.made("tracking", 1.0).noise.scales[0])
+        bare = self.config_of(method, 1.0, factor)
+        spent = scheduled.cost(bare, self.matrix, first)
+        return plan.make(self.config_of(method, spent, factor), self.matrix)
 
-    def config_of(self, method: str, epsilon: float) -> plan.Config:
+    def config_of(self, method: str, epsilon: float, factor: float) -> plan.Config:
         """The config of a method at a budget."""
         made = {
             "tracking": Tracking(self.beta), "dpop": DPOP(), "pp_doagt": PPDOAGT(),
@@ -163,59 +178,73 @@ class Setting:
                 smoothness=smoothness,
             ),
             sampler=samplers.Random(1),
-            optimizer=Sgd(self.gamma, decay=self.q1),
+            optimizer=Sgd(factor * self.gamma, decay=self.q1),
             rounds=self.config.rounds,
         )  # fmt: skip
 
-    def columns(self, method: str) -> dict[str, Any]:
+    def columns(self, method: str, steps: str, factor: float) -> dict[str, Any]:
         """What every row of a method at this budget says."""
         return {
-            "algorithm": method, "setting": self.epsilon, "gamma": self.gamma, "beta": self.beta,
+            "algorithm": method, "steps": steps, "setting": self.epsilon,
+            "gamma": factor * self.gamma, "beta": self.beta,
             "q1": self.q1, "q2": self.q2, "gradient_gap": self.config.gradient_gap,
         }  # fmt: skip
 
 
+def tuned(config: Config, setting: Setting, method: str) -> dict[str, float]:
+    """The factors that are shown: 1, and the best by the mean residual on other seeds."""
+    plans = [setting.made(method, factor) for factor in config.factors]
+    seeds = range(_TUNING, _TUNING + config.tuning_trials)
+    result = run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
+    left = np.nan_to_num(result.metrics["residual"][-1].mean(axis=0), nan=np.inf)
+    return {"printed": 1.0, "tuned": config.factors[int(np.argmin(left))]}
+
+
 def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
-    """Mean, spread and quantiles of the residual over trials, by round."""
-    setting = Setting(config, index)
-    made = setting.plan(method)
+    """Mean, spread and median of the residual over trials, by round."""
+    setting, rows = Setting(config, index), []
     every = max(1, config.rounds // config.marks)
-    result = run(
-        made, setting.problem, seeds=range(config.trials), eval_every=every,
-        **lab.run_options(folder),
-    )  # fmt: skip
-    rows = []
-    for mark, rounds in enumerate(result.rounds):
-        row = {"round": int(rounds), "trials": config.trials}
-        for name in ("residual", "mean_residual", "consensus"):
-            values = result.metrics[name][mark, :, 0].astype(np.float64)
-            row |= {name: values.mean(), f"{name}_std": values.std(ddof=1)}
-            row[f"{name}_median"] = np.median(values)
-        rows.append(setting.columns(method) | row | {"guarantee": made.guarantee.to_dict()})
-    lab.say(f"  {method}: {result.rounds_per_second:,.0f} trials x rounds a second")
+    for steps, factor in tuned(config, setting, method).items():
+        made = setting.made(method, factor)
+        result = run(
+            made, setting.problem, seeds=range(config.trials), eval_every=every,
+            **lab.run_options(folder / steps),
+        )  # fmt: skip
+        for mark, rounds in enumerate(result.rounds):
+            row = {"round": int(rounds), "trials": config.trials}
+            for name in ("residual", "mean_residual", "consensus"):
+                values = result.metrics[name][mark, :, 0].astype(np.float64)
+                row |= {name: values.mean(), f"{name}_std": values.std(ddof=1)}
+                row[f"{name}_median"] = np.median(values)
+            columns = setting.columns(method, steps, factor)
+            rows.append(columns | row | {"guarantee": made.guarantee.to_dict()})
+        lab.say(f"  {method}, {steps}: {result.rounds_per_second:,.0f} trials x rounds a second")
     return rows
 
 
 def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """When each of some runs is first below the residual, and what it has sent by then."""
-    setting = Setting(config, index)
-    made = setting.plan(method)
-    result = run(
-        made, setting.problem, seeds=range(config.timed), eval_every=1, **lab.run_options(folder)
-    )
-    # The time of one run alone: seeds side by side share their overhead.
-    alone = run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
-    sent = traffic.of(made, setting.problem)
-    rows = []
-    for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):
-        found = result.metrics[name][:, :, 0] < config.below
-        first = np.where(found.any(axis=0), result.rounds[found.argmax(axis=0)], -1)
-        for seed, rounds in zip(result.seeds, first, strict=True):
-            row = {"seed": seed, "norm": norm, "reached": bool(rounds > 0), "below": config.below}
-            if rounds > 0:
-                row |= {"rounds": int(rounds), "numbers": float(rounds * sent.total)}
-                row["seconds"] = float(rounds / alone.rounds_per_second)
-            rows.append(setting.columns(method) | row | {"guarantee": made.guarantee.to_dict()})
+    setting, rows = Setting(config, index), []
+    for steps, factor in tuned(config, setting, method).items():
+        made = setting.made(method, factor)
+        result = run(
+            made, setting.problem, seeds=range(config.timed), eval_every=1,
+            **lab.run_options(folder / steps),
+        )  # fmt: skip
+        # The time of one run alone: seeds side by side share their overhead.
+        alone = run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
+        sent = traffic.of(made, setting.problem)
+        columns = setting.columns(method, steps, factor)
+        for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):
+            found = result.metrics[name][:, :, 0] < config.below
+            first = np.where(found.any(axis=0), result.rounds[found.argmax(axis=0)], -1)
+            for seed, rounds in zip(result.seeds, first, strict=True):
+                row = {"seed": seed, "norm": norm, "below": config.below}
+                row |= {"reached": bool(rounds > 0), "guarantee": made.guarantee.to_dict()}
+                if rounds > 0:
+                    row |= {"rounds": int(rounds), "numbers": float(rounds * sent.total)}
+                    row["seconds"] = float(rounds / alone.rounds_per_second)
+                rows.append(columns | row)
     return rows
 
 
@@ -237,47 +266,45 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     report(config, lab, frames["curves"], frames["stops"])
 
 
+_TUNING = 1_000_000
+"""The first seed of those that choose steps."""
 _EACH = ("gamma", "beta", "q1", "q2")
 _ONLY = {"curves": ("below", "timed"), "stops": ("trials", "marks")}
 
 
 def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
-    """A table of final residuals, one of stops, and a figure with a panel a budget."""
+    """A table of final residuals, one of stops, and a figure: budgets across, steps down."""
     last = frame[frame["round"] == frame["round"].max()]
     lab.say(f"\nresidual over all agents after {config.rounds} rounds, {config.trials} trials")
-    rows = [
-        {
-            "setting": row["setting"], "algorithm": row["algorithm"], "mean": row["residual"],
-            "std": row["residual_std"], "per agent": row["residual"] / config.agents,
-            "of the mean": row["mean_residual"], "consensus": row["consensus"],
-            "epsilon": row["epsilon"] if "epsilon" in row else _epsilon(row["guarantee"]),
-        }
-        for _, row in last.iterrows()
-    ]  # fmt: skip
+    rows = []
+    for _, row in last.iterrows():
+        shown = {name: row[name] for name in ("setting", "steps", "algorithm", "gamma")}
+        shown |= {"mean": row["residual"], "std": row["residual_std"]}
+        shown |= {"median": row["residual_median"], "per agent": row["residual"] / config.agents}
+        shown |= {"consensus": row["consensus"], "epsilon": float(row["guarantee"]["epsilon"])}
+        rows.append(shown)
     lab.say(tables.text(rows))
     lab.say(f"\nfirst below {config.below:g}: medians of the runs that ever were")
-    rows = []
-    for keys, group in stopped.groupby(["norm", "setting", "algorithm"], sort=False):
+    rows, keys = [], ["norm", "setting", "steps", "algorithm"]
+    for names, group in stopped.groupby(keys, sort=False):
         reached = group[group["reached"]]
-        row = dict(zip(("norm", "setting", "algorithm"), keys, strict=True))
-        row |= {"runs": len(group), "reached": len(reached)}
+        shown = dict(zip(keys, names, strict=True))
+        shown |= {"runs": len(group), "reached": len(reached)}
         if len(reached):
-            row |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
-        rows.append(row)
+            shown |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
+        rows.append(shown)
     lab.say(tables.text(rows))
-    figure, panels = plots.figure(1, len(config.epsilon))
-    for ax, epsilon in zip(np.atleast_1d(panels), config.epsilon, strict=True):
-        mine = frame[frame["setting"] == epsilon].rename(columns={"residual": "squared error"})
+    figure, panels = plots.figure(2, len(config.epsilon))
+    places = [(steps, epsilon) for steps in ("printed", "tuned") for epsilon in config.epsilon]
+    for ax, (steps, epsilon) in zip(panels, places, strict=True):
+        mine = frame[(frame["setting"] == epsilon) & (frame["steps"] == steps)]
         plots.lines(
-            mine, "round", "squared error", ax=ax, xlabel="round", title=f"epsilon = {epsilon:g}",
+            mine.rename(columns={"residual": "squared error"}), "round", "squared error", ax=ax,
+            xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
             ylabel="residual over all agents", logy=True,
         )  # fmt: skip
     plots.finish(figure, note=f"Means of {config.trials} trials. {NOTE}")
     lab.say(f"figure: {plots.save(figure, lab.folder / 'tracking_fusion.svg')}")
-
-
-def _epsilon(guarantee: Any) -> float:
-    return float(guarantee["epsilon"])
 
 
 main = functools.partial(launch.main, "tracking_fusion", PRESETS, experiment)

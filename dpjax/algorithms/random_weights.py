@@ -195,7 +195,7 @@ class Pulls:
     """sum_j b_ij b_ji (x_j - x_i), in the clear: what the encrypted exchange gives, at once.
 
     What goes over the links under encryption is ciphertexts, of which nothing is read without a
-    key; `dpjax.secure.paillier` is the exchange itself.
+    key; `dpjax.secagg.paillier` is the exchange itself.
     """
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
@@ -223,7 +223,7 @@ class Encrypted(_Unbounded):
     A reconstruction from its description: no code is public.
 
     Guarantee: none. No DP holds: with all but one neighbour colluding, differences times random
-    numbers still tell of a model. Messages are ciphertexts where `dpjax.secure.paillier` carries
+    numbers still tell of a model. Messages are ciphertexts where `dpjax.secagg.paillier` carries
     them; compiled runs compute the same sums in the clear, with weights from the run's public key.
 
     Reference:

@@ -188,8 +188,9 @@ class DPOP(ModelSent):
         gradient = here.mean(here.query(received, here.batch).total)
         updates, state = here.optimizer.update(gradient, seen.memory.optimizer, received)
         models = optax.apply_updates(received, updates)
-        if self.box is not None:
-            models = jax.tree.map(lambda leaf: jnp.clip(leaf, -self.box, self.box), models)
+        box = self.box
+        if box is not None:
+            models = jax.tree.map(lambda leaf: jnp.clip(leaf, -box, box), models)
         return models, Sent(state, carry)
 
 

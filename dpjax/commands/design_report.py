@@ -161,7 +161,7 @@ def by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[str]:
         rounds=plan.config.rounds,
         clip_norm=protect.clip_norm,
         relation=protect.relation,
-        accountant=asked.accountant,
+        accountant=asked.rule,
         allow_unsound=asked.allow_unsound,
     )
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)

@@ -39,7 +39,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     Every gossip step counts, and every receiver: a broadcast to d neighbours is d messages.
     Ciphertexts are longer than the numbers in them; they are counted where they are made
-    (`dpjax.secure.paillier`).
+    (`dpjax.secagg.paillier`).
 
     Args:
         plan: The plan.

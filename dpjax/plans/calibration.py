@@ -90,7 +90,7 @@ class Target:
                 self.budget.delta,
                 clip_norm=self.protect.clip_norm,
                 relation=self.protect.relation,
-                accountant=self.budget.accountant,
+                accountant=self.budget.rule,
                 allow_unsound=self.budget.allow_unsound,
                 sensitivity_squared=self.over_rounds(strategy),
             )
@@ -228,7 +228,7 @@ class Factored:
             target.budget.delta,
             clip_norm=target.protect.clip_norm,
             relation=target.protect.relation,
-            accountant=target.budget.accountant,
+            accountant=target.budget.rule,
             factor=self.factor.astype(np.float64),
             allow_unsound=target.budget.allow_unsound,
             sensitivity_squared=target.over_rounds(self.strategy),

@@ -61,7 +61,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         budgets = budget.allowed_mu(
             asked.each,
             asked.delta,
-            accountant=asked.accountant,
+            accountant=asked.rule,
             allow_unsound=asked.allow_unsound,
         )
     return forecast_.forecast(
@@ -77,7 +77,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         sampled=sampled,
         # Without noise neither is read.
         delta=0.5 if asked is None else asked.delta,
-        accountant="gdp" if asked is None else asked.accountant,
+        accountant="gdp" if asked is None else asked.rule,
         strategy=plan.strategy,
         budgets=budgets,
         filled=1.0 if counts is None else _filled(plan, counts),

@@ -31,6 +31,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     """
     budget = target.budget
     if target.rates is not None:
+        assert noise.factor is not None  # Samplers with rates join no other noise.
         return Guarantee(
             epsilon=budget.largest,
             delta=budget.delta,
@@ -44,11 +45,13 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             other_loss=target.sampled(noise.factor, noise.strategy),
         )
     loss = noise.loss(target)
-    pure = isinstance(loss, budget_.PureLoss)
+    pure, mu = isinstance(loss, budget_.PureLoss), None
+    if isinstance(loss, budget_.CovarianceLoss):
+        mu = float(np.max(loss.mu))
     return Guarantee(
         epsilon=budget.largest,
         delta=budget.delta,
-        mu=None if pure else float(np.max(loss.mu)),
+        mu=mu,
         other_loss=losses.Pure(float(np.max(loss.epsilon)), config.rounds) if pure else None,
         norm=config.protect.norm,
         gradient_gap=config.protect.gradient_gap,

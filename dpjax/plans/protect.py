@@ -213,6 +213,20 @@ class Budget:
         _validate.flag("allow_unsound", self.allow_unsound)
 
     @property
+    def rule(self) -> budget.Accountant:
+        """The accountant of Gaussian noise.
+
+        Raises:
+            ValueError: For "pure", which Gaussian noise keeps at no scale.
+        """
+        if self.accountant == "pure":
+            raise ValueError(
+                "accountant is 'pure' for Gaussian noise, which is pure at no scale; give "
+                "plans.scheduled.Laplace, or a budget with a delta"
+            )
+        return self.accountant
+
+    @property
     def largest(self) -> float:
         """The largest epsilon of an agent."""
         return float(np.max(self.epsilon))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class AgentQuery:
     copies: copies_.Copies | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
-    norm: clipping.Norm = "l2"
+    norm: Literal["l2", "l1"] = "l2"
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False

@@ -211,7 +211,7 @@ class Normal(_Scheduled):
         allowed = budget_.allowed_mu(
             budget.largest,
             budget.delta,
-            accountant=budget.accountant,
+            accountant=budget.rule,
             allow_unsound=budget.allow_unsound,
         )
         return pure.mu_of_moves(moves, profile) / float(allowed)
@@ -220,7 +220,7 @@ class Normal(_Scheduled):
         """Squares of mu add up."""
         budget, mu = target.budget, np.full(target.agents, pure.mu_of_moves(moves, scales))
         claimed = budget_.claimed_epsilon(
-            mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
+            mu, budget.delta, accountant=budget.rule, allow_unsound=budget.allow_unsound
         )
         exact = np.asarray(gdp.epsilon(mu, budget.delta))
         squared = target.protect.sensitivity**2 * target.rounds

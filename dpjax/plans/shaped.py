@@ -68,7 +68,7 @@ class Shaped(abc.ABC):
             budget_.allowed_mu(
                 budget.epsilon,
                 budget.delta,
-                accountant=budget.accountant,
+                accountant=budget.rule,
                 allow_unsound=budget.allow_unsound,
             )
         )
@@ -132,7 +132,7 @@ class Scaled:
         mu = self.part.unit(target) / float(self.scale)
         exact = np.asarray(gdp.epsilon(mu, budget.delta))
         claimed = budget_.claimed_epsilon(
-            mu, budget.delta, accountant=budget.accountant, allow_unsound=budget.allow_unsound
+            mu, budget.delta, accountant=budget.rule, allow_unsound=budget.allow_unsound
         )
         squared = target.protect.sensitivity**2 * target.over_rounds(None)
         return budget_.CovarianceLoss(

@@ -1,0 +1,114 @@
+"""What a trace reads, how far payloads move by replay, what is sent: of D-SGD too."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.data import fusion as data
+from dpjax.engine import traffic
+from dpjax.engine.run import run
+from dpjax.engine.trace import moves, trace
+from dpjax.plans import fusion, plan
+from dpjax.topology import graphs, mixing
+from tests.support import make_config, make_problem
+
+N = 4
+MATRIX = mixing.metropolis_hastings(graphs.ring(N))
+
+
+def after(passed):
+    return passed.after.models
+
+
+def everything(passed):
+    return passed
+
+
+def made(**changes):
+    return plan.make(make_config(rounds=5, design="independent", **changes), MATRIX)
+
+
+def test_a_trace_is_the_run_of_its_seeds():
+    one, task = made(), make_problem(N)
+    models = trace(one, task, seeds=(3, 8), read=after)
+    result = run(one, task, seeds=(3, 8), eval_every=5)
+    for leaf, mine in zip(jax.tree.leaves(result.params), jax.tree.leaves(models), strict=True):
+        np.testing.assert_allclose(leaf[:, 0], mine[:, -1], rtol=2e-5, atol=1e-6)
+
+
+def test_noise_is_what_lies_between_private_and_noisy_payloads():
+    one, task = made(), make_problem(N)
+    passed = trace(one, task, seeds=range(40), read=everything, rounds=3)
+    gaps = jax.tree.map(jnp.subtract, passed.noisy, passed.private)
+    spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gaps)]).std()
+    np.testing.assert_allclose(spread, one.factor[0, 0], rtol=0.05)
+    assert jax.tree.leaves(passed.message)[0].shape[:3] == (40, 3, N)
+
+
+def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_at_all():
+    one, task = made(clip_norm=0.1), make_problem(N)
+    y = np.array(task.y)
+    mine = task.partition.indices[1]
+    y[mine] = -y[mine]
+    x = np.array(task.x)
+    x[mine] *= -3
+    other = dataclasses.replace(task, x=x, y=y)
+    found = moves(one, task, other, seeds=(0, 1))
+    assert found.shape[:3] == (2, 5, N)
+    whole = np.sqrt((found**2).sum(axis=-1))
+    assert not np.delete(whole, 1, axis=2).any()
+    assert 0.1 < whole.max() <= 0.2 + 1e-6
+
+
+def test_what_cannot_be_traced_is_refused():
+    one, task = made(), make_problem(N)
+    with pytest.raises(ValueError, match="rounds is"):
+        trace(one, task, seeds=(0,), read=after, rounds=6)
+    with pytest.raises(ValueError, match="plan is 2 plans"):
+        trace([one, one], task, seeds=(0,), read=after)
+    smaller = make_problem(N, records=20)
+    with pytest.raises(ValueError, match="shapes"):
+        moves(one, task, smaller, seeds=(0,))
+    release = plan.make(make_config(rounds=5, design="independent", release=True), MATRIX)
+    with pytest.raises(ValueError, match="release"):
+        trace(release, task, seeds=(0,), read=after)
+
+
+def test_messages_are_counted_by_number_byte_and_link():
+    task = make_problem(N)
+    sizes = sum(leaf.size for leaf in jax.tree.leaves(task.init(jax.random.key(0))))
+    once = traffic.of(made(), task)
+    assert (once.numbers, once.bytes, once.links) == (sizes, 4 * sizes, 2 * N)
+    # Every gossip step is a message of its own.
+    assert traffic.of(made(method=DSGD(gossip_steps=3)), task).numbers == 3 * sizes
+    assert once.total == sizes * 2 * N
+
+
+def test_agents_may_start_apart_in_any_method():
+    task = fusion.problem(data.make(N, seed=0))
+    alike = fusion.problem(data.make(N, seed=0), apart=False)
+    for one, spread in ((task, True), (alike, False)):
+        first = trace(made(), one, seeds=(0, 1), read=lambda passed: passed.before.models)[:, 0]
+        assert (first.std(axis=1).max() > 0.1) == spread
+        # Seeds differ, and a seed gives the same start twice.
+        assert not spread or np.abs(first[0] - first[1]).max() > 0.1
+    again = trace(made(), task, seeds=(1,), read=after)
+    np.testing.assert_array_equal(again, trace(made(), task, seeds=(1,), read=after))
+    with pytest.raises(ValueError, match="apart"):
+        run(made(), [task, alike], seeds=(0, 1))
+
+
+@pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
+def test_averages_of_float64_models_keep_their_mean_as_float64_does():
+    task = fusion.problem(data.make(N, seed=0), dtype="float64")
+    config = make_config(rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9)
+    models = trace(plan.make(config, MATRIX), task, seeds=(0,), read=after)[0]
+    assert models.dtype == np.float64
+    means = models.mean(axis=1)
+    np.testing.assert_allclose(means[-1], means[0], rtol=1e-14)
+    # Rows in float32 would have lost 1e-8 by then.
+    assert models[-1].std(axis=0).max() < 1e-3
