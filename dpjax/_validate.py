@@ -13,6 +13,7 @@ __all__ = [
     "flag",
     "integer",
     "number",
+    "numbers",
     "one_of",
     "positive",
     "probability",
@@ -44,6 +45,15 @@ def number(name: str, value: Any, *, remedy: str = "give a finite number") -> fl
     if isinstance(value, bool | np.bool_) or not math.isfinite(result):
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
+
+
+def numbers(name: str, value: Any) -> tuple[float, ...] | None:
+    """Return a sequence of numbers as finite floats, at least one; None for what is no sequence."""
+    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
+        return None
+    if not len(value):
+        raise ValueError(f"{name} is empty; give at least one number")
+    return tuple(number(name, one) for one in value)
 
 
 def positive(name: str, value: Any, *, remedy: str = "give a finite number above 0") -> float:

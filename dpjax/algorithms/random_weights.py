@@ -232,8 +232,8 @@ class Encrypted(_Unbounded):
     Example:
         >>> import numpy as np
         >>> from dpjax.algorithms.random_weights import Encrypted
-        >>> Encrypted().on(np.full((3, 3), 1 / 3)).largest
-        0.5773502691896257
+        >>> round(Encrypted().on(np.full((3, 3), 1 / 3)).largest, 4)
+        0.5774
     """
 
     def on(self, mixing: Float[np.ndarray, "n n"]) -> "EncryptedOnLinks":

@@ -56,6 +56,7 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                 f"the plan is for {plan.agents} agents, the problem has {first.agents}; "
                 "partition the data over the network's agents"
             )
+    audited = set()
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
         called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
@@ -67,7 +68,9 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                     f"the plan is for {plan.counts.tolist()} records of the agents, the problem "
                     f"has {np.asarray(counts).tolist()}; make it with counts=shards.counts"
                 )
-        draws.audit(sampler, counts, plans[0].config.rounds)
+        if counts.tobytes() not in audited:
+            audited.add(counts.tobytes())
+            draws.audit(sampler, counts, plans[0].config.rounds)
 
 
 def _parts(problem: Problem) -> parts.Data:

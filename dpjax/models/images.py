@@ -16,6 +16,7 @@ __all__ = ["NETWORKS", "Pixels", "network"]
 NETWORKS: dict[str, Callable[[int, Layout], nn.Module]] = {
     "mlp": lambda classes, layout: mlp.MLP((32,), classes, "tanh"),
     "small_cnn": lambda classes, layout: cnn.SmallCNN(classes, layout),
+    "cnn2": lambda classes, layout: cnn.CNN2(classes, layout),
     "cnn5": lambda classes, layout: cnn.CNN5(classes, layout),
     "wrn16_4": lambda classes, layout: resnet.WideResNet(classes, layout=layout),
     "wrn40_4": lambda classes, layout: resnet.WideResNet(classes, depth=40, layout=layout),

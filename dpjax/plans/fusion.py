@@ -50,7 +50,7 @@ def problem(
         6
     """
     _validate.one_of("dtype", dtype, ("float32", "float64"))
-    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+    if dtype == "float64" and jnp.result_type(float) != np.float64:
         raise ValueError(
             "dtype is 'float64' where JAX computes in float32; set JAX_ENABLE_X64=1, or give "
             "'float32'"

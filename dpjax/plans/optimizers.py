@@ -52,17 +52,16 @@ class Sgd:
         decay: Any = self.decay
         if isinstance(decay, str):
             _validate.one_of("decay", decay, ("constant", "sqrt"))
-        elif isinstance(decay, list | tuple | np.ndarray):
-            steps = tuple(_validate.number("decay", one) for one in decay)
-            if not steps or steps[0] != 1 or min(steps) < 0:
-                raise ValueError(
-                    f"decay is {_validate.shown(decay)}; give step sizes over the first one, one a "
-                    "round, the first 1 and none below 0"
-                )
-            object.__setattr__(self, "decay", steps)
-        else:
-            ratio = _validate.probability("decay", decay, remedy="give a ratio in (0, 1)")
-            object.__setattr__(self, "decay", ratio)
+            return
+        steps = _validate.numbers("decay", decay)
+        if steps is not None and (steps[0] != 1 or min(steps) < 0):
+            raise ValueError(
+                f"decay is {_validate.shown(decay)}; give step sizes over the first one, one a "
+                "round, the first 1 and none below 0"
+            )
+        remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or steps over the first one"
+        given = steps or _validate.probability("decay", decay, remedy=remedy)
+        object.__setattr__(self, "decay", given)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than there are step sizes, or of fewer.

@@ -94,16 +94,14 @@ class Protect:
 
     def _check_bound(self) -> None:
         """Refuse what bounds gradients twice, or not at all, or in a norm that it cannot."""
-        name, value = "clip_norm", self.clip_norm
-        if self.gradient_gap is not None:
-            if value != math.inf:
-                raise ValueError(
-                    f"clip_norm is {value} with gradient_gap {self.gradient_gap}; clip, or assume "
-                    "a gap, not both"
-                )
-            name, value = "gradient_gap", self.gradient_gap
-        plain = _validate.single_precision(name, value, 1e-9, 1e9)
+        name = "clip_norm" if self.gradient_gap is None else "gradient_gap"
+        plain = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
         object.__setattr__(self, name, plain)
+        if self.gradient_gap is not None and self.clip_norm != math.inf:
+            raise ValueError(
+                f"clip_norm is {_validate.shown(self.clip_norm)} with gradient_gap {plain}; clip, "
+                "or assume a gap, not both"
+            )
         if self.smoothness is not None:
             smoothness = _validate.positive("smoothness", self.smoothness)
             object.__setattr__(self, "smoothness", smoothness)

@@ -50,18 +50,19 @@ class _Scheduled(abc.ABC):
     def __post_init__(self) -> None:
         """Refuse what is no schedule, and keep plain numbers."""
         given: Any = self.schedule
-        if isinstance(given, list | tuple | np.ndarray):
-            numbers = tuple(_validate.positive("schedule", one) for one in given)
-            if not numbers:
-                raise ValueError("schedule is empty; give one scale a round, or a ratio")
-            object.__setattr__(self, "schedule", numbers)
+        scales = _validate.numbers("schedule", given)
+        if scales is None:
+            ratio = _validate.positive("schedule", given)
+            if ratio > 1:
+                raise ValueError(
+                    f"schedule is {_validate.shown(given)}; give a ratio of at most 1, or relative "
+                    "scales, one a round"
+                )
+            object.__setattr__(self, "schedule", ratio)
             return
-        ratio = _validate.positive("schedule", given)
-        if ratio > 1:
-            raise ValueError(
-                f"schedule is {given!r}; give a ratio of at most 1, or relative scales, one a round"
-            )
-        object.__setattr__(self, "schedule", ratio)
+        for one in scales:
+            _validate.positive("schedule", one)
+        object.__setattr__(self, "schedule", scales)
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
         """Scales over the first one.

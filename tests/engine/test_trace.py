@@ -55,7 +55,7 @@ def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_a
     mine = task.partition.indices[1]
     y[mine] = -y[mine]
     x = np.array(task.x)
-    x[mine] *= -3
+    x[mine] *= 3
     other = dataclasses.replace(task, x=x, y=y)
     found = moves(one, task, other, seeds=(0, 1))
     assert found.shape[:3] == (2, 5, N)

@@ -34,8 +34,16 @@ TEXTS = ("sst2", "bpe")
 FEW = {
     "mafalda_housing": ["--designs", "non_private", "mafalda", "spacetime"],
     "cifar_doppler": ["--filter", "first v1"],
+    "tracking_fusion": ["--methods", "tracking"],
+    "tracking_mnist": ["--parts", "methods"],
 }
-SLOW = ("whisper_quadratic", "whisper_departure", "doppler_spectra", "doppler_decentralised")
+SLOW = (
+    "tracking_leakage",
+    "whisper_quadratic",
+    "whisper_departure",
+    "doppler_spectra",
+    "doppler_decentralised",
+)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,23 @@ import optax
 import pytest
 
 from dpjax.accounting import gdp, views
+from dpjax.algorithms import (
+    average,
+    disk,
+    dsgd,
+    pairs,
+    pmlf,
+    random_weights,
+    references,
+    tracking,
+    zip_dl,
+)
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import parts, placing
 from dpjax.engine.run import run
 from dpjax.plans import links as links_
-from dpjax.plans import noise, plan, registry
+from dpjax.plans import noise, plan, registry, scheduled
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Answer
@@ -28,6 +39,7 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges
 from tests.support import make_config, make_problem
 
+METHODS = (average, disk, dsgd, pairs, pmlf, random_weights, references, tracking, zip_dl)
 T, SHARED = 5, 3.0
 RING = mixing.metropolis_hastings(graphs.ring(7))
 KEY = jax.random.key(7, impl="threefry2x32")
@@ -455,10 +467,13 @@ def test_early_stops_and_phases_under_view(network):
 
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in registry.NOISES:
-        assert row.part is None or hasattr(noise, row.part) or hasattr(links_, row.part)
+        rooms = (noise, links_, scheduled)
+        assert row.part is None or any(hasattr(room, row.part) for room in rooms)
         assert plots.TITLES[row.label] == row.title
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
     assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
-    assert {row.part for row in registry.METHODS} == {"DSGD", "DiSK", "PMLF", "Average", "ZipDL"}
+    for row in registry.METHODS:
+        assert any(hasattr(room, row.part) for room in METHODS), row.part
     labels = {row.label for row in registry.NOISES if row.part} | {"non_private"}
-    assert labels == {*noise.LABELS, PairKeys.label, ZeroSum.label}
+    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal)
+    assert labels == {*noise.LABELS, *(part.label for part in own)}

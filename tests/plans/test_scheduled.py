@@ -1,0 +1,252 @@
+"""Noise whose scale changes by round: budgets met exactly, audits, and an attacker's own odds."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.accounting import pure
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
+from dpjax.algorithms.tracking import DPOP, Tracking
+from dpjax.data import fusion as data
+from dpjax.engine.run import run
+from dpjax.engine.trace import trace
+from dpjax.mechanism import laplace
+from dpjax.mechanism import moves as moves_
+from dpjax.plans import fusion, noise, plan, protect, samplers, scheduled
+from dpjax.plans.optimizers import Chain, Sgd
+from dpjax.plans.scheduled import Laplace, Normal
+from dpjax.topology import graphs, mixing
+
+N, T = 5, 30
+MATRIX = mixing.metropolis_hastings(graphs.ring(N))
+GAMMA, Q1, Q2 = 0.01, 0.8, 0.9
+
+
+def config(**changes):
+    given = dict(
+        method=Tracking(5.0), noise=Laplace(Q2), budget=protect.Budget(1.0, accountant="pure"),
+        protect=protect.Protect("replace_agent", gradient_gap=2.0, norm="l1"), rounds=T,
+        sampler=samplers.Random(1), optimizer=Sgd(GAMMA, decay=Q1),
+    )  # fmt: skip
+    return plan.Config(**(given | changes))
+
+
+def normal(**changes):
+    given = dict(
+        noise=Normal(Q2), budget=protect.Budget(1.0, delta=1e-5),
+        protect=protect.Protect("replace_agent", gradient_gap=2.0),
+    )  # fmt: skip
+    return config(**(given | changes))
+
+
+def test_a_laplace_plan_spends_its_epsilon_and_says_so():
+    made = plan.make(config(), MATRIX)
+    steps = GAMMA * Q1 ** np.arange(T)
+    spent = pure.epsilon(steps, made.noise.scales.astype(float), 2.0)
+    assert 1 - 2e-6 < spent <= 1.0
+    assert made.guarantee.loss.kind == "pure" and made.guarantee.delta == 0
+    assert made.guarantee.epsilon == 1.0 and made.guarantee.exact_epsilon <= 1.0
+    again = Guarantee.from_dict(made.guarantee.to_dict())
+    assert again == made.guarantee
+    # The closed form leaves what an endless run would still spend; a plan spends all of it.
+    closed = laplace.geometric(1.0, 2.0, GAMMA, Q1, Q2, T)
+    share = 1 - (Q1 / Q2) ** (T - 1)
+    np.testing.assert_allclose(made.noise.scales, closed.scales * share, rtol=1e-5)
+    np.testing.assert_allclose(closed.step_sizes, steps)
+
+
+def test_a_normal_plan_spends_its_mu():
+    made = plan.make(normal(), MATRIX)
+    steps = GAMMA * Q1 ** np.arange(T)
+    mu = np.sqrt(np.sum((2.0 * steps[:-1] / made.noise.scales[1:].astype(float)) ** 2))
+    np.testing.assert_allclose(made.guarantee.mu, mu, rtol=3e-6)
+    assert made.guarantee.exact_epsilon <= 1.0 < made.guarantee.exact_epsilon * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(Tracking(1.0), "tracking"), (DPOP(), "dpop"), (PPDOAGT(), "pp_doagt"),
+                         (DiffTVAB(), "diff_tv_ab")],
+)  # fmt: skip
+def test_methods_move_as_far_as_tables_of_them_say(method, name):
+    """Two derivations: of a method as it runs, and of its recursion solved for coefficients."""
+    clipped = protect.Protect("replace_agent", 1.0, norm="l1")
+    made = plan.make(config(method=method, protect=clipped), MATRIX)
+    own = {"pp_doagt": float(np.diagonal(MATRIX).max())}.get(name, 0.0)
+    table = moves_.moves(name, GAMMA * Q1 ** np.arange(T), 2.0, own)
+    mine = made.noise.moves
+    assert (table <= mine * (1 + 1e-9)).all()
+    if name != "pp_doagt":
+        np.testing.assert_allclose(mine, table, rtol=1e-5)
+
+
+def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
+    given = config(
+        method=DSGD(), noise=Laplace((1.0, 2.0, 4.0)), rounds=3,
+        protect=protect.Protect("replace_agent", 0.5, norm="l1"),
+    )  # fmt: skip
+    made = plan.make(given, MATRIX)
+    scales = made.noise.scales.astype(float)
+    np.testing.assert_allclose(scales, 1.75 * np.array([1.0, 2.0, 4.0]), rtol=1e-5)
+    assert sum(1.0 / scales) <= 1.0
+
+
+@pytest.mark.parametrize("make", [config, normal])
+def test_less_noise_than_stated_is_refused(make):
+    made = plan.make(make(), MATRIX)
+    for twin in (
+        dataclasses.replace(made.noise, scales=np.float32(0.999) * made.noise.scales),
+        # Each message hidden by the noise of the round after, which is smaller.
+        dataclasses.replace(made.noise, scales=np.append(made.noise.scales[1:], np.float32(1e-6))),
+    ):
+        with pytest.raises(ValueError, match="guarantee states"):
+            dataclasses.replace(made, noise=twin)
+    with pytest.raises(ValueError, match="gradient_gap"):
+        dataclasses.replace(made, guarantee=dataclasses.replace(made.guarantee, gradient_gap=1.0))
+
+
+def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
+    cases = {
+        "norm": lambda: plan.make(config(protect=protect.Protect("replace_agent", 1.0)), MATRIX),
+        "accountant": lambda: plan.make(config(budget=protect.Budget(1.0, delta=1e-5)), MATRIX),
+        "epsilon": lambda: plan.make(
+            config(budget=protect.Budget((1.0,) * N, accountant="pure")), MATRIX
+        ),
+        "schedule": lambda: plan.make(config(noise=Laplace((1.0, 0.5))), MATRIX),
+        "optimizer": lambda: config(optimizer=Chain(_adam, 0.1)),
+        "release": lambda: config(release=True),
+        "clip_norm": lambda: protect.Protect("replace_agent", 1.0, gradient_gap=1.0),
+        "relation": lambda: protect.Protect("replace_record", 1.0, norm="l1"),
+        "smoothness": lambda: protect.Protect("replace_agent", 1.0, smoothness=1.0),
+        "delta": lambda: protect.Budget(1.0, delta=1e-5, accountant="pure"),
+        "decay": lambda: Sgd(0.1, decay=1.5),
+        "protect": lambda: config(
+            method=DSGD(), noise=noise.Independent(), budget=protect.Budget(1.0, delta=1e-5)
+        ),
+    }
+    for name, make in cases.items():
+        with pytest.raises(ValueError, match=name):
+            make()
+    with pytest.raises(ValueError, match="schedule"):
+        Laplace(1.5)
+    with pytest.raises(ValueError, match="decay has 2"):
+        config(optimizer=Sgd(0.1, decay=(1.0, 0.5)))
+
+
+def _adam(step_size):
+    import optax
+
+    return optax.adam(step_size)
+
+
+def test_what_given_scales_cost_is_the_budget_that_gives_them():
+    made = plan.make(config(), MATRIX)
+    first = float(made.noise.scales[0])
+    np.testing.assert_allclose(scheduled.cost(config(), MATRIX, first), 1.0, rtol=1e-5)
+    twice = scheduled.cost(config(), MATRIX, first / 2)
+    np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
+
+
+def test_plans_of_several_budgets_and_schedules_run_side_by_side():
+    plans = [
+        plan.make(config(noise=Laplace(ratio), budget=protect.Budget(e, accountant="pure")), MATRIX)
+        for ratio, e in ((0.9, 1.0), (0.95, 3.0))
+    ]
+    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    both = run(plans, task, seeds=(0, 1), eval_every=T)
+    for v, one in enumerate(plans):
+        alone = run(one, task, seeds=(0, 1), eval_every=T)
+        np.testing.assert_allclose(
+            both.metrics["residual"][..., v], alone.metrics["residual"][..., 0], rtol=1e-4
+        )
+
+
+# ---- what an attacker really finds out
+
+
+RUNS, EPSILON, GAP = 100_000, 1.0, 1.0
+TWO = np.full((2, 2), 0.5)
+
+
+@functools.cache
+def ratios(halved):
+    """Log likelihood ratios of all messages, under the problem and under its neighbour."""
+    given = config(
+        protect=protect.Protect("replace_agent", gradient_gap=GAP, norm="l1"),
+        optimizer=Sgd(0.1, decay=0.1), noise=Laplace(0.5), rounds=3,
+        budget=protect.Budget(EPSILON * (2 if halved else 1), accountant="pure"),
+    )  # fmt: skip
+    made = plan.make(given, TWO)
+    one = data.make(2, seed=0, measurements=2, dimension=2, high=1.0)
+    # v' with gradients apart by GAP in L1 everywhere: -2 M' (v' - v) = -(GAP, 0).
+    change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
+    values = one.values.copy()
+    values[0] += change
+    other = data.of(one.matrices, values, one.omega, one.truth)
+    # Gradients' change is -(GAP, 0), so the next message's is the step times (GAP, 0).
+    shift = np.zeros((3, 2))
+    shift[1:, 0] = GAP * 0.1 * 0.1 ** np.arange(2)
+    scales = made.noise.scales.astype(float)[:, None]
+    found = []
+    for sign, task, first in ((1, one, 0), (-1, other, RUNS)):
+        seeds = range(first, first + RUNS)
+        xi = np.asarray(trace(made, fusion.problem(task), seeds=seeds, read=_noise), np.float64)
+        lost = np.abs(xi - sign * shift) - np.abs(xi)
+        found.append(sign * (lost / scales).sum(axis=(1, 2)))
+    return found
+
+
+def _noise(passed):
+    return passed.noisy[0] - passed.private[0]
+
+
+def lower_bound(halved):
+    """Of log P(S) / Q(S) over events of large ratios, at 99.9 %: chosen on a half, judged on one.
+
+    S is the event that an attacker who knows both problems would choose.
+    """
+    mine, theirs = ratios(halved)
+    half = RUNS // 2
+    cuts = np.quantile(mine[:half], np.linspace(0.3, 0.98, 40))
+    rates = [
+        np.log((mine[:half] >= c).mean() / max((theirs[:half] >= c).mean(), 1e-9)) for c in cuts
+    ]
+    cut = cuts[int(np.argmax(rates))]
+    p, q = ((one[half:] >= cut).sum() for one in (mine, theirs))
+    low = stats.beta.ppf(5e-4, p, half - p + 1)
+    high = stats.beta.ppf(1 - 5e-4, q + 1, half - q)
+    return float(np.log(low / high))
+
+
+@pytest.mark.slow
+def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_halved():
+    honest, halved = lower_bound(False), lower_bound(True)
+    assert 0.85 * EPSILON < honest <= EPSILON
+    assert halved > 1.5 * EPSILON
+
+
+def test_shifts_of_the_audit_are_those_of_replayed_messages():
+    """The audit's shifts are the differences of payloads that a replay finds."""
+    from dpjax.engine.trace import moves
+
+    one = data.make(2, seed=0, measurements=2, dimension=2, high=1.0)
+    change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
+    values = one.values.copy()
+    values[0] += change
+    other = data.of(one.matrices, values, one.omega, one.truth)
+    made = plan.make(
+        config(
+            protect=protect.Protect("replace_agent", gradient_gap=GAP, norm="l1"), rounds=3,
+            optimizer=Sgd(0.1, decay=0.1), noise=Laplace(0.5),
+        ),
+        TWO,
+    )  # fmt: skip
+    found = moves(made, fusion.problem(one), fusion.problem(other), seeds=(0,))[0, :, :, 0]
+    np.testing.assert_allclose(found[:, 0], [0.0, 0.1 * GAP, 0.01 * GAP], rtol=1e-3, atol=1e-6)
+    assert not found[:, 1].any()
+    assert jax.numpy.isfinite(found).all()
