@@ -24,11 +24,13 @@ class HopelessWarning(UserWarning):
 
 
 def known(plan: "Plan") -> bool:
-    """Whether there is a forecast: of Gaussian noise that is added to clipped gradients alone.
+    """Whether there is a forecast: of clipped gradients, under Gaussian noise added to them.
 
     Args:
         plan: The plan.
     """
+    if plan.config.protect.gradient_gap is not None:
+        return False
     return plan.noise is None or plan.noise.factor is not None
 
 
@@ -49,8 +51,9 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     """
     if not known(plan):
         raise ValueError(
-            f"noise is {plan.config.noise}, of which no forecast is known: its scale changes by "
-            "round, or it is not Gaussian"
+            f"noise is {plan.config.noise} and gradient_gap {plan.config.protect.gradient_gap}, of "
+            "which no forecast is known: it needs clipped gradients, and Gaussian noise of one "
+            "scale that is added to them"
         )
     config, rounds, loss = plan.config, plan.config.rounds, plan.guarantee.loss
     sampled = loss if isinstance(loss, Pld) else None

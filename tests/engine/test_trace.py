@@ -92,20 +92,25 @@ def test_agents_may_start_apart_in_any_method():
     task = fusion.problem(data.make(N, seed=0))
     alike = fusion.problem(data.make(N, seed=0), apart=False)
     for one, spread in ((task, True), (alike, False)):
-        first = trace(made(), one, seeds=(0, 1), read=lambda passed: passed.before.models)[:, 0]
+        first = trace(
+            made(batch_size=1), one, seeds=(0, 1), read=lambda passed: passed.before.models
+        )[:, 0]
         assert (first.std(axis=1).max() > 0.1) == spread
         # Seeds differ, and a seed gives the same start twice.
         assert not spread or np.abs(first[0] - first[1]).max() > 0.1
-    again = trace(made(), task, seeds=(1,), read=after)
-    np.testing.assert_array_equal(again, trace(made(), task, seeds=(1,), read=after))
+    again = trace(made(batch_size=1), task, seeds=(1,), read=after)
+    np.testing.assert_array_equal(again, trace(made(batch_size=1), task, seeds=(1,), read=after))
+    other = dataclasses.replace(task, apart=False)
     with pytest.raises(ValueError, match="apart"):
-        run(made(), [task, alike], seeds=(0, 1))
+        run(made(batch_size=1), [task, other], seeds=(0, 1))
 
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
 def test_averages_of_float64_models_keep_their_mean_as_float64_does():
     task = fusion.problem(data.make(N, seed=0), dtype="float64")
-    config = make_config(rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9)
+    config = make_config(
+        rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9, batch_size=1
+    )
     models = trace(plan.make(config, MATRIX), task, seeds=(0,), read=after)[0]
     assert models.dtype == np.float64
     means = models.mean(axis=1)

@@ -223,7 +223,6 @@ def lower_bound(halved):
     return float(np.log(low / high))
 
 
-@pytest.mark.slow
 def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_halved():
     honest, halved = lower_bound(False), lower_bound(True)
     assert 0.85 * EPSILON < honest <= EPSILON
