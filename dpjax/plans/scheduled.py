@@ -24,7 +24,7 @@ from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 from dpjax.transforms import scheduled as scheduled_
 
-__all__ = ["Laplace", "Normal"]
+__all__ = ["Laplace", "Normal", "cost"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 steps of a run are off those of the optimizer."""
