@@ -31,7 +31,7 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 AGENTS = 3
 MATRIX = np.full((AGENTS, AGENTS), 1 / AGENTS)
-_KINDS: tuple[leakage.Convention, ...] = ("exact", "jittered")
+_KINDS: Any = ("exact", "jittered")
 PAPER = {
     ("tracking", 10.0, "insiders"): 0.52, ("tracking", 1.0, "insiders"): 0.24,
     ("tracking", 0.1, "insiders"): 0.047, ("correlated_randomness", None, "outsider"): 1.0,
