@@ -19,7 +19,7 @@ __all__ = ["problem"]
 
 
 def problem(
-    made: Fusion,
+    costs: Fusion,
     *,
     apart: bool = True,
     dtype: Literal["float32", "float64"] = "float32",
@@ -30,7 +30,7 @@ def problem(
     mean, and ``mean_residual``, |average model - x*|^2.
 
     Args:
-        made: Measurements, `dpjax.data.fusion.make`.
+        costs: Of measurements, `dpjax.data.fusion.make`.
         apart: True where every agent starts from a draw of N(0, I) of its own; False from zero.
         dtype: Of data and models; "float64" where JAX's x64 flag is on.
 
@@ -55,18 +55,18 @@ def problem(
             "dtype is 'float64' where JAX computes in float32; set JAX_ENABLE_X64=1, or give "
             "'float32'"
         )
-    agents, measurements, dimension = made.matrices.shape
-    flat = made.matrices.reshape(agents, measurements * dimension)
+    agents, measurements, dimension = costs.matrices.shape
+    flat = costs.matrices.reshape(agents, measurements * dimension)
     rows = np.arange(agents, dtype=np.int32)
     start = _starts(dimension, dtype, _validate.flag("apart", apart))
     return Problem(
         start,
-        Cost(measurements, dimension, float(made.omega)),
+        Cost(measurements, dimension, float(costs.omega)),
         _residuals,
-        np.concatenate([flat, made.values], axis=1).astype(dtype),
+        np.concatenate([flat, costs.values], axis=1).astype(dtype),
         np.zeros(agents, dtype),
         Partition(rows[:, None], np.ones(agents, np.int32)),
-        np.asarray(made.minimiser, dtype),
+        np.asarray(costs.minimiser, dtype),
         "sensor fusion",
         evaluation_data="public",
         apart=apart,
