@@ -315,7 +315,7 @@ def rounded(schedule: Schedule) -> Schedule:
     if max(steps.max(), scales.max()) > info.max or shown.min(initial=1.0) < info.tiny:
         raise ValueError(
             f"schedule has scales from {shown.min(initial=1.0):g} to {scales.max():g} and steps up "
-            f"to {steps.max():g}, beyond what float32 holds; give fewer rounds or rescale the problem"
+            f"to {steps.max():g}, beyond what float32 holds; give fewer rounds or rescale"
         )
     low, high = steps.astype(np.float32), scales.astype(np.float32)
     zero, top = np.float32(0), np.float32(np.inf)
