@@ -31,6 +31,8 @@ NAMED = {
     "accounting.replay": "moved DescentRule",
     "data.fusion": "make",
     "accounting.gdp": "epsilon delta mu rdp zcdp",
+    "accounting.leakage": "mutual_information normaliser normalised",
+    "accounting.pairs": "jittered",
     "accounting.views": "dsgd muffliato zip_dl linear",
     "secagg.encoding": "FixedPoint",
     "transforms.noise": "correlated",
