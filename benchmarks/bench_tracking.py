@@ -5,6 +5,10 @@
   alone, and ``plain`` a k-d tree asked trial by trial in Python, as public toolboxes do. Pairs (one
   a round) a second, trials a second, how many times as long as ``tree`` a way takes (the median
   over turns), and the largest difference of its values from ``tree``'s, all on the same numbers.
+- ``runs``: trials x rounds of Algorithm 1 on sensor fusion a second. ``dpjax`` runs all trials in
+  one compiled call, as its experiments do, ``numpy`` trial after trial with arrays over agents, and
+  ``loop`` with a loop over agents, too, as scripts do. One trial more gives the time of a round of
+  one run alone. The noise is each library's own.
 - ``bias``: no times. ``gaussians``: what is found of a known truth, both variables normal and of
   so many coordinates, those of x and y correlated in pairs. ``maximum``: the largest of so many
   rounds in which y tells nothing of a scalar x, over psi(N) - psi(k), its mean over as many groups
@@ -151,7 +155,93 @@ def independent(trials: int, coordinates: int, seed: int) -> tuple[np.ndarray, n
     return rng.normal(size=(GROUP, trials, 1)), rng.normal(size=(GROUP, trials, coordinates))
 
 
-SECTIONS = {"estimator": estimator, "bias": bias}
+def compiled(options: Namespace, trials: int) -> Callable[[], object]:
+    """All trials side by side."""
+    from dpjax.algorithms.tracking import Tracking
+    from dpjax.data import fusion as data
+    from dpjax.engine.run import run
+    from dpjax.plans import fusion, plan, protect, samplers
+    from dpjax.plans.optimizers import Sgd
+    from dpjax.plans.scheduled import Laplace
+
+    config = plan.Config(
+        method=Tracking(STEPS["beta"]), noise=Laplace(STEPS["q2"]), sampler=samplers.Random(1),
+        budget=protect.Budget(1.0, accountant="pure"), rounds=options.run_rounds,
+        protect=protect.Protect("replace_agent", norm="l1", gradient_gap=1.0),
+        optimizer=Sgd(STEPS["gamma"], decay=STEPS["q1"]),
+    )  # fmt: skip
+    made = plan.make(config, network(options.agents))
+    task = fusion.problem(data.make(options.agents, seed=0))
+    return lambda: run(made, task, seeds=range(trials), eval_every=options.run_rounds)
+
+
+def network(agents: int) -> np.ndarray:
+    """A random graph's weights."""
+    from dpjax.topology import graphs, mixing
+
+    return mixing.metropolis_hastings(graphs.erdos_renyi(agents, max(0.1, 8 / agents), 0))
+
+
+def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object]:
+    """Trial after trial in NumPy, with a loop over agents or without."""
+    from dpjax.data import fusion as data
+
+    costs, weights = data.make(options.agents, seed=0), network(options.agents)
+    agents = range(options.agents)
+    neighbours = [np.flatnonzero(weights[i]) for i in agents]
+    scale = STEPS["gamma"] / (STEPS["q2"] - STEPS["q1"])
+
+    def one(rng: np.random.Generator) -> np.ndarray:
+        x = rng.normal(size=(options.agents, 2))
+        y = np.zeros_like(x)
+        for k in range(options.run_rounds):
+            step, nu = STEPS["gamma"] * STEPS["q1"] ** k, scale * STEPS["q2"] ** k
+            if not loop:
+                z = x + rng.laplace(0, nu, x.shape)
+                mean = weights @ z
+                y += STEPS["beta"] * (z - mean)
+                slope = np.einsum("nij,nj->ni", costs.hessians, z) - costs.linear
+                x = mean - step * (y + slope)
+                continue
+            z = np.array([x[i] + rng.laplace(0, nu, 2) for i in agents])
+            new = np.empty_like(x)
+            for i in agents:
+                mean = sum(weights[i, j] * z[j] for j in neighbours[i])
+                y[i] = y[i] + STEPS["beta"] * (z[i] - mean)
+                new[i] = mean - step * (y[i] + costs.hessians[i] @ z[i] - costs.linear[i])
+            x = new
+        return x
+
+    return lambda: [one(np.random.default_rng(seed)) for seed in range(trials)]
+
+
+STEPS = {"gamma": 0.001, "beta": 1000.0, "q1": 0.97, "q2": 0.99}
+"""The paper's at epsilon 1."""
+
+
+def runs(bench: Bench, options: Namespace) -> None:
+    """Trials x rounds a second, each way with as many trials as it can do in seconds."""
+    counts = {"dpjax": options.run_trials, "dpjax, one trial": 1, "numpy": 5, "loop": 1}
+    calls = {
+        "dpjax": compiled(options, counts["dpjax"]),
+        "dpjax, one trial": compiled(options, 1),
+        "numpy": scripted(options, counts["numpy"], loop=False),
+        "loop": scripted(options, counts["loop"], loop=True),
+    }
+    taken = turns(calls, options.repeats)
+    rates = {
+        name: counts[name] * options.run_rounds / np.array(each.times)
+        for name, each in taken.items()
+    }
+    for name, each in rates.items():
+        bench.row(
+            what="runs", algorithm=name, agents=options.agents, rounds=options.run_rounds,
+            trials=counts[name], trials_rounds_per_second=float(np.median(each)),
+            times_loop=float(np.median(each / rates["loop"])),
+        )  # fmt: skip
+
+
+SECTIONS = {"estimator": estimator, "bias": bias, "runs": runs}
 """What ``--what`` chooses from: functions of the bench and its options."""
 
 
@@ -170,6 +260,10 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--truths", type=float, nargs="+", default=[0.8, 4.0])
     group.add_argument("--seeds", type=int, default=3, help="of each truth")
     group.add_argument("--groups", type=int, default=3, help="of 1,000 rounds that tell nothing")
+    group = bench.parser.add_argument_group("runs")
+    group.add_argument("--agents", type=int, default=100)
+    group.add_argument("--run-rounds", type=int, default=1000)
+    group.add_argument("--run-trials", type=int, default=1000, help="side by side")
     options = bench.parse(argv)
     for name in options.what:
         SECTIONS[name](bench, options)

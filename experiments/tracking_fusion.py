@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,12 +67,14 @@ class Config:
         tuning_trials: Runs that choose.
         below: Residual at which Fig. 5 stops.
         timed: Runs that are measured after every round for it.
+        optimal: Of tracking, steps and noise chosen together for the last models' error: "smooth"
+            steps, and "pulses", a few long ones with averaging between.
     """
 
     agents: int = 100
     probability: float = 0.1
     graph_seed: int = 0
-    data_seed: int = 0
+    data_seed: int = 2
     measurements: int = 3
     dimension: int = 2
     low: float = 0.0
@@ -93,12 +95,14 @@ class Config:
     tuning_trials: int = 20
     below: float = 0.01
     timed: int = 100
+    optimal: tuple[Literal["smooth", "pulses"], ...] = ("smooth", "pulses")
 
 
 PRESETS = {
     "tiny": Config(
         agents=8, probability=0.5, epsilon=(10.0,), gamma=(0.002,), beta=(100.0,), q1=(0.97,),
         q2=(0.99,), rounds=40, trials=6, marks=4, timed=3, factors=(1.0, 0.25), tuning_trials=2,
+        optimal=(),
         methods=("tracking", "pp_doagt"),
     ),
     "cpu": Config(),
@@ -182,30 +186,45 @@ class Setting:
             rounds=self.config.rounds,
         )  # fmt: skip
 
-    def columns(self, method: str, steps: str, factor: float) -> dict[str, Any]:
+    def optimal(self, shape: Any) -> tuple[plan.Plan, Any]:
+        """The plan of tracking whose steps and noise were chosen together; its predicted error."""
+        parts = fusion.optimal(
+            self.data, self.matrix, epsilon=self.epsilon, gradient_gap=self.config.gradient_gap,
+            rounds=self.config.rounds, shape=shape, iterations=60,
+        )  # fmt: skip
+        given = dataclasses.replace(
+            self.config_of("tracking", self.epsilon, 1.0), method=parts.method, noise=parts.noise,
+            optimizer=parts.optimizer,
+        )  # fmt: skip
+        return plan.make(given, self.matrix), parts.predicted
+
+    def columns(self, method: str, steps: str, made: plan.Plan) -> dict[str, Any]:
         """What every row of a method at this budget says."""
         return {
             "algorithm": method, "steps": steps, "setting": self.epsilon,
-            "gamma": factor * self.gamma, "beta": self.beta,
-            "q1": self.q1, "q2": self.q2, "gradient_gap": self.config.gradient_gap,
+            "gamma": made.config.optimizer.first, "gradient_gap": self.config.gradient_gap,
         }  # fmt: skip
 
 
-def tuned(config: Config, setting: Setting, method: str) -> dict[str, float]:
-    """The factors that are shown: 1, and the best by the mean residual on other seeds."""
+def variants(config: Config, setting: Setting, method: str) -> dict[str, tuple[plan.Plan, Any]]:
+    """Plans by how their steps were chosen, with the error that was predicted, where one was."""
     plans = [setting.made(method, factor) for factor in config.factors]
     seeds = range(_TUNING, _TUNING + config.tuning_trials)
     result = run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
     left = np.nan_to_num(result.metrics["residual"][-1].mean(axis=0), nan=np.inf)
-    return {"printed": 1.0, "tuned": config.factors[int(np.argmin(left))]}
+    found = {"printed": (setting.made(method, 1.0), None)}
+    found["tuned"] = (plans[int(np.argmin(left))], None)
+    return found
 
 
 def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """Mean, spread and median of the residual over trials, by round."""
     setting, rows = Setting(config, index), []
     every = max(1, config.rounds // config.marks)
-    for steps, factor in tuned(config, setting, method).items():
-        made = setting.made(method, factor)
+    shown = variants(config, setting, method)
+    if method == "tracking":
+        shown |= {shape: setting.optimal(shape) for shape in config.optimal}
+    for steps, (made, predicted) in shown.items():
         result = run(
             made, setting.problem, seeds=range(config.trials), eval_every=every,
             **lab.run_options(folder / steps),
@@ -216,8 +235,10 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
                 values = result.metrics[name][mark, :, 0].astype(np.float64)
                 row |= {name: values.mean(), f"{name}_std": values.std(ddof=1)}
                 row[f"{name}_median"] = np.median(values)
-            columns = setting.columns(method, steps, factor)
-            rows.append(columns | row | {"guarantee": made.guarantee.to_dict()})
+            columns = setting.columns(method, steps, made) | {"guarantee": _stated(made)}
+            if predicted is not None:
+                row |= {"predicted": predicted.total, "predicted_bias": predicted.bias}
+            rows.append(columns | row)
         lab.say(f"  {method}, {steps}: {result.rounds_per_second:,.0f} trials x rounds a second")
     return rows
 
@@ -225,8 +246,7 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
 def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """When each of some runs is first below the residual, and what it has sent by then."""
     setting, rows = Setting(config, index), []
-    for steps, factor in tuned(config, setting, method).items():
-        made = setting.made(method, factor)
+    for steps, (made, _) in variants(config, setting, method).items():
         result = run(
             made, setting.problem, seeds=range(config.timed), eval_every=1,
             **lab.run_options(folder / steps),
@@ -234,13 +254,13 @@ def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path
         # The time of one run alone: seeds side by side share their overhead.
         alone = run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
         sent = traffic.of(made, setting.problem)
-        columns = setting.columns(method, steps, factor)
+        columns = setting.columns(method, steps, made)
         for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):
             found = result.metrics[name][:, :, 0] < config.below
             first = np.where(found.any(axis=0), result.rounds[found.argmax(axis=0)], -1)
             for seed, rounds in zip(result.seeds, first, strict=True):
                 row = {"seed": seed, "norm": norm, "below": config.below}
-                row |= {"reached": bool(rounds > 0), "guarantee": made.guarantee.to_dict()}
+                row |= {"reached": bool(rounds > 0), "guarantee": _stated(made)}
                 if rounds > 0:
                     row |= {"rounds": int(rounds), "numbers": float(rounds * sent.total)}
                     row["seconds"] = float(rounds / alone.rounds_per_second)
@@ -266,6 +286,10 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     report(config, lab, frames["curves"], frames["stops"])
 
 
+def _stated(made: plan.Plan) -> dict[str, Any]:
+    return made.guarantee.to_dict()
+
+
 _TUNING = 1_000_000
 """The first seed of those that choose steps."""
 _EACH = ("gamma", "beta", "q1", "q2")
@@ -282,6 +306,7 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
         shown |= {"mean": row["residual"], "std": row["residual_std"]}
         shown |= {"median": row["residual_median"], "per agent": row["residual"] / config.agents}
         shown |= {"consensus": row["consensus"], "epsilon": float(row["guarantee"]["epsilon"])}
+        shown |= {"predicted": row["predicted"]} if row.get("predicted", 0) > 0 else {}
         rows.append(shown)
     lab.say(tables.text(rows))
     lab.say(f"\nfirst below {config.below:g}: medians of the runs that ever were")

@@ -3,19 +3,96 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.algorithms.tracking import Tracking
 from dpjax.data.fusion import Fusion
 from dpjax.data.partition import Partition
+from dpjax.mechanism import quadratic, schedules
+from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
+from dpjax.plans.scheduled import Laplace
 
-__all__ = ["problem"]
+__all__ = ["Parts", "optimal", "problem"]
+
+
+class Parts(NamedTuple):
+    """Parts of a config whose steps and noise were chosen together.
+
+    Attributes:
+        method: Tracking, with its gain.
+        optimizer: The steps.
+        noise: The scales over their largest.
+        predicted: Exact error of the models after the run, bias and noise apart.
+    """
+
+    method: Tracking
+    optimizer: Sgd
+    noise: Laplace
+    predicted: quadratic.Error
+
+
+def optimal(
+    costs: Fusion,
+    mixing: Float[np.ndarray, "n n"],
+    *,
+    epsilon: float,
+    gradient_gap: float,
+    rounds: int,
+    shape: Literal["any", "smooth", "pulses"] = "any",
+    apart: bool = True,
+    **options: Any,
+) -> Parts:
+    """Tracking whose steps and Laplace noise make the error of the last models small.
+
+    Guarantee: a plan of these parts spends epsilon as any does, whatever they are. The parts
+        themselves are made from Hessians and linear terms, and tell of them: use them on public or
+        simulated costs.
+
+    Args:
+        costs: Measurements, `dpjax.data.fusion.make`.
+        mixing: [n, n] symmetric mixing matrix.
+        epsilon: Budget of the run.
+        gradient_gap: How far gradients of neighbours are assumed to be apart in L1.
+        rounds: Rounds T.
+        shape: Steps that go down smoothly, a few long ones with averaging between, or the better.
+        apart: As in `problem`, which the error is of.
+        options: More of `dpjax.mechanism.schedules.optimal`.
+
+    Returns:
+        The parts.
+
+    Raises:
+        ValueError: As `dpjax.mechanism.schedules.optimal`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import fusion as data
+        >>> from dpjax.plans import fusion
+        >>> costs, few = data.make(4, seed=0), dict(iterations=10, pulses=(2,))
+        >>> parts = fusion.optimal(
+        ...     costs, np.full((4, 4), 0.25), epsilon=1.0, gradient_gap=1.0, rounds=20, **few
+        ... )
+        >>> parts.predicted.bias < parts.predicted.total
+        True
+    """
+    best = schedules.optimal(
+        mixing, costs.hessians, costs.linear, epsilon, gradient_gap, rounds, shape=shape,
+        start_variance=float(apart), **options,
+    )  # fmt: skip
+    steps, scales = best.schedule.step_sizes, best.schedule.scales
+    return Parts(
+        Tracking(best.beta),
+        Sgd(float(steps.max()), decay=tuple(map(float, steps / steps.max()))),
+        Laplace(tuple(map(float, scales / scales.max()))),
+        best.error,
+    )
 
 
 def problem(

@@ -30,9 +30,9 @@ class Sgd:
     """Steps of -eta times the noisy mean.
 
     Attributes:
-        step_size: Step size eta, of the first round when it decays.
+        step_size: Step size eta, of the first round when it decays; the largest of a list.
         decay: "constant"; "sqrt" for eta / sqrt(t), t = 1, 2, ...; a ratio q in (0, 1) for
-            eta q^(t-1); or step sizes over the first one, one a round, the first 1.
+            eta q^(t-1); or multiples of eta, one a round, from 0 to 1, the largest 1.
 
     Example:
         >>> from dpjax.plans.optimizers import Sgd
@@ -54,12 +54,12 @@ class Sgd:
             _validate.one_of("decay", decay, ("constant", "sqrt"))
             return
         steps = _validate.numbers("decay", decay)
-        if steps is not None and (steps[0] != 1 or min(steps) < 0):
+        if steps is not None and (max(steps) != 1 or min(steps) < 0):
             raise ValueError(
-                f"decay is {_validate.shown(decay)}; give step sizes over the first one, one a "
-                "round, the first 1 and none below 0"
+                f"decay is {_validate.shown(decay)}; give multiples of the step size, one a round, "
+                "from 0 to 1, the largest 1"
             )
-        remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or steps over the first one"
+        remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or multiples, one a round"
         given = steps or _validate.probability("decay", decay, remedy=remedy)
         object.__setattr__(self, "decay", given)
 
@@ -79,7 +79,7 @@ class Sgd:
 
     @property
     def first(self) -> float:
-        """Step size of the first round, for records."""
+        """Step size eta, for records: the first round's, or the largest of a list."""
         return self.step_size
 
     def shared(self) -> "Sgd":
@@ -107,7 +107,7 @@ class Sgd:
         return optax.scale_by_schedule(lambda count: -step * _power(decay, count, step.dtype))
 
     def relative(self, rounds: int) -> np.ndarray:
-        """Step sizes over the first one, [T]; the last one stays where there are no more."""
+        """Step sizes over eta, [T]; the last one stays where there are no more."""
         number = np.arange(rounds)
         if isinstance(self.decay, str):
             steps = np.ones(rounds)

@@ -36,7 +36,9 @@ class _Scheduled(abc.ABC):
 
     Attributes:
         schedule: The ratio of a round's scale to the one before, in (0, 1]: q2 of a geometric
-            schedule, 1 for scales that stay. Or the scales relative to each other, one a round.
+            schedule, 1 for scales that stay. Or the scales relative to each other, one a round; 0
+            in rounds whose payload cannot move, as of tracking the first, and one after a step of
+            0: no noise is drawn there.
     """
 
     schedule: float | tuple[float, ...] = 1.0
@@ -60,12 +62,15 @@ class _Scheduled(abc.ABC):
                 )
             object.__setattr__(self, "schedule", ratio)
             return
-        for one in scales:
-            _validate.positive("schedule", one)
+        if min(scales) < 0 or max(scales) == 0:
+            raise ValueError(
+                f"schedule is {_validate.shown(given)}; give relative scales, one a round, none "
+                "below 0 and one above; 0 is for rounds whose payload does not move"
+            )
         object.__setattr__(self, "schedule", scales)
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
-        """Scales over the first one.
+        """Scales over the largest one.
 
         Args:
             rounds: Rounds T.
@@ -79,7 +84,7 @@ class _Scheduled(abc.ABC):
             raise ValueError(
                 f"schedule has {len(self.schedule)} scales for {rounds} rounds; give one a round"
             )
-        return np.asarray(self.schedule) / self.schedule[0]
+        return np.asarray(self.schedule) / max(self.schedule)
 
     def calibrate(
         self, target: Target, *, design: Any = None, strategy: Any = None
@@ -103,7 +108,12 @@ class _Scheduled(abc.ABC):
                 raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
         self.check(target)
         moves, profile = moved(target), self.relative(target.rounds)
-        scale = self.first_scale(moves, profile, target)
+        if ((profile == 0) & (moves > 0).any(axis=1)).any():
+            raise ValueError(
+                f"schedule is {_validate.shown(self.schedule)}, with a scale of 0 in a round whose "
+                "payload moves; give noise to every round that a step is seen in, the one after it"
+            )
+        scale = self.largest_scale(moves, profile, target)
         made = self.at(scale, profile, moves)
         while (made.loss(target).epsilon > target.budget.largest).any():
             scale *= 1 + 2.0**-22
@@ -111,16 +121,15 @@ class _Scheduled(abc.ABC):
         return made
 
     def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "ScheduledNoise":
-        """The noise of a first scale, rounded up to float32.
+        """The noise of a largest scale, rounded up to float32.
 
         Args:
-            scale: Of the first round.
+            scale: The largest of a round.
             profile: [T] scales over it.
             moves: [T, P] how far the payload moves.
         """
         wide = scale * profile
-        for one in (wide.max(), wide.min()):
-            _validate.spread("scale", float(one))
+        _check_scales(wide)
         scales = wide.astype(np.float32)
         low = scales < wide
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
@@ -146,8 +155,8 @@ class _Scheduled(abc.ABC):
             )
 
     @abc.abstractmethod
-    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
-        """The first scale at which the budget is met, up to rounding."""
+    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+        """The largest scale at which the budget is met, up to rounding."""
 
     @abc.abstractmethod
     def loss(
@@ -177,7 +186,7 @@ class Laplace(_Scheduled):
 
     label, kind, norm = "laplace", "laplace", "l1"
 
-    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
         """Epsilon at scale 1 over the budget's."""
         return pure.epsilon_of_moves(moves, profile) / target.budget.largest
 
@@ -206,7 +215,7 @@ class Normal(_Scheduled):
 
     label, kind, norm = "normal", "normal", "l2"
 
-    def first_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
+    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
         """Mu at scale 1 over the one that the budget allows."""
         budget = target.budget
         allowed = budget_.allowed_mu(
@@ -274,8 +283,7 @@ class ScheduledNoise:
                 f"scales is {self.scales.dtype} {self.scales.shape}; give float32 "
                 f"{(target.rounds,)}"
             )
-        for one in (self.scales.max(), self.scales.min()):
-            _validate.spread("scale", float(one))
+        _check_scales(self.scales)
 
     def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
         """What every agent loses, its moves those of the target."""
@@ -312,6 +320,13 @@ class ScheduledPrivatizer:
         return scheduled_.scheduled(
             arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind
         )
+
+
+def _check_scales(scales: np.ndarray) -> None:
+    """Refuse scales that float32 noise cannot have; 0 is none."""
+    there = scales[scales != 0]
+    for one in (scales.max(), there.min(initial=1.0)):
+        _validate.spread("scale", float(one))
 
 
 def moved(target: Target) -> Float[np.ndarray, "t p"]:
@@ -351,14 +366,14 @@ def moved(target: Target) -> Float[np.ndarray, "t p"]:
 
 
 def cost(config: Any, mixing: Any, scale: float) -> float:
-    """The epsilon at which a config's schedule begins at a given scale, at its budget's delta.
+    """The epsilon at which a config's schedule has a given largest scale, at its budget's delta.
 
     For methods whose noise is given, and not a budget: what it costs by this package's account.
 
     Args:
         config: A config with noise of this module; its own epsilon is not read.
         mixing: [n, n] mixing matrix.
-        scale: Of the first round.
+        scale: The largest, which is the first of a ratio's.
 
     Returns:
         Epsilon, rounded up; a config with this budget has that noise up to float32.

@@ -152,6 +152,41 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
     np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
 
 
+def test_rounds_without_noise_are_those_whose_payload_does_not_move():
+    """Two long steps, the models averaged without noise between; seen one round late."""
+    steps = (1.0, 0.0, 0.0, 0.25, 0.0, 0.0)
+    given = config(noise=Laplace((0.0, 1.0, 0.0, 0.0, 0.5, 0.0)), rounds=6,
+                   optimizer=Sgd(GAMMA, decay=steps))  # fmt: skip
+    made = plan.make(given, MATRIX)
+    assert (made.noise.scales > 0).tolist() == [False, True, False, False, True, False]
+    np.testing.assert_allclose(made.noise.scales[1], 2.0 * GAMMA * 1.5, rtol=1e-5)
+    result = run(made, fusion.problem(data.make(N, seed=0, high=1.0)), seeds=(0,), eval_every=6)
+    assert np.isfinite(result.metrics["residual"]).all()
+    for scales in ((1.0, 0.0, 0.0, 0.5, 0.0, 0.0), (0.0,) * 6, (0.0, 1.0, 0.0, 0.0, -0.5, 0.0)):
+        with pytest.raises(ValueError, match="schedule"):
+            plan.make(dataclasses.replace(given, noise=Laplace(scales)), MATRIX)
+
+
+def test_optimal_parts_leave_the_error_that_they_predict():
+    costs, rounds = data.make(N, seed=1, high=3.0), 40
+    few = dict(iterations=30, pulses=(1, 2), probes=None)
+    parts = fusion.optimal(
+        costs, MATRIX, epsilon=2.0, gradient_gap=1.0, rounds=rounds, shape="pulses", **few
+    )
+    made = plan.make(
+        config(
+            method=parts.method, optimizer=parts.optimizer, noise=parts.noise, rounds=rounds,
+            protect=protect.Protect("replace_agent", gradient_gap=1.0, norm="l1"),
+            budget=protect.Budget(2.0, accountant="pure"),
+        ),
+        MATRIX,
+    )  # fmt: skip
+    result = run(made, fusion.problem(costs), seeds=range(2000), eval_every=rounds)
+    found = result.metrics["residual"][-1, :, 0].astype(float)
+    spread = 5 * found.std() / np.sqrt(len(found))
+    assert abs(found.mean() - parts.predicted.total) < spread + 0.02 * parts.predicted.total
+
+
 def test_plans_of_several_budgets_and_schedules_run_side_by_side():
     plans = [
         plan.make(config(noise=Laplace(ratio), budget=protect.Budget(e, accountant="pure")), MATRIX)

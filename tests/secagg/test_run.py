@@ -6,15 +6,11 @@ import pytest
 pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
-random_weights = pytest.importorskip(
-    "dpjax.algorithms.random_weights", reason="the method of the exchange is not here"
-)
-fusion = pytest.importorskip("dpjax.plans.fusion", reason="the problem is not here")
-
+from dpjax.algorithms import random_weights  # noqa: E402
 from dpjax.data import fusion as data  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
-from dpjax.plans import plan, protect, samplers  # noqa: E402
+from dpjax.plans import fusion, plan, protect, samplers  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
 from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
