@@ -179,7 +179,7 @@ def network(agents: int) -> np.ndarray:
     """A random graph's weights."""
     from dpjax.topology import graphs, mixing
 
-    return mixing.metropolis_hastings(graphs.erdos_renyi(agents, max(0.1, 8 / agents), 0))
+    return mixing.metropolis_hastings(graphs.erdos_renyi(agents, min(1.0, max(0.1, 8 / agents)), 0))
 
 
 def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object]:

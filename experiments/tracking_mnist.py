@@ -16,6 +16,7 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.models.conv import Layout
 from dpjax.plans import images, plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import launch, plots, tables
@@ -34,6 +35,7 @@ class Config:
     Attributes:
         dataset: "mnist", or "digits", which needs no file.
         model: Network by name.
+        layout: How convolutions are computed: mapped over agents' kernels a CPU's own are slow.
         parts: Which of the sweeps: "gaps" (gap, mode, budget), "methods" (Figs. 6-8), "border"
             (Fig. 9: gamma and beta without noise), "networks" (Fig. 10: graph, agents, budget).
         agents: Agents n.
@@ -60,10 +62,12 @@ class Config:
         seeds: Seeds.
         measurements: How often a run is measured.
         records: Use only that many training records; 0 is all.
+        test_records: Measure on only that many test records; 0 is all.
     """
 
     dataset: Literal["mnist", "digits"] = "mnist"
     model: str = "cnn2"
+    layout: Layout = "conv"
     parts: tuple[str, ...] = PARTS
     agents: int = 100
     probability: float = 0.1
@@ -88,6 +92,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     measurements: int = 20
     records: int = 0
+    test_records: int = 0
 
 
 PRESETS = {
@@ -98,9 +103,11 @@ PRESETS = {
         seeds=(0,), measurements=2, records=200,
     ),
     "cpu": Config(
-        agents=20, probability=0.3, rounds=300, gamma=0.02, beta=5.0, q1=0.99, q2=0.995,
-        gaps=(1.0, 0.01, 0.0001), gammas=(0.005, 0.02, 0.1), betas=(1.0, 10.0, 100.0),
-        border_rounds=60, sizes=(20,), budgets=(0.5, 10.0), seeds=(0,), measurements=6,
+        model="small_cnn", layout="patches",
+        agents=20, probability=0.3, rounds=240, gamma=0.1, beta=2.0, q1=0.99, q2=0.995,
+        gaps=(1.0, 0.01, 0.0001), gammas=(0.01, 0.1, 0.5), betas=(1.0, 10.0, 100.0),
+        border_rounds=60, sizes=(20,), budgets=(0.5, 10.0), seeds=(0,), measurements=4,
+        test_records=1000,
     ),
     "gpu": Config(seeds=(0,), sizes=(50, 100)),
     "full": Config(),
@@ -113,7 +120,7 @@ def check(config: Config) -> None:
         config,
         whole={
             "agents": 2, "rounds": 2, "batch_size": 1, "border_rounds": 2, "sizes": 2, "seeds": 0,
-            "measurements": 1, "records": 0,
+            "measurements": 1, "records": 0, "test_records": 0,
         },
         positive=(
             "gamma", "beta", "epsilon", "gaps", "gap", "at_epsilon", "gammas", "betas", "budgets",
@@ -137,13 +144,14 @@ def network(config: Config, kind: str, agents: int) -> Any:
 
 
 @functools.cache
-def task(dataset: str, model: str, records: int, agents: int) -> problem.Problem:
+def task(
+    dataset: str, model: str, layout: Layout, records: int, test_records: int, agents: int
+) -> problem.Problem:
     """The classifier over agents, its records dealt evenly."""
-    read = images.read(dataset, model, records=records)
+    read = images.read(dataset, model, layout, records=records)
     shards = partition.iid(len(read.train[1]), agents, 0)
-    return problem.supervised(
-        read.model, "cross_entropy", read.train, read.test, shards, name=dataset
-    )
+    x, y = (part[: test_records or None] for part in read.test)
+    return problem.supervised(read.model, "cross_entropy", read.train, (x, y), shards, name=dataset)
 
 
 def config_of(
@@ -229,8 +237,12 @@ def train(
     made = given() if callable(given) else plan.make(given, matrix)
     rounds = made.config.rounds
     result = run(
-        made, task(config.dataset, config.model, config.records, made.agents), seeds=config.seeds,
-        eval_every=math.ceil(rounds / config.measurements), **lab.run_options(folder),
+        made, task(
+            config.dataset, config.model, config.layout, config.records, config.test_records,
+            made.agents,
+        ),
+        seeds=config.seeds, eval_every=math.ceil(rounds / config.measurements),
+        **lab.run_options(folder),
     )  # fmt: skip
     lab.say(f"  {result.rounds_per_second:.2f} rounds/s")
     rest = dict(columns)

@@ -1,6 +1,7 @@
 """What benchmarks compare is the same work."""
 
 import importlib.util
+from argparse import Namespace
 from typing import Any
 
 import jax
@@ -92,3 +93,12 @@ def test_what_is_found_of_gaussians_is_of_the_stated_truth() -> None:
     both = np.corrcoef(x[:, 0], y[:, 0])[0, 1], np.corrcoef(x[:, 1], y[:, 1])[0, 1]
     assert -0.5 * sum(np.log1p(-(r**2)) for r in both) == pytest.approx(0.8, abs=0.05)
     assert abs(np.corrcoef(x[:, 0], y[:, 1])[0, 1]) < 0.05
+
+
+def test_loops_over_agents_do_what_arrays_of_them_do(capsys: pytest.CaptureFixture) -> None:
+    options = Namespace(agents=6, run_rounds=20, run_trials=3, repeats=1)
+    loop, arrays = (bench_tracking.scripted(options, 2, loop)() for loop in (True, False))
+    np.testing.assert_allclose(loop, arrays, rtol=1e-9)
+    sizes = ["--agents", "6", "--run-rounds", "20", "--run-trials", "3", "--repeats", "1"]
+    assert bench_tracking.main(["--what", "runs", *sizes]) == 0
+    assert "trials_rounds_per_second" in capsys.readouterr().out

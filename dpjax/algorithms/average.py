@@ -113,6 +113,11 @@ class Average:
         """The method's, where it states one of its own."""
         return self.method.sensitivity  # type: ignore[attr-defined]
 
+    @property
+    def asks_own(self) -> bool:
+        """Whether the method asks for gradients at models that nobody else knows."""
+        return getattr(self.method, "asks_own", False)
+
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
         """Weight w of the newest models after a round.
 

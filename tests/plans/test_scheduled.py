@@ -10,6 +10,7 @@ from scipy import stats
 
 from dpjax.accounting import pure
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
@@ -150,6 +151,24 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
     np.testing.assert_allclose(scheduled.cost(config(), MATRIX, first), 1.0, rtol=1e-5)
     twice = scheduled.cost(config(), MATRIX, first / 2)
     np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [Tracking(5.0), DiffTVAB()])
+def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
+    clipped = protect.Protect("replace_agent", 0.5, norm="l1")
+    both = [
+        plan.make(config(method=one, protect=clipped, noise=Laplace(1.0)), MATRIX)
+        for one in (method, Average(method, decay=1.0))
+    ]
+    np.testing.assert_array_equal(*(made.noise.scales for made in both))
+    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    sent = trace(both[0], task, seeds=(0,), read=_models_sent)
+    result = run(both[1], task, seeds=(0,), eval_every=T)
+    np.testing.assert_allclose(result.params[0, 0], sent[0].mean(axis=0), rtol=1e-3, atol=1e-4)
+
+
+def _models_sent(passed):
+    return passed.message if not hasattr(passed.message, "model") else passed.message.model
 
 
 def test_rounds_without_noise_are_those_whose_payload_does_not_move():
