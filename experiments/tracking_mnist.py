@@ -16,7 +16,6 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.models.conv import Layout
 from dpjax.plans import images, plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import launch, plots, tables
@@ -67,7 +66,7 @@ class Config:
 
     dataset: Literal["mnist", "digits"] = "mnist"
     model: str = "cnn2"
-    layout: Layout = "conv"
+    layout: Literal["conv", "patches", "slices"] = "conv"
     parts: tuple[str, ...] = PARTS
     agents: int = 100
     probability: float = 0.1
@@ -145,7 +144,7 @@ def network(config: Config, kind: str, agents: int) -> Any:
 
 @functools.cache
 def task(
-    dataset: str, model: str, layout: Layout, records: int, test_records: int, agents: int
+    dataset: str, model: str, layout: Any, records: int, test_records: int, agents: int
 ) -> problem.Problem:
     """The classifier over agents, its records dealt evenly."""
     read = images.read(dataset, model, layout, records=records)
