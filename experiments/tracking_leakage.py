@@ -287,7 +287,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         mine = frame[
             (frame["coordinates"] == coordinates) & frame["attacker"].isin(["both", "insiders"])
         ]
-        names = mine["algorithm"] + mine["setting"].map(lambda e: "" if e != e else f", {e:g}")
+        names = mine["algorithm"] + mine["setting"].map(lambda e: "" if e is None or e != e else f", {e:g}")
         plots.lines(
             mine.assign(algorithm=names), "round", "value", ax=ax, xlabel="round", logx=True,
             ylabel="normalised mutual information", title=f"{coordinates} coordinates",
