@@ -114,27 +114,30 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
+    # Budgets may share a step or a decay.
+    once = {name: tuple(dict.fromkeys(getattr(config, name))) for name in _EACH}
     launch.check_numbers(
-        dataclasses.replace(config, gamma=(), beta=(), q1=(), q2=()),
+        dataclasses.replace(config, **once),
         whole={
-            "rounds": 2,
-            "trials": 2,
-            "marks": 1,
-            "timed": 1,
-            "agents": 2,
-            "tuning_trials": 1,
+            "rounds": 2, "trials": 2, "marks": 1, "timed": 1, "agents": 2, "tuning_trials": 1,
         },
-        positive=("epsilon", "gradient_gap", "below", "factors"),
+        positive=("epsilon", "gradient_gap", "below", "factors", "gamma", "beta", "probability"),
+        shares=("q1", "q2"),
         filled=("epsilon", "methods"),
-    )
+    )  # fmt: skip
+    if config.probability > 1:
+        raise ValueError(f"probability is {config.probability}; give a number of at most 1")
     if 1.0 not in config.factors:
         raise ValueError(f"factors is {config.factors}; give 1 among them, the printed steps")
-    for name in ("gamma", "beta", "q1", "q2"):
+    for name in _EACH:
         given = getattr(config, name)
         if len(given) != len(config.epsilon):
             raise ValueError(
                 f"{name} has {len(given)} entries for {len(config.epsilon)} budgets; give one each"
             )
+    for q1, q2 in zip(config.q1, config.q2, strict=True):
+        if q1 >= q2:
+            raise ValueError(f"q1 is {q1} with q2 {q2}; give a q1 below it")
     for name in config.methods:
         if name not in METHODS:
             raise ValueError(f"methods has {name!r}; choose from {', '.join(METHODS)}")

@@ -31,6 +31,7 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 AGENTS = 3
 MATRIX = np.full((AGENTS, AGENTS), 1 / AGENTS)
+_EACH = ("gamma", "beta", "q1", "q2")
 _KINDS: Any = ("exact", "jittered")
 PAPER = {
     ("tracking", 10.0, "both"): 0.52, ("tracking", 1.0, "both"): 0.24,
@@ -92,21 +93,28 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
+    # Budgets may share a step or a decay.
+    once = {name: tuple(dict.fromkeys(getattr(config, name))) for name in _EACH}
     launch.check_numbers(
-        dataclasses.replace(config, gamma=(), beta=(), q1=(), q2=()),
+        dataclasses.replace(config, **once),
         whole={
-            "trials": config.k + 2, "rounds": 4, "marks": 1, "until": 0, "k": 1, "permutations": 0,
-            "seed": 0,
+            "k": 1, "trials": 5, "rounds": 4, "marks": 1, "until": 0, "permutations": 0, "seed": 0,
         },
-        positive=("epsilon", "gradient_gap", "step"),
+        positive=("epsilon", "gradient_gap", "step", "gamma", "beta"),
+        shares=("q1", "q2"),
         filled=("epsilon",),
     )  # fmt: skip
-    for name in ("gamma", "beta", "q1", "q2"):
+    if config.trials < config.k + 2:
+        raise ValueError(f"trials is {config.trials} for k = {config.k}; give k + 2 at least")
+    for name in _EACH:
         if len(getattr(config, name)) != len(config.epsilon):
             raise ValueError(
                 f"{name} has {len(getattr(config, name))} entries for {len(config.epsilon)} "
                 "budgets; give one each"
             )
+    for q1, q2 in zip(config.q1, config.q2, strict=True):
+        if q1 >= q2:
+            raise ValueError(f"q1 is {q1} with q2 {q2}; give a q1 below it")
 
 
 def problems(config: Config) -> list[Any]:
@@ -287,7 +295,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         mine = frame[
             (frame["coordinates"] == coordinates) & frame["attacker"].isin(["both", "insiders"])
         ]
-        names = mine["algorithm"] + mine["setting"].map(lambda e: "" if e is None or e != e else f", {e:g}")
+        names = mine["algorithm"] + mine["setting"].map(
+            lambda e: "" if e is None or e != e else f", {e:g}"
+        )
         plots.lines(
             mine.assign(algorithm=names), "round", "value", ax=ax, xlabel="round", logx=True,
             ylabel="normalised mutual information", title=f"{coordinates} coordinates",

@@ -123,10 +123,13 @@ def check(config: Config) -> None:
         },
         positive=(
             "gamma", "beta", "epsilon", "gaps", "gap", "at_epsilon", "gammas", "betas", "budgets",
+            "probability",
         ),
         shares=("q1", "q2"),
         filled=("seeds", "parts"),
     )  # fmt: skip
+    if config.probability > 1:
+        raise ValueError(f"probability is {config.probability}; give a number of at most 1")
     if config.q1 >= config.q2:
         raise ValueError(f"q1 is {config.q1} and q2 {config.q2}; give a q1 below q2")
     for name in config.parts:

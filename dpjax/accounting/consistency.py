@@ -74,7 +74,11 @@ def _bound(of: "Guarantee") -> None:
     _validate.one_of("norm", of.norm, ("l2", "l1"))
     if of.gradient_gap is None:
         _validate.positive("clip_norm", of.clip_norm)
+        if of.smoothness is not None:
+            raise ValueError(f"smoothness is {of.smoothness} without a gradient gap; leave it out")
         return
+    if of.smoothness is not None:
+        _validate.positive("smoothness", of.smoothness)
     _validate.positive("gradient_gap", of.gradient_gap)
     if of.clip_norm != math.inf or of.relation != "replace_agent" or of.release:
         raise ValueError(

@@ -55,8 +55,10 @@ class Guarantee:
         other_loss: The loss where it is not Gaussian; None where mu says all.
         norm: In which norm gradients are clipped, or assumed to be close.
         gradient_gap: Where nothing is clipped, how far the gradients of neighbouring agents'
-            objectives are assumed to be apart at most, at every model; every text of this record
-            says that it is an assumption.
+            objectives, of whatever batch is drawn, are assumed to be apart at most, at every
+            model; every text of this record says that it is an assumption.
+        smoothness: Beside such a gap, how far gradients of one objective are assumed to be apart
+            over the distance of the models, where the method needs it; else None.
     """
 
     epsilon: float
@@ -82,6 +84,7 @@ class Guarantee:
     other_loss: losses.Pld | losses.Concentrated | losses.Pure | None = None
     norm: Literal["l2", "l1"] = "l2"
     gradient_gap: float | None = None
+    smoothness: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

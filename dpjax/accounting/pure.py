@@ -331,6 +331,8 @@ def _power(noise: str) -> int:
 
 def _nonnegative(name: str, value: Any, most: int) -> np.ndarray:
     array = _validate.finite_array(name, value)
+    if most == 1 and not array.ndim:
+        raise ValueError(f"{name} is {_validate.shown(value)}; give one number a message")
     if array.ndim > most:
         raise ValueError(f"{name} has shape {array.shape}; give at most {most} dimensions")
     if array.min() < 0:

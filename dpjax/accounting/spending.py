@@ -211,6 +211,7 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
             "assumption do not compose: state the two runs apart"
         )
     gaps = [one.gradient_gap for one in (of, later) if one.gradient_gap is not None]
+    smooth = [one.smoothness for one in (of, later) if one.smoothness is not None]
     apart = [record.participation and record.participation[1] for record in (of, later)]
     if apart[0] != apart[1]:
         raise ValueError(
@@ -230,6 +231,7 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         added_delta=added_delta,
         clip_norm=max(of.clip_norm, later.clip_norm),
         gradient_gap=max(gaps, default=None),
+        smoothness=max(smooth, default=None),
         private_stop=of.private_stop or later.private_stop,
     )
     return restated(base, of.loss.then(later.loss))

@@ -71,6 +71,8 @@ def statement(of: "Guarantee") -> str:
         text += f", mu = {up(of.mu)}"
     if of.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(of.exact_epsilon)}"
+    if of.accountant == "pure":
+        text += ", of noise in exact arithmetic"
     if of.unsound:
         text += " (the stated epsilon is FALSE, the exact one holds)"
     if of.release:
@@ -110,6 +112,8 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     if of.unsound:
         exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
     gap = "" if of.gradient_gap is None else f", ASSUMED {of.norm} gap {of.gradient_gap:g}"
+    if of.smoothness is not None:
+        gap += f" and smoothness {of.smoothness:.4g}"
     return (
         f"({_epsilon_text(of, digits)}, delta = {up(of.delta, digits)})-DP{exact} per {of.unit} "
         f"({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
@@ -125,9 +129,12 @@ def _bound_text(of: "Guarantee") -> str:
     norm = " in L1" if of.norm == "l1" else ""
     if of.gradient_gap is None:
         return f"clip norm {of.clip_norm:g}{norm}"
+    smooth = ""
+    if of.smoothness is not None:
+        smooth = f", and change by at most {of.smoothness:.4g} times the distance of two models"
     return (
-        f"by one whose gradients differ by at most {of.gradient_gap:g}{norm or ' in L2'} at every "
-        "model, which is ASSUMED and enforced by nothing"
+        f"by one whose gradients, of whatever batch, differ by at most {of.gradient_gap:g}"
+        f"{norm or ' in L2'} at every model{smooth}, which is ASSUMED and enforced by nothing"
     )
 
 

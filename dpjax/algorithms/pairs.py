@@ -269,9 +269,11 @@ class PPDOAGT(_PairSent):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix; the largest and the least weight of an agent's own are taken.
         """
-        matrix = np.asarray(mixing, np.float64)
-        own = np.diagonal(matrix, axis1=-2, axis2=-1)
-        push = 1 / (matrix != 0).sum(axis=-2) if self.directed else own
+        # As float32 runs see it and as float64 ones do: weights may vanish, or round up.
+        both = [np.asarray(mixing, kind).astype(np.float64) for kind in (np.float32, np.float64)]
+        own = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
+        heard = np.stack([(one != 0).sum(axis=-2) for one in both])
+        push = 1 / np.maximum(heard, 1) if self.directed else own
         most, least = (float(own.max()), float(push.max())), float(push.min())
         moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
         for k, step in enumerate(steps):

@@ -237,7 +237,9 @@ def starting(start: Any, models: Any, plans: int, agents: int) -> Any:
 
 
 def check_dtypes(models: Any) -> None:
-    """Refuse narrow parameters for the record unit, whose sum is rounded before the noise.
+    """Refuse narrow parameters where what is private is rounded before the noise.
+
+    Sums of clipped records are, and models that are sent themselves.
 
     Args:
         models: The problem's parameters.
@@ -248,7 +250,8 @@ def check_dtypes(models: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(models):
         if jnp.finfo(leaf.dtype).bits < 32:
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} are {leaf.dtype}; the sum of clipped records "
-                "is rounded to that before the noise, which moves it further than stated. Use "
-                "float32 parameters with per-record relations"
+                f"params{jax.tree_util.keystr(path)} are {leaf.dtype}; the sum of clipped records, "
+                "or the model that is sent, is rounded to that before the noise, which moves it "
+                "further than stated. Use float32 parameters with per-record relations, and with "
+                "methods that send models"
             )

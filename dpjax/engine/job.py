@@ -69,7 +69,8 @@ class Job:
         The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
 
         Args:
-            summed: Whether records' gradients are summed before the noise.
+            summed: Whether what is rounded before the noise must be wide: sums over records, or
+                models that a step has moved.
 
         Raises:
             ValueError: Naming the leaf.
@@ -183,7 +184,8 @@ def prepared(
         mesh=mesh,
         apart=_apart(task, seeds) if task.apart else None,
     )
-    job.check(summed=together.unit == "record")
+    narrow = together.unit == "record" or hasattr(together.method, "sensitivity")
+    job.check(summed=narrow)
     return job.reporting()
 
 

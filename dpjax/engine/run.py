@@ -145,7 +145,7 @@ def run(
             plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
             planned=planned,
         ),
-        any(one.evaluation_data == "private" for one in problems),
+        any(one.evaluation_data == "private" for one in problems) or _hidden(together.method),
         callback,
     )  # fmt: skip
     expected = forecasts.tell(plans, job.entries, problems[0].partition.counts)
@@ -168,6 +168,11 @@ def run(
     _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
     storage.close()
     return _result(job, plans, seeds, course, at, meter, terms, problems[0].frozen)
+
+
+def _hidden(method: Any) -> bool:
+    """Whether metrics are of models that no message shows, whatever they are measured on."""
+    return hasattr(method, "sensitivity") and not hasattr(method, "measured")
 
 
 def _identity(

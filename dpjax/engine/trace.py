@@ -82,6 +82,8 @@ def trace(
         >>> trace(made, problem.quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
         (1, 5, 4, 2)
     """
+    if not callable(read):
+        raise ValueError(f"read is {_validate.shown(read)}; give a function of what passed")
     job, noise_keys, length = _job(plan, problem, seeds, rounds)
     return jax.device_get(_traced(job.statics, read, length, *_given(job), noise_keys, None))
 

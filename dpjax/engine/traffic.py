@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.engine import parts
+from dpjax.engine import arguments, parts
 from dpjax.engine.job import prepared
 from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
@@ -63,6 +63,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         >>> traffic.of(made, problem.quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
+    arguments.check(plan, problem, (0,))
     job = prepared((plan,), (problem,), (0,), shared([plan]), None, 0)
     matrix = plan.mixing if plan.mixing.ndim == 2 else np.abs(plan.mixing).max(axis=0)
     links = int(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))))

@@ -68,6 +68,7 @@ def audit(plan: "Plan") -> None:
         or plan.noise.white(wanted),
         "norm": protect.norm,
         "gradient_gap": protect.gradient_gap,
+        "smoothness": protect.smoothness,
     }  # fmt: skip
     for name, mine in runs.items():
         if mine != (theirs := getattr(guarantee, name)):

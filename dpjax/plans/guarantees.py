@@ -55,6 +55,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         other_loss=losses.Pure(float(np.max(loss.epsilon)), config.rounds) if pure else None,
         norm=config.protect.norm,
         gradient_gap=config.protect.gradient_gap,
+        smoothness=config.protect.smoothness,
         relation=config.protect.relation,
         attacker=config.protect.attacker,
         gradients=config.protect.gradients,

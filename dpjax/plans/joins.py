@@ -60,8 +60,37 @@ def check_noise(part: Any, joined: Any, protect: Any) -> None:
         )
 
 
-def _check_bound(protect: Any, row: Any, name: str) -> None:
-    """Refuse what bounds gradients for other noise than it joins."""
+_WORK = ("start", "emit", "send", "absorb", "exchange")
+
+
+def _check_moves(method: Any, row: Any, plain: bool, optimizer: Any) -> None:
+    """Refuse methods whose own sensitivity may not be that of what they do."""
+    kinds = type(method).__mro__
+    owner = next((kind for kind in kinds if "sensitivity" in vars(kind)), None)
+    if owner is None:
+        return
+    if not plain:
+        raise ValueError(
+            f"optimizer is {optimizer}, with method {type(method).__name__}, whose sensitivity is "
+            f"of plain steps: give Sgd(step_size, decay). {row.why}"
+        )
+    for kind in kinds[: kinds.index(owner)]:
+        changed = [name for name in _WORK if name in vars(kind)]
+        if changed and not registry.packaged(kind):
+            raise ValueError(
+                f"method is {type(method).__name__}, which has its own {', '.join(changed)} under "
+                f"the sensitivity of {owner.__name__}; state a sensitivity of what it does"
+            )
+
+
+def _check_bound(protect: Any, row: Any, of_method: Any, name: str) -> None:
+    """Refuse what bounds gradients for other noise, or other payloads, than it joins."""
+    if protect.gradient_gap is not None and row.by_round and not of_method.one_answer:
+        raise ValueError(
+            f"protect has gradient_gap {protect.gradient_gap}, which says how far one gradient "
+            "moves, and the method combines several, or is a user's own: clip what it combines "
+            "(clip_norm)"
+        )
     if row.by_round or (protect.norm == "l2" and protect.gradient_gap is None):
         return
     raise ValueError(
@@ -102,7 +131,13 @@ def check(config: Any) -> None:
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__
-    _check_bound(config.protect, of_noise, part)
+    _check_bound(config.protect, of_noise, of_method, part)
+    _check_moves(config.method, of_method, plain, config.optimizer)
+    if (config.budget.accountant == "pure") != of_noise.pure:
+        raise ValueError(
+            f"accountant is {config.budget.accountant!r} with noise {part}: Laplace noise is "
+            "accounted by 'pure', without a delta, and all Gaussian noise by 'gdp' or 'rdp'"
+        )
     if of_noise.by_round and getattr(config.optimizer, "uses_noise", False):
         raise ValueError(
             f"optimizer is {config.optimizer}, which uses the noise's variance, with noise {part}, "

@@ -51,7 +51,8 @@ class Problem:
             there is such a thing; for `Result.predictor`.
         evaluation_data: "private" where the metrics come from data that must not leak, as held-out
             records of the agents do; "public" where anybody may have them. A run whose callback
-            reads metrics of private data does not cover the round at which it ended.
+            reads metrics of private data, or of models that no message shows (of tracking and its
+            rivals), does not cover the round at which it ended.
         augment: ``augment(key, x) -> x``, a random variant of one record, of its shape and dtype;
             None trains on the records as they are. Keys are public, see `dpjax.plans.copies`. It is
             made of its record and of public values alone: one that mixes records is covered by no

@@ -42,11 +42,13 @@ class Protect:
             to C / sqrt(L), so that the whole has norm C at most; the guarantee is the same.
         norm: In which norm, "l2" for Gaussian noise or "l1" for Laplace noise; the second clips
             agents alone.
-        gradient_gap: In the place of a clip: how far the gradients of an agent's objective and of
-            the one that it may be replaced by are apart at most, at every model, in ``norm``.
-            Nothing is clipped and nothing enforces it: an ASSUMPTION, printed wherever the
-            guarantee is. Honest where it follows from the objectives, as for two quadratics of one
-            Hessian; a network's gradients have no such bound, and are clipped to half the gap.
+        gradient_gap: In the place of a clip: how far the gradients that an agent answers with, of
+            whatever batch is drawn, and those of the agent that it may be replaced by are apart
+            at most, at every model, in ``norm``. Nothing is clipped and nothing enforces it: an
+            ASSUMPTION, printed wherever the guarantee is. Honest where it follows from the
+            objectives and all records are in every batch, as for two quadratics of one Hessian; a
+            network's gradients have no such bound, and are clipped to half the gap. With noise it
+            joins methods that take one gradient an agent, as it is.
         smoothness: Beside an assumed gap, how far gradients of one objective are apart at most,
             over the distance of the models, both in ``norm``: assumed as well. Methods that ask for
             gradients at models that nobody else knows need it; None says nothing.

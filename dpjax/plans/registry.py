@@ -34,6 +34,8 @@ class MethodRow:
         noises: Names of the noise parts it joins; None is all whose payload is one an agent.
         steps: What it joins: "any" optimizer, "plain" steps of a size known beforehand, or plain
             ones of "constant" size.
+        one_answer: True where an agent's private payload takes one gradient a round as it is, so
+            that an assumed gap between gradients says how far it moves.
         noisy_means: True where the optimizer is given the mean of each agent's own noisy sum, so
             that the variance of the noise in it is the plan's.
         why: Why no others, with the remedy.
@@ -46,6 +48,7 @@ class MethodRow:
     noises: tuple[str, ...] | None = None
     steps: Literal["any", "plain", "constant"] = "any"
     noisy_means: bool = False
+    one_answer: bool = False
     why: str = ""
     wraps: str | None = None
 
@@ -64,6 +67,7 @@ class NoiseRow:
         marker: So that a figure also reads in grey.
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
         methods: Names of the methods it joins; None is all whose payload is one an agent.
+        pure: True where its loss is pure, epsilon at every delta.
         by_round: True where its scale changes by round and its loss follows from how far the
             payload moves, which any method may say of its own: clipped in the norm that the noise
             asks for, or under an assumed gap.
@@ -81,6 +85,7 @@ class NoiseRow:
     attackers: tuple[tuple[str, str], ...] = OUTSIDER
     methods: tuple[str, ...] | None = None
     by_round: bool = False
+    pure: bool = False
     released: bool = True
     why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
 
@@ -137,6 +142,7 @@ METHODS = (
         builds="x <- W^K (x + opt(noisy sum)); K > 1 is Muffliato",
         view="views.dsgd(W), views.muffliato(W, K)",
         noisy_means=True,
+        one_answer=True,
     ),
     MethodRow(
         part="DiSK",
@@ -173,6 +179,7 @@ METHODS = (
         view="none; pure.epsilon of the step before over the noise",
         noises=_BY_ROUND,
         steps="plain",
+        one_answer=True,
         why=_MODELS,
     ),
     MethodRow(
@@ -181,6 +188,7 @@ METHODS = (
         view="as Tracking",
         noises=_BY_ROUND,
         steps="plain",
+        one_answer=True,
         why=_MODELS,
     ),
     MethodRow(
@@ -189,6 +197,7 @@ METHODS = (
         view="moves of models, by recursion",
         noises=_BY_ROUND,
         steps="plain",
+        one_answer=True,
         why=_MODELS,
     ),
     MethodRow(
@@ -197,6 +206,7 @@ METHODS = (
         view="moves of models and trackers, by recursion",
         noises=_BY_ROUND,
         steps="plain",
+        one_answer=True,
         why=_MODELS,
     ),
     MethodRow(
@@ -205,6 +215,7 @@ METHODS = (
         view="moves of models and trackers, by recursion",
         noises=_BY_ROUND,
         steps="plain",
+        one_answer=True,
         why=_MODELS,
     ),
     *(
@@ -290,7 +301,7 @@ NOISES = (
     NoiseRow(
         label="laplace", part="Laplace", builds="Laplace noise, its scale a schedule",
         view="none; epsilons add up", title="Laplace", colour="#AA4499", marker="h",
-        by_round=True, released=False, why=_SCHEDULED,
+        by_round=True, pure=True, released=False, why=_SCHEDULED,
     ),
     NoiseRow(
         label="normal", part="Normal", builds="Gaussian noise, its deviation a schedule",
@@ -427,6 +438,7 @@ def method(part: Any) -> MethodRow:
         noises=inner.noises,
         steps=inner.steps,
         noisy_means=inner.noisy_means,
+        one_answer=inner.one_answer,
         why=inner.why,
     )
 

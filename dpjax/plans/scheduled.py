@@ -108,6 +108,11 @@ class _Scheduled(abc.ABC):
                 raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
         self.check(target)
         moves, profile = moved(target), self.relative(target.rounds)
+        if not (moves > 0).any():
+            raise ValueError(
+                f"method {type(target.method).__name__} shows no gradient in {target.rounds} "
+                "rounds: its first message carries none; give 2 rounds at least"
+            )
         if ((profile == 0) & (moves > 0).any(axis=1)).any():
             raise ValueError(
                 f"schedule is {_validate.shown(self.schedule)}, with a scale of 0 in a round whose "
@@ -202,7 +207,7 @@ class Normal(_Scheduled):
 
     Guarantee: with sigma_k the deviation of round k and s_k how far one agent's private payload
     moves in L2 in it, all messages together are mu-GDP, mu^2 = sum_k (s_k / sigma_k)^2, against an
-    outsider who sees every message.
+    outsider who sees every message. Simulations only, as for `Laplace`.
 
     Reference:
         Dong, Roth and Su (2022), Corollary 3.3.
@@ -381,7 +386,7 @@ def cost(config: Any, mixing: Any, scale: float) -> float:
     Raises:
         ValueError: As `plan.make`.
     """
-    part = config.noise
+    part = getattr(config, "noise", None)
     if not isinstance(part, _Scheduled):
         raise ValueError(f"noise is {part}; give plans.scheduled.Laplace or Normal")
     from dpjax.plans import targets

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -11,9 +12,11 @@ from scipy import stats
 from dpjax.accounting import pure
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
+from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
-from dpjax.algorithms.tracking import DPOP, Tracking
+from dpjax.algorithms.pmlf import PMLF
+from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
@@ -303,3 +306,91 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages():
     np.testing.assert_allclose(found[:, 0], [0.0, 0.1 * GAP, 0.01 * GAP], rtol=1e-3, atol=1e-6)
     assert not found[:, 1].any()
     assert jax.numpy.isfinite(found).all()
+
+
+# ---- what a plan must not be made of
+
+
+def test_an_assumed_gap_is_of_one_gradient_as_it_is():
+    """Combinations of gradients move by more than one, and nothing is clipped behind them."""
+    for method in (DiSK(kappa=0.1), PMLF(length=2, beta=0.5), Average(DiSK(kappa=0.1))):
+        with pytest.raises(ValueError, match="gradient_gap"):
+            config(method=method, noise=Laplace(1.0))
+    assert config(method=DSGD(), noise=Laplace(1.0)).protect.gradient_gap == 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager(Tracking):
+    """Steps ten times as far as its sensitivity says."""
+
+    def absorb(self, here, seen, carry, received):
+        models, memory = super().absorb(here, seen, carry, received)
+        return jax.tree.map(lambda x, mean: mean + 10 * (x - mean), models, received), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(ModelSent):
+    """A user's method whose sensitivity is of plain steps."""
+
+    def absorb(self, here, seen, carry, received):
+        gradient = here.mean(here.query(carry, here.batch).total)
+        updates, state = here.optimizer.update(gradient, seen.memory.optimizer, received)
+        return jax.tree.map(jnp.add, received, updates), Sent(state, carry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stated(Own):
+    """The same, with a sensitivity of its own."""
+
+    def absorb(self, here, seen, carry, received):
+        return super().absorb(here, seen, carry, received)
+
+    def sensitivity(self, answer, steps, divisor, mixing):
+        return super().sensitivity(answer, steps, divisor, mixing)
+
+
+def test_a_sensitivity_is_of_the_work_that_it_was_stated_with():
+    clipped = protect.Protect("replace_agent", 0.5, norm="l1")
+    for method in (Eager(1.0), Own()):
+        with pytest.raises(ValueError, match="has its own absorb"):
+            config(method=method, protect=clipped)
+    assert plan.make(config(method=Stated(), protect=clipped), MATRIX).guarantee.epsilon == 1
+    with pytest.raises(ValueError, match="plain steps"):
+        config(method=Stated(), protect=clipped, optimizer=Chain(_adam, 0.1))
+
+
+def test_weights_that_float32_loses_count_as_lost():
+    """Who hears nobody else keeps all of its own tracker."""
+    thin = np.array([[0.5, 0.5, 0.0], [1e-50, 0.5, 0.5], [0.0, 0.5, 0.5]])
+    moved_by = PPDOAGT(directed=True).sensitivity(lambda _: 1.0, np.full(50, 0.1), 1, thin)
+    # Column 0 is heard by its own agent alone then, and forgets nothing.
+    np.testing.assert_allclose(moved_by[-1, 1], 4.9, rtol=1e-6)
+
+
+def test_assumptions_are_all_stated():
+    smooth = protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=60.0)
+    made = plan.make(config(method=PPDOAGT(), protect=smooth), MATRIX).guarantee
+    assert (
+        "60" in made.statement() and "60" in made.caption() and "whatever batch" in made.statement()
+    )
+    assert Guarantee.from_dict(made.to_dict()) == made
+    other = dataclasses.replace(made, smoothness=200.0)
+    assert made.followed_by(other, planned=True).smoothness == 200.0
+    with pytest.raises(ValueError, match="smoothness"):
+        dataclasses.replace(plan.make(config(), MATRIX).guarantee, smoothness=-1.0)
+
+
+def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
+    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    seen = []
+    made = plan.make(config(), MATRIX)
+    result = run(made, task, seeds=(0,), eval_every=10, callback=lambda p: len(seen) > 3)
+    assert result.guarantees[0].private_stop
+    narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
+    with pytest.raises(ValueError, match="bfloat16"):
+        run(made, narrow, seeds=(0,), eval_every=10)
+
+
+def test_one_message_alone_shows_nothing():
+    with pytest.raises(ValueError, match="2 rounds"):
+        plan.make(config(rounds=1), MATRIX)
