@@ -66,7 +66,7 @@ class Config:
 
     trials: int = 5000
     rounds: int = 1000
-    marks: int = 60
+    marks: int = 20
     data: Literal["redrawn", "fixed"] = "redrawn"
     gradient_gap: float = 1.0
     epsilon: tuple[float, ...] = (10.0, 1.0, 0.1)
@@ -77,7 +77,7 @@ class Config:
     step: float = 0.002
     until: int = 50
     k: int = 3
-    permutations: int = 10
+    permutations: int = 9
     seed: int = 0
 
 
@@ -87,7 +87,7 @@ PRESETS = {
         q2=(0.99,), permutations=3, until=2,
     ),
     "cpu": Config(),
-    "full": Config(marks=1000),
+    "full": Config(marks=1000, permutations=99),
 }  # fmt: skip
 
 
