@@ -119,7 +119,7 @@ class Tracking(ModelSent):
             neither necessary nor sufficient (docs/tracking.md).
 
     Reference:
-        The differentially private gradient tracking paper, Algorithm 1.
+        Xie, Liu and Chai (2025), Algorithm 1.
 
     Example:
         >>> from dpjax.algorithms.tracking import Tracking

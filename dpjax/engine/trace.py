@@ -117,7 +117,7 @@ def moves(
         ValueError: For problems of other shapes or functions.
 
     Reference:
-        The differentially private gradient tracking paper, Proposition 1, compares update rules by
+        Xie, Liu and Chai (2025), Proposition 1, compares update rules by
         such distances.
     """
     arguments.check(plan, [problem, neighbour], (0, 1))

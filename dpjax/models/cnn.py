@@ -59,7 +59,7 @@ class CNN2(nn.Module):
         layout: Of the convolutions, see `dpjax.models.conv`.
 
     Reference:
-        The differentially private gradient tracking paper, section 6.2, whose channels are not
+        Xie, Liu and Chai (2025), section 6.2, whose channels are not
         printed.
     """
 

@@ -118,7 +118,7 @@ def problem(
         ValueError: For float64 without the flag.
 
     Reference:
-        The differentially private gradient tracking paper, section 6.1.
+        Xie, Liu and Chai (2025), section 6.1.
 
     Example:
         >>> from dpjax.data import fusion as data

@@ -65,10 +65,13 @@ _WORK = ("start", "emit", "send", "absorb", "exchange")
 
 def _check_moves(method: Any, row: Any, plain: bool, optimizer: Any) -> None:
     """Refuse methods whose own sensitivity may not be that of what they do."""
-    kinds = type(method).__mro__
-    owner = next((kind for kind in kinds if "sensitivity" in vars(kind)), None)
-    if owner is None:
+    if not hasattr(method, "sensitivity"):
         return
+    if row.wraps is not None:
+        inner = getattr(method, row.wraps)
+        return _check_moves(inner, registry.method(inner), plain, optimizer)
+    kinds = type(method).__mro__
+    owner = next(kind for kind in kinds if "sensitivity" in vars(kind))
     if not plain:
         raise ValueError(
             f"optimizer is {optimizer}, with method {type(method).__name__}, whose sensitivity is "
@@ -132,7 +135,8 @@ def check(config: Any) -> None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__
     _check_bound(config.protect, of_noise, of_method, part)
-    _check_moves(config.method, of_method, plain, config.optimizer)
+    if of_noise.by_round:
+        _check_moves(config.method, of_method, plain, config.optimizer)
     if (config.budget.accountant == "pure") != of_noise.pure:
         raise ValueError(
             f"accountant is {config.budget.accountant!r} with noise {part}: Laplace noise is "
