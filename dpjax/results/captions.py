@@ -86,8 +86,13 @@ def participation(record: Any) -> str | None:
     return f"k = {epochs}, b = {separation}"
 
 
-def _conditions(record: Mapping[str, Any]) -> tuple[str, str]:
-    """What a private guarantee is about besides its numbers: of gradients, and of rounds."""
+def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What a private guarantee is about besides its numbers: assumed, of gradients, of rounds."""
+    assumed = ""
+    if record.get("gradient_gap") is not None:
+        # Figures sweep the gap; that it is assumed is what they must say.
+        assumed = f", ASSUMED {record.get('norm', 'l2')} gap between gradients"
+        assumed += " and smoothness" if record.get("smoothness") is not None else ""
     nodes = record.get("nodes")
     view = f" of {', '.join(map(str, nodes))}" if nodes else ""
     view += " (gradients: view)" if record.get("gradients") == "view" else ""
@@ -96,21 +101,24 @@ def _conditions(record: Mapping[str, Any]) -> tuple[str, str]:
     curve = record.get("curve")
     rounds += f", may stop at {len(curve['marks'])} marks" if curve else ""
     rounds += ", stopping round not covered" if record.get("private_stop") else ""
-    return view, rounds
+    return assumed, view, rounds
 
 
 def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
-    delta, unit, relation, attacker, accountant, release, unsound, view, pattern = kind
+    delta, unit, relation, attacker, accountant, release, unsound, assumed, view, pattern = kind
     epsilons = {_number(record["epsilon"]) for record in records}
     for record in records:
         epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
     rounds = {int(record["rounds"]) for record in records}
+    gaps = {_number(record["gradient_gap"]) for record in records} if assumed else set()
+    assumed += f" of {_several(gaps, _up)}" if gaps else ""
     rule = f"{accountant} accountant"
     if accountant in ("rdp", "paper"):
         # The exact loss follows from mu; the stated epsilon alone would hide it.
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (
-        f"(epsilon = {_several(epsilons, _up)}, delta = {_up(delta)})-DP per {unit} ({relation})"
+        f"(epsilon = {_several(epsilons, _up)}, delta = {_up(delta)})-DP per {unit} "
+        f"({relation}{assumed})"
         f"{' ' + _FALSE if unsound else ''}, {attacker}{view}, T = {_several(rounds, str)}"
         f"{pattern}, {rule}, {'release' if release else 'simulation'}"
     )

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dpjax.accounting import gdp
+from dpjax.accounting import gdp, losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import captions
 
@@ -90,3 +90,20 @@ def test_participations_are_told_and_told_apart():
     assert "k = " not in third
     (both,) = captions.guarantees([few, cyclic(20, 19, epsilon=3.0)])
     assert "epsilon = 3 and 10" in both and "k = 20, b = 19" in both
+
+
+def test_an_assumed_gap_is_in_every_caption():
+    """A figure whose guarantee rests on an assumption says so, apart from others."""
+    loss = losses.Pure(bound=1.0, rounds=10)
+    given = dict(
+        epsilon=1.0, delta=0.0, mu=None, other_loss=loss, relation="replace_agent",
+        attacker="outsider", rounds=10, clip_norm=math.inf, accountant="pure", release=False,
+        norm="l1",
+    )  # fmt: skip
+    made = [Guarantee(**given, gradient_gap=gap) for gap in (1.0, 0.5)]
+    (caption,) = captions.guarantees([one.to_dict() for one in made])
+    assert "ASSUMED l1 gap between gradients of 0.5, 1" in caption
+    clipped = Guarantee(**(given | {"clip_norm": 0.5}))
+    assert len(captions.guarantees([clipped, made[0]])) == 2
+    smooth = Guarantee(**given, gradient_gap=1.0, smoothness=3.0)
+    assert "and smoothness" in captions.guarantees(smooth)[0]
