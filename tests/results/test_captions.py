@@ -102,7 +102,7 @@ def test_an_assumed_gap_is_in_every_caption():
     )  # fmt: skip
     made = [Guarantee(**given, gradient_gap=gap) for gap in (1.0, 0.5)]
     (caption,) = captions.guarantees([one.to_dict() for one in made])
-    assert "ASSUMED l1 gap between gradients of 0.5, 1" in caption
+    assert "ASSUMED l1 gap between gradients of 0.5 and 1" in caption
     clipped = Guarantee(**(given | {"clip_norm": 0.5}))
     assert len(captions.guarantees([clipped, made[0]])) == 2
     smooth = Guarantee(**given, gradient_gap=1.0, smoothness=3.0)
