@@ -153,7 +153,11 @@ def _white_text(of: "Guarantee") -> str:
     if of.white:
         return ""
     # What part of a view the first rounds are is not known, whatever the noise.
-    return "" if of.gradients == "view" else " with noise correlated over rounds"
+    return (
+        ""
+        if of.gradients == "view"
+        else (" with noise correlated over rounds or of a scale that changes by round")
+    )
 
 
 def _participation_text(of: "Guarantee") -> str:

@@ -97,6 +97,10 @@ class Protect:
     def _check_bound(self) -> None:
         """Refuse what bounds gradients twice, or not at all, or in a norm that it cannot."""
         name = "clip_norm" if self.gradient_gap is None else "gradient_gap"
+        if name == "clip_norm" and self.clip_norm is Protect.clip_norm:  # The default.
+            raise ValueError(
+                "clip_norm is infinite; give a number above 0, or gradient_gap, an assumption"
+            )
         plain = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
         object.__setattr__(self, name, plain)
         if self.gradient_gap is not None and self.clip_norm != math.inf:
@@ -209,7 +213,11 @@ class Budget:
                 )
             object.__setattr__(self, "delta", 0.0)
         else:
-            object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
+            remedy = (
+                "give a number strictly between 0 and 1, or accountant='pure' with Laplace noise"
+            )
+            delta = _validate.probability("delta", self.delta, remedy=remedy)
+            object.__setattr__(self, "delta", delta)
         _validate.flag("allow_unsound", self.allow_unsound)
 
     @property
