@@ -51,7 +51,7 @@ class Config:
             10, schedules 11, finetuning 12.
         dataset: Data of all studies but models and finetuning: 'digits', 'mnist', 'fashion_mnist',
             'cifar10', 'cifar10_small', 'cifar100', or the name of an npz file in the data cache.
-        model: Their network: 'mlp' (of digits), 'small_cnn', 'cnn5', 'wrn16_4', 'wrn40_4',
+        model: Their network: 'mlp' (of digits), 'small_cnn', 'cnn2', 'cnn5', 'wrn16_4', 'wrn40_4',
             'resnet50', 'efficientnet', 'vit_small', 'vit_tiny'.
         records: Use only that many training records; 0 is all.
         epochs: Rounds are the epochs over the sampling rate, rounded up.
