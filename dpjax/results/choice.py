@@ -20,14 +20,18 @@ SETTINGS = (
     *("attackers", "gossip_steps", "algorithm", "seed", "guarantee"),
     *("epsilon", "step_size", "lost", "distance", "victim"),
     *("kind", "weight", "rho", "variance", "series", "lag", "frequency", "taps", "trained"),
+    *("gap", "gradient_gap", "gamma", "beta", "setting", "trials", "k", "at"),
 )
 """Columns that say what a row is, not what was measured; so do all columns of words."""
 _ACROSS = (
     *("budget_epsilon", "epsilon", "mu", "probability", "lost", "distance", "rounds", "round"),
     *("lag", "frequency", "taps", "variance"),
 )
-_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean")
-_SERIES = ("series", "algorithm", "gradients", "policy", "graph", "mixing", "experiment")
+_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean", "residual", "m_nmi")
+_SERIES = (
+    *("series", "algorithm", "gradients", "policy", "mode", "graph", "mixing", "setting"),
+    "experiment",
+)
 _NEVER_HELD = ("seed", "guarantee", "victim", "victim_label", "upper_bound")
 _OF_LOSSES = ("attackers", "attacker_labels", "distance", "epsilon", "mu")
 """What differs between victims and attackers, whose losses are drawn from least to largest."""
@@ -132,7 +136,7 @@ def choose(
         frame = frame[frame["phase"] == "final"]
     losses = "victim" in frame.columns
     x = x or (_place(frame) if losses else _default_x(frame, y))
-    series = series or _default_series(frame, x)
+    lines = [series] if series else _default_series(frame, x)
     for name in dict.fromkeys([x, "round"]):
         frame, dropped = _numbers(frame, name)
         if dropped:
@@ -143,9 +147,14 @@ def choose(
         frame = frame[frame["round"] == last]
     if "guarantee" in frame.columns:
         frame = frame.assign(participation=frame["guarantee"].map(captions.participation))
-    frame, held = _slice(frame, x, y, series)
+    # What is held may leave one line of the words that were to tell lines apart.
+    sliced = [(each, *_slice(frame, x, y, each)) for each in lines]
+    series, frame, held = next((it for it in sliced if _varies(it[1], it[0])), sliced[0])
     if held:
         notes.insert(0, f"At {', '.join(held)}.")
+    if not (lines_of := frame[series].notna()).all():
+        notes.append(f"{(~lines_of).sum()} rows without {series.replace('_', ' ')} are left out.")
+        frame = frame[lines_of]
     spread = y == "mean" and {"min", "max"} <= set(columns)
     label = y
     ticks = _names(frame) if x == "victim" else None
@@ -221,9 +230,9 @@ def _default_y(frame: "pandas.DataFrame", x: str | None) -> str:
     raise ValueError("y is None and the records have no column of numbers but settings; name it")
 
 
-def _default_series(frame: "pandas.DataFrame", x: str) -> str:
+def _default_series(frame: "pandas.DataFrame", x: str) -> list[str]:
     there = [name for name in _SERIES if name in frame.columns and name != x]
-    return next((name for name in there if _varies(frame, name)), (there or [x])[0])
+    return [name for name in there if _varies(frame, name)] or there[:1] or [x]
 
 
 def _numbers(frame: "pandas.DataFrame", name: str) -> tuple["pandas.DataFrame", str]:

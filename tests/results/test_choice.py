@@ -49,6 +49,19 @@ def test_every_committed_record_is_drawn_by_default(kind: str) -> None:
             assert not group["seed"].duplicated().any()
 
 
+def test_lines_are_told_apart_by_what_is_left_to_vary() -> None:
+    rows = [
+        {"algorithm": "a", "mode": mode, "rounds": rounds, "graph": graph, "test_loss": 1.0}
+        for rounds in (1, 2)
+        for mode, graph in (("p", None), ("q", None), ("q", "ring"), ("q", "er"))
+    ]
+    rows.append({"algorithm": "b", "mode": "r", "rounds": 1, "graph": None, "test_loss": 2.0})
+    drawn = choice.choose(pandas.DataFrame(rows))
+    # Held at its commonest mode no second algorithm is left, but graphs are; and no line is nan.
+    assert (drawn.series, set(drawn.frame["graph"])) == ("graph", {"ring", "er"})
+    assert "2 rows without graph are left out." in str(drawn.note)
+
+
 def test_a_whole_folder_becomes_a_figure(tmp_path: Path) -> None:
     made = plots.from_records(STORED / "pndp_accounting", out=tmp_path / "a.svg")
     assert "graph = " in made.read_text() and "&gt;=3 is left out" in made.read_text()
