@@ -108,7 +108,7 @@ PRESETS = {
         model="small_cnn", layout="patches",
         agents=20, probability=0.3, rounds=240, gamma=0.1, beta=2.0, q1=0.99, q2=0.995,
         gaps=(1.0, 0.01, 0.0001), gammas=(0.01, 0.1, 0.5), betas=(1.0, 10.0, 100.0),
-        border_rounds=60, sizes=(20,), budgets=(0.5, 10.0), seeds=(0,), measurements=4,
+        border_rounds=60, sizes=(20, 50, 100), budgets=(0.5, 10.0), measurements=4,
         test_records=1000,
     ),
     "gpu": Config(seeds=(0,), sizes=(50, 100)),
@@ -286,12 +286,14 @@ def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
     }  # fmt: skip
     for part in config.parts:
         mine = last[last["part"] == part]
-        lab.say(f"\n{part}: test accuracy in %, mean over {len(config.seeds)} seeds")
+        lab.say(f"\n{part}: test accuracy in %, mean and deviation over {len(config.seeds)} seeds")
         rows = []
         for names, group in mine.groupby(keys[part], sort=False):
             named = names if isinstance(names, tuple) else (names,)
             row = dict(zip(keys[part], named, strict=True))
             row |= {"accuracy": 100 * group["test_accuracy"].mean()}
+            if len(config.seeds) > 1:
+                row |= {"deviation": 100 * group["test_accuracy"].std()}
             row |= {"loss": group["test_loss"].mean(), "consensus": group["consensus"].mean()}
             stated = group["guarantee"].iloc[0]
             rows.append(row | {"epsilon": float(stated["epsilon"])})
