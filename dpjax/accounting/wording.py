@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dpjax import _deltas
 from dpjax._rounding import up
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def statement(of: "Guarantee") -> str:
         return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
     text = (
-        f"({_epsilon_text(of)}, delta = {up(of.delta)})-differentially private per "
+        f"({_epsilon_text(of)}, delta = {_deltas.text(of.delta)})-differentially private per "
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
@@ -77,7 +78,7 @@ def statement(of: "Guarantee") -> str:
         text += " (the stated epsilon is FALSE, the exact one holds)"
     if of.release:
         text += (
-            f"; {up(of.added_epsilon)} of epsilon and {up(of.added_delta)} of delta are "
+            f"; {up(of.added_epsilon)} of epsilon and {_deltas.text(of.added_delta)} of delta are "
             "for noise of finite precision"
             if of.added_epsilon
             else "; what noise of finite precision adds is not in it"
@@ -115,7 +116,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     if of.smoothness is not None:
         gap += f" and smoothness {of.smoothness:.4g}"
     return (
-        f"({_epsilon_text(of, digits)}, delta = {up(of.delta, digits)})-DP{exact} per {of.unit} "
+        f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} per {of.unit} "
         f"({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpjax import _deltas
 from dpjax._rounding import up
 from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
 from dpjax.commands.multiplier import Multiplier
@@ -90,7 +91,7 @@ def lines(
         return report
     cost = f"{up(worst['mu'])}-Gaussian-DP"
     if delta is not None:
-        cost += f", (epsilon = {up(worst['epsilon'])}, delta = {up(delta)})-DP"
+        cost += f", (epsilon = {up(worst['epsilon'])}, delta = {_deltas.text(delta)})-DP"
     report.append(
         f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
         f"worst is {_whom(worst, sets, names)}. It presumes that every agent draws its noise "
@@ -137,7 +138,7 @@ def multiplier_lines(
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
         f"sigma = {up(multiplier.sigma)}, standard deviation {up(multiplier.sigma * clip)} at clip "
-        f"{clip:g}: every victim is ({up(epsilon)}, {up(delta)})-DP ({setting.relation}), "
+        f"{clip:g}: every victim is ({up(epsilon)}, {_deltas.text(delta)})-DP ({setting.relation}), "
         f"mu = {up(multiplier.mu)}",
         f"worst attacker: {worst}; worst victim: {nodes.title(names, multiplier.victim)}{others}",
     ]

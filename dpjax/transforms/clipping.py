@@ -112,6 +112,26 @@ def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
     return bound
 
 
+def check_reach(tree: Any, clip_norm: float) -> None:
+    """Refuse a clip norm beyond the leaves' numbers: automatic clipping makes gradients as long.
+
+    Args:
+        tree: Gradients, or arrays of their dtypes.
+        clip_norm: Clip norm C of what is clipped together.
+
+    Raises:
+        ValueError: Naming clip norm and dtype.
+    """
+    kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if leaf.size}
+    for kind in sorted(kinds, key=str):
+        if clip_norm > float(jnp.finfo(kind).max):
+            raise ValueError(
+                f"clip_norm is {clip_norm:g} with automatic clipping of {kind} gradients, whose "
+                f"largest number is {float(jnp.finfo(kind).max):g}; give a smaller one, flat "
+                "clipping, or gradients in float32"
+            )
+
+
 def _clip(
     tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False,
     bounded: Norm = "l2",
@@ -132,6 +152,7 @@ def _clip(
     finite = _finite(tree)
     norm = _norm(finite, bounded)
     if method == "automatic":
+        check_reach(tree, clip_norm)
         scale = bound / (norm + stability)
     else:
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
@@ -208,7 +229,7 @@ def per_agent(
 
     Raises:
         ValueError: For invalid numbers; in ``update``, for leaves that are not floating or differ
-            in their leading axis.
+            in their leading axis, or whose dtype cannot hold the clip norm of "automatic".
 
     Reference:
         Bu et al. (2023), Automatic clipping, for "automatic".
@@ -340,7 +361,8 @@ def per_example(
         empty batch and under vmap.
 
     Raises:
-        ValueError: For invalid numbers; when called, for x and y of different lengths.
+        ValueError: For invalid numbers; when called, for x and y of different lengths, or
+            parameters whose dtype cannot hold the clip norm of "automatic".
 
     Reference:
         Abadi et al. (2016); jax_privacy's clipped_grad does the differentiation and the sum.

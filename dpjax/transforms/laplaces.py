@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
+from dpjax import _validate
+from dpjax.transforms.noise import check_key
 from dpjax.transforms.normals import words
 
 __all__ = ["from_words", "laplaces"]
@@ -45,12 +47,15 @@ def laplaces(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arr
         [rows, columns] numbers, symmetric about zero, of a standard deviation of sqrt(2).
 
     Raises:
-        ValueError: For another dtype.
+        ValueError: For anything but one threefry key, another shape or dtype, or float64 where JAX
+            computes in float32.
     """
-    dtype = jnp.dtype(dtype)
-    if dtype not in (jnp.float32, jnp.float64):
-        raise ValueError(f"dtype is {dtype}; give float32 or float64")
-    return from_words(*words(key, shape), dtype)
+    check_key(key)
+    if not isinstance(shape, list | tuple) or len(shape) != 2:
+        raise ValueError(f"shape is {_validate.shown(shape)}; give (rows, columns)")
+    rows, columns = (_validate.integer("shape", size, least=0, most=2**32 - 1) for size in shape)
+    wanted = _checked_dtype(dtype)
+    return from_words(*words(key, (rows, columns)), wanted)
 
 
 def from_words(
@@ -62,11 +67,35 @@ def from_words(
         high: Words whose first bit is the sign and whose second is the side.
         low: Words of the last 32 bits of k.
         dtype: float32 or float64.
+
+    Raises:
+        ValueError: As `laplaces`, and for what are no words of 32 bits.
     """
-    scalar = np.dtype(dtype).type
+    for name, word in (("high", high), ("low", low)):
+        if getattr(word, "dtype", None) != np.uint32:
+            raise ValueError(
+                f"{name} is {type(word).__name__} of dtype {getattr(word, 'dtype', None)}; give an "
+                "array of uint32"
+            )
+    scalar = _checked_dtype(dtype).type
     # Scaled by powers of two, so that no compiler rounds a product and a sum otherwise.
     upper = (high & np.uint32(2**30 - 1)).astype(dtype) * scalar(2.0**-31)
     tail = upper + (low.astype(dtype) + scalar(0.5)) * scalar(2.0**-63)
     beyond = (high >> np.uint32(30)) & np.uint32(1) == 1
     magnitude = -jnp.where(beyond, jnp.log(tail), jnp.log1p(-tail))
     return jnp.where(high >> np.uint32(31) == 1, -magnitude, magnitude)
+
+
+def _checked_dtype(given: Any) -> np.dtype[Any]:
+    """float32 or float64, where arrays may have it."""
+    try:
+        dtype = None if given is None else np.dtype(given)
+    except TypeError:
+        dtype = None
+    if dtype not in (np.float32, np.float64):
+        raise ValueError(f"dtype is {_validate.shown(given)}; give float32 or float64")
+    if jnp.result_type(float) != np.float64 and dtype == np.float64:
+        raise ValueError(
+            f"dtype is {dtype} where JAX computes in float32; set JAX_ENABLE_X64=1, or give float32"
+        )
+    return dtype

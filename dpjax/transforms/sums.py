@@ -76,6 +76,8 @@ def clipped_sum(
         count = clipping.examples(x, y, is_padding)
         if is_padding is not None:
             is_padding = jnp.asarray(is_padding, bool)
+        if method == "automatic":
+            clipping.check_reach(params, clip_norm)
         limits = _limits(params, clip_norm, per_layer, exact=bounds)
 
         def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
+from dpjax import _deltas
 from dpjax.accounting import gdp, losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import captions
@@ -51,6 +53,19 @@ def test_no_printed_epsilon_is_below_the_stated_one():
         text = captions.guarantees(private(epsilon))[0]
         shown = float(text.removeprefix("(epsilon = ").split(",")[0])
         assert epsilon <= shown <= epsilon * 1.001
+
+
+@pytest.mark.parametrize("delta", [0.999999, 1 - 2.0**-53, 0.99996, 5e-324, 1e-5, 1.23456e-7])
+def test_a_printed_delta_is_neither_0_nor_1_nor_below_the_stated_one(delta):
+    one = private(delta=delta, mu=1e-6)
+    texts = [*captions.guarantees(one), *captions.guarantees(one.to_dict()), one.caption()]
+    for text in (*texts, one.statement()):
+        shown = float(re.search(r"delta ?= ?([-+.e0-9]+)", text)[1])
+        assert delta <= shown < 1 and 0 < shown <= max(delta * 1.001, 1e-323)
+
+
+def test_a_delta_of_0_is_0():
+    assert _deltas.text(0.0) == "0" and _deltas.text(1.0) == "1" and _deltas.text(0.5, 1) == "0.5"
 
 
 def test_a_false_statement_is_marked():

@@ -220,6 +220,27 @@ def test_malformed_updates_are_refused():
         clipping.per_agent(1e-9).update(jnp.ones((2, 3), jnp.float16), optax.EmptyState())
 
 
+def test_automatic_clipping_to_what_a_dtype_cannot_hold_is_refused():
+    """Scaled to 1e5, a gradient of one entry would be infinite in float16."""
+    gradients = jnp.asarray([[100.0, 0.0], [3.0, 4.0]], jnp.float16)
+    limit = float(jnp.finfo(jnp.float16).max)
+    automatic = functools.partial(clipping.per_agent, method="automatic")
+    with pytest.raises(ValueError, match=r"clip_norm is 100000 .*float16 .*65504; give a smaller"):
+        automatic(1e5).update(gradients, optax.EmptyState())
+    check_bound(automatic(limit), gradients, limit)
+    check_bound(automatic(1e5), gradients.astype(jnp.float32), 1e5)
+    check_bound(automatic(1e5), gradients.astype(jnp.bfloat16), 1e5)
+    # Flat clipping lengthens nothing; layers have their shares.
+    check_bound(clipping.per_agent(1e5), gradients, 1e5)
+    layers = {"a": {"w": gradients}, "b": {"w": gradients}}
+    check_bound(automatic(9e4, per_layer=True), layers, 9e4)
+    with pytest.raises(ValueError, match="clip_norm is 70710.7 .*float16"):
+        automatic(1e5, per_layer=True).update(layers, optax.EmptyState())
+    clip = clipping.per_example(lambda p, x, y: p @ x, 1e5, method="automatic")
+    with pytest.raises(ValueError, match="clip_norm is 100000 .*float16"):
+        clip(gradients[0], gradients, jnp.zeros(2))
+
+
 @pytest.mark.parametrize("method", ["flat", "automatic"])
 @pytest.mark.parametrize("microbatch", [None, 2])
 def test_what_an_encoder_returns_is_clipped(method, microbatch):

@@ -239,7 +239,50 @@ def test_keys_a_bit_apart_are_independent():
     assert abs(dependence(sample().ravel(), sample(other).ravel())) < 5
 
 
-def test_another_dtype_is_refused():
-    for dtype in (jnp.bfloat16, jnp.int32):
-        with pytest.raises(ValueError, match="float32 or float64"):
-            laplaces.laplaces(key(), (2, 2), dtype)
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        *[((2, size), f"shape is {size!r}; ") for size in (-1, 2.0, "3", True, None, 2**32)],
+        *[(shape, "shape is .*rows, columns") for shape in (5, (2,), (2, 3, 4), "ab", None)],
+    ],
+)
+def test_what_is_no_shape_is_refused(shape, said):
+    with pytest.raises(ValueError, match=said):
+        laplaces.laplaces(key(), shape, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        *[(jnp.bfloat16, "bfloat16"), (jnp.int32, "int32"), ("real", "'real'"), (None, "None")],
+        *[(7, "7"), (complex, "complex")],
+    ],
+)
+def test_another_dtype_is_refused(dtype, said):
+    high, low = words(key(), (2, 2))
+    for draw in (
+        lambda: laplaces.laplaces(key(), (2, 2), dtype),
+        lambda: laplaces.from_words(high, low, dtype),
+    ):
+        with pytest.raises(ValueError, match=f"dtype is .*{said}.*; give float32 or float64"):
+            draw()
+
+
+def test_float64_is_never_float32_in_silence():
+    if jax.config.jax_enable_x64:
+        assert laplaces.laplaces(key(), (1, 2), jnp.float64).dtype == jnp.float64
+        return
+    with pytest.raises(ValueError, match="dtype is float64 where JAX computes in float32"):
+        laplaces.laplaces(key(), (1, 2), jnp.float64)
+
+
+def test_what_is_no_key_and_what_are_no_words_is_refused():
+    for other in (3, jax.random.key(0, impl="rbg"), jax.random.split(key()), None):
+        with pytest.raises(ValueError, match="key .*threefry"):
+            laplaces.laplaces(other, (1, 2), jnp.float32)
+    high, low = words(key(), (2, 2))
+    with pytest.raises(ValueError, match="low is .*int32; give an array of uint32"):
+        laplaces.from_words(high, low.astype(jnp.int32), jnp.float32)
+    with pytest.raises(ValueError, match="high is list"):
+        laplaces.from_words([1, 2], low, jnp.float32)
+    assert laplaces.laplaces(key(), (3, 0), jnp.float32).shape == (3, 0)
