@@ -116,8 +116,8 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     if of.smoothness is not None:
         gap += f" and smoothness {of.smoothness:.4g}"
     return (
-        f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} per {of.unit} "
-        f"({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
+        f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} "
+        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "

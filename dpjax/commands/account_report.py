@@ -138,8 +138,8 @@ def multiplier_lines(
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
         f"sigma = {up(multiplier.sigma)}, standard deviation {up(multiplier.sigma * clip)} at clip "
-        f"{clip:g}: every victim is ({up(epsilon)}, {_deltas.text(delta)})-DP ({setting.relation}), "
-        f"mu = {up(multiplier.mu)}",
+        f"{clip:g}: every victim is ({up(epsilon)}, {_deltas.text(delta)})-DP "
+        f"({setting.relation}), mu = {up(multiplier.mu)}",
         f"worst attacker: {worst}; worst victim: {nodes.title(names, multiplier.victim)}{others}",
     ]
     if multiplier.upper_bound:

@@ -38,8 +38,8 @@ def audit(plan: "Plan") -> None:
     n = matrix.shape[-1]
     if (plan.noise is None) != (config.noise is None):
         raise ValueError(
-            f"noise is {type(plan.noise).__name__} for a config with noise {config.noise!r}; make "
-            "the plan from one config with plan.make"
+            f"noise is {type(plan.noise).__name__} for a config with noise "
+            f"{_validate.shown(config.noise)}; make the plan from one config with plan.make"
         )
     if plan.noise is None:
         if np.isfinite(guarantee.epsilon):

@@ -57,9 +57,11 @@ def save(
             than D-SGD, or labels that are not n different ones.
     """
     if plan.design is None:
+        remedy = "save a private plan of a design that has one"
+        if plan.noise is not None and "noise_scales" in plan.noise.arrays:
+            remedy = "noise by schedule is its noise.scales, one a round: write these"
         raise ValueError(
-            f"plan is {plan.config.label}, which has no noise design over agents to save; save a "
-            "private plan of a design that has one"
+            f"plan is {plan.config.label}, which has no noise design over agents to save; {remedy}"
         )
     if plan.config.release:
         raise ValueError(

@@ -50,10 +50,13 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         ValueError: For a number of parameters below 1, or counts that are not one an agent.
     """
     if not known(plan):
+        gap = plan.config.protect.gradient_gap
+        what = "noise is " + type(plan.config.noise).__name__
+        if gap is not None:
+            what = f"gradient_gap is {gap:g}"
         raise ValueError(
-            f"noise is {plan.config.noise} and gradient_gap {plan.config.protect.gradient_gap}, of "
-            "which no forecast is known: it needs clipped gradients, and Gaussian noise of one "
-            "scale that is added to them"
+            f"{what}, of which no forecast is known: give a plan of clipped gradients (clip_norm) "
+            "whose Gaussian noise has one scale, a design of plans.noise"
         )
     config, rounds, loss = plan.config, plan.config.rounds, plan.guarantee.loss
     sampled = loss if isinstance(loss, Pld) else None

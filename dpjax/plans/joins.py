@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dpjax import _validate
 from dpjax.plans import registry
 from dpjax.protocols import Timed
 
@@ -26,7 +27,8 @@ def _check_sampler(config: Any) -> None:
     for rule in row.rules:
         if not rule.holds(config):
             raise ValueError(
-                f"sampler is {config.sampler} {rule.culprit(config)}{row.unknown}; {rule.why}"
+                f"sampler is {_validate.shown(config.sampler)} {rule.culprit(config)}"
+                f"{row.unknown}; {rule.why}"
             )
 
 
@@ -74,8 +76,8 @@ def _check_moves(method: Any, row: Any, plain: bool, optimizer: Any) -> None:
     owner = next(kind for kind in kinds if "sensitivity" in vars(kind))
     if not plain:
         raise ValueError(
-            f"optimizer is {optimizer}, with method {type(method).__name__}, whose sensitivity is "
-            f"of plain steps: give Sgd(step_size, decay). {row.why}"
+            f"optimizer is {_validate.shown(optimizer)}, with method {type(method).__name__}, "
+            f"whose sensitivity is of plain steps: give Sgd(step_size, decay). {row.why}"
         )
     for kind in kinds[: kinds.index(owner)]:
         changed = [name for name in _WORK if name in vars(kind)]
@@ -116,18 +118,18 @@ def check(config: Any) -> None:
     for part in (config.method, config.optimizer, getattr(config.optimizer, "make", None)):
         if isinstance(part, Timed):
             part.check_rounds(config.rounds)
-    of_method = registry.method(config.method)
+    of_method, optimizer = registry.method(config.method), _validate.shown(config.optimizer)
     name = type(config.method).__name__
     # A user's own class may have the name of one of the package, and do something else.
     plain = _exact(config.optimizer) == "Sgd"
     constant = plain and config.optimizer.decay == "constant"
     if not {"any": True, "plain": plain, "constant": constant}[of_method.steps]:
         raise ValueError(
-            f"optimizer is {config.optimizer}, which method {name} does not join: {of_method.why}"
+            f"optimizer is {optimizer}, which method {name} does not join: {of_method.why}"
         )
     if getattr(config.optimizer, "uses_noise", False) and not of_method.noisy_means:
         raise ValueError(
-            f"optimizer is {config.optimizer}, which uses the noise's variance, but method {name} "
+            f"optimizer is {optimizer}, which uses the noise's variance, but method {name} "
             "gives its optimizer something else than the agents' noisy means: make the optimizer "
             "with a variance that you know, uses_noise=False"
         )
@@ -144,7 +146,7 @@ def check(config: Any) -> None:
         )
     if of_noise.by_round and getattr(config.optimizer, "uses_noise", False):
         raise ValueError(
-            f"optimizer is {config.optimizer}, which uses the noise's variance, with noise {part}, "
+            f"optimizer is {optimizer}, which uses the noise's variance, with noise {part}, "
             "whose variance changes by round: make the optimizer with a variance that you know, "
             "uses_noise=False"
         )
@@ -153,7 +155,7 @@ def check(config: Any) -> None:
     check_noise(config.noise, config.method, config.protect)
     if config.protect.gradients == "view" and not constant:
         raise ValueError(
-            f"optimizer is {config.optimizer} with gradients 'view', whose loss is that of steps "
+            f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps "
             f"of constant size: {of_noise.why}"
         )
     if config.release and not of_noise.released:

@@ -143,8 +143,8 @@ class Plan:
             return np.zeros((self.agents, self.agents), np.float32)
         if self.noise.factor is None:
             raise ValueError(
-                f"noise is {self.config.noise}, which no one factor says: its scales are "
-                'arrays["noise_scales"]'
+                f"noise is {type(self.config.noise).__name__}, which no one factor says: its "
+                'scales are arrays["noise_scales"]'
             )
         return self.noise.factor
 

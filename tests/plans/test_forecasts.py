@@ -1,5 +1,6 @@
 """The forecast is what simulated noise and full clipped steps do, for every design and unit."""
 
+import dataclasses
 import itertools
 import re
 import warnings
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import forecast, gdp
+from dpjax.algorithms.tracking import DPOP
+from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import forecasts, noise, plan
+from dpjax.plans import forecasts, links, noise, plan, protect, samplers, scheduled
+from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
@@ -295,3 +299,43 @@ def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys
     with pytest.warns(forecasts.HopelessWarning, match="1 of 2 plans"):
         line = forecasts.tell([hopeless, fair], 6)
     assert line.startswith("forecast: d = 6: noise 0.") and "; up to " in line
+
+
+def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
+    """A thousand scales stand in no message."""
+    scales = tuple(0.99**k for k in range(400))
+    config = plan.Config(
+        noise=scheduled.Laplace(scales), budget=protect.Budget(1.0, accountant="pure"),
+        protect=protect.Protect("replace_agent", 1.0, norm="l1"), sampler=samplers.Random(1),
+        optimizer=Sgd(0.1, decay=scales), rounds=400,
+    )  # fmt: skip
+    made = plan.make(config, network)
+    assumed = protect.Protect("replace_agent", norm="l1", gradient_gap=0.5)
+    wrong = [
+        ("noise is Laplace, of which no forecast", lambda: made.forecast(5)),
+        ("noise is Laplace, which no one factor says", lambda: made.factor),
+        ("plan is laplace, .*one a round: write these", lambda: made.save(tmp_path / "x")),
+        (
+            "gradient_gap is 0.5, of which no forecast",
+            lambda: plan.make(
+                dataclasses.replace(config, method=DPOP(), protect=assumed), network
+            ).forecast(5),
+        ),
+        (
+            "noise is NoneType for a config with noise Laplace",
+            lambda: dataclasses.replace(made, noise=None),
+        ),
+        (
+            "optimizer is Sgd.*does not join",
+            lambda: dataclasses.replace(
+                config, method=ZipDL(), noise=links.ZeroSum(),
+                budget=protect.Budget(1.0, 1e-5),
+                protect=protect.Protect("replace_agent", 1.0, attacker="node", gradients="view"),
+            ),
+        ),
+    ]  # fmt: skip
+    for said, asked in wrong:
+        with pytest.raises(ValueError, match=said) as refused:
+            asked()
+        assert len(str(refused.value)) < 600
+    assert not list(tmp_path.iterdir())
