@@ -34,6 +34,29 @@ def known(plan: "Plan") -> bool:
     return plan.noise is None or plan.noise.factor is not None
 
 
+def remark(plan: "Plan") -> str:
+    """What a plan's line says of its noise: the model that it allows for, where it is too fine.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        "", or the remarks, each after a semicolon.
+    """
+    said, arrays = "", {} if plan.noise is None else plan.noise.arrays
+    if known(plan) and not np.isinf(affords := of_plan(plan, 1).affords()):
+        said = f"; noise allows for {affords:,.0f} parameters"
+    if "noise_scales" in arrays:
+        scales = arrays["noise_scales"]
+        below = np.flatnonzero((scales > 0) & (scales < 2.0**-23))
+        if below.size:
+            said += (
+                f"; from round {below[0] + 1:,} on its scale is below 1.2e-7, which float32 "
+                "numbers of size 1 do not keep: use float64"
+            )
+    return said
+
+
 def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     """Return the forecast of a plan for a model size; see `dpjax.accounting.forecast`.
 

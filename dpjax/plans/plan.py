@@ -111,9 +111,8 @@ class Plan:
         audit(self)
 
     def __repr__(self) -> str:
-        """One line: design, network's size, guarantee, the model it affords, who shares a seed."""
-        affords = self.forecast(1).affords() if forecasts.known(self) else np.inf
-        remarks = "" if np.isinf(affords) else f"; noise allows for {affords:,.0f} parameters"
+        """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
+        remarks = forecasts.remark(self)
         if self.design is not None and len(set(export.seed_groups(self))) < self.agents:
             remarks += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:

@@ -339,3 +339,29 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
             asked()
         assert len(str(refused.value)) < 600
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
+    """Of 1e-3 0.5^k, from the first k at which it is below 2^-23; none where all are above."""
+    clipped = protect.Protect("replace_agent", 1e-6, norm="l1")
+
+    def line(ratio):
+        config = plan.Config(
+            noise=scheduled.Laplace(ratio), budget=protect.Budget(1.0, accountant="pure"),
+            protect=clipped, sampler=samplers.Random(1), optimizer=Sgd(0.1, decay=0.4), rounds=40,
+            method=DPOP(),
+        )  # fmt: skip
+        return plan.make(config, network)
+
+    halved = line(0.5)
+    first = next(k for k, scale in enumerate(halved.noise.scales, 1) if scale < 2.0**-23)
+    assert 1 < first < 40 and f"; from round {first} on its scale is below 1.2e-7" in repr(halved)
+    # One round before, noise of this scale still moves most numbers of size 1; then ever fewer.
+    draws = np.random.default_rng(0).laplace(size=4000).astype(np.float32)
+    kept = [
+        np.mean(np.float32(1) + draws * scale != 1)
+        for scale in halved.noise.scales[[first - 2, -1]]
+    ]
+    assert kept[0] > 0.6 and kept[1] < 0.01
+    constant = line((1.0,) * 40)
+    assert constant.noise.scales.min() > 2.0**-23 and "below" not in repr(constant)
