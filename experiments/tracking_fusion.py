@@ -20,6 +20,7 @@ from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import fusion as data
 from dpjax.engine import traffic
 from dpjax.engine.run import run
+from dpjax.mechanism import laplace
 from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import fusion, plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
@@ -114,30 +115,21 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    # Budgets may share a step or a decay.
-    once = {name: tuple(dict.fromkeys(getattr(config, name))) for name in _EACH}
     launch.check_numbers(
-        dataclasses.replace(config, **once),
+        config,
         whole={
             "rounds": 2, "trials": 2, "marks": 1, "timed": 1, "agents": 2, "tuning_trials": 1,
         },
         positive=("epsilon", "gradient_gap", "below", "factors", "gamma", "beta", "probability"),
-        shares=("q1", "q2"),
         filled=("epsilon", "methods"),
+        each={"epsilon": _EACH},
     )  # fmt: skip
+    for pair in zip(config.q1, config.q2, strict=True):
+        laplace.decays(*pair)
     if config.probability > 1:
         raise ValueError(f"probability is {config.probability}; give a number of at most 1")
     if 1.0 not in config.factors:
         raise ValueError(f"factors is {config.factors}; give 1 among them, the printed steps")
-    for name in _EACH:
-        given = getattr(config, name)
-        if len(given) != len(config.epsilon):
-            raise ValueError(
-                f"{name} has {len(given)} entries for {len(config.epsilon)} budgets; give one each"
-            )
-    for q1, q2 in zip(config.q1, config.q2, strict=True):
-        if q1 >= q2:
-            raise ValueError(f"q1 is {q1} with q2 {q2}; give a q1 below it")
     for name in config.methods:
         if name not in METHODS:
             raise ValueError(f"methods has {name!r}; choose from {', '.join(METHODS)}")
@@ -211,25 +203,24 @@ class Setting:
         }  # fmt: skip
 
 
-def variants(config: Config, setting: Setting, method: str) -> dict[str, tuple[plan.Plan, Any]]:
-    """Plans by how their steps were chosen, with the error that was predicted, where one was."""
+def variants(config: Config, setting: Setting, method: str) -> dict[str, plan.Plan]:
+    """The plan with the printed steps, and the best of those whose steps are scaled."""
     plans = [setting.made(method, factor) for factor in config.factors]
     seeds = range(_TUNING, _TUNING + config.tuning_trials)
     result = run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
     left = np.nan_to_num(result.metrics["residual"][-1].mean(axis=0), nan=np.inf)
-    found = {"printed": (setting.made(method, 1.0), None)}
-    found["tuned"] = (plans[int(np.argmin(left))], None)
-    return found
+    return {"printed": plans[config.factors.index(1.0)], "tuned": plans[int(np.argmin(left))]}
 
 
 def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """Mean, spread and median of the residual over trials, by round."""
     setting, rows = Setting(config, index), []
     every = max(1, config.rounds // config.marks)
-    shown = variants(config, setting, method)
-    if method == "tracking":
-        shown |= {shape: setting.optimal(shape) for shape in config.optimal}
-    for steps, (made, predicted) in shown.items():
+    shown, predicted = variants(config, setting, method), {}
+    for shape in config.optimal if method == "tracking" else ():
+        shown[shape], error = setting.optimal(shape)
+        predicted[shape] = {"predicted": error.total, "predicted_bias": error.bias}
+    for steps, made in shown.items():
         result = run(
             made, setting.problem, seeds=range(config.trials), eval_every=every,
             **lab.run_options(folder / steps),
@@ -241,9 +232,7 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
                 row |= {name: values.mean(), f"{name}_std": values.std(ddof=1)}
                 row[f"{name}_median"] = np.median(values)
             columns = setting.columns(method, steps, made) | {"guarantee": _stated(made)}
-            if predicted is not None:
-                row |= {"predicted": predicted.total, "predicted_bias": predicted.bias}
-            rows.append(columns | row)
+            rows.append(columns | row | predicted.get(steps, {}))
         lab.say(f"  {method}, {steps}: {result.rounds_per_second:,.0f} trials x rounds a second")
     return rows
 
@@ -251,7 +240,7 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
 def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """When each of some runs is first below the residual, and what it has sent by then."""
     setting, rows = Setting(config, index), []
-    for steps, (made, _) in variants(config, setting, method).items():
+    for steps, made in variants(config, setting, method).items():
         result = run(
             made, setting.problem, seeds=range(config.timed), eval_every=1,
             **lab.run_options(folder / steps),

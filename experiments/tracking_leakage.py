@@ -8,7 +8,6 @@ maximum over rounds is judged beside the same for trials that were dealt anew (t
 estimate of what these coordinates tell one at a time, no bound on what an attacker can learn.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import fusion as data
 from dpjax.engine.trace import Passed, trace
+from dpjax.mechanism import laplace
 from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import fusion, plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
@@ -93,43 +93,40 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    # Budgets may share a step or a decay.
-    once = {name: tuple(dict.fromkeys(getattr(config, name))) for name in _EACH}
     launch.check_numbers(
-        dataclasses.replace(config, **once),
+        config,
         whole={
             "k": 1, "trials": 5, "rounds": 4, "marks": 1, "until": 0, "permutations": 0, "seed": 0,
         },
         positive=("epsilon", "gradient_gap", "step", "gamma", "beta"),
-        shares=("q1", "q2"),
         filled=("epsilon",),
+        each={"epsilon": _EACH},
     )  # fmt: skip
+    for pair in zip(config.q1, config.q2, strict=True):
+        laplace.decays(*pair)
     if config.trials < config.k + 2:
         raise ValueError(f"trials is {config.trials} for k = {config.k}; give k + 2 at least")
-    for name in _EACH:
-        if len(getattr(config, name)) != len(config.epsilon):
-            raise ValueError(
-                f"{name} has {len(getattr(config, name))} entries for {len(config.epsilon)} "
-                "budgets; give one each"
-            )
-    for q1, q2 in zip(config.q1, config.q2, strict=True):
-        if q1 >= q2:
-            raise ValueError(f"q1 is {q1} with q2 {q2}; give a q1 below it")
+
+
+@functools.lru_cache(maxsize=1)
+def drawn(law: Literal["redrawn", "fixed"], trials: int) -> tuple[data.Fusion, ...]:
+    """The costs of every trial."""
+    if law == "fixed":
+        return (data.make(AGENTS, 0, 1, 1),) * trials
+    return tuple(data.make(AGENTS, seed, 1, 1) for seed in range(trials))
 
 
 def problems(config: Config) -> list[Any]:
     """One problem a trial, in float64: late rounds divide by steps that float32 rounds away."""
-    seeds = range(config.trials) if config.data == "redrawn" else [0] * config.trials
-    return [fusion.problem(data.make(AGENTS, s, 1, 1), dtype="float64") for s in seeds]
+    return [fusion.problem(one, dtype="float64") for one in drawn(config.data, config.trials)]
 
 
 def gradients(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """[N] slope and constant of agent 1's gradient in every trial."""
-    seeds = range(config.trials) if config.data == "redrawn" else [0] * config.trials
-    made = [data.make(AGENTS, s, 1, 1) for s in seeds]
+    costs = drawn(config.data, config.trials)
     return (
-        np.array([one.hessians[0, 0, 0] for one in made]),
-        np.array([one.linear[0, 0] for one in made]),
+        np.array([one.hessians[0, 0, 0] for one in costs]),
+        np.array([one.linear[0, 0] for one in costs]),
     )
 
 

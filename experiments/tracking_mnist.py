@@ -17,6 +17,7 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.mechanism import laplace
 from dpjax.plans import images, plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import launch, plots, tables
@@ -128,13 +129,11 @@ def check(config: Config) -> None:
             "gamma", "beta", "epsilon", "gaps", "gap", "at_epsilon", "gammas", "betas", "budgets",
             "probability", "smoothness",
         ),
-        shares=("q1", "q2"),
         filled=("seeds", "parts"),
     )  # fmt: skip
     if config.probability > 1:
         raise ValueError(f"probability is {config.probability}; give a number of at most 1")
-    if config.q1 >= config.q2:
-        raise ValueError(f"q1 is {config.q1} and q2 {config.q2}; give a q1 below q2")
+    laplace.decays(config.q1, config.q2)
     for name in config.parts:
         if name not in PARTS:
             raise ValueError(f"parts has {name!r}; choose from {', '.join(PARTS)}")

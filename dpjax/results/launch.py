@@ -59,12 +59,13 @@ def check_numbers(
     positive: Iterable[str] = (),
     shares: Iterable[str] = (),
     filled: Iterable[str] = (),
+    each: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
     """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
 
-    An option that is a tuple is checked entry by entry, and holds none of them twice; one that is a
-    path is of a file that is there. Where there are seeds for tuning, none of them is one of
-    ``seeds``, which are reported.
+    An option that is a tuple is checked entry by entry, and holds none of them twice, unless it
+    goes with another entry by entry; one that is a path is of a file that is there. Where there are
+    seeds for tuning, none of them is one of ``seeds``, which are reported.
 
     Args:
         config: The experiment's config.
@@ -72,6 +73,7 @@ def check_numbers(
         positive: Options that are numbers above 0.
         shares: Options that are numbers between 0 and 1.
         filled: Options that hold one entry at least.
+        each: By option, those that hold one entry for each of its own; they may repeat one.
 
     Raises:
         ValueError: Naming the option, its value and the remedy.
@@ -88,13 +90,14 @@ def check_numbers(
     }
     kinds |= dict.fromkeys(positive, _validate.positive)
     kinds |= dict.fromkeys(shares, _validate.probability)
+    along = {name: first for first, names in (each or {}).items() for name in names}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         listed = isinstance(value, tuple)
         if field.name in kinds:
             for one in value if listed else (value,):
                 kinds[field.name](field.name, one)
-        if listed and len(set(value)) < len(value):
+        if listed and field.name not in along and len(set(value)) < len(value):
             raise ValueError(
                 f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
@@ -103,6 +106,12 @@ def check_numbers(
     for name in filled:
         if not getattr(config, name):
             raise ValueError(f"{name} is empty; give at least one entry")
+    for name, first in along.items():
+        has, wanted = len(getattr(config, name)), len(getattr(config, first))
+        if has != wanted:
+            raise ValueError(
+                f"{name} has {has} entries and {first} {wanted}; give one for each of {first}"
+            )
     for name in ("tuning_seed", "tuning_seeds"):
         own = getattr(config, name, ())
         own = own if isinstance(own, tuple) else (own,)

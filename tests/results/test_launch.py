@@ -166,3 +166,17 @@ def test_what_must_hold_an_entry_is_refused_without() -> None:
     launch.check_numbers(config(()))
     with pytest.raises(ValueError, match="filters is empty; give at least one entry"):
         launch.check_numbers(config(()), filled=["filters"])
+
+
+def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> None:
+    made = dataclasses.make_dataclass("Config", ["epsilon", "gamma", "q1"])
+    each = {"epsilon": ("gamma", "q1")}
+    launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+    with pytest.raises(ValueError, match="gamma is .*, with an entry twice"):
+        launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)))
+    with pytest.raises(ValueError, match="epsilon is .*, with an entry twice"):
+        launch.check_numbers(made((1.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+    for q1 in ((0.9,), (0.9, 0.8, 0.7)):
+        said = f"q1 has {len(q1)} entries and epsilon 2; give one for each of epsilon"
+        with pytest.raises(ValueError, match=said):
+            launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), q1), each=each)
