@@ -135,6 +135,19 @@ def check(config: Config) -> None:
             raise ValueError(f"methods has {name!r}; choose from {', '.join(METHODS)}")
 
 
+def data_of(config: Config) -> data.Fusion:
+    """The measurements, the same for all budgets."""
+    return data.make(
+        config.agents, config.data_seed, config.measurements, config.dimension, config.noise,
+        config.omega, config.low, config.high,
+    )  # fmt: skip
+
+
+def smoothness_of(costs: data.Fusion) -> float:
+    """How far an agent's gradients at two models are apart at most, over these, both in L1."""
+    return float(np.abs(costs.hessians).sum(axis=1).max())
+
+
 class Setting:
     """One budget: its data, its network and the plan of each method."""
 
@@ -145,10 +158,7 @@ class Setting:
         )
         graph = graphs.erdos_renyi(config.agents, config.probability, config.graph_seed)
         self.matrix = mixing.metropolis_hastings(graph)
-        self.data = data.make(
-            config.agents, config.data_seed, config.measurements, config.dimension, config.noise,
-            config.omega, config.low, config.high,
-        )  # fmt: skip
+        self.data = data_of(config)
         self.problem = fusion.problem(self.data, dtype="float64")
 
     def made(self, method: str, factor: float) -> plan.Plan:
@@ -168,8 +178,7 @@ class Setting:
             "diff_tv_ab": DiffTVAB(),
         }[method]  # fmt: skip
         # These two ask for gradients at models that nobody else knows.
-        steepest = float(np.abs(self.data.hessians).sum(axis=1).max())
-        smoothness = steepest if method in ("pp_doagt", "diff_tv_ab") else None
+        smoothness = smoothness_of(self.data) if method in ("pp_doagt", "diff_tv_ab") else None
         return plan.Config(
             method=made,
             noise=scheduled.Laplace(self.q2),
@@ -299,6 +308,15 @@ _ONLY = {"curves": ("below", "timed"), "stops": ("trials", "marks")}
 def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
     """A table of final residuals, one of stops, and a figure: budgets across, steps down."""
     last = frame[frame["round"] == frame["round"].max()]
+    lab.say(
+        f"\nevery epsilon is of an assumption: gradients of one agent's two data sets are at most "
+        f"{config.gradient_gap:g} apart in L1 at every model"
+    )
+    if {"pp_doagt", "diff_tv_ab"} & set(config.methods):
+        lab.say(
+            "for PP-DOAGT and Diff-TV-AB also that they are smooth: at two models apart at most "
+            f"{smoothness_of(data_of(config)):.4g} times as far as these, both in L1"
+        )
     lab.say(f"\nresidual over all agents after {config.rounds} rounds, {config.trials} trials")
     rows = []
     for _, row in last.iterrows():
@@ -314,6 +332,7 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
     for names, group in stopped.groupby(keys, sort=False):
         reached = group[group["reached"]]
         shown = dict(zip(keys, names, strict=True))
+        shown |= {"epsilon": float(group["guarantee"].iloc[0]["epsilon"])}
         shown |= {"runs": len(group), "reached": len(reached)}
         if len(reached):
             shown |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
