@@ -5,13 +5,19 @@ data the gradient is a function of a message that the attacker sees, and the tru
 budget. The value is the mutual information of agent 1's gradient and of what the attacker has, by
 Kraskov's estimator over trials, over what that estimator gives for a variable and itself; its
 maximum over rounds is judged beside the same for trials that were dealt anew (the null). It is an
-estimate of what these coordinates tell one at a time, no bound on what an attacker can learn.
+estimate of what these coordinates tell one at a time, no bound on what an attacker can learn. Where
+the attacker can solve for the gradient, up to noise or unknown weights, the solution alone is
+judged too, "guess": one coordinate, which no other hides.
+
+The paper has no law of the data. What the first round of tracking tells of a normal gradient is
+known without trials: it is seen through Laplace noise. The spread that the paper's values would
+need is printed beside them.
 """
 
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -51,6 +57,8 @@ class Config:
         marks: Rounds at which the estimate is taken: all of the first 20, and so many in all,
             spread evenly in their logarithm.
         data: "redrawn" in every trial, or "fixed", the degenerate case.
+        spread: Deviation of gradients: matrices are 1, and measurements normal around 0 with half
+            of it. None has M ~ U[0, 10] and measurements of one vector.
         gradient_gap: How far gradients of neighbours are assumed to be apart in L1.
         epsilon: Budgets of tracking; gamma, beta, q1 and q2 have one entry for each.
         gamma: First step sizes.
@@ -68,6 +76,7 @@ class Config:
     rounds: int = 1000
     marks: int = 20
     data: Literal["redrawn", "fixed"] = "redrawn"
+    spread: float | None = None
     gradient_gap: float = 1.0
     epsilon: tuple[float, ...] = (10.0, 1.0, 0.1)
     gamma: tuple[float, ...] = (0.002, 0.001, 0.001)
@@ -98,7 +107,10 @@ def check(config: Config) -> None:
         whole={
             "k": 1, "trials": 5, "rounds": 4, "marks": 1, "until": 0, "permutations": 0, "seed": 0,
         },
-        positive=("epsilon", "gradient_gap", "step", "gamma", "beta"),
+        positive=(
+            "epsilon", "gradient_gap", "step", "gamma", "beta",
+            *(() if config.spread is None else ("spread",)),
+        ),
         filled=("epsilon",),
         each={"epsilon": _EACH},
     )  # fmt: skip
@@ -108,22 +120,38 @@ def check(config: Config) -> None:
         raise ValueError(f"trials is {config.trials} for k = {config.k}; give k + 2 at least")
 
 
+class View(NamedTuple):
+    """Gradients [N, R], what an attacker sees of them [N, R, d], and its guess [N, R] if any."""
+
+    private: np.ndarray
+    seen: np.ndarray
+    guess: np.ndarray | None = None
+
+
 @functools.lru_cache(maxsize=1)
-def drawn(law: Literal["redrawn", "fixed"], trials: int) -> tuple[data.Fusion, ...]:
+def drawn(
+    kind: Literal["redrawn", "fixed"], spread: float | None, trials: int
+) -> tuple[data.Fusion, ...]:
     """The costs of every trial."""
-    if law == "fixed":
-        return (data.make(AGENTS, 0, 1, 1),) * trials
-    return tuple(data.make(AGENTS, seed, 1, 1) for seed in range(trials))
+
+    def one(seed: int) -> data.Fusion:
+        if spread is None:
+            return data.make(AGENTS, seed, 1, 1)
+        values = spread / 2 * np.random.default_rng(seed).standard_normal((AGENTS, 1))
+        return data.of(np.ones((AGENTS, 1, 1)), values, 0.01, np.zeros(1))
+
+    return (one(0),) * trials if kind == "fixed" else tuple(one(seed) for seed in range(trials))
 
 
 def problems(config: Config) -> list[Any]:
     """One problem a trial, in float64: late rounds divide by steps that float32 rounds away."""
-    return [fusion.problem(one, dtype="float64") for one in drawn(config.data, config.trials)]
+    costs = drawn(config.data, config.spread, config.trials)
+    return [fusion.problem(one, dtype="float64") for one in costs]
 
 
 def gradients(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """[N] slope and constant of agent 1's gradient in every trial."""
-    costs = drawn(config.data, config.trials)
+    costs = drawn(config.data, config.spread, config.trials)
     return (
         np.array([one.hessians[0, 0, 0] for one in costs]),
         np.array([one.linear[0, 0] for one in costs]),
@@ -142,7 +170,7 @@ def of_tracking(passed: Passed) -> tuple[Any, ...]:
     return passed.message[0, 0], passed.after.memory.tracked[0, 0], mean[0]
 
 
-def tracking(config: Config, index: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def tracking(config: Config, index: int) -> dict[str, View]:
     """Agent 1's gradient and what all attackers have of it, (44) with the message that it needs."""
     gamma, beta, q1, q2 = (getattr(config, name)[index] for name in ("gamma", "beta", "q1", "q2"))
     given = plan.Config(
@@ -163,18 +191,16 @@ def tracking(config: Config, index: int) -> dict[str, tuple[np.ndarray, np.ndarr
     solved = (mean[:, :-1] - z[:, 1:]) / steps - y[:, :-1]
     seen = np.stack([z[:, :-1], y[:, :-1], solved], axis=-1)
     # Every message is broadcast: colluding neighbours and an outsider have the same.
-    return {"both": (private[:, :-1], seen)}
+    return {"both": View(private[:, :-1], seen, solved)}
 
 
 def of_correlated(passed: Passed) -> tuple[Any, ...]:
-    """Agent 1's model, its gradient and what it sends to agent 2."""
-    return (
-        passed.before.models[0, 0], passed.after.memory.tracker[0, 0], passed.private[0, 1, 0],
-        passed.private[0, 2, 0],
-    )  # fmt: skip
+    """Agent 1's model, what it sends to agents 2 and 3, and the sum of what they send to it."""
+    sent = passed.private[..., 0]
+    return passed.before.models[0, 0], sent[0, 1], sent[0, 2], sent[1, 0] + sent[2, 0]
 
 
-def correlated(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def correlated(config: Config) -> dict[str, View]:
     """Agent 1's gradient; what agent 2 gets of it, agent 3 honest, and what the links show."""
     given = plan.Config(
         method=CorrelatedRandomness(config.until), sampler=samplers.Random(1),
@@ -186,7 +212,7 @@ def correlated(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
             read=of_correlated,
         )  # fmt: skip
-    x, _, to_second, to_third = (np.asarray(part, np.float64) for part in read)
+    x, to_second, to_third, got = (np.asarray(part, np.float64) for part in read)
     slope, constant = gradients(config)
     private = slope[:, None] * x[:, 0::2] - constant[:, None]
     # Even rounds carry the moved model (x - Lam y) / 3, odd ones shares of the tracker.
@@ -195,7 +221,12 @@ def correlated(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     insider = np.stack([x[:, 0::2], x[:, 0::2] - moved, share], axis=-1)
     # Whoever sees all links sees both shares; what agent 1 keeps for itself is the rest of them.
     outsider = np.stack([x[:, 0::2], x[:, 0::2] - moved, share, other], axis=-1)
-    return {"insiders": (private, insider), "outsider": (private, outsider)}
+    # Columns of weights sum to 1: y - grad grows by what came in less what went out, known. And y
+    # is a difference of models over the step, exactly so once steps are as they are.
+    grown = np.cumsum(got[:, 1::2] - share - other, axis=1)
+    known = np.concatenate([np.zeros_like(grown[:, :1]), grown[:, :-1]], axis=1)
+    guess = (x[:, 0::2] - moved) / config.step - known
+    return {"insiders": View(private, insider), "outsider": View(private, outsider, guess)}
 
 
 def of_encrypted(passed: Passed) -> tuple[Any, ...]:
@@ -205,7 +236,7 @@ def of_encrypted(passed: Passed) -> tuple[Any, ...]:
     return model[0, 0], (product * (model[:, 0] - model[0, 0])).sum()
 
 
-def encrypted(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def encrypted(config: Config) -> dict[str, View]:
     """Agent 1's gradient, and what colluding neighbours have of it: their pulls, over the step."""
     given = plan.Config(
         method=Encrypted(), sampler=samplers.Random(1), rounds=config.rounds,
@@ -219,18 +250,22 @@ def encrypted(config: Config) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         )  # fmt: skip
     x, pulls = (np.asarray(part, np.float64) for part in read)
     slope, constant = gradients(config)
-    return {"insiders": (slope[:, None] * x - constant[:, None], pulls[:, :, None] / config.step)}
+    private = slope[:, None] * x - constant[:, None]
+    return {"insiders": View(private, pulls[:, :, None] / config.step)}
 
 
 def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> list[dict[str, Any]]:
-    """M-NMI under both conventions of the normaliser, of raw and of standardised coordinates."""
+    """M-NMI under both conventions of the normaliser, by coordinates."""
     rows = []
-    for attacker, (private, seen) in found.items():
-        at = marked(config, private.shape[1])
-        x, y = private[:, at].T[:, :, None], np.moveaxis(seen[:, at], 1, 0)
-        for coordinates in ("raw", "standardised"):
+    for attacker, view in found.items():
+        at = marked(config, view.private.shape[1])
+        x, y = view.private[:, at].T[:, :, None], np.moveaxis(view.seen[:, at], 1, 0)
+        ways: dict[str, Any] = {"raw": (y, "raw"), "standardised": (y, "standardised")}
+        if view.guess is not None:
+            ways["guess"] = view.guess[:, at].T[:, :, None], "standardised"
+        for coordinates, (seen, scaled) in ways.items():
             made = leakage.normalised(
-                x, y, config.k, coordinates=coordinates, jitter="ties", seed=config.seed,
+                x, seen, config.k, coordinates=scaled, jitter="ties", seed=config.seed,
                 permutations=config.permutations,
             )  # fmt: skip
             most = float(made.information.max())
@@ -239,6 +274,7 @@ def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> lis
             }
             row = {
                 "algorithm": name, "setting": epsilon, "attacker": attacker, "data": config.data,
+                "spread": config.spread,
                 "coordinates": coordinates, "trials": config.trials, "k": config.k,
                 "at": int(at[made.round]) + 1, "information": most, "m_nmi": both["exact"],
                 "m_nmi_jittered": both["jittered"], "paper": PAPER.get((name, epsilon, attacker)),
@@ -253,6 +289,54 @@ def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> lis
     return rows
 
 
+def told(spread: float, scale: float) -> float:
+    """Nats that a normal number tells through Laplace noise, by quadrature.
+
+    With G of deviation s and L of scale b, exp(-|t| / b) / 2b, it is h(G + L) - h(L), where
+    h(L) = 1 + log 2b and the density of G + L is
+
+        exp(s^2 / 2b^2) (e^(y/b) Phi(-y/s - s/b) + e^(-y/b) Phi(y/s - s/b)) / 2b.
+    """
+    from scipy import special
+
+    ratio = spread / scale
+    at = np.linspace(0, 12 * ratio + 40, 20_001)
+    sides = [side * at + special.log_ndtr(-side * at / ratio - ratio) for side in (1, -1)]
+    log_density = ratio**2 / 2 + np.logaddexp(*sides) - np.log(2)
+    return float(-2 * np.trapezoid(np.exp(log_density) * log_density, at) - 1 - np.log(2))
+
+
+def first_rounds(config: Config) -> list[dict[str, Any]]:
+    """Which spread of normal gradients gives the paper's values of tracking in the first round."""
+    from scipy import optimize
+
+    whole = leakage.normaliser(5000, 3, "jittered")  # The paper's trials, and its tool.
+    rows = []
+    for place, epsilon in enumerate(config.epsilon):
+        if ("tracking", epsilon, "both") not in PAPER:
+            continue
+        gamma, q1, q2 = (getattr(config, name)[place] for name in ("gamma", "q1", "q2"))
+        # The gradient is hidden by the next message's noise over the step.
+        scale = laplace.first_scale(epsilon, config.gradient_gap, gamma, q1, q2) * q2 / gamma
+        value = PAPER["tracking", epsilon, "both"]
+        ratio = optimize.brentq(lambda r: told(r, 1.0) - value * whole, 1e-3, 1e6)  # noqa: B023
+        rows.append(
+            {"epsilon": epsilon, "noise": scale, "paper": value, "spread for it": ratio * scale}
+        )
+
+    def missed(log_spread: float) -> float:
+        found = (told(np.exp(log_spread), row["noise"]) / whole - row["paper"] for row in rows)
+        return max(map(abs, found))
+
+    if rows:
+        needed = [np.log(row["spread for it"]) for row in rows]
+        among = np.linspace(min(needed), max(needed), 101)
+        best = float(np.exp(min(among, key=missed)))
+        for row in rows:
+            row[f"at {best:.3g}"] = told(best, row["noise"]) / whole
+    return rows
+
+
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Mutual information of gradients and messages, for three ways of hiding them."""
     check(config)
@@ -264,19 +348,18 @@ def experiment(config: Config, lab: launch.Lab) -> None:
 
         return run
 
+    law = config.data if config.spread is None else f"{config.data}_{config.spread:g}"
     cells: list[Any] = []
     swept = ("epsilon", "gamma", "beta", "q1", "q2")
     for index, epsilon in enumerate(config.epsilon):
         own = {name: getattr(config, name)[index] for name in swept}
         stored = launch.stored(config, "step", "until", **own)
         compute = functools.partial(tracking, config, index)
-        cells.append(
-            (f"{config.data}_tracking_{epsilon:g}", stored, cell("tracking", epsilon, compute))
-        )
+        cells.append((f"{law}_tracking_{epsilon:g}", stored, cell("tracking", epsilon, compute)))
     for name, method in (("correlated_randomness", correlated), ("encrypted", encrypted)):
         stored = launch.stored(config, *swept)
         compute = functools.partial(method, config)
-        cells.append((f"{config.data}_{name}", stored, cell(name, None, compute)))
+        cells.append((f"{law}_{name}", stored, cell(name, None, compute)))
     report(config, lab, lab.cells(cells, seed=range(config.trials)))
 
 
@@ -287,6 +370,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     once = frame.drop_duplicates(keys)
     shown = [*keys, "at", "m_nmi", "m_nmi_jittered", "null", "p_value", "paper"]
     lab.say(tables.text(once[[name for name in shown if name in once]].to_dict("records")))
+    lab.say("\nthe first round, if gradients were normal: the spread that gives the paper's value")
+    lab.say(tables.text(first_rounds(config)))
     figure, panels = plots.figure(1, 2)
     for ax, coordinates in zip(panels, ("raw", "standardised"), strict=True):
         mine = frame[

@@ -1,11 +1,15 @@
 """Experiments of gradient tracking: options, stored records, what is printed with them."""
 
+import dataclasses
 import importlib
 import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from dpjax.accounting import leakage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +37,12 @@ def test_options_of_a_budget_are_refused_before_any_work(
     assert script(name, monkeypatch).main(arguments) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_spread_is_a_number_above_zero(tmp_path, capsys, monkeypatch):
+    module = script("tracking_leakage", monkeypatch)
+    assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--spread", "0"]) == 2
+    assert "spread is 0" in capsys.readouterr().err
 
 
 def test_decays_of_images_are_checked_too(tmp_path, capsys, monkeypatch):
@@ -71,3 +81,55 @@ def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys, monkeypatch):
 def test_records_of_leakage_are_read_as_stored(tmp_path, capsys, monkeypatch):
     lines = read_again(tmp_path, capsys, monkeypatch, "tracking_leakage")
     assert sum(line.endswith(": read") for line in lines) == 5
+
+
+def test_quadrature_of_a_normal_number_behind_laplace_noise(monkeypatch):
+    told = script("tracking_leakage", monkeypatch).told
+    rng = np.random.default_rng(0)
+    for spread, scale in ((4.0, 1.0), (1.0, 1.0), (30.0, 60.0)):
+        private = spread * rng.standard_normal((4000, 1))
+        seen = private + rng.laplace(scale=scale, size=(4000, 1))
+        value = leakage.mutual_information(private, seen)
+        assert abs(told(spread, scale) - value) < 0.04
+        assert abs(told(spread, 1.5 * scale) - value) > 0.04
+    # Far above the noise it is the difference of entropies, far below it goes with the square.
+    apart = np.log(1000 * np.sqrt(2 * np.pi * np.e)) - np.log(2 * np.e)
+    assert told(1000.0, 1.0) == pytest.approx(apart, abs=1e-4)
+    assert told(0.02, 1.0) / told(0.01, 1.0) == pytest.approx(4, rel=0.05)
+
+
+def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth(monkeypatch):
+    module = script("tracking_leakage", monkeypatch)
+    # Noise b times longer hides at most log b nats more: Laplace is Laplace and something else.
+    for spread in (3.0, 30.0, 300.0, 3000.0):
+        fall = module.told(spread, 49.5) - module.told(spread, 141.4)
+        assert 0 < fall < np.log(141.4 / 49.5)
+    rows = {row["epsilon"]: row for row in module.first_rounds(module.PRESETS["cpu"])}
+    noise = {epsilon: row["noise"] for epsilon, row in rows.items()}
+    assert noise == pytest.approx({10.0: 4.95, 1.0: 49.5, 0.1: 141.43}, rel=1e-4)
+    wanted = (rows[1.0]["paper"] - rows[0.1]["paper"]) * leakage.normaliser(5000, 3, "jittered")
+    assert wanted > 1.3 * np.log(noise[0.1] / noise[1.0])
+
+
+def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness(monkeypatch):
+    module = script("tracking_leakage", monkeypatch)
+    config = dataclasses.replace(module.PRESETS["tiny"], until=4, rounds=10, trials=5)
+    views = module.correlated(config)
+    assert views["insiders"].guess is None
+    private, seen, guess = views["outsider"]
+    np.testing.assert_allclose(guess[:, 4:], private[:, 4:], rtol=1e-5)
+    assert (np.abs(guess[:, :4] / private[:, :4] - 1) > 1e-4).all()
+    # The tracker alone is something else.
+    tracker = (seen[..., 1] / config.step)[:, 4:9]
+    assert (np.abs(tracker / private[:, 4:9] - 1) > 1e-4).all()
+
+
+def test_gradients_are_spread_as_asked(monkeypatch):
+    module = script("tracking_leakage", monkeypatch)
+    tiny = dataclasses.replace(module.PRESETS["tiny"], trials=2000, spread=30.0)
+    slope, constant = module.gradients(tiny)
+    assert (slope == 2.02).all() and constant.std() == pytest.approx(30, rel=0.05)
+    fixed = dataclasses.replace(tiny, data="fixed")
+    assert np.ptp(module.gradients(fixed)[1]) == 0
+    measured = module.gradients(dataclasses.replace(tiny, spread=None))
+    assert measured[0].max() > 150 and np.ptp(measured[0]) > 100
