@@ -21,6 +21,7 @@ from dpjax import _validate
 __all__ = [
     "Horizon",
     "Schedule",
+    "decays",
     "first_deviation",
     "first_scale",
     "geometric",
@@ -63,11 +64,22 @@ def _share(q1: float, q2: float, messages: int, power: int) -> float:
 
 
 def decays(q1: Any, q2: Any) -> tuple[float, float]:
-    """Return both as floats with 0 < q1 < q2 < 1, else raise ValueError.
+    """Return both decays as floats with 0 < q1 < q2 < 1.
 
     Args:
         q1: Decay of the steps.
         q2: Decay of the noise.
+
+    Returns:
+        q1 and q2.
+
+    Raises:
+        ValueError: For any others.
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> laplace.decays(0.97, 0.99)
+        (0.97, 0.99)
     """
     q1 = _validate.probability("q1", q1)
     q2 = _validate.probability("q2", q2)
