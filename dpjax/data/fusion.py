@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["Fusion", "make"]
+__all__ = ["Fusion", "make", "of"]
 
 
 class Fusion(NamedTuple):
@@ -114,8 +114,17 @@ def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
         omega: Weight of |x|^2.
         truth: [p] what was measured; it enters nothing.
 
+    Returns:
+        Data and minimiser.
+
     Raises:
         ValueError: For costs whose sum has no unique minimiser.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import fusion
+        >>> fusion.of(np.ones((2, 1, 1)), np.array([[1.0], [3.0]]), 0.0, [2.0]).minimiser
+        array([2.])
     """
     hessians = 2 * (np.swapaxes(matrices, 1, 2) @ matrices + omega * np.eye(matrices.shape[2]))
     linear = 2 * np.einsum("nmp,nm->np", matrices, values)
