@@ -173,7 +173,12 @@ class Method(Protocol):
     """What agents compute, keep and send. A frozen dataclass that checks itself.
 
     It may have ``measured(seen) -> models`` too, agent-stacked: what metrics are of, where that
-    is not the models themselves.
+    is not the models themselves. And ``sensitivity(answer, steps, divisor, mixing) -> [T, P]``,
+    where its private payload is not the query's answer: how far each part of it moves in every
+    round, all messages before held, given how far answers are apart (``answer(distance)`` for
+    points that far apart), the step sizes [T], the sampler's divisor and the mixing matrix. Where
+    gradients are asked at models that others do not know, ``asks_own`` is True and the moves
+    count how far these are apart.
     """
 
     @property

@@ -20,7 +20,7 @@ NAMED = {
     "mechanism.spatial": "independent pairwise whisper central",
     "mechanism.temporal": "workload_gram mafalda prefix_sum identity anti_pgd sensitivity",
     "mechanism.spacetime": "design",
-    "mechanism.laplace": "geometric geometric_gaussian first_scale first_deviation rounded",
+    "mechanism.laplace": "geometric geometric_gaussian first_scale first_deviation",
     "mechanism.moves": "moves numbers_sent printed_sensitivity",
     "mechanism.quadratic": "error weights variances",
     "mechanism.schedules": "best_scales optimal",

@@ -313,6 +313,32 @@ class CovarianceLoss:
     precision: np.ndarray
     worst: int
 
+    @classmethod
+    def of_mu(
+        cls,
+        mu: Float[np.ndarray, " n"],
+        precision: Float[np.ndarray, " n"],
+        delta: float,
+        *,
+        accountant: Accountant = "gdp",
+        allow_unsound: bool = False,
+    ) -> "CovarianceLoss":
+        """The loss of agents whose Gaussian-DP parameters are known.
+
+        Args:
+            mu: [n] Gaussian-DP parameters, upper bounds.
+            precision: [n] upper bounds on [R^-1]_ii.
+            delta: Delta, in (0, 1).
+            accountant: One of `ACCOUNTANTS`.
+            allow_unsound: As in `claimed_epsilon`.
+
+        Raises:
+            ValueError: As `claimed_epsilon`.
+        """
+        exact = np.asarray(gdp.epsilon(mu, delta))
+        claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
+        return cls(np.asarray(claimed), exact, mu, precision, int(np.argmax(mu)))
+
 
 @dataclass(frozen=True, eq=False)
 class PureLoss:
@@ -377,6 +403,6 @@ def loss(
     shift = sensitivity(relation, clip_norm)
     diagonal = precision.inverse_diagonal(covariance, factor=factor)
     mu = shift * np.sqrt(over_rounds * diagonal) * MARGIN
-    exact = np.asarray(gdp.epsilon(mu, delta))
-    claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
-    return CovarianceLoss(np.asarray(claimed), exact, mu, diagonal, int(np.argmax(mu)))
+    return CovarianceLoss.of_mu(
+        mu, diagonal, delta, accountant=accountant, allow_unsound=allow_unsound
+    )

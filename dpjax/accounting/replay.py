@@ -7,8 +7,8 @@ sensitivity means; the largest move over pairs of problems and messages is bound
 `dpjax.mechanism.moves`, and one pair alone is no guarantee.
 
 `DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
-average, and the point of its gradient, each noisy or true. `TrackingRule` is Algorithm 1, and
-`TwoVariableRule` sends models and trackers.
+average, and the point of its gradient, each noisy or true. Methods of the package are replayed by
+`dpjax.engine.trace.moves`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["DescentRule", "Replayable", "TwoVariableRule", "TrackingRule", "moved"]
+__all__ = ["DescentRule", "Replayable", "moved"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]
 """[n, p] points to [n, p] gradients, one agent's cost a row."""
@@ -137,84 +137,3 @@ class DescentRule:
             mixed = mixed + np.diag(w)[:, None] * (x - z)
         at = z if self.point == "noisy" else x
         return (mixed - self.step_sizes[step] * gradient(at),)
-
-
-@dataclass(frozen=True, eq=False)
-class TrackingRule:
-    """Algorithm 1: implicit gradient tracking, of which models alone are sent.
-
-    Attributes:
-        mixing: [n, n] W.
-        step_sizes: [T] alpha_k.
-        start: [n, p] x(0).
-        beta: Gain.
-
-    Reference:
-        Xie, Liu and Chai, (4).
-    """
-
-    mixing: Any
-    step_sizes: Any
-    start: Any
-    beta: float
-
-    def first(self, gradient: Gradient) -> State:
-        """The public start, and y = 0."""
-        x = np.array(self.start, np.float64)
-        return x, np.zeros_like(x)
-
-    def sent(self, state: State) -> np.ndarray:
-        """The models."""
-        return state[0][:, None]
-
-    def after(self, state: State, step: int, shown: np.ndarray, gradient: Gradient) -> State:
-        """A round."""
-        z = shown[:, 0]
-        mixed = np.asarray(self.mixing, np.float64) @ z
-        y = state[1] + self.beta * (z - mixed)
-        return mixed - self.step_sizes[step] * (y + gradient(z)), y
-
-
-@dataclass(frozen=True, eq=False)
-class TwoVariableRule:
-    """Gradient tracking with two variables sent: x+ = W x~ - alpha y, y+ = W y~ + g(x+) - g(x).
-
-    Attributes:
-        mixing: [n, n] W.
-        step_sizes: [T] alpha_k.
-        start: [n, p] x(0).
-        own: Which values of its own an agent averages, "noisy" or "true".
-
-    Reference:
-        Xie, Liu and Chai, (7), with noise; as `dpjax.mechanism.moves.diff_tv_ab`.
-    """
-
-    mixing: Any
-    step_sizes: Any
-    start: Any
-    own: Literal["noisy", "true"] = "noisy"
-
-    def __post_init__(self) -> None:
-        """Refuse choices that there are not."""
-        _validate.one_of("own", self.own, ("noisy", "true"))
-
-    def first(self, gradient: Gradient) -> State:
-        """The public start, and its gradients."""
-        x = np.array(self.start, np.float64)
-        return x, gradient(x), gradient(x)
-
-    def sent(self, state: State) -> np.ndarray:
-        """Models and trackers."""
-        return np.stack(state[:2], axis=1)
-
-    def after(self, state: State, step: int, shown: np.ndarray, gradient: Gradient) -> State:
-        """A round."""
-        w = np.asarray(self.mixing, np.float64)
-        x_mixed, y_mixed = w @ shown[:, 0], w @ shown[:, 1]
-        if self.own == "true":
-            own = np.diag(w)[:, None]
-            x_mixed = x_mixed + own * (state[0] - shown[:, 0])
-            y_mixed = y_mixed + own * (state[1] - shown[:, 1])
-        x = x_mixed - self.step_sizes[step] * state[1]
-        new = gradient(x)
-        return x, y_mixed + new - state[2], new

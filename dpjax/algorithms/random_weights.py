@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,32 +11,11 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.algorithms.unbounded import Unbounded
 from dpjax.protocols import Emission, Received, Round, Seen
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
-
-
-class _Unbounded:
-    """Methods whose messages carry gradients as they are: no noise is accounted for them."""
-
-    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
-    asks_own: ClassVar[bool] = True
-
-    def sensitivity(self, answer: Any, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
-        """Without bound: nothing is said of noise on these messages.
-
-        Args:
-            answer: How far answers are apart.
-            steps: [T] step sizes.
-            divisor: What the sampler divides sums by.
-            mixing: The mixing matrix.
-        """
-        return np.full((len(steps), 1), math.inf)
-
-    def released(self, seen: Seen) -> Any:
-        """Nothing: no noise was added to any of it."""
-        return ()
 
 
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
@@ -78,7 +57,7 @@ class Correlated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CorrelatedRandomness(_Unbounded):
+class CorrelatedRandomness(Unbounded):
     """Tracking with random weights and steps in the first iterations, reconstructed.
 
         x+ = R (x - Lam_k y),   y+ = C_k y + B_k (grad f(x+) - grad f(x)),   y_0 = grad f(x_0)
@@ -213,7 +192,7 @@ class Pulls:
 
 
 @dataclass(frozen=True)
-class Encrypted(_Unbounded):
+class Encrypted(Unbounded):
     """Gradient descent over encrypted differences with random weights, reconstructed.
 
         x_i <- x_i + sum_j b_ij b_ji (x_j - x_i) + opt(grad f_i(x_i)),   b drawn anew in every round
@@ -255,7 +234,7 @@ class Encrypted(_Unbounded):
 
 
 @dataclass(frozen=True)
-class EncryptedOnLinks(_Unbounded):
+class EncryptedOnLinks(Unbounded):
     """`Encrypted` on the links of a network.
 
     Attributes:

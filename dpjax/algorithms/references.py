@@ -1,14 +1,13 @@
 """Decentralized methods without noise that reach the optimum: EXTRA and NIDS, for comparison."""
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax.algorithms.exchange import Gossip
+from dpjax.algorithms.unbounded import Unbounded
 from dpjax.protocols import Emission, Round, Seen
 
 __all__ = ["EXTRA", "NIDS"]
@@ -32,11 +31,9 @@ class Memory(NamedTuple):
     step: Any
 
 
-class _Reference:
+class _Reference(Unbounded):
     """What both share; gradients go out as they are, so they run without noise alone."""
 
-    asks_own: ClassVar[bool] = True
-    stochastic: ClassVar[Literal["double"]] = "double"
     exchange: ClassVar[Gossip] = Gossip()
 
     def start(self, here: Round, models: Any) -> Memory:
@@ -55,17 +52,6 @@ class _Reference:
     def released(self, seen: Seen) -> Any:
         """The last message."""
         return seen.memory.message
-
-    def sensitivity(self, answer: Any, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
-        """Without bound: nothing is said of noise on these messages.
-
-        Args:
-            answer: How far answers are apart.
-            steps: [T] step sizes.
-            divisor: What the sampler divides sums by.
-            mixing: The mixing matrix.
-        """
-        return np.full((len(steps), 1), math.inf)
 
 
 @dataclass(frozen=True)

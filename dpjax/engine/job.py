@@ -172,7 +172,8 @@ def prepared(
         ValueError: For models that the run cannot protect.
     """
     task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
-    models = jax.vmap(task.init)(keys.stacked(seeds, "initial"))
+    initial = keys.stacked(seeds, "initial")
+    models = jax.vmap(task.init)(initial)
     if together.unit == "record":
         arguments.check_dtypes(models)
     job = Job(
@@ -182,18 +183,18 @@ def prepared(
         batch_keys=keys.stacked(seeds, "batches", phase),
         models=models,
         mesh=mesh,
-        apart=_apart(task, seeds) if task.apart else None,
+        apart=_apart(task, initial) if task.apart else None,
     )
     narrow = together.unit == "record" or hasattr(together.method, "sensitivity")
     job.check(summed=narrow)
     return job.reporting()
 
 
-def _apart(task: Problem, seeds: tuple[int, ...]) -> Any:
-    """Every agent's own initial model, leaves [S, n, ...], from the seed and its number."""
+def _apart(task: Problem, initial: Any) -> Any:
+    """Every agent's own initial model, leaves [S, n, ...], from the seed's key and its number."""
 
     def of_seed(key: Any) -> Any:
         agents = jnp.arange(task.agents)
         return jax.vmap(lambda agent: task.init(jax.random.fold_in(key, agent)))(agents)
 
-    return jax.vmap(of_seed)(keys.stacked(seeds, "initial"))
+    return jax.vmap(of_seed)(initial)

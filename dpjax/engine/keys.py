@@ -47,11 +47,7 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     Raises:
         ValueError: For another seed, purpose or phase.
     """
-    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
-    _validate.one_of("purpose", purpose, PURPOSES)
-    phase = _validate.integer("phase", phase, least=0)
-    key = jax.random.fold_in(jax.random.key(seed, impl=_IMPLEMENTATION), PURPOSES[purpose])
-    return jax.random.fold_in(key, phase)
+    return stacked((seed,), purpose, phase)[0]
 
 
 def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:

@@ -35,14 +35,11 @@ class Halves(NamedTuple):
         init: ``init(models) -> State``.
         outgoing: ``outgoing(key, state, batch) -> Outgoing``.
         incoming: ``incoming(key, state, batch, outgoing, received) -> State``.
-        private: ``private(key, state, batch) -> payload``, what noise is about to be added to: for
-            audits, which compare it between neighbours.
     """
 
     init: Any
     outgoing: Any
     incoming: Any
-    private: Any
 
 
 def halves(
@@ -99,11 +96,7 @@ def halves(
         models, memory = method.absorb(now, seen, sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
-    def private(key: PRNGKeyArray, state: State, batch: Any) -> Any:
-        seen = Seen(state.models, state.memory)
-        return method.emit(here(key, state.round, batch), seen).private
-
-    return Halves(init, outgoing, incoming, private)
+    return Halves(init, outgoing, incoming)
 
 
 def compose(method: Method, arrays: Any, **parts: Any) -> Algorithm:

@@ -173,24 +173,44 @@ def _traced(
         link = _playback(noisy) if noisy is not None else parts.privatizer(
             statics, arrays, noise_key
         )  # fmt: skip
-        cut = parts.halves(statics, arrays, noise_key, frozen, privatizer=link)
+        cut = parts.halves(statics, arrays, noise_key, frozen, privatizer=_recording(link))
         mine = parts.one(own, shared)
 
         def one_round(state: State, _: None) -> tuple[State, Any]:
             batch = parts.batch(statics, mine, batch_key, noise_key, state.round)
             key = jax.random.fold_in(batch_key, state.round)
-            private = cut.private(key, state, batch)
-            noisy = private if link is None else link.update(private, state.secret)[0]
             out = cut.outgoing(key, state, batch)
             received = statics.method.exchange(arrays, state.round, out.message)
             new = cut.incoming(key, state, batch, out, received.value)
             before, after = (Seen(one.models, one.memory) for one in (state, new))
-            return new, read(Passed(private, noisy, received.sent, before, after))
+            noted = out.secret
+            return new, read(Passed(noted.private, noted.noisy, received.sent, before, after))
 
         return jax.lax.scan(one_round, cut.init(models), None, length=rounds)[1]
 
     axes = (0, 0, 0, None if sent is None else 0, *[0] * len(owned))
     return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, *owned)
+
+
+class _Noted(NamedTuple):
+    """A privatizer's state, and what last went into it and came out."""
+
+    inner: Any
+    private: Any
+    noisy: Any
+
+
+def _recording(link: optax.GradientTransformation | None) -> optax.GradientTransformation:
+    """A privatizer, or none, that keeps what it was given and what it gave."""
+
+    def init(payload: Any) -> _Noted:
+        return _Noted(() if link is None else link.init(payload), payload, payload)
+
+    def update(updates: Any, state: _Noted, params: Any = None) -> tuple[Any, _Noted]:
+        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, params)
+        return noisy, _Noted(inner, updates, noisy)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _playback(noisy: Any) -> optax.GradientTransformation:

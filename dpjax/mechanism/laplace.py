@@ -26,7 +26,6 @@ __all__ = [
     "first_scale",
     "geometric",
     "geometric_gaussian",
-    "rounded",
 ]
 
 Horizon = Literal["endless", "run"]
@@ -296,45 +295,6 @@ def geometric_gaussian(
     return _schedule(
         first, gamma, q1, q2, rounds, "gaussian", (budget, total * share), gradient_gap
     )
-
-
-def rounded(schedule: Schedule) -> Schedule:
-    """Return a schedule whose numbers float32 holds: steps rounded down, scales up.
-
-    Guarantee: what a float32 run with these numbers spends is at most ``spent``, which stays: every
-        step is no longer, every scale no smaller.
-
-    Args:
-        schedule: Steps and scales.
-
-    Returns:
-        The same in float64 arrays, of numbers that float32 has; steps below its normal range are 0.
-
-    Raises:
-        ValueError: For scales or steps beyond float32, or scales above 0 below its normal range.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import laplace
-        >>> made = laplace.geometric(1.0, 1.0, gamma=0.1, q1=0.5, q2=0.9, rounds=4)
-        >>> single = laplace.rounded(made)
-        >>> bool((single.scales >= made.scales).all()), float(single.step_sizes[0])
-        (True, 0.09999999403953552)
-    """
-    info = np.finfo(np.float32)
-    steps, scales = schedule.step_sizes, schedule.scales
-    shown = scales[scales > 0]
-    if max(steps.max(), scales.max()) > info.max or shown.min(initial=1.0) < info.tiny:
-        raise ValueError(
-            f"schedule has scales from {shown.min(initial=1.0):g} to {scales.max():g} and steps up "
-            f"to {steps.max():g}, beyond what float32 holds; give fewer rounds or rescale"
-        )
-    low, high = steps.astype(np.float32), scales.astype(np.float32)
-    zero, top = np.float32(0), np.float32(np.inf)
-    low = np.where(low.astype(np.float64) > steps, np.nextafter(low, zero), low)
-    low = np.where(low < info.tiny, zero, low)
-    high = np.where(high.astype(np.float64) < scales, np.nextafter(high, top), high)
-    return schedule._replace(step_sizes=low.astype(np.float64), scales=high.astype(np.float64))
 
 
 def _schedule(

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import budget
 from dpjax.accounting import forecast as forecast_
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.sampled import Pld
@@ -87,12 +86,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     assert mu is not None
     asked, budgets = config.budget, None
     if asked is not None and asked.each is not None:
-        budgets = budget.allowed_mu(
-            asked.each,
-            asked.delta,
-            accountant=asked.rule,
-            allow_unsound=asked.allow_unsound,
-        )
+        budgets = asked.allowed_mu()
     return forecast_.forecast(
         parameters,
         factor=plan.factor,

@@ -32,6 +32,21 @@ def _check_sampler(config: Any) -> None:
             )
 
 
+def check_alone(label: str, **pieces: Any) -> None:
+    """Refuse pieces that belong to other noise.
+
+    Args:
+        label: What the noise is called.
+        pieces: What was given, by name; None is nothing.
+
+    Raises:
+        ValueError: For one that was given.
+    """
+    for name, piece in pieces.items():
+        if piece is not None:
+            raise ValueError(f"{name} is given for noise {label!r}, which has none")
+
+
 def check_noise(part: Any, joined: Any, protect: Any) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import budget
@@ -233,6 +234,30 @@ class Budget:
                 "plans.scheduled.Laplace, or a budget with a delta"
             )
         return self.accountant
+
+    def allowed_mu(self) -> Float[np.ndarray, "..."]:
+        """The Gaussian-DP mu that keeps it, one an agent where epsilon is given so, rounded down.
+
+        Raises:
+            ValueError: As `rule` and `dpjax.accounting.budget.allowed_mu`.
+        """
+        allowed = budget.allowed_mu(
+            self.epsilon, self.delta, accountant=self.rule, allow_unsound=self.allow_unsound
+        )
+        return np.asarray(allowed)
+
+    def spent(
+        self, mu: Float[np.ndarray, " n"], precision: Float[np.ndarray, " n"]
+    ) -> budget.CovarianceLoss:
+        """What agents lose by its accountant under Gaussian noise.
+
+        Args:
+            mu: [n] Gaussian-DP parameters, upper bounds.
+            precision: [n] upper bounds on [R^-1]_ii.
+        """
+        return budget.CovarianceLoss.of_mu(
+            mu, precision, self.delta, accountant=self.rule, allow_unsound=self.allow_unsound
+        )
 
     @property
     def largest(self) -> float:

@@ -173,50 +173,35 @@ METHODS = (
             "optimizer=plans.optimizers.Sgd(step_size)"
         ),
     ),
-    MethodRow(
-        part="Tracking",
-        builds="z = x + noise; y += beta (z - W z); x <- W z + opt(y + grad f(z))",
-        view="none; pure.epsilon of the step before over the noise",
-        noises=_BY_ROUND,
-        steps="plain",
-        one_answer=True,
-        why=_MODELS,
-    ),
-    MethodRow(
-        part="DPOP",
-        builds="x <- box(W z + opt(grad f(W z))), z = x + noise",
-        view="as Tracking",
-        noises=_BY_ROUND,
-        steps="plain",
-        one_answer=True,
-        why=_MODELS,
-    ),
-    MethodRow(
-        part="DGD",
-        builds="x <- W z + opt(grad f(x)), z = x + noise",
-        view="moves of models, by recursion",
-        noises=_BY_ROUND,
-        steps="plain",
-        one_answer=True,
-        why=_MODELS,
-    ),
-    MethodRow(
-        part="GradientTracking",
-        builds="x <- W x~ + opt(y), y <- W y~ + grad f(x+) - grad f(x)",
-        view="moves of models and trackers, by recursion",
-        noises=_BY_ROUND,
-        steps="plain",
-        one_answer=True,
-        why=_MODELS,
-    ),
-    MethodRow(
-        part="PPDOAGT",
-        builds="s+ = W s~ - opt(grad f(x)), x+ = W x~ - (s+ - s)",
-        view="moves of models and trackers, by recursion",
-        noises=_BY_ROUND,
-        steps="plain",
-        one_answer=True,
-        why=_MODELS,
+    *(
+        MethodRow(
+            part=part,
+            builds=builds,
+            view=view,
+            noises=_BY_ROUND,
+            steps="plain",
+            one_answer=True,
+            why=_MODELS,
+        )
+        for part, builds, view in (
+            (
+                "Tracking",
+                "z = x + noise; y += beta (z - W z); x <- W z + opt(y + grad f(z))",
+                "none; pure.epsilon of the step before over the noise",
+            ),
+            ("DPOP", "x <- box(W z + opt(grad f(W z))), z = x + noise", "as Tracking"),
+            ("DGD", "x <- W z + opt(grad f(x)), z = x + noise", "moves of models, by recursion"),
+            (
+                "GradientTracking",
+                "x <- W x~ + opt(y), y <- W y~ + grad f(x+) - grad f(x)",
+                "moves of models and trackers, by recursion",
+            ),
+            (
+                "PPDOAGT",
+                "s+ = W s~ - opt(grad f(x)), x+ = W x~ - (s+ - s)",
+                "moves of models and trackers, by recursion",
+            ),
+        )
     ),
     *(
         MethodRow(part=part, builds=builds, view="none", noises=(), steps="plain", why=_BARE)

@@ -17,11 +17,12 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, gdp, pure
+from dpjax.accounting import finite, pure
 from dpjax.mechanism import design as design_
-from dpjax.plans import joins
+from dpjax.plans import joins, targets
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
+from dpjax.topology import mixing as mixing_
 from dpjax.transforms import scheduled as scheduled_
 
 __all__ = ["Laplace", "Normal", "cost"]
@@ -103,9 +104,7 @@ class _Scheduled(abc.ABC):
             ValueError: For a given design or strategy, one epsilon an agent, an accountant or a
                 norm of other noise, or scales that float32 cannot hold.
         """
-        for name, piece in (("design", design), ("strategy", strategy)):
-            if piece is not None:
-                raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
+        joins.check_alone(self.label, design=design, strategy=strategy)
         self.check(target)
         moves, profile = moved(target), self.relative(target.rounds)
         if not (moves > 0).any():
@@ -222,24 +221,13 @@ class Normal(_Scheduled):
 
     def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
         """Mu at scale 1 over the one that the budget allows."""
-        budget = target.budget
-        allowed = budget_.allowed_mu(
-            budget.largest,
-            budget.delta,
-            accountant=budget.rule,
-            allow_unsound=budget.allow_unsound,
-        )
-        return pure.mu_of_moves(moves, profile) / float(allowed)
+        return pure.mu_of_moves(moves, profile) / float(target.budget.allowed_mu())
 
     def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.CovarianceLoss:
         """Squares of mu add up."""
-        budget, mu = target.budget, np.full(target.agents, pure.mu_of_moves(moves, scales))
-        claimed = budget_.claimed_epsilon(
-            mu, budget.delta, accountant=budget.rule, allow_unsound=budget.allow_unsound
-        )
-        exact = np.asarray(gdp.epsilon(mu, budget.delta))
+        mu = np.full(target.agents, pure.mu_of_moves(moves, scales))
         squared = target.protect.sensitivity**2 * target.rounds
-        return budget_.CovarianceLoss(np.asarray(claimed), exact, mu, mu**2 / squared, 0)
+        return target.budget.spent(mu, mu**2 / squared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,9 +377,6 @@ def cost(config: Any, mixing: Any, scale: float) -> float:
     part = getattr(config, "noise", None)
     if not isinstance(part, _Scheduled):
         raise ValueError(f"noise is {part}; give plans.scheduled.Laplace or Normal")
-    from dpjax.plans import targets
-    from dpjax.topology import mixing as mixing_
-
     target = targets.of(config, mixing_.check(mixing, stochastic=config.method.stochastic))
     part.check(target)
     made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, gdp
+from dpjax.accounting import finite
 from dpjax.mechanism import design as design_
 from dpjax.plans import joins
 from dpjax.plans.calibration import Target
@@ -53,9 +53,7 @@ class Shaped(abc.ABC):
             ValueError: For a given design or strategy, or an attacker to whom some agent's loss is
                 infinite at every scale.
         """
-        for name, piece in (("design", design), ("strategy", strategy)):
-            if piece is not None:
-                raise ValueError(f"{name} is given for noise {self.label!r}, which has none")
+        joins.check_alone(self.label, design=design, strategy=strategy)
         unit, budget = self.unit(target), target.budget
         worst = int(np.argmax(unit))
         if not np.isfinite(unit[worst]):
@@ -64,15 +62,8 @@ class Shaped(abc.ABC):
                 "sees its gradients without noise, at any scale; give ZeroSum(over="
                 "'with_own_copy'), another attacker, or a network with more links"
             )
-        mu = np.asarray(
-            budget_.allowed_mu(
-                budget.epsilon,
-                budget.delta,
-                accountant=budget.rule,
-                allow_unsound=budget.allow_unsound,
-            )
-        )
-        scale = np.float32(_validate.spread("scale", float(np.max(unit / mu))))
+        largest = float(np.max(unit / budget.allowed_mu()))
+        scale = np.float32(_validate.spread("scale", largest))
         allowed = np.broadcast_to(budget.epsilon, unit.shape)
         scaled = Scaled(self, scale, self.source(target))
         while (scaled.loss(target).epsilon > allowed).any():
@@ -128,16 +119,9 @@ class Scaled:
 
     def loss(self, target: Target) -> budget_.CovarianceLoss:
         """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
-        budget = target.budget
         mu = self.part.unit(target) / float(self.scale)
-        exact = np.asarray(gdp.epsilon(mu, budget.delta))
-        claimed = budget_.claimed_epsilon(
-            mu, budget.delta, accountant=budget.rule, allow_unsound=budget.allow_unsound
-        )
         squared = target.protect.sensitivity**2 * target.over_rounds(None)
-        return budget_.CovarianceLoss(
-            np.asarray(claimed), exact, mu, mu**2 / squared, int(np.argmax(mu))
-        )
+        return target.budget.spent(mu, mu**2 / squared)
 
     def grid(self, target: Target) -> finite.Grid:
         """Refused: its releases are many processes, each with keys of its own.

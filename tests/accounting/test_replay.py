@@ -1,5 +1,7 @@
 """Record and replay: Proposition 1 in both orders, and bounds that no replay exceeds."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,54 @@ NOISE = np.random.default_rng(0).laplace(scale=0.1, size=(T, N, 1, P))
 # One agent's gradient moves by GAP in L1 norm; its Hessian, as everybody's, is 2.
 SHIFT = np.zeros((N, P))
 SHIFT[1] = 0.5 * GAP
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Algorithm 1, (4): implicit gradient tracking, of which models alone are sent."""
+
+    mixing: np.ndarray
+    step_sizes: np.ndarray
+    start: np.ndarray
+    beta: float
+
+    def first(self, gradient):
+        return self.start, np.zeros_like(self.start)
+
+    def sent(self, state):
+        return state[0][:, None]
+
+    def after(self, state, step, shown, gradient):
+        z = shown[:, 0]
+        mixed = self.mixing @ z
+        y = state[1] + self.beta * (z - mixed)
+        return mixed - self.step_sizes[step] * (y + gradient(z)), y
+
+
+@dataclass(frozen=True)
+class TwoVariables:
+    """(7) with noise, both sent: x+ = W x~ - alpha y, y+ = W y~ + g(x+) - g(x)."""
+
+    mixing: np.ndarray
+    step_sizes: np.ndarray
+    start: np.ndarray
+    own: str
+
+    def first(self, gradient):
+        return self.start, gradient(self.start), gradient(self.start)
+
+    def sent(self, state):
+        return np.stack(state[:2], axis=1)
+
+    def after(self, state, step, shown, gradient):
+        x_mixed, y_mixed = self.mixing @ shown[:, 0], self.mixing @ shown[:, 1]
+        if self.own == "true":
+            own = np.diag(self.mixing)[:, None]
+            x_mixed = x_mixed + own * (state[0] - shown[:, 0])
+            y_mixed = y_mixed + own * (state[1] - shown[:, 1])
+        x = x_mixed - self.step_sizes[step] * state[1]
+        new = gradient(x)
+        return x, y_mixed + new - state[2], new
 
 
 def quadratic(x):
@@ -39,7 +89,7 @@ def descent(own="noisy", point="noisy"):
 def test_noisy_states_move_by_the_step_before():
     want = np.append(0.0, STEPS[:-1] * GAP)
     np.testing.assert_allclose(of_agent(descent()), want, atol=1e-15)
-    tracked = of_agent(replay.TrackingRule(W, STEPS, START, beta=3.0))
+    tracked = of_agent(Tracked(W, STEPS, START, beta=3.0))
     np.testing.assert_allclose(tracked, want, atol=1e-14)
     np.testing.assert_allclose(tracked, moves.tracking(STEPS, GAP), atol=1e-14)
 
@@ -82,7 +132,7 @@ def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
 def test_two_variables_move_further(own):
     """Claim (iii) holds for what any gradients can do; on quadratics, in the first rounds only."""
     noise = np.concatenate([NOISE, NOISE], axis=2)
-    rule = replay.TwoVariableRule(W, STEPS, START, own)
+    rule = TwoVariables(W, STEPS, START, own)
     found = replay.moved(rule, quadratic, shifted, noise)[:, 1]
     plain = of_agent(descent())
     assert (found.sum(axis=1)[1:3] > plain[1:3]).all()
@@ -104,7 +154,7 @@ def test_no_replay_of_the_method_exceeds_its_accounted_loss():
         signs[1] = rng.dirichlet(np.ones(P)) * rng.choice((-1, 1), P) * GAP
         noise = rng.laplace(size=(T, N, 1, P)) * made.scales[:, None, None, None]
         found = replay.moved(
-            replay.TrackingRule(W, made.step_sizes, START, 2.0),
+            Tracked(W, made.step_sizes, START, 2.0),
             lambda x, c=curvature: c * x,
             lambda x, c=curvature, s=signs: c * x + s,
             noise,

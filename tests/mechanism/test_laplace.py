@@ -133,25 +133,6 @@ def test_gaussian_schedules_spend_what_they_say(rounds):
     assert pure.mu(run.step_sizes, run.scales, gap) <= mu
 
 
-def test_numbers_of_single_precision_spend_no_more():
-    made = laplace.geometric(1.0, 0.7, 0.01, 0.9, 0.97, 900)
-    single = laplace.rounded(made)
-    for old, new in ((made.step_sizes, single.step_sizes), (made.scales, single.scales)):
-        np.testing.assert_array_equal(new, new.astype(np.float32))
-        kept = old > 1e-37
-        np.testing.assert_allclose(new[kept], old[kept], rtol=2.4e-7)
-    assert (single.step_sizes <= made.step_sizes).all() and (single.scales >= made.scales).all()
-    assert exact(single) < exact(made) <= Fraction(made.spent) * Fraction(1 + 1e-12)
-    nearest = made._replace(
-        step_sizes=made.step_sizes.astype(np.float32).astype(np.float64),
-        scales=made.scales.astype(np.float32).astype(np.float64),
-    )
-    assert exact(nearest) > exact(single)  # What rounding to the nearest would spend.
-    assert laplace.rounded(single).scales.tolist() == single.scales.tolist()
-    with pytest.raises(ValueError, match="schedule"):
-        laplace.rounded(laplace.geometric(1.0, 1.0, 0.01, 0.5, 0.7, 400))
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
