@@ -35,6 +35,7 @@ NAMED = {
     "accounting.pairs": "jittered",
     "accounting.views": "dsgd muffliato zip_dl linear",
     "secagg.encoding": "FixedPoint",
+    "secagg.graph": "parameters harary",
     "transforms.noise": "correlated",
     "transforms.scheduled": "scheduled",
     "transforms.clipping": "per_agent per_example",

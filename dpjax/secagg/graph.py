@@ -1,0 +1,276 @@
+"""Who shares masks with whom: the graph's degree and the threshold of shares, and the graph.
+
+n clients, c of them corrupt, up to m dropping out, sit in random order on a ring, each linked to
+the k/2 next ones on both sides (a Harary graph). A client's secrets are shared among its k
+neighbours, t of whom rebuild them. Three events may go wrong:
+
+    disconnected   the honest survivors fall apart, and the server learns the sum of each part
+    exposed        a client has t corrupt neighbours, who rebuild its secrets
+    stuck          a client keeps fewer than t surviving neighbours, and the round aborts
+
+With the ring's order uniform, and corruption and dropouts fixed apart from it:
+
+    disconnected   needs two runs of k/2 removed neighbours on the ring, with somebody left on both
+                   sides between them: n (n-k-1) / 2 pairs of runs, each of them removed with
+                   probability (c+m)_k / (n)_k, falling factorials: the sum bounds it
+    exposed        corrupt neighbours of an honest client are hypergeometric: k draws of the n-1
+                   others, c of them corrupt; the sum over clients of P[X >= t] bounds it
+    stuck          surviving neighbours of a survivor, whose own place is taken, are hypergeometric:
+                   k draws of n-1, n-m-1 of them survivors (a dropout has one more to draw from);
+                   the sum over clients of P[Y < t] bounds it
+
+The first two get 2^-41 each, 2^-40 in all; the last 2^-20. Under ``semi_malicious`` a server may
+tell different survivors different stories after the keys are collected, each of k - X honest
+neighbours then gives one of a client's two shares, and X corrupt ones give both. Both secrets take
+2t shares of at most k + X, so 2t > k + X keeps one of them, and X's tail is bounded as before.
+
+Reference:
+    Bell, Bonawitz, Gascon, Lepoint, Raykova (CCS 2020), Secure single-server aggregation with
+    (poly)logarithmic overhead: Definitions 3.1 to 3.3 and section 4.
+"""
+
+import functools
+import math
+import random
+import secrets
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from dpjax import _validate
+
+__all__ = ["Parameters", "harary", "parameters"]
+
+ADVERSARIES = ("semi_honest", "semi_malicious")
+SECURITY_BITS = 40
+CORRECTNESS_BITS = 20
+MOST_CLIENTS = 10**6
+
+_SLACK = 1e-6
+"""What rounding may add to a logarithm: sums of logarithms of factorials stray by 1e-8."""
+
+
+class Parameters(NamedTuple):
+    """How many neighbours a client has, and how many of their shares rebuild its secrets.
+
+    Attributes:
+        degree: k.
+        threshold: t.
+        clients: n.
+        corrupt: c, the most clients that the server may read, sharing all that they know.
+        dropouts: m, the most clients that leave at any stage after the graph is drawn.
+        adversary: "semi_honest" or "semi_malicious".
+        security: Bits: a corrupt server learns more than the sum with probability below 2^-this.
+        correctness: Bits: a round within the dropouts aborts with probability below 2^-this.
+    """
+
+    degree: int
+    threshold: int
+    clients: int
+    corrupt: int
+    dropouts: int
+    adversary: str
+    security: int = SECURITY_BITS
+    correctness: int = CORRECTNESS_BITS
+
+
+def parameters(
+    clients: int,
+    corrupt: float,
+    dropout: float,
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
+) -> Parameters:
+    """Return the least even degree, and its threshold, that keep all three bounds.
+
+    Where no even degree below n - 1 does, the graph is complete: then nothing is left to chance.
+
+    Guarantee: with probability 1 - 2^-40 over the graph, no honest client has t corrupt neighbours
+    and the honest survivors are connected, so that a server who follows the protocol, with c
+    clients who follow it as well, learns the sum of the honest survivors alone; with probability
+    1 - 2^-20 every secret that is needed keeps t neighbours. The order on the ring must be uniform
+    and unknown to whoever corrupts or removes clients. ``semi_malicious`` raises the threshold so
+    that no two stories told to survivors open both secrets of one client. It is the bound alone:
+    the server still collects keys and draws the graph honestly, and `dpjax.secagg` does not
+    exchange the acknowledgements between neighbours of Bell et al.'s second protocol, without which
+    such a server may still choose whose sum it opens. A server that invents clients (Sybils) or
+    keys is outside of both: keys have no signatures here.
+
+    Args:
+        clients: n, 3 to 1,000,000.
+        corrupt: Fraction of clients whose knowledge the server has, 0 to below 1.
+        dropout: Fraction of clients that may leave, 0 to below 1.
+        adversary: What the server may do.
+
+    Returns:
+        Degree, threshold and what they were made for.
+
+    Raises:
+        ValueError: For what no graph can carry.
+
+    Reference:
+        Bell et al. (2020), Theorem 3.10 and section 4.5; exponents as in federated-compute.
+
+    Example:
+        >>> from dpjax.secagg import graph
+        >>> found = graph.parameters(1000, corrupt=0.05, dropout=0.05)
+        >>> found.degree, found.threshold
+        (30, 17)
+    """
+    n = _validate.integer("clients", clients, least=3, most=MOST_CLIENTS)
+    return of_counts(n, share(n, "corrupt", corrupt), share(n, "dropout", dropout), adversary)
+
+
+def share(clients: int, name: str, fraction: float) -> int:
+    """Return the whole number of clients that a fraction allows, of the decimal as it is written.
+
+    Args:
+        clients: n.
+        name: What messages call the fraction.
+        fraction: From 0 to below 1.
+    """
+    remedy = "give a fraction of the clients, from 0 to below 1"
+    value = _validate.number(name, fraction, remedy=remedy)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return math.floor(Fraction(repr(value)) * clients)
+
+
+@functools.lru_cache(maxsize=512)
+def of_counts(clients: int, corrupt: int, dropouts: int, adversary: str) -> Parameters:
+    """Return `parameters` for whole numbers of corrupt clients and of dropouts.
+
+    Args:
+        clients: n.
+        corrupt: c.
+        dropouts: m.
+        adversary: What the server may do.
+    """
+    _validate.one_of("adversary", adversary, ADVERSARIES)
+    ends = (clients, corrupt, dropouts, adversary)
+    honest = clients - corrupt - dropouts >= 2  # A sum of one is its input.
+    for degree in range(2, clients - 1, 2) if honest else ():
+        if log_disconnected(clients, degree, corrupt + dropouts) > _budget(SECURITY_BITS + 1):
+            continue
+        threshold = _threshold(degree, *ends)
+        if threshold is not None:
+            return Parameters(degree, threshold, *ends)
+    threshold = _threshold_complete(*ends)
+    if threshold is None or not honest:
+        raise ValueError(
+            f"corrupt is {corrupt} and dropout {dropouts} of {clients} clients, too many for any "
+            f"graph that is {adversary.replace('_', '-')} secure; give lower fractions or more "
+            "clients"
+        )
+    return Parameters(clients - 1, threshold, *ends)
+
+
+def _budget(bits: int) -> float:
+    return -bits * math.log(2) - _SLACK
+
+
+def log_disconnected(clients: int, degree: int, removed: int) -> float:
+    """Return the logarithm of the bound on honest survivors falling apart.
+
+    Args:
+        clients: n.
+        degree: k, even.
+        removed: c + m, uniform over the ring.
+    """
+    if degree > removed or degree >= clients - 1:
+        return -math.inf
+    pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2)
+    falling = math.lgamma(removed + 1) - math.lgamma(removed - degree + 1)
+    return pairs + falling - math.lgamma(clients + 1) + math.lgamma(clients - degree + 1)
+
+
+def log_masses(population: int, marked: int, draws: int) -> np.ndarray:
+    """Return log P[X = x], x = 0 to draws, X the marked ones among draws without replacement.
+
+    Args:
+        population: How many there are.
+        marked: How many of them are marked.
+        draws: How many are drawn.
+    """
+    from scipy import special
+
+    def log_comb(n: Any, k: Any) -> Any:
+        inside = (k >= 0) & (k <= n)
+        kept = np.where(inside, k, 0)
+        found = special.gammaln(n + 1) - special.gammaln(kept + 1) - special.gammaln(n - kept + 1)
+        return np.where(inside, found, -np.inf)
+
+    x = np.arange(draws + 1)
+    return (
+        log_comb(marked, x)
+        + log_comb(population - marked, draws - x)
+        - log_comb(population, np.asarray(draws))
+    )
+
+
+def _threshold(
+    degree: int, clients: int, corrupt: int, dropouts: int, adversary: str
+) -> int | None:
+    """The least threshold that keeps secrets, if survivors reach it."""
+    exposed = np.logaddexp.accumulate(log_masses(clients - 1, corrupt, degree)[::-1])[::-1]
+    safe = exposed + math.log(clients) <= _budget(SECURITY_BITS + 1)
+    # The least count that X reaches with a probability inside the budget: X stays below it.
+    above = int(np.argmax(safe)) if safe.any() else degree + 1
+    alive = log_masses(clients - 1, clients - dropouts - 1, degree)
+    short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
+    fine = short + math.log(clients) <= _budget(CORRECTNESS_BITS)
+    reached = int(np.count_nonzero(fine))
+    return _least(degree, above - 1, reached, adversary)
+
+
+def _threshold_complete(clients: int, corrupt: int, dropouts: int, adversary: str) -> int | None:
+    """The threshold where everybody is everybody's neighbour: counts are what they are."""
+    alone = clients == 3 and dropouts == 1  # One neighbour is left, who must do.
+    return _least(clients - 1, corrupt, clients - dropouts - 1, adversary, 1 if alone else 2)
+
+
+def _least(
+    degree: int, most_corrupt: int, reached: int, adversary: str, floor: int = 2
+) -> int | None:
+    least = most_corrupt + 1
+    if adversary == "semi_malicious":
+        least = (degree + most_corrupt) // 2 + 1
+    least = max(least, floor)
+    return least if least <= min(reached, degree) else None
+
+
+def harary(
+    clients: int, degree: int, generator: random.Random | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Return every client's neighbours on a ring in random order.
+
+    Args:
+        clients: n.
+        degree: k, even and below n - 1; or n - 1, everybody.
+        generator: Draws the order; None is the operating system's.
+
+    Returns:
+        A sorted tuple of neighbours for each client, numbered from 0.
+
+    Raises:
+        ValueError: For a degree that no such graph has.
+
+    Example:
+        >>> from dpjax.secagg import graph
+        >>> {len(near) for near in graph.harary(10, 4)}
+        {4}
+    """
+    n = _validate.integer("clients", clients, least=3, most=MOST_CLIENTS)
+    remedy = f"give an even number below {n - 1}, or {n - 1}"
+    k = _validate.integer("degree", degree, least=2, most=n - 1, remedy=remedy)
+    if k % 2 and k != n - 1:
+        raise ValueError(f"degree is {k}; {remedy}")
+    if k == n - 1:
+        return tuple(tuple(j for j in range(n) if j != i) for i in range(n))
+    order = list(range(n))
+    (generator or secrets.SystemRandom()).shuffle(order)
+    near: list[tuple[int, ...]] = [()] * n
+    steps = [s for s in range(-(k // 2), k // 2 + 1) if s]
+    for place, client in enumerate(order):
+        near[client] = tuple(sorted(order[(place + s) % n] for s in steps))
+    return tuple(near)
