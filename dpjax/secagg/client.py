@@ -1,0 +1,259 @@
+"""A client of a secure sum: a state machine without input or output.
+
+    greet(hello) -> keys     share(roster) -> shares     mask(delivery) -> masked
+    unmask(request) -> answer
+
+Each is called once, in this order; anything else ends the client, which answers nothing after.
+"""
+
+import secrets
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.secagg import masks, pairs, primitives, shamir
+from dpjax.secagg.messages import (
+    SHARE_BYTES,
+    Answer,
+    Delivery,
+    Hello,
+    Keys,
+    Masked,
+    Request,
+    Roster,
+    Shares,
+)
+from dpjax.secagg.terms import Abort, Terms
+
+__all__: list[str] = []
+
+STAGES = ("greet", "share", "mask", "unmask", "over")
+
+
+class Client:
+    """One client in one aggregation: its vector, its secrets, and what it agrees to say.
+
+    Both key pairs, the seed of the self mask and all shares are drawn for this aggregation by the
+    operating system. The channels' key encrypts shares and is shown to nobody; the masks' key may
+    be rebuilt if the client drops out, and then protects nothing: the two are separate.
+
+    Guarantee: its vector leaves it under its self mask and a mask with every neighbour that
+    finished sharing, and in no other form. It answers one request, of this aggregation, and only if
+    it is itself among the survivors, they are no fewer than the terms' minimum, no client is both
+    survivor and dropout, and every neighbour that finished sharing is one of the two. So it never
+    gives both shares of one neighbour, whatever the server says, and whether or not the server
+    was started again. Its own secrets have at least as many holders as the threshold, or it ends.
+
+    Args:
+        terms: What all parties agreed on.
+        values: [length] whole numbers from -bound to bound.
+
+    Attributes:
+        terms: The terms.
+        number: Its number, once it has one.
+        exposed: Whether its masked vector has gone out: the sum may be opened then.
+
+    Raises:
+        ValueError: For values that the terms do not hold.
+    """
+
+    def __init__(self, terms: Terms, values: Any) -> None:
+        self.terms = terms
+        self._values: np.ndarray | None = _residues(terms, values)
+        self._stage = "greet"
+        self._channel = primitives.key_pair()
+        self._mask = primitives.key_pair()
+        self._seed = secrets.token_bytes(primitives.KEY_BYTES)
+        self._held: dict[int, tuple[bytes, bytes] | None] = {}
+        self.number = -1
+        self.exposed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it will say nothing more."""
+        return self._stage == "over"
+
+    def end(self, reason: str) -> NoReturn:
+        """Forget all secrets and raise `Abort`.
+
+        Args:
+            reason: Why.
+        """
+        self._forget()
+        raise Abort(reason, exposed=self.exposed)
+
+    def greet(self, hello: Hello) -> Keys:
+        """Return its public keys, for an aggregation under its own terms.
+
+        Args:
+            hello: The server's first word.
+
+        Raises:
+            Abort: For other terms, or out of order.
+        """
+        self._enter("greet")
+        if hello.terms != self.terms.digest():
+            self.end("the server's terms are not this client's; give both the same")
+        self._nonce = hello.nonce
+        return Keys(hello.nonce, hello.terms, self._channel.public, self._mask.public)
+
+    def share(self, roster: Roster) -> Shares:
+        """Return shares of its seed and of its mask key, sealed for each neighbour.
+
+        Args:
+            roster: Its number, its neighbours and their keys.
+
+        Raises:
+            Abort: For a roster that its terms do not give, or out of order.
+        """
+        self._enter("share", roster.nonce)
+        self._check(roster)
+        self.number, self._enrolled = roster.number, roster.enrolled
+        self._session = pairs.session(self._nonce, self.terms.digest(), roster.transcript)
+        size = primitives.KEY_BYTES
+        self._keys = {j: (both[:size], both[size:]) for j, both in roster.neighbours.items()}
+        points, threshold = [j + 1 for j in self._keys], self._graph.threshold
+        seeds = shamir.split(int.from_bytes(self._seed, "big"), points, threshold)
+        keys = shamir.split(int.from_bytes(self._mask.private, "big"), points, threshold)
+        sealed = {}
+        for j in self._keys:
+            words = pairs.channel_words(self.number, j, self._session)
+            both = pairs.share_bytes(seeds[j + 1]) + pairs.share_bytes(keys[j + 1])
+            sealed[j] = primitives.sealed(self._channel_key(j, sending=True), both, words)
+        commitment = pairs.commitment(self._seed, self.number, self._session)
+        return Shares(self._nonce, commitment, sealed)
+
+    def mask(self, delivery: Delivery) -> Masked:
+        """Return its vector under its self mask and those with neighbours that finished sharing.
+
+        What does not open is kept as missing: its sender gets no share from here.
+
+        Args:
+            delivery: What the neighbours sealed for it.
+
+        Raises:
+            Abort: For fewer neighbours than the threshold, for strangers, or out of order.
+        """
+        self._enter("mask", delivery.nonce)
+        strangers = sorted(set(delivery.sealed) - set(self._keys))
+        if strangers:
+            self.end(f"delivery names {strangers[0]}, who is no neighbour")
+        if len(delivery.sealed) < self._graph.threshold:
+            self.end(
+                f"delivery has shares of {len(delivery.sealed)} neighbours, fewer than the "
+                f"threshold {self._graph.threshold}"
+            )
+        for j, cipher in delivery.sealed.items():
+            words = pairs.channel_words(j, self.number, self._session)
+            both = primitives.opened(self._channel_key(j, sending=False), cipher, words)
+            self._held[j] = None
+            if both is not None and len(both) == 2 * SHARE_BYTES:
+                self._held[j] = both[:SHARE_BYTES], both[SHARE_BYTES:]
+        keys = {j: self._pair_key(j) for j in self._held}
+        own = pairs.self_key(self._seed, self.number, self._session)
+        assert self._values is not None
+        vector = masks.masked(self._values, own, keys, self.number, self.terms.bits)
+        self._values, self._seed = None, b""
+        self.exposed = True
+        return Masked(self._nonce, masks.packed(vector, self.terms.bits))
+
+    def unmask(self, request: Request) -> Answer:
+        """Return its shares of survivors' seeds and of dropouts' mask keys, once.
+
+        Args:
+            request: Who survived and who dropped out.
+
+        Raises:
+            Abort: For a request that it must not answer, a second one, or out of order.
+        """
+        self._enter("unmask", request.nonce)
+        self._refuse(request)
+        held = [(j, both) for j, both in self._held.items() if both is not None]
+        seeds = {j: both[0] for j, both in held if j in request.survivors}
+        keys = {j: both[1] for j, both in held if j in request.dropouts}
+        self._forget()
+        return Answer(request.nonce, seeds, keys)
+
+    def _refuse(self, request: Request) -> None:
+        """End where an answer could say more than the sum of enough survivors."""
+        survivors, dropouts = request.survivors, request.dropouts
+        both = survivors & dropouts
+        if both:
+            self.end(f"request names {min(both)} as survivor and as dropout")
+        if self.number not in survivors:
+            self.end("request leaves this client out of the survivors")
+        if len(survivors) < self.terms.minimum:
+            self.end(
+                f"request names {len(survivors)} survivors, fewer than the minimum "
+                f"{self.terms.minimum}"
+            )
+        if max(survivors | dropouts) >= self._enrolled:
+            self.end(f"request names {max(survivors | dropouts)}, of {self._enrolled} clients")
+        absent = set(self._keys) - set(self._held)
+        wrong = (set(self._held) - survivors - dropouts) | (absent & (survivors | dropouts))
+        if wrong:
+            self.end(
+                f"request does not fit who finished sharing: neighbour {min(wrong)} is "
+                f"{'named' if wrong & absent else 'left out'}"
+            )
+
+    def _check(self, roster: Roster) -> None:
+        try:
+            self._graph = self.terms.graph(roster.enrolled)
+        except ValueError as error:
+            self.end(str(error))
+        near = roster.neighbours
+        if len(near) != self._graph.degree:
+            self.end(f"roster has {len(near)} neighbours, not the {self._graph.degree} of its size")
+        if roster.number in near or max(roster.number, *near) >= roster.enrolled:
+            self.end("roster numbers clients wrongly")
+        keys = [self._channel.public, self._mask.public]
+        keys += [part for both in near.values() for part in (both[:32], both[32:])]
+        if len(set(keys)) < len(keys):
+            self.end("roster holds one public key twice")
+
+    def _enter(self, stage: str, nonce: bytes | None = None) -> None:
+        if self._stage != stage:
+            was, self._stage = self._stage, "over"
+            self.end(f"message for the stage {stage} came at {was}: answered once or out of order")
+        if nonce is not None and nonce != self._nonce:
+            self.end("message is of another aggregation")
+        self._stage = STAGES[STAGES.index(stage) + 1]
+
+    def _channel_key(self, other: int, *, sending: bool) -> bytes:
+        public = self._keys[other][0]
+        mine, theirs = (self.number, self._channel.public), (other, public)
+        ends = (mine, theirs) if sending else (theirs, mine)
+        try:
+            return pairs.channel_key(self._channel.private, public, *ends, self._session)
+        except ValueError:
+            self.end(f"roster holds a public key of low order, of neighbour {other}")
+
+    def _pair_key(self, other: int) -> bytes:
+        mine, theirs = (self.number, self._mask.public), (other, self._keys[other][1])
+        try:
+            return pairs.mask_key(self._mask.private, mine, theirs, self._session)
+        except ValueError:
+            self.end(f"roster holds a public key of low order, of neighbour {other}")
+
+    def _forget(self) -> None:
+        """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
+        self._stage = "over"
+        self._values, self._seed, self._held = None, b"", {}
+        self._channel = self._mask = primitives.KeyPair(b"", b"")
+
+
+def _residues(terms: Terms, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or array.shape != (terms.length,):
+        raise ValueError(
+            f"values are {array.dtype}{list(array.shape)}; give {terms.length} whole numbers"
+        )
+    if int(array.max()) > terms.bound or int(array.min()) < -terms.bound:
+        at = int(np.argmax((array > terms.bound) | (array < -terms.bound)))
+        raise ValueError(
+            f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond bound "
+            f"{terms.bound}; clip, or state a larger bound"
+        )
+    return array.astype(np.int64).astype(np.uint64) & masks.low_bits(terms.bits)

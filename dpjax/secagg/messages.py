@@ -1,0 +1,236 @@
+"""Messages of a secure sum, and their bytes: what is not exactly one of them is refused.
+
+    server            client
+    Hello       ->                 the aggregation's number and the digest of its terms
+                <-    Keys         public keys, fresh: of channels, of masks
+    Roster      ->                 the client's number, its neighbours and their keys
+                <-    Shares       for every neighbour, sealed, a share of both secrets
+    Delivery    ->                 what the neighbours sealed for it
+                <-    Masked       its vector under masks
+    Request     ->                 who survived and who dropped out
+                <-    Answer       shares of survivors' seeds and of dropouts' keys
+    Closed      ->                 the sum, or why there is none
+
+Each carries the number of the aggregation, 16 random bytes: one from another is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dpjax.secagg.terms import Rejected
+
+__all__: list[str] = []
+
+NONCE_BYTES = 16
+SHARE_BYTES = 33
+"""A number of the field of shares, which is a little above 2^256."""
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+MOST_REASON = 2000
+
+
+class Hello(NamedTuple):
+    """The server's first word: which aggregation, under which terms."""
+
+    nonce: bytes
+    terms: bytes
+
+
+class Keys(NamedTuple):
+    """A client's public keys."""
+
+    nonce: bytes
+    terms: bytes
+    channel: bytes
+    mask: bytes
+
+
+class Roster(NamedTuple):
+    """Who a client is, among how many, and its neighbours' keys: channel and mask in one."""
+
+    nonce: bytes
+    number: int
+    enrolled: int
+    transcript: bytes
+    neighbours: dict[int, bytes]
+
+
+class Shares(NamedTuple):
+    """A commitment to the seed, and what is sealed for every neighbour."""
+
+    nonce: bytes
+    commitment: bytes
+    sealed: dict[int, bytes]
+
+
+class Delivery(NamedTuple):
+    """What the neighbours that finished sharing sealed for a client."""
+
+    nonce: bytes
+    sealed: dict[int, bytes]
+
+
+class Masked(NamedTuple):
+    """A vector under its masks."""
+
+    nonce: bytes
+    vector: bytes
+
+
+class Request(NamedTuple):
+    """Who survived, and who dropped out after sharing: of all clients."""
+
+    nonce: bytes
+    survivors: frozenset[int]
+    dropouts: frozenset[int]
+
+
+class Answer(NamedTuple):
+    """Shares of survivors' seeds, and of dropouts' mask keys."""
+
+    nonce: bytes
+    seeds: dict[int, bytes]
+    keys: dict[int, bytes]
+
+
+class Closed(NamedTuple):
+    """The sum and how many survivors are in it; or a reason, and neither."""
+
+    nonce: bytes
+    reason: str
+    survivors: int
+    total: bytes
+
+
+Message = Hello | Keys | Roster | Shares | Delivery | Masked | Request | Answer | Closed
+KINDS: tuple[type, ...] = (
+    Hello, Keys, Roster, Shares, Delivery, Masked, Request, Answer, Closed,
+)  # fmt: skip
+
+
+def _library() -> Any:
+    try:
+        import msgpack
+    except ImportError:
+        raise ValueError(
+            "msgpack is not installed, and secure aggregation over a network needs it; in dpjax's "
+            "folder: pip install '.[secure]'"
+        ) from None
+    return msgpack
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message as bytes (msgpack).
+
+    Args:
+        message: Any of the messages.
+    """
+    plain: list[Any] = [KINDS.index(type(message))]
+    plain += [_plain(value) for value in message]
+    return bytes(_library().packb(plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [part for number in sorted(value) for part in (number, value[number])]
+    if isinstance(value, frozenset):
+        bitmap = sum(1 << number for number in value)
+        return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
+    return value
+
+
+def decoded(data: bytes) -> Message:
+    """Return the message that the bytes are.
+
+    Args:
+        data: What `encoded` returned.
+
+    Raises:
+        Rejected: For anything else: other types, other lengths, numbers out of order or twice.
+    """
+    msgpack = _library()
+    try:
+        plain = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
+    except Exception as error:  # msgpack has no common class for what it may raise.
+        raise Rejected(f"bytes are no message: {type(error).__name__}") from None
+    if not isinstance(plain, list) or not plain or type(plain[0]) is not int:
+        raise Rejected("bytes are no message: no kind")
+    if not 0 <= plain[0] < len(KINDS):
+        raise Rejected(f"bytes are no message: kind {plain[0]}")
+    kind = KINDS[plain[0]]
+    readers = _READERS[kind]
+    if len(plain) != 1 + len(readers):
+        raise Rejected(f"{kind.__name__} has {len(plain) - 1} parts, not {len(readers)}")
+    parts = [
+        read(f"{kind.__name__}.{name}", value)
+        for (name, read), value in zip(readers.items(), plain[1:], strict=True)
+    ]
+    message: Message = kind(*parts)
+    return message
+
+
+def _bytes(least: int, most: int | None = None) -> Callable[[str, Any], bytes]:
+    most = least if most is None else most
+
+    def read(name: str, value: Any) -> bytes:
+        if type(value) is not bytes or not least <= len(value) <= most:
+            raise Rejected(f"{name} is no string of {least} bytes" + (" or more" * (most > least)))
+        return value
+
+    return read
+
+
+def _number(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise Rejected(f"{name} is no whole number of 32 bits")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if type(value) is not str or len(value) > MOST_REASON:
+        raise Rejected(f"{name} is no text of at most {MOST_REASON} characters")
+    return value
+
+
+def _by_number(size: int) -> Callable[[str, Any], dict[int, bytes]]:
+    read_bytes = _bytes(size)
+
+    def read(name: str, value: Any) -> dict[int, bytes]:
+        if type(value) is not list or len(value) % 2:
+            raise Rejected(f"{name} is no list of numbers and bytes")
+        numbers = [_number(name, each) for each in value[::2]]
+        if any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
+            raise Rejected(f"{name} holds numbers out of order")
+        parts = [read_bytes(name, each) for each in value[1::2]]
+        return dict(zip(numbers, parts, strict=True))
+
+    return read
+
+
+def _set(name: str, value: Any) -> frozenset[int]:
+    data = _bytes(0, 2**17)(name, value)
+    if data[-1:] == b"\0":
+        raise Rejected(f"{name} is no shortest bitmap")
+    return frozenset(
+        8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1
+    )
+
+
+_NONCE, _DIGEST, _SHARE = _bytes(NONCE_BYTES), _bytes(32), _by_number(SHARE_BYTES)
+_VECTOR = _bytes(0, 2**32)
+_READERS: dict[type, dict[str, Callable[[str, Any], Any]]] = {
+    Hello: {"nonce": _NONCE, "terms": _DIGEST},
+    Keys: {"nonce": _NONCE, "terms": _DIGEST, "channel": _DIGEST, "mask": _DIGEST},
+    Roster: {
+        "nonce": _NONCE,
+        "number": _number,
+        "enrolled": _number,
+        "transcript": _DIGEST,
+        "neighbours": _by_number(64),
+    },
+    Shares: {"nonce": _NONCE, "commitment": _DIGEST, "sealed": _by_number(SEALED_BYTES)},
+    Delivery: {"nonce": _NONCE, "sealed": _by_number(SEALED_BYTES)},
+    Masked: {"nonce": _NONCE, "vector": _VECTOR},
+    Request: {"nonce": _NONCE, "survivors": _set, "dropouts": _set},
+    Answer: {"nonce": _NONCE, "seeds": _SHARE, "keys": _SHARE},
+    Closed: {"nonce": _NONCE, "reason": _text, "survivors": _number, "total": _VECTOR},
+}

@@ -1,0 +1,316 @@
+"""The server of a secure sum: a state machine without input or output.
+
+    enrol(keys)  accept(number, shares)   accept(number, masked)   accept(number, answer)
+    draw()       deliver()                request()                total()
+
+A row above is called while a stage lasts, the one below ends it: by what has come until then.
+"""
+
+import random
+import secrets
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from dpjax.secagg import graph, masks, pairs, primitives, shamir
+from dpjax.secagg.messages import (
+    NONCE_BYTES,
+    Answer,
+    Closed,
+    Delivery,
+    Hello,
+    Keys,
+    Masked,
+    Message,
+    Request,
+    Roster,
+    Shares,
+)
+from dpjax.secagg.terms import Abort, Rejected, Terms
+
+__all__ = ["Total"]
+
+
+class Total(NamedTuple):
+    """A secure sum.
+
+    Attributes:
+        values: [length] int64, the sum of the survivors' vectors.
+        survivors: Their numbers.
+    """
+
+    values: np.ndarray
+    survivors: tuple[int, ...]
+
+
+class Server:
+    """The server in one aggregation.
+
+    Guarantee: `total` gives the exact sum of the vectors of the survivors, who are at least the
+    terms' minimum, or `Abort` is raised, here and in every call after. Every mask key that it
+    rebuilds is held against the public key, every seed against its commitment, and every entry of
+    the sum against survivors times bound. What it relies on is that clients mask their vectors as
+    they say. A message that comes late, twice, from a stranger or from another aggregation raises
+    `Rejected` and changes nothing.
+
+    Args:
+        terms: What all parties agreed on.
+        generator: Draws the graph; None is the operating system's.
+
+    Attributes:
+        terms: The terms.
+        hello: The first word to every client.
+        stage: "enrol", "share", "mask", "unmask" or "over".
+    """
+
+    def __init__(self, terms: Terms, generator: random.Random | None = None) -> None:
+        self.terms = terms
+        self.hello = Hello(secrets.token_bytes(NONCE_BYTES), terms.digest())
+        self.stage = "enrol"
+        self._generator = generator
+        self._probe = primitives.key_pair()
+        self._keys: list[tuple[bytes, bytes]] = []
+        self._gone: set[int] = set()
+        self._came: dict[int, Message] = {}
+        self._reason = ""
+
+    @property
+    def enrolled(self) -> int:
+        """How many clients have enrolled."""
+        return len(self._keys)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Clients from whom something may still come in this stage."""
+        if self.stage == "enrol":
+            return set(range(self.enrolled, self.terms.clients))
+        return set() if self.stage == "over" else set(self._asked) - set(self._came) - self._gone
+
+    @property
+    def ready(self) -> bool:
+        """Whether the stage need not wait any longer."""
+        return not self.waiting
+
+    def leave(self, number: int) -> None:
+        """Wait no longer for a client whose connection has ended.
+
+        Args:
+            number: The client's.
+        """
+        self._gone.add(number)
+
+    def end(self, reason: str) -> NoReturn:
+        """End the aggregation without a sum.
+
+        Args:
+            reason: Why.
+        """
+        self.stage, self._reason = "over", self._reason or reason
+        raise Abort(self._reason)
+
+    def enrol(self, keys: Keys) -> int:
+        """Take a client in and return its number.
+
+        Args:
+            keys: Its public keys.
+
+        Raises:
+            Rejected: For one that is late, of other terms or too many, and keys that are bad.
+        """
+        if self.stage != "enrol" or self.enrolled >= self.terms.clients:
+            raise Rejected("enrolment is closed")
+        if (keys.nonce, keys.terms) != self.hello:
+            raise Rejected("keys are for another aggregation, or other terms")
+        known = {key for both in self._keys for key in both}
+        if keys.channel == keys.mask or known & {keys.channel, keys.mask}:
+            raise Rejected("keys are in use")
+        for key in (keys.channel, keys.mask):
+            try:
+                primitives.agreed(self._probe.private, key)
+            except ValueError:
+                raise Rejected("keys hold one of low order") from None
+        self._keys.append((keys.channel, keys.mask))
+        return self.enrolled - 1
+
+    def draw(self) -> dict[int, Roster]:
+        """End enrolment, draw the graph and return every client's roster.
+
+        Raises:
+            Abort: If too few enrolled.
+        """
+        self._leave("enrol")
+        try:
+            self.graph = self.terms.graph(self.enrolled)
+        except ValueError as error:
+            self.end(str(error))
+        self._near = graph.harary(self.enrolled, self.graph.degree, self._generator)
+        transcript = pairs.transcript(self._keys)
+        self._session = pairs.session(self.hello.nonce, self.hello.terms, transcript)
+        self._ask("share", range(self.enrolled))
+        return {
+            i: Roster(
+                self.hello.nonce,
+                i,
+                self.enrolled,
+                transcript,
+                {j: b"".join(self._keys[j]) for j in self._near[i]},
+            )
+            for i in range(self.enrolled)
+        }
+
+    def accept(self, number: int, message: Message) -> None:
+        """Take a client's message of this stage.
+
+        Args:
+            number: Who sent it.
+            message: Shares, a masked vector or an answer.
+
+        Raises:
+            Rejected: For what does not belong here; nothing is changed then.
+        """
+        wanted = {"share": Shares, "mask": Masked, "unmask": Answer}.get(self.stage)
+        if wanted is None or not isinstance(message, wanted) or number not in self._asked:
+            kind = type(message).__name__
+            raise Rejected(f"{kind} of client {number} does not belong in the stage {self.stage}")
+        if message.nonce != self.hello.nonce:
+            raise Rejected(f"message of client {number} is of another aggregation")
+        if number in self._came:
+            raise Rejected(f"client {number} has sent this before")
+        if isinstance(message, Shares) and set(message.sealed) != set(self._near[number]):
+            raise Rejected(f"shares of client {number} are not for its neighbours")
+        if isinstance(message, Masked):
+            try:
+                vector = masks.unpacked(message.vector, self.terms.length, self.terms.bits)
+            except ValueError as error:
+                raise Rejected(f"client {number}: {error}") from None
+            self._sum += vector
+            message = Masked(message.nonce, b"")
+        if isinstance(message, Answer):
+            near = set(self._near[number])
+            seeds, keys = near & self._survivors, near & self._dropouts
+            if not (set(message.seeds) <= seeds and set(message.keys) <= keys):
+                raise Rejected(f"answer of client {number} is not what was asked")
+        self._came[number] = message
+
+    def deliver(self) -> dict[int, Delivery]:
+        """End sharing and return to everybody who shared what its neighbours sealed for it.
+
+        Raises:
+            Abort: If fewer than the minimum shared.
+        """
+        self._leave("share")
+        shared = {i: m for i, m in self._came.items() if isinstance(m, Shares)}
+        self._enough("shared", shared)
+        self._shared = frozenset(shared)
+        self._commitments = {i: message.commitment for i, message in shared.items()}
+        self._sum = np.zeros(self.terms.length, np.uint64)
+        self._ask("mask", self._shared)
+        return {
+            i: Delivery(
+                self.hello.nonce, {j: shared[j].sealed[i] for j in self._near[i] if j in shared}
+            )
+            for i in shared
+        }
+
+    def request(self) -> dict[int, Request]:
+        """End masking and return to every survivor who survived and who dropped out.
+
+        Raises:
+            Abort: If fewer than the minimum survived.
+        """
+        self._leave("mask")
+        self._enough("sent a vector", self._came)
+        self._survivors = frozenset(self._came)
+        self._dropouts = self._shared - self._survivors
+        self._ask("unmask", self._survivors)
+        request = Request(self.hello.nonce, self._survivors, self._dropouts)
+        return dict.fromkeys(self._survivors, request)
+
+    def total(self) -> Total:
+        """End unmasking and return the sum.
+
+        Raises:
+            Abort: For fewer shares than the threshold of any secret, and for secrets that are not
+                what clients committed to.
+        """
+        self._leave("unmask")
+        answers = [(i, m) for i, m in self._came.items() if isinstance(m, Answer)]
+        bits, length = self.terms.bits, self.terms.length
+        total = self._sum
+        for i in sorted(self._survivors):
+            shares = {j + 1: m.seeds[i] for j, m in answers if i in m.seeds}
+            seed = self._rebuilt(f"seed of survivor {i}", shares)
+            if pairs.commitment(seed, i, self._session) != self._commitments[i]:
+                self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
+            total = total - masks.expand(pairs.self_key(seed, i, self._session), length, bits)
+        for i in sorted(self._dropouts):
+            near = [j for j in self._near[i] if j in self._survivors]
+            if near:
+                shares = {j + 1: m.keys[i] for j, m in answers if i in m.keys}
+                private = self._rebuilt(f"mask key of dropout {i}", shares)
+                # The dropout's own masks are what its neighbours' lack to cancel.
+                keys = self._pair_keys(i, private, near)
+                total = masks.combined(total, keys, i, bits)
+        result = self._signed(total & masks.low_bits(bits))
+        self.stage, self._reason = "over", "the sum has been given"
+        return result
+
+    def closed(self, total: Total | None, reason: str = "") -> Closed:
+        """Return the last word to every client.
+
+        Args:
+            total: The sum, if there is one.
+            reason: Else, why not.
+        """
+        if total is None:
+            return Closed(self.hello.nonce, reason[:2000] or "aborted", 0, b"")
+        residues = total.values.astype(np.uint64) & masks.low_bits(self.terms.bits)
+        vector = masks.packed(residues, self.terms.bits)
+        return Closed(self.hello.nonce, "", len(total.survivors), vector)
+
+    def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
+        mine = number, self._keys[number][1]
+        if primitives.key_pair(private).public != mine[1]:
+            self.end(f"mask key of dropout {number} is not its public key's: a share is wrong")
+        return {
+            j: pairs.mask_key(private, mine, (j, self._keys[j][1]), self._session) for j in near
+        }
+
+    def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:
+        threshold = self.graph.threshold
+        if len(shares) < threshold:
+            self.end(f"{name} has {len(shares)} shares, fewer than the threshold {threshold}")
+        chosen = {x: int.from_bytes(shares[x], "big") for x in sorted(shares)[:threshold]}
+        try:
+            return shamir.join(chosen).to_bytes(primitives.KEY_BYTES, "big")
+        except (ValueError, OverflowError):
+            self.end(f"{name} does not come out of its shares: one of them is wrong")
+
+    def _signed(self, residues: np.ndarray) -> Total:
+        values = signed(residues, self.terms.bits)
+        most = len(self._survivors) * self.terms.bound
+        if int(values.max()) > most or int(values.min()) < -most:
+            self.end("the sum is beyond survivors times bound: a client did not mask as it said")
+        return Total(values, tuple(sorted(self._survivors)))
+
+    def _enough(self, what: str, came: dict[int, Shares] | dict[int, Message]) -> None:
+        if len(came) < self.terms.minimum:
+            self.end(f"{len(came)} clients {what}, fewer than the minimum {self.terms.minimum}")
+
+    def _ask(self, stage: str, clients: range | frozenset[int]) -> None:
+        self.stage, self._asked, self._came = stage, frozenset(clients), {}
+
+    def _leave(self, stage: str) -> None:
+        if self.stage != stage:
+            self.end(f"the stage {stage} ended at {self.stage}")
+
+
+def signed(residues: np.ndarray, bits: int) -> np.ndarray:
+    """Return residues modulo 2^bits as whole numbers around zero, int64.
+
+    Args:
+        residues: From 0 to 2^bits - 1, uint64.
+        bits: b.
+    """
+    shift = np.uint64(64 - bits)
+    return (residues << shift).view(np.int64) >> np.int64(64 - bits)

@@ -1,0 +1,136 @@
+"""What all parties of a secure sum agree on before it."""
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from dpjax import _validate
+from dpjax.secagg import graph, masks
+
+__all__ = ["Abort", "Rejected", "Terms"]
+
+
+class Abort(Exception):
+    """The aggregation ends without a sum.
+
+    Attributes:
+        reason: Why.
+        exposed: On a client's side, whether its masked vector had gone out: then the sum may have
+            been opened, and what it costs in privacy is spent.
+    """
+
+    def __init__(self, reason: str, *, exposed: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.exposed = exposed
+
+
+class Rejected(Exception):
+    """One message is not taken in; the aggregation goes on."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How many clients add up vectors of what range, and what they defend against.
+
+    Entries are whole numbers from -bound to bound, computed with modulo 2^bits. All sums of at
+    most ``clients`` of them fit: clients bound < 2^(bits-1), else the terms are refused, so that a
+    sum never wraps around. The aggregation ends below ``minimum`` survivors, and clients name
+    their shares for no fewer.
+
+    Guarantee: none of differential privacy. Against a server that follows the protocol and has the
+    knowledge of ``corrupt clients`` clients who follow it as well: it learns the sum of the
+    survivors, at least ``minimum`` of them, and nothing else about honest inputs, but for a
+    probability of 2^-40 over the graph, and as far as X25519, HKDF-SHA256, ChaCha20 and
+    ChaCha20-Poly1305 hold. What is not defended, under either adversary: a server that leaves the
+    protocol while keys are collected (no key is signed: it can invent clients and stand between
+    any two), clients that send wrong values (the sum is then that of what they sent), and who
+    takes part, which everybody may see. `dpjax.secagg.graph.parameters` says what
+    ``semi_malicious`` adds.
+
+    Args:
+        clients: Most clients that may enrol, at least 3.
+        length: Entries of a vector.
+        bits: b, 2 to 64: of the modulus.
+        bound: Largest absolute entry of a client's vector.
+        corrupt: Fraction of clients whose knowledge the server may have.
+        dropout: Fraction of clients that may be missing, at any stage from enrolment on.
+        adversary: "semi_honest" or "semi_malicious".
+
+    Raises:
+        ValueError: For sums that do not fit, and fractions that no graph carries.
+
+    Example:
+        >>> from dpjax.secagg.terms import Terms
+        >>> terms = Terms(clients=100, length=4096, bits=32, bound=2**20)
+        >>> terms.minimum, terms.graph(100).degree
+        (95, 12)
+    """
+
+    clients: int
+    length: int
+    bits: int
+    bound: int
+    corrupt: float = 0.05
+    dropout: float = 0.05
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be summed or hidden."""
+        limits = {
+            "clients": (3, graph.MOST_CLIENTS),
+            "length": (1, 2**28),
+            "bits": (2, masks.MOST_BITS),
+            "bound": (1, None),
+        }
+        for name, (least, most) in limits.items():
+            checked = _validate.integer(name, getattr(self, name), least=least, most=most)
+            object.__setattr__(self, name, checked)
+        for name in ("corrupt", "dropout"):
+            graph.share(self.clients, name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if not self._fits():
+            raise ValueError(
+                f"bound is {self.bound}, and a sum of {self.clients} entries may reach "
+                f"{self.clients * self.bound}, beyond the {2 ** (self.bits - 1) - 1} of bits "
+                f"{self.bits}; give more bits or a smaller bound"
+            )
+        self.graph(self.clients)
+
+    def _fits(self) -> bool:
+        return self.clients * self.bound < 2 ** (self.bits - 1)
+
+    @property
+    def minimum(self) -> int:
+        """The fewest survivors whose sum is opened: clients less dropouts."""
+        return max(2, self.clients - graph.share(self.clients, "dropout", self.dropout))
+
+    def graph(self, enrolled: int) -> graph.Parameters:
+        """Return the degree and the threshold for so many clients that enrolled.
+
+        All that may be corrupt are taken to be among them, and as many may leave as the minimum
+        lets.
+
+        Args:
+            enrolled: From the minimum, and 3, to ``clients``.
+
+        Raises:
+            ValueError: Where too few enrolled for any graph.
+        """
+        corrupt = graph.share(self.clients, "corrupt", self.corrupt)
+        spare = max(0, enrolled - self.minimum)
+        if not max(3, self.minimum) <= enrolled <= self.clients:
+            raise ValueError(
+                f"enrolled is {enrolled}; from {max(3, self.minimum)} to {self.clients} clients "
+                "add up vectors under these terms"
+            )
+        return graph.of_counts(enrolled, corrupt, spare, self.adversary)
+
+    def digest(self) -> bytes:
+        """Return 32 bytes that name these terms: who holds other terms is turned away."""
+        text = ";".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
+        return hashlib.sha256(text.encode()).digest()
+
+    def vector_bytes(self) -> int:
+        """Return how many bytes a vector takes in a message."""
+        return self.length * masks.width(self.bits)

@@ -1,0 +1,515 @@
+"""A secure sum is the survivors' sum, whoever leaves when, or an abort; never another number."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
+pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
+hypothesis = pytest.importorskip("hypothesis")
+
+from hypothesis import strategies as st  # noqa: E402
+
+from dpjax.secagg import masks, primitives  # noqa: E402
+from dpjax.secagg.client import Client  # noqa: E402
+from dpjax.secagg.server import Server, signed  # noqa: E402
+from dpjax.secagg.terms import Abort, Rejected, Terms  # noqa: E402
+from tests.secagg.rounds import STAGES, Round, terms_for, vectors  # noqa: E402
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 12])
+@pytest.mark.parametrize(("bits", "bound"), [(8, 9), (13, 200), (32, 10**8), (64, 2**59)])
+def test_the_sum_of_everybody(clients, bits, bound):
+    terms = terms_for(clients, bits=bits, bound=bound)
+    made = Round(terms, vectors(terms))
+    total = made.run()
+    assert total.values.dtype == np.int64 and total.survivors == tuple(range(clients))
+    np.testing.assert_array_equal(total.values, made.values.sum(axis=0))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("clients", [4, 5, 9])
+def test_who_leaves_at_a_stage_is_made_up_for(clients, stage):
+    terms = terms_for(clients, dropout=1 / clients + 1e-6)
+    for row in range(clients):
+        made = Round(terms, vectors(terms), leaves={row: stage})
+        if clients == 9 or stage in ("mask", "unmask") or clients > 4:
+            np.testing.assert_array_equal(made.run().values, made.want())
+            assert len(made.survivors()) == clients - (stage != "unmask")
+        else:  # Three clients of whom one more could leave
+            np.testing.assert_array_equal(made.run().values, made.want())
+
+
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("stage", ["mask", "unmask"])
+def test_three_clients_one_of_whom_leaves(row, stage):
+    terms = terms_for(3, dropout=0.34)
+    made = Round(terms, vectors(terms), leaves={row: stage})
+    np.testing.assert_array_equal(made.run().values, made.want())
+
+
+@pytest.mark.parametrize("adversary", ["semi_honest", "semi_malicious"])
+@hypothesis.given(data=st.data())
+def test_any_pattern_of_dropouts_gives_the_sum_or_an_abort(adversary, data):
+    clients = data.draw(st.integers(4, 14))
+    dropout = data.draw(st.sampled_from([0.0, 0.1, 0.3]))
+    terms = terms_for(clients, dropout=dropout, adversary=adversary, bits=24, bound=1000)
+    rows = st.dictionaries(st.integers(0, clients - 1), st.sampled_from(STAGES), max_size=6)
+    leaves = data.draw(rows)
+    late = data.draw(st.sets(st.integers(0, clients - 1), max_size=2))
+    made = Round(
+        terms, vectors(terms, clients), leaves, late, seed=data.draw(st.integers(0, 2**32))
+    )
+    lost = len(leaves) + len(late - set(leaves))
+    try:
+        total = made.run()
+    except Abort:
+        # Within the dropouts a round ends in a sum (but for 2^-20).
+        assert lost > clients - terms.minimum
+        with pytest.raises(Abort):
+            made.server.total()
+    else:
+        np.testing.assert_array_equal(total.values, made.want())
+        assert len(total.survivors) == len(made.survivors()) >= terms.minimum
+
+
+def test_thresholds_of_a_graph_that_is_not_complete():
+    terms = terms_for(40, dropout=0.1, corrupt=0.05)
+    assert 2 < terms.graph(40).degree < 39
+    leaves = {3: "enrol", 11: "share", 17: "mask", 29: "unmask"}
+    made = Round(terms, vectors(terms), leaves)
+    np.testing.assert_array_equal(made.run().values, made.want())
+    assert len(made.survivors()) == 37
+
+
+@pytest.mark.parametrize(
+    ("leaves", "told"),
+    [
+        (dict.fromkeys(range(3), "enrol"), "enrolled is 7"),
+        (dict.fromkeys(range(3), "share"), "7 clients shared"),
+        (dict.fromkeys(range(3), "mask"), "7 clients sent a vector"),
+        (dict.fromkeys(range(8), "unmask"), "fewer than the threshold"),
+    ],
+)
+def test_too_many_dropouts_abort_and_say_why(leaves, told):
+    terms = terms_for(10, dropout=0.2)
+    made = Round(terms, vectors(terms), leaves)
+    with pytest.raises(Abort, match=told):
+        made.run()
+    # It stays so.
+    for act in (made.server.draw, made.server.deliver, made.server.request, made.server.total):
+        with pytest.raises(Abort, match=told):
+            act()
+    assert made.server.ready and not made.server.waiting
+
+
+def test_a_wrong_share_of_a_seed_or_a_key_aborts():
+    for stage, told in (("nobody", "seed of survivor"), ("mask", "mask key of dropout")):
+        terms = terms_for(6, dropout=0.2)
+        made = Round(terms, vectors(terms), {0: stage} if stage == "mask" else {})
+        made.step("share", "share", made.enrol())
+        made.step("mask", "mask", made.server.deliver())
+        requests = made.server.request()
+        for row, number in made.numbers.items():
+            if number not in requests:
+                continue
+            answer = made.clients[row].unmask(requests[number])
+            field = "keys" if stage == "mask" else "seeds"
+            changed = {
+                j: share[:-1] + bytes([share[-1] ^ 1])
+                for j, share in getattr(answer, field).items()
+            }
+            made.server.accept(number, answer._replace(**{field: changed}))
+        with pytest.raises(Abort, match=told):
+            made.server.total()
+
+
+def test_a_vector_that_is_not_masked_as_it_should_be_is_found_out():
+    terms = terms_for(5, bits=40)
+    made = Round(terms, vectors(terms))
+    made.step("share", "share", made.enrol())
+    deliveries = made.server.deliver()
+    for row, number in made.numbers.items():
+        masked = made.clients[row].mask(deliveries[number])
+        if row == 2:
+            masked = masked._replace(vector=bytes(len(masked.vector)))
+        made.server.accept(number, masked)
+    made.step("unmask", "unmask", made.server.request())
+    with pytest.raises(Abort, match="beyond survivors times bound"):
+        made.server.total()
+
+
+def test_a_client_that_seals_nonsense_is_alone_with_it():
+    class Nonsense(Client):
+        def share(self, roster):
+            shares = super().share(roster)
+            return shares._replace(sealed={j: bytes(len(s)) for j, s in shares.sealed.items()})
+
+    terms = terms_for(6, dropout=0.2)
+    made = Round(terms, vectors(terms))
+    made.clients[0] = Nonsense(terms, made.values[0])
+    # Nobody holds its seed: the round ends, and no sum is given.
+    with pytest.raises(Abort, match="seed of survivor 0 has 0 shares"):
+        made.run()
+
+
+# Messages that do not belong
+
+
+@pytest.fixture
+def masking():
+    """A round in which masked vectors are about to come."""
+    terms = terms_for(6, dropout=0.2)
+    made = Round(terms, vectors(terms))
+    made.step("share", "share", made.enrol())
+    made.deliveries = made.server.deliver()
+    return made
+
+
+def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
+    server, deliveries = masking.server, masking.deliveries
+    sent = {row: masking.clients[row].mask(deliveries[n]) for row, n in masking.numbers.items()}
+    shares = next(m for m in masking.seen if type(m).__name__ == "Shares")
+    with pytest.raises(Rejected, match="does not belong"):
+        server.accept(0, shares)  # late
+    with pytest.raises(Rejected, match="does not belong"):
+        server.accept(6, sent[0])  # nobody's number
+    with pytest.raises(Rejected, match="enrolment is closed"):
+        server.enrol(next(m for m in masking.seen if type(m).__name__ == "Keys"))
+    with pytest.raises(Rejected, match="another aggregation"):
+        server.accept(0, sent[0]._replace(nonce=bytes(16)))
+    with pytest.raises(Rejected, match="vector has"):
+        server.accept(0, sent[0]._replace(vector=sent[0].vector[:-1]))
+    for row in range(5):
+        server.accept(row, sent[row])
+        with pytest.raises(Rejected, match="has sent this before"):
+            server.accept(row, sent[row])
+        with pytest.raises(Rejected, match="has sent this before"):
+            server.accept(row, sent[5])
+    requests = server.request()
+    with pytest.raises(Rejected, match="does not belong"):
+        server.accept(5, sent[5])  # late
+    for row in range(5):
+        answer = masking.clients[row].unmask(requests[row])
+        with pytest.raises(Rejected, match="not what was asked"):
+            server.accept(row, answer._replace(keys={**answer.keys, (row + 1) % 5: bytes(33)}))
+        server.accept(row, answer)
+        with pytest.raises(Rejected, match="has sent this before"):
+            server.accept(row, answer)
+    np.testing.assert_array_equal(server.total().values, masking.values[:5].sum(axis=0))
+
+
+def test_keys_that_are_of_low_order_in_use_or_of_other_terms_do_not_enrol():
+    terms = terms_for(4)
+    server = Server(terms)
+    keys = Client(terms, vectors(terms)[0]).greet(server.hello)
+    assert server.enrol(keys) == 0
+    other = Client(terms, vectors(terms)[1]).greet(server.hello)
+    bad = [
+        (keys, "in use"),
+        (other._replace(mask=keys.mask), "in use"),
+        (other._replace(mask=keys.channel), "in use"),
+        (other._replace(mask=other.channel), "in use"),
+        (other._replace(mask=bytes(32)), "low order"),
+        (other._replace(channel=bytes(32)), "low order"),
+        (other._replace(terms=bytes(32)), "other terms"),
+        (other._replace(nonce=bytes(16)), "another aggregation"),
+    ]
+    for message, told in bad:
+        with pytest.raises(Rejected, match=told):
+            server.enrol(message)
+    assert server.enrolled == 1 and server.waiting == {1, 2, 3}
+
+
+# What clients refuse
+
+
+def asking(clients=6, dropout=0.34, drops=1, **options):
+    """A round in which the request is about to come, and who dropped out."""
+    terms = terms_for(clients, dropout=dropout, **options)
+    made = Round(terms, vectors(terms), dict.fromkeys(range(drops), "mask"))
+    made.step("share", "share", made.enrol())
+    made.step("mask", "mask", made.server.deliver())
+    return made, next(iter(made.server.request().values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda s, d: (s | d, d), "0 as survivor and as dropout"),
+        (lambda s, d: (s, d | {5}), "5 as survivor and as dropout"),
+        (lambda s, d: (s - {3}, d | {3}), "leaves this client out"),
+        (lambda s, d: (s - {3}, d), "leaves this client out"),
+        (lambda s, d: (frozenset({3}), d | s - {3}), "fewer than the minimum 4"),
+        (lambda s, d: (s, frozenset()), "neighbour 0 is left out"),
+        (lambda s, d: (s - {5}, d), "neighbour 5 is left out"),
+        (lambda s, d: (s | {99}, d), "names 99, of 6"),
+    ],
+)
+def test_a_client_refuses_requests_and_is_over(change, told):
+    made, request = asking()
+    client = made.clients[3]
+    survivors, dropouts = change(request.survivors, request.dropouts)
+    with pytest.raises(Abort, match=told) as caught:
+        client.unmask(request._replace(survivors=survivors, dropouts=dropouts))
+    assert caught.value.exposed and client.over
+    # Nor does it answer the right one any more.
+    with pytest.raises(Abort, match="out of order"):
+        client.unmask(request)
+
+
+def test_a_client_answers_once_also_to_a_server_that_was_started_again():
+    made, request = asking()
+    answer = made.clients[3].unmask(request)
+    near = set(made.server._near[3])
+    assert set(answer.seeds) == near - {0} and set(answer.keys) == near & {0}
+    # Another story of the same aggregation: what a server that came back may ask.
+    other = request._replace(survivors=request.survivors - {1}, dropouts=request.dropouts | {1})
+    for again in (request, other):
+        with pytest.raises(Abort, match="out of order"):
+            made.clients[3].unmask(again)
+    # Nothing is left that it could say.
+    held = vars(made.clients[3])
+    assert not held["_held"] and held["_values"] is None and held["_mask"] == (b"", b"")
+
+
+def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
+    made, request = asking()
+    with pytest.raises(Abort, match="another aggregation"):
+        made.clients[3].unmask(request._replace(nonce=bytes(16)))
+    terms = terms_for(6)
+    client = Client(terms, vectors(terms)[0])
+    with pytest.raises(Abort, match="out of order") as caught:
+        client.unmask(request)
+    assert not caught.value.exposed
+    other = Server(terms_for(6, bound=999))
+    with pytest.raises(Abort, match="terms are not"):
+        Client(terms, vectors(terms)[0]).greet(other.hello)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda r: r._replace(enrolled=7), "enrolled is 7"),
+        (lambda r: r._replace(enrolled=2), "enrolled is 2"),
+        (lambda r: r._replace(number=6), "numbers clients wrongly"),
+        (lambda r: r._replace(number=1), "numbers clients wrongly"),
+        (lambda r: r._replace(neighbours=dict(list(r.neighbours.items())[1:])), "3 neighbours"),
+        (lambda r: r._replace(neighbours=r.neighbours | {1: r.neighbours[2]}), "key twice"),
+        (lambda r: r._replace(neighbours=r.neighbours | {1: bytes(32) + b"x" * 32}), "low order"),
+    ],
+)
+def test_a_client_refuses_a_roster_that_its_terms_do_not_give(change, told):
+    terms = terms_for(6, dropout=0.34)
+    made = Round(terms, vectors(terms))
+    roster = made.enrol()[0]
+    with pytest.raises(Abort, match=told):
+        made.clients[0].share(change(roster))
+
+
+def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
+    delivery = masking.deliveries[0]
+    sealed = next(iter(delivery.sealed.values()))
+    with pytest.raises(Abort, match="no neighbour"):
+        masking.clients[0].mask(delivery._replace(sealed={**delivery.sealed, 0: sealed}))
+    with pytest.raises(Abort, match="fewer than the threshold"):
+        masking.clients[1].mask(delivery._replace(sealed={0: sealed}))
+    assert not masking.clients[1].exposed
+
+
+# Values and terms
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1.0] * 5, "values are float64"),
+        ([1] * 4, "values are int64"),
+        ([0, 0, 1001, 0, 0], "values hold 1001 at entry 2, beyond bound 1000"),
+        ([0, 0, 0, -1001, 0], "values hold -1001 at entry 3"),
+        ([True] * 5, "values are bool"),
+    ],
+)
+def test_values_beyond_the_terms_are_refused(values, told):
+    with pytest.raises(ValueError, match=told):
+        Client(terms_for(3), np.asarray(values))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"clients": 2}, "clients is 2"),
+        ({"length": 0}, "length is 0"),
+        ({"bits": 65}, "bits is 65"),
+        ({"bound": 0}, "bound is 0"),
+        ({"bits": 8, "bound": 43}, "bound is 43, and a sum of 3 entries may reach 129"),
+        ({"corrupt": 0.34, "dropout": 0.34}, "too many"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"adversary": "malicious"}, "adversary is 'malicious'"),
+    ],
+)
+def test_terms_that_cannot_hold_are_refused(change, told):
+    with pytest.raises(ValueError, match=told):
+        terms_for(**({"clients": 3} | change))
+    assert terms_for(3, bits=8, bound=42).minimum == 3
+
+
+def test_terms_differ_by_their_digest():
+    base = terms_for(6)
+    others = [
+        terms_for(7), terms_for(6, length=6), terms_for(6, bits=33), terms_for(6, bound=999),
+        terms_for(6, corrupt=0.17), terms_for(6, dropout=0.17),
+        terms_for(6, adversary="semi_malicious"),
+    ]  # fmt: skip
+    assert len({each.digest() for each in [base, *others]}) == 8
+    assert base.digest() == terms_for(6, dropout=0).digest()
+
+
+def test_residues_are_whole_numbers_around_zero():
+    for bits in (2, 7, 32, 64):
+        ends = [0, 1, 2 ** (bits - 1) - 1, 2 ** (bits - 1), 2**bits - 1]
+        want = [0, 1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), -1]
+        assert signed(np.array(ends, np.uint64), bits).tolist() == want
+
+
+# Broken twins
+
+
+def test_a_sum_beyond_its_modulus_is_refused_and_a_twin_gives_a_wrong_one():
+    class Unchecked(Terms):
+        def _fits(self):
+            return True
+
+    options = {"clients": 4, "length": 1, "bits": 8, "bound": 100, "corrupt": 0.0, "dropout": 0.0}
+    with pytest.raises(ValueError, match="may reach 400, beyond the 127"):
+        Terms(**options)
+    total = Round(Unchecked(**options), np.full((4, 1), 100)).run()
+    assert total.values[0] == 400 - 512  # the twin wraps around without a word
+
+
+class Gullible(Client):
+    """Answers whatever it is asked, as often as it is asked."""
+
+    def _refuse(self, request):
+        self._stage = "unmask"
+
+    def _forget(self):
+        pass
+
+    def _enter(self, stage, nonce=None):
+        self._stage = stage
+
+
+def opened(client):
+    """The vector of client 5 as a server that lies while unmasking reads it; None if it cannot."""
+    terms = terms_for(6, dropout=0.34)
+    made = Round(terms, vectors(terms), client=client)
+    made.step("share", "share", made.enrol())
+    deliveries = made.server.deliver()
+    sent = {i: made.clients[i].mask(deliveries[i]) for i in range(6)}
+    for i in range(6):
+        made.server.accept(i, sent[i])
+    request = made.server.request()[0]
+    both = request._replace(dropouts=frozenset({5}))
+    seeds, keys = {}, {}
+    for i in range(5):
+        try:
+            answer = made.clients[i].unmask(both)
+        except Abort:
+            continue
+        if i in made.server._near[5]:
+            seeds[i + 1], keys[i + 1] = answer.seeds[5], answer.keys[5]
+    if len(seeds) < made.server.graph.threshold:
+        return None
+    server = made.server
+    from dpjax.secagg import pairs
+
+    seed = server._rebuilt("seed", seeds)
+    private = server._rebuilt("key", keys)
+    vector = masks.unpacked(sent[5].vector, terms.length, terms.bits)
+    pair_keys = server._pair_keys(5, private, list(server._near[5]))
+    vector = vector - masks.expand(pairs.self_key(seed, 5, server._session), terms.length, 32)
+    lifted = {j: masks.expand(key, terms.length, 32) for j, key in pair_keys.items()}
+    for j, mask in lifted.items():
+        vector = vector - mask if j > 5 else vector + mask
+    return signed(vector & masks.low_bits(32), 32), made.values[5]
+
+
+def test_a_request_that_names_one_client_twice_opens_nobody_but_the_twin():
+    assert opened(Client) is None
+    read, true = opened(Gullible)
+    np.testing.assert_array_equal(read, true)
+
+
+def test_stories_that_differ_open_both_secrets_only_where_thresholds_let_them():
+    """Half of the neighbours hear that 0 dropped out, half that it survived."""
+    for adversary, opens in (("semi_honest", True), ("semi_malicious", False)):
+        terms = terms_for(8, dropout=0.25, adversary=adversary)
+        made = Round(terms, vectors(terms))
+        made.step("share", "share", made.enrol())
+        made.step("mask", "mask", made.server.deliver())
+        request = made.server.request()[0]
+        other = request._replace(survivors=request.survivors - {0}, dropouts=request.dropouts | {0})
+        near = [i for i in range(1, 8) if i in made.server._near[0]]
+        half = len(near) // 2
+        answers = [made.clients[i].unmask(request) for i in near[:half]]
+        answers += [made.clients[i].unmask(other) for i in near[half:]]
+        seeds = sum(0 in answer.seeds for answer in answers)
+        keys = sum(0 in answer.keys for answer in answers)
+        assert seeds + keys == len(near)  # one of the two from each
+        threshold = made.server.graph.threshold
+        assert (min(seeds, keys) >= threshold) is opens
+
+
+def test_secrets_are_drawn_anew_for_every_aggregation():
+    terms = terms_for(3)
+    clients = [Client(terms, vectors(terms)[0]) for _ in range(4)]
+    drawn = [c for each in clients for c in (*each._channel, *each._mask, each._seed)]
+    assert len(set(drawn)) == 20
+    hellos = {Server(terms).hello.nonce for _ in range(4)}
+    assert len(hellos) == 4
+    assert primitives.key_pair() != primitives.key_pair()
+
+
+def test_a_masked_vector_is_uniform_over_aggregations():
+    terms = terms_for(3, length=2048, bits=8, bound=1)
+    values = np.zeros((3, 2048), np.int64)
+    counts = np.zeros(256)
+    for _ in range(4):
+        made = Round(terms, values)
+        made.run()
+        sent = next(m for m in made.seen if type(m).__name__ == "Masked")
+        counts += np.bincount(np.frombuffer(sent.vector, np.uint8), minlength=256)
+    from scipy import stats
+
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.slow
+def test_a_thousand_rounds_with_dropouts_at_all_stages():
+    """At least 999 of 1,000 rounds within the stated dropouts finish, each with the exact sum."""
+    terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16)
+    drawn = np.random.default_rng(0)
+    finished = 0
+    for at in range(1000):
+        rows = drawn.choice(20, drawn.integers(0, 4), replace=False)
+        leaves = {int(row): str(drawn.choice(STAGES)) for row in rows}
+        made = Round(terms, vectors(terms, at), leaves, seed=at)
+        try:
+            total = made.run()
+        except Abort:
+            continue
+        np.testing.assert_array_equal(total.values, made.want())
+        finished += 1
+    assert finished >= 999
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_of_4096_entries():
+    terms = terms_for(1000, length=4096, bits=32, bound=2**20, corrupt=0.05, dropout=0.05)
+    assert terms.graph(1000)[:2] == (30, 17)
+    rows = np.random.default_rng(1).choice(1000, 50, replace=False)
+    leaves = {int(row): STAGES[at % 4] for at, row in enumerate(rows)}
+    made = Round(terms, vectors(terms), leaves)
+    total = made.run()
+    np.testing.assert_array_equal(total.values, made.want())
+    assert len(total.survivors) == 1000 - sum(stage != "unmask" for stage in leaves.values())
