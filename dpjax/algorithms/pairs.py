@@ -274,11 +274,51 @@ class PPDOAGT(_PairSent):
         own = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
         heard = np.stack([(one != 0).sum(axis=-2) for one in both])
         push = 1 / np.maximum(heard, 1) if self.directed else own
-        most, least = (float(own.max()), float(push.max())), float(push.min())
-        moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
+        if np.ndim(mixing) == 3:
+            return _bounded(answer, steps, divisor, own, push)
+        keeps = np.unique(np.stack([own.ravel(), push.ravel()]), axis=1)
+        model, tracker = _lags(keeps[0], keeps[1], len(steps))
+        # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
+        moves, gaps = np.zeros((len(steps), 2)), np.zeros((keeps.shape[1], len(steps)))
         for k, step in enumerate(steps):
-            moves[k] = model, tracker
-            moved = step * answer(model) / divisor
-            model = most[0] * model + (1 - least) * tracker + moved
-            tracker = most[1] * tracker + moved
+            met = gaps[:, len(steps) - k :]
+            with np.errstate(invalid="ignore", over="ignore"):
+                both = [np.einsum("ik,ik->i", part[:, :k], met) for part in (model, tracker)]
+            # No part of what moves without bound is no number.
+            moved, tracked = (np.where(np.isnan(one), np.inf, one) for one in both)
+            moves[k] = moved.max(), tracked.max()
+            gaps[:, -k - 1] = [step * answer(one) / divisor for one in moved]
         return moves
+
+
+def _lags(
+    own: Float[np.ndarray, " m"], push: Float[np.ndarray, " m"], rounds: int
+) -> tuple[Float[np.ndarray, "m t"], Float[np.ndarray, "m t"]]:
+    """Sizes of what a step j rounds ago is in an agent's model and in its sum of steps.
+
+    s+ = push s + a g and x+ = own x - (s+ - s), so that a g is push^j of s, and of x what
+    this makes of it; signs cancel. Rounded up by more than the sums' rounding.
+    """
+    model, tracker = np.zeros((2, len(own), rounds))
+    x, s = np.zeros(len(own)), np.zeros(len(own))
+    size = np.zeros(len(own))
+    slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
+    for j in range(rounds):
+        new = push * s if j else np.ones(len(own))
+        x, size, s = own * x - (new - s), own * size + new + s, new
+        model[:, j], tracker[:, j] = np.abs(x) + slack * size, s * (1 + slack)
+    return model, tracker
+
+
+def _bounded(
+    answer: Apart, steps: Any, divisor: float, own: np.ndarray, push: np.ndarray
+) -> Float[np.ndarray, "t 2"]:
+    """Moves under weights that change by round, by the largest and the least of them all."""
+    most, least = (float(own.max()), float(push.max())), float(push.min())
+    moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
+    for k, step in enumerate(steps):
+        moves[k] = model, tracker
+        moved = step * answer(model) / divisor
+        model = most[0] * model + (1 - least) * tracker + moved
+        tracker = most[1] * tracker + moved
+    return moves

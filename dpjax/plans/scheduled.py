@@ -6,10 +6,12 @@ said how far its private payload moves in each round.
 
 import abc
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
@@ -25,10 +27,14 @@ from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import scheduled as scheduled_
 
-__all__ = ["Laplace", "Normal", "cost"]
+__all__ = ["Laplace", "LostNoiseWarning", "Normal", "cost"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 steps of a run are off those of the optimizer."""
+
+
+class LostNoiseWarning(UserWarning):
+    """Noise is finer than the numbers that it is added to."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,15 @@ class _Scheduled(abc.ABC):
         while (made.loss(target).epsilon > target.budget.largest).any():
             scale *= 1 + 2.0**-22
             made = self.at(scale, profile, moves)
+        lost = np.flatnonzero((made.scales > 0) & (made.scales < 2.0**-23))
+        if lost.size and jnp.result_type(float) == np.float32:
+            warnings.warn(
+                f"scale is {made.scales[lost[0]]:.2g} from round {lost[0] + 1:,} on, finer than "
+                "float32 numbers of size 1 (1.2e-7), which then go out without noise; train in "
+                "float64 (JAX_ENABLE_X64=1), or give fewer rounds or a larger ratio",
+                LostNoiseWarning,
+                stacklevel=2,
+            )
         return made
 
     def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "ScheduledNoise":
@@ -288,7 +303,9 @@ class ScheduledNoise:
         Raises:
             ValueError: Always.
         """
-        raise ValueError(f"release is True with noise {self.part}; it runs in simulations alone")
+        raise ValueError(
+            f"release is True with noise {self.part.label!r}; it runs in simulations alone"
+        )
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""
@@ -351,9 +368,11 @@ def moved(target: Target) -> Float[np.ndarray, "t p"]:
         )
     if not np.isfinite(moves).all():
         raise ValueError(
-            f"method is {type(method).__name__}, whose payload moves without bound under "
-            f"{protect}: it asks for gradients at models that nobody else knows, or sends them as "
-            "they are; clip them (clip_norm), assume a smoothness, or run it without noise"
+            f"method is {type(method).__name__}, whose payload moves without bound under relation "
+            f"{protect.relation!r}, gradient_gap {protect.gradient_gap} and smoothness "
+            f"{protect.smoothness}: it asks for gradients at models that nobody else knows, or "
+            "sends them as they are; clip them (clip_norm), assume a smoothness, or run it without "
+            "noise"
         )
     return moves.reshape(target.rounds, -1) * _ROUNDING
 
@@ -376,7 +395,9 @@ def cost(config: Any, mixing: Any, scale: float) -> float:
     """
     part = getattr(config, "noise", None)
     if not isinstance(part, _Scheduled):
-        raise ValueError(f"noise is {part}; give plans.scheduled.Laplace or Normal")
+        raise ValueError(
+            f"noise is {_validate.shown(part)}; give plans.scheduled.Laplace or Normal"
+        )
     target = targets.of(config, mixing_.check(mixing, stochastic=config.method.stochastic))
     part.check(target)
     made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))

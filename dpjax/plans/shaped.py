@@ -129,7 +129,9 @@ class Scaled:
         Raises:
             ValueError: Always.
         """
-        raise ValueError(f"release is True with noise {self.part}; a run in one process holds all")
+        raise ValueError(
+            f"release is True with noise {self.part.label!r}; a run in one process holds all"
+        )
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""

@@ -16,6 +16,7 @@ from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
+from dpjax.mechanism.moves import pp_doagt
 from dpjax.plans import fusion, noise, plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace, Normal
@@ -313,3 +314,17 @@ def _after(passed):
 
 def _message(passed):
     return passed.message
+
+
+@pytest.mark.parametrize("slope", [0.0, 30.0])
+def test_what_two_variables_move_lets_signs_cancel(slope):
+    """Of every agent's own weight the sums of `mechanism.moves`, far below sums of sizes."""
+    steps = 0.05 * 0.95 ** np.arange(60)
+    uneven = np.diag([0.1, 0.5, 0.8])
+    uneven[0, 1:], uneven[1, ::2], uneven[2, :2] = 0.45, 0.25, 0.1
+    found = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven)
+    each = [pp_doagt(steps, 1.0, own, slope) for own in (0.1, 0.5, 0.8)]
+    np.testing.assert_allclose(found, np.max(each, axis=0), rtol=1e-5)
+    # By sizes alone, as under weights that change by round.
+    bounded = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven[None])
+    assert (found[2:, 0] < 0.9 * bounded[2:, 0]).all() and bounded[-1, 0] > 2 * found[-1, 0]
