@@ -42,6 +42,8 @@ NAMED = {
     "transforms.clipping": "per_agent per_example",
     "transforms.lowpass": "lowpass",
     "transforms.momentum": "momentum muon",
+    "transforms.sketch": "start update flat fingerprint",
+    "transforms.projections": "gaussian count_sketch oracle second_moment_noise",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
     "algorithms.zip_dl": "ZipDL",

@@ -1,0 +1,383 @@
+"""The sketch: exact against dense oracles, orthonormal for long, and what its parts are for."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.mechanism.x64 import double_precision
+from dpjax.transforms import sketch
+
+ROOT = Path(__file__).resolve().parents[2]
+F32 = np.float32
+
+
+def directions(d, rank, seed=0):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(d, rank)))[0]
+
+
+def stream(rounds, d, rank, seed=0, dtype=F32, spectrum=None):
+    """Gradients [T, d] of a fixed space, and its basis."""
+    truth = directions(d, rank, seed)
+    spectrum = np.ones(rank) if spectrum is None else np.asarray(spectrum)
+    numbers = np.random.default_rng(seed + 1).normal(size=(rounds, rank)) * spectrum
+    return (numbers @ truth.T).astype(dtype), truth
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def scanned(first, gradients, key, options):
+    def step(state, given):
+        round, gradient = given
+        new = sketch.update(state, gradient, jax.random.fold_in(key, round), **dict(options))
+        return new, None
+
+    rounds = jnp.arange(len(gradients), dtype=jnp.int32)
+    return jax.lax.scan(step, first, (rounds, gradients))[0]
+
+
+def run(gradients, k, seed=0, first=None, **options):
+    gradients = jnp.asarray(gradients)
+    if first is None:
+        first = sketch.start(gradients.shape[1], k, jax.random.key(seed), gradients.dtype)
+    return scanned(first, gradients, jax.random.key(seed + 1), tuple(options.items()))
+
+
+def off(columns):
+    """How far from orthonormal, the largest entry."""
+    columns = np.asarray(columns, np.float64)
+    return np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()
+
+
+def angle(basis, truth):
+    basis, _ = np.linalg.qr(np.asarray(basis, np.float64))
+    missed = truth - basis @ (basis.T @ truth)
+    return float(np.arcsin(min(1.0, np.linalg.norm(missed, 2))))
+
+
+def covariance(gradients, forgetting):
+    gradients = np.asarray(gradients, np.float64)
+    ages = np.arange(len(gradients))[::-1]
+    return (gradients * (forgetting**ages)[:, None]).T @ gradients
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+@pytest.mark.parametrize("dtype", [F32, np.float64])
+def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
+    with double_precision():
+        gradients, truth = stream(300, 60, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
+        found = run(gradients, 8, forgetting=forgetting)
+    values, vectors = np.linalg.eigh(covariance(gradients, forgetting))
+    digits = 1e-5 if dtype == F32 else 1e-12
+    np.testing.assert_allclose(
+        found.weights, np.maximum(values[:-9:-1], 0), atol=digits * values[-1]
+    )
+    assert found.basis.dtype == found.frame.dtype == found.weights.dtype == dtype
+    assert angle(found.basis[:, :5], truth) < 1e3 * digits
+    for column, vector in zip(np.asarray(found.basis).T[:5], vectors.T[:-6:-1], strict=True):
+        assert abs(column @ vector) > 1 - 1e2 * digits
+    assert max(off(found.basis), off(found.frame)) < digits
+
+
+def test_what_is_cut_off_at_full_rank_is_little():
+    """Weights are at most the dense ones, and leading directions those of the stream."""
+    gradients, _ = stream(400, 40, 40, spectrum=0.6 ** np.arange(40))
+    found = run(gradients, 10, forgetting=0.95)
+    values, vectors = np.linalg.eigh(covariance(gradients, 0.95))
+    assert (np.asarray(found.weights) <= values[:-11:-1] * (1 + 1e-4) + 1e-4 * values[-1]).all()
+    assert angle(found.basis, vectors[:, :-4:-1]) < 1e-2
+
+
+def test_it_is_scikit_learns_incremental_pca():
+    """Both given every gradient and its opposite: the mean is 0, which their method takes off."""
+    from sklearn.decomposition import IncrementalPCA
+
+    gradients, truth = stream(240, 50, 6, spectrum=[3, 2.5, 2, 1.5, 1, 0.5])
+    peer = IncrementalPCA(n_components=8)
+    for batch in gradients.astype(np.float64).reshape(-1, 8, 50):
+        peer.partial_fit(np.concatenate([batch, -batch]))
+    found = run(gradients, 8, forgetting=1.0)
+    np.testing.assert_allclose(found.weights[:6], peer.singular_values_[:6] ** 2 / 2, rtol=1e-4)
+    assert angle(found.basis[:, :6], peer.components_[:6].T) < 1e-3
+    assert angle(found.basis[:, :6], truth) < 1e-3
+
+
+def test_it_finds_a_space_in_noise_and_follows_one_that_turns():
+    rng = np.random.default_rng(3)
+    gradients, truth = stream(400, 500, 3)
+    noisy = gradients + (1e-4 * rng.normal(size=gradients.shape)).astype(F32)
+    assert angle(run(noisy, 8).basis[:, :3], truth) < 1e-2
+    # A plane that turns by 1e-3 a round towards another one: seen as it was some rounds before.
+    both = directions(200, 4)
+    turns = 1e-3 * np.arange(600)[:, None, None]
+    planes = np.cos(turns) * both[:, :2] + np.sin(turns) * both[:, 2:]
+    turning = np.einsum("tdr,tr->td", planes, rng.normal(size=(600, 2))).astype(F32)
+    followed = run(turning, 6, forgetting=0.9)
+    assert angle(followed.basis[:, :2], planes[-1]) < 3e-2
+    # Nothing forgotten is the broken twin: it holds the mean of all planes so far.
+    assert angle(run(turning, 6, forgetting=1.0).basis[:, :2], planes[-1]) > 0.2
+
+
+def drifts(rounds, d=300, k=6):
+    """Distance from orthonormal after rounds in float32, of three directions that stay."""
+    first = sketch.start(d, k, jax.random.key(0), jnp.float32)
+    truth = jnp.asarray(directions(d, 3), jnp.float32)
+
+    @jax.jit
+    def long(state):
+        def step(state, round):
+            key = jax.random.fold_in(jax.random.key(1), round)
+            numbers = jax.random.normal(jax.random.fold_in(key, 1), (3,), jnp.float32)
+            return sketch.update(state, truth @ numbers, jax.random.fold_in(key, 2)), None
+
+        return jax.lax.scan(step, state, jnp.arange(rounds, dtype=jnp.int32))[0]
+
+    found = long(first)
+    return max(off(found.basis), off(found.frame))
+
+
+@pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_float32_columns_stay_orthonormal(rounds):
+    assert drifts(rounds) < 1e-5
+    assert drifts(rounds, d=40) < 1e-5  # close to k: by QR
+
+
+def test_without_the_correcting_step_columns_drift(monkeypatch):
+    monkeypatch.setattr(sketch, "_polished", lambda columns: columns)
+    assert drifts(1000) > 1e-5
+
+
+def test_the_cut_keeps_a_share_of_what_was_seen():
+    gradients, _ = stream(200, 80, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
+    for share in (0.5, 0.8, 0.99):
+        found = run(gradients, 10, share=share)
+        seen = covariance(gradients, 0.9)
+        kept = np.asarray(found.frame)[:, : int(found.kept)].astype(np.float64)
+        assert np.trace(kept.T @ seen @ kept) >= (share - 1e-4) * np.trace(seen)
+        fewer = kept[:, :-1]
+        assert np.trace(fewer.T @ seen @ fewer) < share * np.trace(seen)
+    # At most k - p of them, whatever the share.
+    assert int(run(gradients, 6, share=1.0, probes=4).kept) == 2
+
+
+def test_a_cut_without_order_loses_energy(monkeypatch):
+    gradients, _ = stream(200, 80, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
+    seen, exact = covariance(gradients, 0.9), sketch._rank_one
+
+    def energy(**options):
+        found = run(gradients, 8, **options)
+        kept = np.asarray(found.frame)[:, : min(int(found.kept), 4)].astype(np.float64)
+        return np.trace(kept.T @ seen @ kept) / np.trace(seen)
+
+    def unordered(state, gradient, forgetting):
+        basis, weights = exact(state, gradient, forgetting)
+        order = jnp.argsort(weights)
+        return basis[:, order], weights[order]
+
+    assert energy(share=0.9) > 0.9 - 1e-4
+    jax.clear_caches()
+    monkeypatch.setattr(sketch, "_rank_one", unordered)
+    assert energy(share=0.9) < 0.9
+
+
+def test_the_paper_s_lines_by_name():
+    """One round by NumPy; weights that the first round gives to invented directions."""
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(3, 30)).astype(F32)
+    one = run(gradients[:1], 4, printed=True, share=0.9)
+    coordinates = gradients[0] @ np.asarray(sketch.start(30, 4, jax.random.key(0)).frame)
+    length = np.linalg.norm(gradients[0])
+    np.testing.assert_allclose(one.weights, length * np.abs(coordinates), rtol=1e-5)
+    assert angle(one.basis[:, :1], gradients[:1].T / length) < 1e-3
+    two = run(gradients[1:2], 4, seed=5, first=one, printed=True, share=0.9)
+    basis, weights = np.asarray(one.basis, float), np.asarray(one.weights, float)
+    y = basis * weights + np.outer(gradients[1], gradients[1] @ basis)
+    np.testing.assert_allclose(two.weights, np.linalg.norm(y, axis=0), rtol=1e-5)
+    assert angle(two.basis, np.linalg.qr(y)[0]) < 1e-3
+    squares = np.asarray(two.weights, float) ** 2
+    r = int(two.kept)
+    assert squares[:r].sum() >= 0.9 * squares.sum() > squares[: r - 1].sum()
+    assert off(two.frame) < 1e-5
+    np.testing.assert_array_equal(two.frame[:, :r], two.basis[:, :r])
+
+
+def test_frames_hold_what_is_kept_and_then_new_probes():
+    gradients, truth = stream(100, 200, 3)
+    before = run(gradients, 10)
+    after = [sketch.update(before, gradients[0], jax.random.key(s)) for s in (1, 2)]
+    for new in after:
+        assert int(new.kept) == 3 and off(new.frame) < 1e-5
+        np.testing.assert_array_equal(new.frame[:, :3], new.basis[:, :3])
+        assert angle(new.basis[:, :3], truth) < 1e-3
+    probes = [np.asarray(new.frame[:, 3:]) for new in after]
+    assert np.abs(probes[0].T @ probes[1]).max() < 0.4  # independent ones: about 1 / sqrt(d)
+    np.testing.assert_array_equal(after[0].basis, after[1].basis)
+
+
+def test_probes_are_as_likely_in_every_direction():
+    """The mean of Q Q' over keys is that of the complement; scaled by 1.5 it would be seen."""
+    first = sketch.start(12, 4, jax.random.key(0))
+    step = functools.partial(sketch.update, probes=3)
+    known = step(first, jnp.eye(12, dtype=jnp.float32)[0], jax.random.key(1))
+    keys = jax.random.split(jax.random.key(2), 4000)
+    again = jax.vmap(lambda key: step(known, jnp.zeros(12, jnp.float32), key))(keys)
+    probes = np.asarray(again.frame[:, :, 1:], np.float64)
+    mean = np.einsum("ndk,nek->de", probes, probes) / len(probes)
+    expected = np.diag([0.0] + [3 / 11] * 11)
+    np.testing.assert_allclose(mean, expected, atol=0.02)
+    assert np.abs(mean * 1.5 - expected).max() > 0.02
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e30])
+def test_gradients_that_are_no_numbers_teach_nothing(bad):
+    gradients, _ = stream(50, 100, 3)
+    before = run(gradients, 8)
+    gradient = gradients[0].copy()
+    gradient[7] = bad
+    after = sketch.update(before, gradient, jax.random.key(9))
+    np.testing.assert_array_equal(after.basis, before.basis)
+    np.testing.assert_array_equal(after.weights, before.weights)
+    assert off(after.frame) < 1e-5 and int(after.kept) == 3
+    assert np.abs(np.asarray(after.frame[:, 3:] - before.frame[:, 3:])).max() > 0.01
+
+
+def test_zeros_only_forget_and_what_has_no_rank_is_filled():
+    gradients, truth = stream(50, 100, 3)
+    before = run(gradients, 8)
+    after = sketch.update(before, jnp.zeros(100, jnp.float32), jax.random.key(9), forgetting=0.5)
+    np.testing.assert_allclose(after.weights, before.weights / 2, rtol=1e-5, atol=1e-3)
+    assert angle(after.basis[:, :3], truth) < 1e-3
+    nothing = run(np.zeros((5, 40), F32), 8)
+    assert int(nothing.kept) == 0 and off(nothing.frame) < 1e-5
+    # Nothing outside the basis, again and again: no column may come of the missing residual.
+    same = run(np.repeat(gradients[:1], 60, axis=0), 8)
+    assert int(same.kept) == 1 and max(off(same.basis), off(same.frame)) < 1e-5
+    square, _ = stream(60, 8, 8)
+    whole = run(square, 8, share=1.0)
+    assert max(off(whole.basis), off(whole.frame)) < 1e-5
+    values = np.linalg.eigvalsh(covariance(square, 0.9))
+    np.testing.assert_allclose(whole.weights, values[::-1], atol=1e-4 * values[-1])
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e12])
+def test_the_size_of_gradients_does_not_matter(size):
+    gradients, truth = stream(60, 100, 3)
+    found = run(gradients * F32(size), 8)
+    assert int(found.kept) == 3 and angle(found.basis[:, :3], truth) < 1e-3
+    np.testing.assert_allclose(
+        found.weights[:3] / size**2, run(gradients, 8).weights[:3], rtol=1e-3
+    )
+
+
+def test_a_floor_drops_directions_and_narrows_the_frame():
+    gradients, truth = stream(100, 200, 4, spectrum=[5, 4, 0.1, 0.1])
+    found = run(gradients, 10, share=1.0, floor=3.0, probes=2)
+    assert int(found.kept) == 2
+    assert off(found.frame[:, :4]) < 1e-5
+    assert not np.asarray(found.frame[:, 4:]).any()
+    assert angle(found.frame[:, :2], truth[:, :2]) < 0.1
+    assert int(run(gradients, 10, share=1.0, floor=1e-3, probes=2).kept) == 4
+
+
+def test_compiled_vmapped_and_by_hand_are_one():
+    gradients, _ = stream(6, 50, 3)
+    state = sketch.start(50, 5, jax.random.key(0))
+    for round, gradient in enumerate(gradients):
+        key = jax.random.fold_in(jax.random.key(1), round)
+        state = sketch.update(state, gradient, key)
+    compiled = run(gradients, 5)
+    keys = jnp.stack([jax.random.key(0), jax.random.key(0)])
+    firsts = jax.vmap(lambda key: sketch.start(50, 5, key))(keys)
+    side = jax.vmap(lambda first: scanned(first, gradients, jax.random.key(1), ()))(firsts)
+    for one in (compiled, jax.tree.map(lambda leaf: leaf[1], side)):
+        assert int(one.kept) == int(state.kept)
+        np.testing.assert_allclose(one.weights, state.weights, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            np.asarray(one.frame) @ np.asarray(one.frame).T, state.frame @ state.frame.T, atol=1e-3
+        )
+
+
+def test_a_round_costs_in_proportion_to_the_dimension():
+    def operations(d):
+        state = sketch.start(d, 8, jax.random.key(0))
+        step = jax.jit(sketch.update)
+        cost = step.lower(state, jnp.zeros(d, jnp.float32), jax.random.key(0)).compile()
+        return cost.cost_analysis()["flops"], cost.memory_analysis().temp_size_in_bytes
+
+    (one, _), (two, _), (four, room) = (operations(d) for d in (1000, 2000, 4000))
+    assert (four - two) / (two - one) == pytest.approx(2.0, rel=0.01)
+    assert four < 4.0 * one and one < 100 * 1000 * 8**2
+    assert room < 4 * 4000 * 4000 / 4  # d x d would be 64 MB
+
+
+REPLAY = """
+import jax, jax.numpy as jnp, numpy as np
+from dpjax.transforms import sketch
+step = jax.jit(sketch.update)
+received = np.random.default_rng(5).normal(size=(40, 8)).astype(np.float32)
+state = sketch.start(3000, 8, jax.random.key(3))
+for round, coordinates in enumerate(received):
+    key = jax.random.fold_in(jax.random.key(4), round)
+    state = step(state, jnp.matmul(state.frame, coordinates), key)
+print(sketch.fingerprint(state))
+"""
+
+
+def test_another_process_replays_the_same_bits():
+    """From the k-vectors and a seed alone."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", REPLAY]
+    runs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1] and len(runs[0].strip()) == 64
+    other = subprocess.run(
+        [sys.executable, "-c", REPLAY.replace("key(4)", "key(5)")],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert other.stdout != runs[0]
+
+
+def test_a_fingerprint_sees_every_bit():
+    state = sketch.start(9, 2, jax.random.key(0))
+    hashed = sketch.fingerprint(state)
+    basis = np.array(state.basis)
+    basis[3, 1] = np.nextafter(basis[3, 1], F32(2))
+    assert sketch.fingerprint(state._replace(basis=basis)) != hashed
+    assert sketch.fingerprint(state._replace(kept=jnp.int32(1))) != hashed
+    swapped = state._replace(basis=state.basis.T)
+    assert sketch.fingerprint(swapped) != hashed
+
+
+def test_angles_and_flat_trees():
+    truth = directions(20, 2)
+    with double_precision():
+        orthogonal, _ = np.linalg.qr(np.column_stack([truth, np.eye(20)[:, :2]]))
+        mixed = np.cos(1e-4) * truth + np.sin(1e-4) * orthogonal[:, 2:]
+        assert float(sketch.largest_angle(truth, mixed)) == pytest.approx(1e-4, rel=1e-6)
+    tree = {"w": jnp.ones((2, 3), jnp.float32), "b": jnp.arange(2, dtype=jnp.float32)}
+    vector, back = sketch.flat(tree)
+    jax.tree.map(np.testing.assert_array_equal, back(vector), tree)
+
+
+def test_refusals():
+    state = sketch.start(9, 2, jax.random.key(0))
+    for wrong in (
+        lambda: sketch.start(9, 10, jax.random.key(0)),
+        lambda: sketch.start(0, 1, jax.random.key(0)),
+        lambda: sketch.start(9, 2, jax.random.key(0), jnp.float16),
+        lambda: sketch.update(state, jnp.ones(8), jax.random.key(0)),
+        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0)),  # four probes of two
+        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0), probes=1, forgetting=1.1),
+        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0), probes=1, share=0.0),
+        lambda: sketch.flat({}),
+        lambda: sketch.flat({"n": jnp.arange(3)}),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
