@@ -36,6 +36,7 @@ NAMED = {
     "accounting.views": "dsgd muffliato zip_dl linear",
     "secagg.encoding": "FixedPoint",
     "secagg.graph": "parameters harary",
+    "secagg.tcp": "Listener",
     "secagg.terms": "Terms",
     "transforms.noise": "correlated",
     "transforms.scheduled": "scheduled",

@@ -51,7 +51,8 @@ class Client:
 
     Attributes:
         terms: The terms.
-        number: Its number, once it has one.
+        nonce: The number of the aggregation, once it is known.
+        number: Its own number, once it has one.
         exposed: Whether its masked vector has gone out: the sum may be opened then.
 
     Raises:
@@ -66,6 +67,7 @@ class Client:
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
         self._held: dict[int, tuple[bytes, bytes] | None] = {}
+        self.nonce = b""
         self.number = -1
         self.exposed = False
 
@@ -95,7 +97,7 @@ class Client:
         self._enter("greet")
         if hello.terms != self.terms.digest():
             self.end("the server's terms are not this client's; give both the same")
-        self._nonce = hello.nonce
+        self.nonce = hello.nonce
         return Keys(hello.nonce, hello.terms, self._channel.public, self._mask.public)
 
     def share(self, roster: Roster) -> Shares:
@@ -110,7 +112,7 @@ class Client:
         self._enter("share", roster.nonce)
         self._check(roster)
         self.number, self._enrolled = roster.number, roster.enrolled
-        self._session = pairs.session(self._nonce, self.terms.digest(), roster.transcript)
+        self._session = pairs.session(self.nonce, self.terms.digest(), roster.transcript)
         size = primitives.KEY_BYTES
         self._keys = {j: (both[:size], both[size:]) for j, both in roster.neighbours.items()}
         points, threshold = [j + 1 for j in self._keys], self._graph.threshold
@@ -122,7 +124,7 @@ class Client:
             both = pairs.share_bytes(seeds[j + 1]) + pairs.share_bytes(keys[j + 1])
             sealed[j] = primitives.sealed(self._channel_key(j, sending=True), both, words)
         commitment = pairs.commitment(self._seed, self.number, self._session)
-        return Shares(self._nonce, commitment, sealed)
+        return Shares(self.nonce, commitment, sealed)
 
     def mask(self, delivery: Delivery) -> Masked:
         """Return its vector under its self mask and those with neighbours that finished sharing.
@@ -156,7 +158,7 @@ class Client:
         vector = masks.masked(self._values, own, keys, self.number, self.terms.bits)
         self._values, self._seed = None, b""
         self.exposed = True
-        return Masked(self._nonce, masks.packed(vector, self.terms.bits))
+        return Masked(self.nonce, masks.packed(vector, self.terms.bits))
 
     def unmask(self, request: Request) -> Answer:
         """Return its shares of survivors' seeds and of dropouts' mask keys, once.
@@ -217,7 +219,7 @@ class Client:
         if self._stage != stage:
             was, self._stage = self._stage, "over"
             self.end(f"message for the stage {stage} came at {was}: answered once or out of order")
-        if nonce is not None and nonce != self._nonce:
+        if nonce is not None and nonce != self.nonce:
             self.end("message is of another aggregation")
         self._stage = STAGES[STAGES.index(stage) + 1]
 

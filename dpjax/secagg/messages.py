@@ -93,11 +93,11 @@ class Answer(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The sum and how many survivors are in it; or a reason, and neither."""
+    """The sum and the survivors whose vectors are in it; or a reason, and neither."""
 
     nonce: bytes
     reason: str
-    survivors: int
+    survivors: frozenset[int]
     total: bytes
 
 
@@ -232,5 +232,5 @@ _READERS: dict[type, dict[str, Callable[[str, Any], Any]]] = {
     Masked: {"nonce": _NONCE, "vector": _VECTOR},
     Request: {"nonce": _NONCE, "survivors": _set, "dropouts": _set},
     Answer: {"nonce": _NONCE, "seeds": _SHARE, "keys": _SHARE},
-    Closed: {"nonce": _NONCE, "reason": _text, "survivors": _number, "total": _VECTOR},
+    Closed: {"nonce": _NONCE, "reason": _text, "survivors": _set, "total": _VECTOR},
 }

@@ -263,10 +263,10 @@ class Server:
             reason: Else, why not.
         """
         if total is None:
-            return Closed(self.hello.nonce, reason[:2000] or "aborted", 0, b"")
+            return Closed(self.hello.nonce, reason[:2000] or "aborted", frozenset(), b"")
         residues = total.values.astype(np.uint64) & masks.low_bits(self.terms.bits)
         vector = masks.packed(residues, self.terms.bits)
-        return Closed(self.hello.nonce, "", len(total.survivors), vector)
+        return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
         mine = number, self._keys[number][1]

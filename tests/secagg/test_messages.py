@@ -25,7 +25,7 @@ SAMPLES = [
     messages.Masked(NONCE, b"12345678"),
     messages.Request(NONCE, frozenset({0, 5, 999}), frozenset({1})),
     messages.Answer(NONCE, {0: SHARE}, {1: SHARE}),
-    messages.Closed(NONCE, "too few", 0, b""),
+    messages.Closed(NONCE, "too few", frozenset(), b""),
 ]
 
 
@@ -89,8 +89,8 @@ def test_any_objects_are_refused_or_a_message(kind, parts):
         [3, NONCE, DIGEST],
         [3, NONCE, DIGEST, [], []],
         [6, NONCE, b"\1\0", b""],  # no shortest bitmap: two texts of one message
-        [8, NONCE, "x" * 2001, 0, b""],
-        [8, NONCE, b"text", 0, b""],
+        [8, NONCE, "x" * 2001, b"", b""],
+        [8, NONCE, b"text", b"", b""],
         [True, NONCE, DIGEST],
         [9, NONCE],
         [],

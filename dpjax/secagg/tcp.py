@@ -1,0 +1,395 @@
+"""Secure sums over TCP: a server and clients with a time limit on every stage.
+
+A frame is four bytes, how many follow, and a message. Frames are bounded by what the terms let a
+message be; a stage ends when everybody has spoken, or at its time limit; whoever is silent, cut
+off, or sends what is no message has dropped out. There is no encryption of the connection itself
+and no proof of who a client is: what secrets cross are sealed, and names are numbers.
+
+`Listener.aggregate` and `join` are coroutines; a few hundred clients fit in one process.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Self
+
+from dpjax import _validate
+from dpjax.secagg import masks
+from dpjax.secagg.client import Client
+from dpjax.secagg.messages import (
+    Closed,
+    Delivery,
+    Hello,
+    Keys,
+    Message,
+    Request,
+    Roster,
+    decoded,
+    encoded,
+)
+from dpjax.secagg.server import Server, Total, signed
+from dpjax.secagg.terms import Abort, Rejected, Terms
+
+__all__ = ["Limits", "Listener", "join"]
+
+PREFIX_BYTES = 4
+GREETING_BYTES = 1024
+MOST_MISPLACED = 8
+_BROKEN = (OSError, EOFError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long anybody waits, in seconds.
+
+    Attributes:
+        enrol: For clients to enrol, from the start of an aggregation.
+        stage: For each of the three stages after it.
+        send: For one message to be taken by the other end.
+    """
+
+    enrol: float = 60.0
+    stage: float = 60.0
+    send: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        for field in fields(self):
+            _validate.positive(field.name, getattr(self, field.name))
+
+    @property
+    def whole(self) -> float:
+        """The longest that a client takes part: every stage, and every message of it."""
+        return self.enrol + 3 * self.stage + 5 * self.send
+
+
+def most_bytes(terms: Terms) -> int:
+    """Return the longest frame that either end takes under these terms.
+
+    Args:
+        terms: Terms.
+    """
+    neighbours = 128 * min(terms.clients, terms.graph(terms.clients).degree + 1)
+    # Where fewer enrol the graph may need more neighbours of each.
+    return GREETING_BYTES + terms.vector_bytes() + 4 * neighbours + 2 * terms.clients
+
+
+async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
+    """Return the next frame.
+
+    Args:
+        reader: Stream.
+        most: Bytes that it may have.
+
+    Raises:
+        Rejected: For a longer one, before any of it is read.
+        EOFError: Where the other end stopped.
+    """
+    size = int.from_bytes(await reader.readexactly(PREFIX_BYTES), "big")
+    if size > most:
+        raise Rejected(f"frame of {size} bytes is longer than the {most} that a message may have")
+    return await reader.readexactly(size)
+
+
+async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float) -> int:
+    """Send a frame and return its bytes.
+
+    Args:
+        writer: Stream.
+        data: An encoded message.
+        seconds: How long the other end may take.
+    """
+    writer.write(len(data).to_bytes(PREFIX_BYTES, "big") + data)
+    async with asyncio.timeout(seconds):
+        await writer.drain()
+    return PREFIX_BYTES + len(data)
+
+
+class Listener:
+    """The server's end: it listens at a port and holds one aggregation after another.
+
+    Guarantee: that of `dpjax.secagg.server.Server`. Whatever clients send or leave out, an
+    aggregation ends within its time limits, in the exact sum of the survivors or in `Abort`.
+
+    Args:
+        terms: What all parties agreed on.
+        host: Address to listen at; the local machine by default.
+        port: TCP port; 0 takes a free one.
+        limits: Time limits.
+        generator: Draws the graph; None is the operating system's.
+
+    Attributes:
+        port: The port.
+        received: Bytes that came from clients, over all aggregations.
+        sent: Bytes that went to clients.
+
+    Example:
+        >>> import asyncio, numpy as np
+        >>> from dpjax.secagg import tcp
+        >>> from dpjax.secagg.terms import Terms
+        >>> async def sum_of(rows):
+        ...     terms = Terms(len(rows), len(rows[0]), bits=32, bound=100, corrupt=0, dropout=0)
+        ...     async with tcp.Listener(terms) as listener:
+        ...         at = "127.0.0.1", listener.port
+        ...         joined = [tcp.join(terms, np.array(row), *at) for row in rows]
+        ...         return (await asyncio.gather(listener.aggregate(), *joined))[0].values
+        >>> asyncio.run(sum_of([[1, 2], [3, -4], [5, 6]]))
+        array([9, 4])
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits | None = None,
+        generator: random.Random | None = None,
+    ) -> None:
+        self.terms = terms
+        self.limits = limits or Limits()
+        self.host, self.port = host, _validate.integer("port", port, least=0, most=65535)
+        self.received = self.sent = 0
+        self._generator = generator
+        self._most = most_bytes(terms)
+        self._enrolling = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._connections: dict[asyncio.Task[None], Server | None] = {}
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._server: Server | None = None
+        self._socket: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start listening."""
+        self._socket = await asyncio.start_server(
+            self._connected, self.host, self.port, backlog=min(4096, self.terms.clients + 16)
+        )
+        self.port = self._socket.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        """Stop listening and cut all connections."""
+        assert self._socket is not None
+        self._socket.close()
+        await self._cut(list(self._connections))
+        await self._socket.wait_closed()
+
+    async def aggregate(self) -> Total:
+        """Hold one aggregation and return its sum.
+
+        Raises:
+            Abort: Where there is none, with the reason.
+        """
+        if self._server is not None:
+            raise ValueError("aggregate is running; wait for it, or listen at another port")
+        server = self._server = Server(self.terms, self._generator)
+        self._enrolling.set()
+        last: Closed | None = None
+        try:
+            await self._wait(self.limits.enrol)
+            self._enrolling.clear()
+            for messages in (server.draw, server.deliver, server.request):
+                await self._send(messages())
+                await self._wait(self.limits.stage)
+            total = server.total()
+            last = server.closed(total)
+            return total
+        except Abort as abort:
+            last = server.closed(None, abort.reason)
+            raise
+        finally:
+            self._enrolling.clear()
+            if last is not None:
+                await self._send(dict.fromkeys(self._writers, last))
+            self._server, self._writers = None, {}
+            # Who came for the next aggregation stays.
+            await self._cut([task for task, of in self._connections.items() if of is server])
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until everybody has spoken, or for the time limit."""
+        server = self._server
+        assert server is not None
+        try:
+            async with asyncio.timeout(seconds):
+                while not server.ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _send(self, messages: Mapping[int, Message]) -> None:
+        server = self._server
+        assert server is not None
+
+        async def one(number: int, data: bytes) -> None:
+            writer = self._writers[number]
+            try:
+                self.sent += await write_frame(writer, data, self.limits.send)
+            except _BROKEN:
+                server.leave(number)
+                writer.transport.abort()
+
+        same: dict[int, bytes] = {}  # Many get the same message: it becomes bytes once.
+        for message in messages.values():
+            if id(message) not in same:
+                same[id(message)] = encoded(message)
+        async with asyncio.TaskGroup() as group:
+            for number, message in messages.items():
+                group.create_task(one(number, same[id(message)]))
+
+    async def _cut(self, tasks: list[asyncio.Task[None]]) -> None:
+        """End connections."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        number, server = None, None
+        try:
+            if len(self._connections) > 2 * self.terms.clients + 16:
+                return
+            self._connections[task] = None
+            async with asyncio.timeout(self.limits.whole):
+                await self._enrolling.wait()
+                server = self._connections[task] = self._server
+                assert server is not None
+                number = await self._enrol(server, reader, writer)
+                await self._listen(server, number, reader)
+        except (Rejected, *_BROKEN, asyncio.CancelledError):
+            # Who breaks the rules, the connection or the time limit has left; a task that is
+            # cancelled ends here as well, with nobody waiting for what it returns.
+            pass
+        finally:
+            self._connections.pop(task, None)
+            if number is not None and server is not None:
+                server.leave(number)
+                self._changed.set()
+            await _closed(writer, self.limits.send)
+
+    async def _enrol(
+        self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> int:
+        async with asyncio.timeout(self.limits.enrol):
+            self.sent += await write_frame(writer, encoded(server.hello), self.limits.send)
+            data = await read_frame(reader, GREETING_BYTES)
+        self.received += PREFIX_BYTES + len(data)
+        keys = decoded(data)
+        if not isinstance(keys, Keys):
+            raise Rejected("the first message is no keys")
+        number = server.enrol(keys)
+        self._writers[number] = writer
+        self._changed.set()
+        return number
+
+    async def _listen(self, server: Server, number: int, reader: asyncio.StreamReader) -> None:
+        """Hand on messages; a few that do not belong are passed over, what is none ends it."""
+        misplaced = 0
+        while misplaced < MOST_MISPLACED:
+            data = await read_frame(reader, self._most)
+            self.received += PREFIX_BYTES + len(data)
+            message = decoded(data)
+            try:
+                server.accept(number, message)
+            except Rejected:
+                misplaced += 1
+            self._changed.set()
+
+
+async def _closed(writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Close a stream: politely within the time limit, else at once."""
+    try:
+        writer.close()
+        async with asyncio.timeout(seconds):
+            await writer.wait_closed()
+    except (*_BROKEN, asyncio.CancelledError):
+        writer.transport.abort()
+
+
+async def join(
+    terms: Terms, values: Any, host: str, port: int, limits: Limits | None = None
+) -> Total:
+    """Take part in one aggregation with a vector, and return the sum as the server tells it.
+
+    Guarantee: that of `dpjax.secagg.client.Client`: the vector leaves under masks or not at all.
+    Nothing checks that the sum is true.
+
+    Args:
+        terms: What all parties agreed on.
+        values: [length] whole numbers from -bound to bound.
+        host: The server's.
+        port: The server's.
+        limits: Time limits; in all it waits for no longer than every stage may last.
+
+    Returns:
+        The sum and its survivors.
+
+    Raises:
+        Abort: Where there is no sum, with the reason; its ``exposed`` says whether the vector had
+            gone out.
+        ValueError: For values that the terms do not hold.
+    """
+    limits = limits or Limits()
+    client = Client(terms, values)
+    writer = None
+    try:
+        async with asyncio.timeout(limits.whole):
+            reader, writer = await asyncio.open_connection(host, port)
+            while True:
+                message = decoded(await read_frame(reader, most_bytes(terms)))
+                if isinstance(message, Closed):
+                    return _result(client, message)
+                await write_frame(writer, encoded(said(client, message)), limits.send)
+    except Rejected as error:
+        _failed(client, str(error))
+    except TimeoutError:
+        _failed(client, f"no sum within {limits.whole:g} seconds")
+    except EOFError:
+        _failed(client, "the server ended the connection")
+    except OSError as error:
+        _failed(client, f"no connection to {host}:{port} ({error})")
+    finally:
+        if writer is not None:
+            await _closed(writer, limits.send)
+
+
+def said(client: Client, message: Message) -> Message:
+    """Return what a client says to a message of the server.
+
+    Args:
+        client: The client.
+        message: The message.
+
+    Raises:
+        Abort: If it says nothing.
+    """
+    if isinstance(message, Hello):
+        return client.greet(message)
+    if isinstance(message, Roster):
+        return client.share(message)
+    if isinstance(message, Delivery):
+        return client.mask(message)
+    if isinstance(message, Request):
+        return client.unmask(message)
+    client.end(f"the server sent {type(message).__name__}, which is a client's to send")
+
+
+def _failed(client: Client, reason: str) -> NoReturn:
+    try:
+        client.end(reason)
+    except Abort as abort:
+        raise abort from None
+
+
+def _result(client: Client, closed: Closed) -> Total:
+    terms = client.terms
+    if closed.nonce != client.nonce:
+        client.end("the last message is of another aggregation")
+    if closed.reason or len(closed.survivors) < terms.minimum:
+        client.end(f"the server ended the aggregation: {closed.reason or 'too few survivors'}")
+    try:
+        residues = masks.unpacked(closed.total, terms.length, terms.bits)
+    except ValueError as error:
+        client.end(f"the sum is none: {error}")
+    return Total(signed(residues, terms.bits), tuple(sorted(closed.survivors)))
