@@ -133,7 +133,7 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> parts.Data:
         whole, axis = jax.tree.map(jnp.asarray, _parts(problems[0])), 0
     else:
         each = [_parts(problem) for problem in problems]
-        whole, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), 1
+        whole, axis = jax.tree.map(_stacked, *each), 1
     return parts.Data(
         x=sharding.place(whole.x, mesh, None),
         y=sharding.place(whole.y, mesh, None),
@@ -142,6 +142,13 @@ def data(problems: tuple[Problem, ...], mesh: Any) -> parts.Data:
         evaluation=sharding.place(whole.evaluation, mesh, None),
         frozen=sharding.place(problems[0].frozen, mesh, None),
     )
+
+
+def _stacked(*leaves: Any) -> Any:
+    """One array of all; on the host where they are there: a program of thousands compiles long."""
+    if all(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
+        return jnp.asarray(np.stack(leaves))
+    return jnp.stack(leaves)
 
 
 def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> parts.Statics:
