@@ -7,22 +7,11 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
-import scipy.stats
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms import laplaces
 from dpjax.transforms.normals import words
-
-ROWS, COLUMNS = 64, 20_001
-
-
-def key(seed=3):
-    return jax.random.key(seed, impl="threefry2x32")
-
-
-def sample(one=None, shape=(ROWS, COLUMNS)):
-    return np.asarray(laplaces.laplaces(one if one is not None else key(), shape, jnp.float32))
+from tests.transforms.streams import LAPLACE, key
 
 
 def computed(high, low, dtype):
@@ -89,7 +78,9 @@ def test_numbers_are_symmetric_to_the_bit(dtype):
 
 def test_each_is_of_its_own_hash():
     high, low = (np.asarray(word).ravel() for word in words(key(), (30, 40)))
-    np.testing.assert_allclose(sample(shape=(30, 40)), exact(high, low).reshape(30, 40), rtol=4e-7)
+    np.testing.assert_allclose(
+        LAPLACE.sample(shape=(30, 40)), exact(high, low).reshape(30, 40), rtol=4e-7
+    )
 
 
 def finest(draw):
@@ -118,75 +109,17 @@ def test_a_uniform_of_24_bits_would_be_seen():
 
 
 def test_no_float32_number_is_beyond_the_ends():
-    values = np.abs(sample())
+    values = np.abs(LAPLACE.sample())
     assert values.min() >= laplaces.SMALLEST and values.max() <= laplaces.LARGEST
 
 
-def test_a_place_decides_a_number_and_not_the_shape():
-    many = sample(shape=(8, 11))
-    np.testing.assert_array_equal(sample(shape=(2, 11)), many[:2])
-    np.testing.assert_array_equal(sample(shape=(8, 4)), many[:, :4])
-
-
-def test_double_precision_around_it_changes_no_float32_number():
-    outside = sample(shape=(5, 7))
-    with double_precision():
-        inside = laplaces.laplaces(key(), (5, 7), jnp.float32)
-    assert outside.dtype == inside.dtype == np.float32
-    np.testing.assert_array_equal(outside, inside)
-
-
-def test_what_is_vmapped_or_compiled_does_not_matter():
-    keys = jax.random.split(key(), 3)
-
-    def draw(one):
-        return laplaces.laplaces(one, (4, 11), jnp.float32)
-
-    together = jax.jit(jax.vmap(draw))(keys)
-    scanned = jax.jit(lambda k: jax.lax.map(draw, k))(keys)
-    for index in range(3):
-        # Compiled code may round the last place otherwise; the bits behind it are the same.
-        np.testing.assert_allclose(together[index], draw(keys[index]), rtol=4e-7)
-        np.testing.assert_array_equal(together[index], scanned[index])
-
-
-@pytest.mark.parametrize("devices", [2, 8])
-def test_the_number_of_devices_does_not_matter(devices):
-    if len(jax.devices()) < devices:
-        pytest.skip("needs more devices")
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
-    spread = NamedSharding(mesh, PartitionSpec("agents"))
-
-    def draw(one):
-        return laplaces.laplaces(one, (16, 333), jnp.float32)
-
-    alone = jax.jit(draw)(key())
-    np.testing.assert_array_equal(jax.jit(draw, out_shardings=spread)(key()), alone)
-
-
-def distribution_distance(values):
-    """Kolmogorov's distance from the Laplace law, in units of its standard error."""
-    return scipy.stats.kstest(values.ravel(), "laplace").statistic * np.sqrt(values.size)
-
-
-def test_the_numbers_are_laplace_and_the_test_sees_one_percent():
-    values = sample()
-    assert distribution_distance(values) < 2.2  # passed by chance once in 8,000 keys
-    assert distribution_distance(1.01 * values) > 2.2
-    assert distribution_distance(values + 0.005) > 2.2
-    normal = np.random.default_rng(0).normal(size=10_000) * np.sqrt(2)
-    assert distribution_distance(normal) > 2.2
-
-
-def test_double_precision_numbers_are_laplace_too():
-    with double_precision():
-        wide = np.asarray(laplaces.laplaces(key(), (ROWS, 4_000), jnp.float64))
-    assert wide.dtype == np.float64 and distribution_distance(wide) < 2.2
-    assert (wide != wide.astype(np.float32)).mean() > 0.99
+def test_a_place_decides_a_number_and_not_the_number_of_columns():
+    many = LAPLACE.sample(shape=(8, 11))
+    np.testing.assert_array_equal(LAPLACE.sample(shape=(8, 4)), many[:, :4])
 
 
 def test_tails_and_what_is_near_zero_hold_what_they_should():
-    values = np.abs(sample(shape=(400, 20_000)))
+    values = np.abs(LAPLACE.sample(shape=(400, 20_000)))
     for bound in (3.0, 6.0, 9.0, 12.0):
         expected = values.size * np.exp(-bound)
         assert abs((values > bound).sum() - expected) < 5 * np.sqrt(expected)
@@ -203,7 +136,7 @@ def signs_by_magnitudes(values):
 
 
 def test_sign_and_magnitude_are_independent():
-    values = sample()
+    values = LAPLACE.sample()
     assert abs(signs_by_magnitudes(values)) < 5
     # A sign shared with the side, with a middle bit or with one number in fifty would be seen.
     magnitude = np.abs(values)
@@ -212,31 +145,6 @@ def test_sign_and_magnitude_are_independent():
     assert signs_by_magnitudes(np.where(fine, magnitude, -magnitude)) > 100
     few = np.arange(values.size).reshape(values.shape) % 50 == 0
     assert signs_by_magnitudes(np.where(few, magnitude, values)) > 5
-
-
-def dependence(left, right):
-    """Chi-square of a 16 x 16 table of quantiles, in standard deviations from its mean."""
-    bins = [
-        np.minimum((scipy.stats.laplace.cdf(part) * 16).astype(int), 15) for part in (left, right)
-    ]
-    table = np.bincount(16 * bins[0] + bins[1], minlength=256)
-    expected = left.size / 256
-    return (((table - expected) ** 2 / expected).sum() - 255) / np.sqrt(2 * 255)
-
-
-@pytest.mark.parametrize("shift", [(0, 1), (1, 0)])
-def test_neighbouring_places_are_independent(shift):
-    values = sample()
-    other = values[shift[0] :, shift[1] :]
-    same = values[: values.shape[0] - shift[0], : values.shape[1] - shift[1]]
-    assert abs(dependence(same.ravel(), other.ravel())) < 5
-    assert dependence(same.ravel(), np.abs(other.ravel()) * np.sign(same.ravel())) > 100
-
-
-def test_keys_a_bit_apart_are_independent():
-    data = np.asarray(jax.random.key_data(key()))
-    other = jax.random.wrap_key_data(jnp.asarray(data ^ np.uint32([0, 1])), impl="threefry2x32")
-    assert abs(dependence(sample().ravel(), sample(other).ravel())) < 5
 
 
 @pytest.mark.parametrize(
