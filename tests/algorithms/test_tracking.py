@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
+from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
@@ -73,7 +73,7 @@ def both(method, oracle, *, matrix=MATRIX, pair=False, steps=STEPS, silent=False
     noises = noises * (0 if silent else 0.3)
     names = ("model", "tracker")
     told = [{name: noises[v, k] for v, name in enumerate(names)} for k in range(T)]
-    added = noises[0] if not pair else type_of(method)(noises[0], noises[1])
+    added = noises[0] if not pair else Pair(noises[0], noises[1])
     optimizer = optax.scale_by_schedule(lambda k: -jnp.asarray(steps, dtype)[k])
     privatizer = None if silent else Given(jax.tree.map(jnp.asarray, added)).link()
     method = method.on(matrix) if hasattr(method, "on") else method
@@ -89,12 +89,6 @@ def both(method, oracle, *, matrix=MATRIX, pair=False, steps=STEPS, silent=False
         messages.append(jax.tree.map(np.asarray, info.messages))
     want = oracle(gradient, start.astype(float), steps, told)
     return np.array(models), messages, want
-
-
-def type_of(method):
-    from dpjax.algorithms.pairs import Pair
-
-    return Pair
 
 
 CASES = {
