@@ -16,6 +16,7 @@ from dpjax.algorithms.exchange import Copies
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import host
 from dpjax.engine.run import run
+from dpjax.engine.trace import trace
 from dpjax.plans import plan
 from dpjax.protocols import Emission
 from dpjax.topology import graphs, mixing
@@ -75,14 +76,9 @@ def test_a_run_measures_and_leaves_the_average():
         plan.make(dataclasses.replace(config, method=method), MATRIX) for method in methods
     )
     assert plain.guarantee == averaged.guarantee
-    models = []
-    for stop in range(1, T + 1):
-        result = run(
-            plain, task, seeds=[1], callback=lambda at, r=stop: at.round == r, eval_every=1
-        )
-        models.append(result.model(seed=1))
+    models = trace(plain, task, seeds=[1], read=lambda passed: passed.after.models)
     result = run(averaged, task, seeds=[1], eval_every=1)
-    tail = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves[2:]), 0), *models)
+    tail = jax.tree.map(lambda leaf: leaf[0, 2:].mean(axis=(0, 1)), models)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), result.model(), tail
     )

@@ -131,7 +131,7 @@ def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
 
 
 def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):
-    config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8))
+    config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8), rounds=3)
     made = plan.make(config, network, counts=COUNTS)
     with pytest.raises(ValueError, match="coin flips a loop of your own would have to draw"):
         made.save(tmp_path / "it.npz")

@@ -88,17 +88,21 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
     x, y = jnp.asarray(task.x), jnp.asarray(task.y)
     most = 0
+    passes = {
+        size: jax.jit(lambda *given, size=size: Passes(query(task), size)(*given).total)
+        for size in (2, 5, 24)
+    }
+    at_once = jax.jit(lambda *given: query(task)(*given).total)
     for seed in range(3):
         totals = []
-        for capacity in (2, 5, 24):
+        for capacity, total in passes.items():
             sampler = Poisson(9.0, capacity, records=24)
             drawn = sampler.draw(jax.random.key(seed), 0, jnp.asarray(EQUAL))
             rows = jnp.take_along_axis(jnp.asarray(task.partition.indices), drawn.rows, axis=1)
-            batch = Drawn(x, y, rows, drawn.padding)
-            totals.append(Passes(query(task), capacity)(models, batch).total)
+            totals.append(total(models, Drawn(x, y, rows, drawn.padding)))
             most = max(most, int((~drawn.padding).sum(axis=1).max()))
         # The whole batch at once, by the query that knows no passes.
-        whole = query(task)(models, (x[rows], y[rows], drawn.padding)).total
+        whole = at_once(models, (x[rows], y[rows], drawn.padding))
         for one in totals:
             for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(whole), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
