@@ -1,4 +1,4 @@
-"""The command line: ``dpjax design``, ``dpjax account``, ``dpjax plot``, ``dpjax data``.
+"""The command line: ``dpjax design``, ``account``, ``plot``, ``data`` and ``secagg``.
 
 Only the command that runs imports the rooms it needs, so that ``--help`` is quick.
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from dpjax import _refusals, _terminal
+from dpjax.commands.secagg_options import Demo, Join, SecaggCommand, Serve
 
 __all__ = [
     "AccountCommand",
@@ -257,6 +258,7 @@ _Command = (
     | Annotated[AccountCommand, tyro.conf.subcommand(name="account")]
     | Annotated[PlotCommand, tyro.conf.subcommand(name="plot")]
     | Annotated[DataCommand, tyro.conf.subcommand(name="data")]
+    | Annotated[SecaggCommand, tyro.conf.subcommand(name="secagg")]
 )
 
 
@@ -267,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None is the process's.
 
     Returns:
-        Exit status: 0; 1 when ``dpjax data check`` finds a bad file; 2 after an error of the
-        user's, whose message is printed.
+        Exit status: 0; 1 when ``dpjax data check`` finds a bad file, or ``dpjax secagg`` gets no
+        sum; 2 after an error of the user's, whose message is printed.
     """
     with _terminal.wrapping():
         return _run(argv)
@@ -281,7 +283,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
-    known = [name for name in ("design", "account", "plot", "data") if arguments[:1] == [name]]
+    commands = ("design", "account", "plot", "data", "secagg")
+    known = [name for name in commands if arguments[:1] == [name]]
     prog, command = " ".join(["dpjax", *known]), None
     try:
         with _refusals.parsing(prog):
@@ -335,11 +338,24 @@ def _data(command: DataCommand) -> int:
     return data.where() if isinstance(action, Where) else data.everything()
 
 
+def _secagg(command: SecaggCommand) -> int:
+    from dpjax.commands import secagg
+
+    action = command.action
+    if isinstance(action, Serve):
+        return secagg.serve(action)
+    if isinstance(action, Join):
+        return secagg.join(action)
+    assert isinstance(action, Demo)
+    return secagg.demo(action)
+
+
 _COMMANDS: dict[type, Any] = {
     DesignCommand: _design,
     AccountCommand: _account,
     PlotCommand: _plot,
     DataCommand: _data,
+    SecaggCommand: _secagg,
 }
 
 

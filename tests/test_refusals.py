@@ -30,7 +30,7 @@ def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["design"], "dpjax design: error: missing --graph, --relation, --epsilon, --delta, "
          "--rounds, --clip; see dpjax design --help"),
         (["desing"], "dpjax: error: Unrecognized options: desing; Available subcommands: design, "
-         "account, plot, data; see dpjax --help"),
+         "account, plot, data, secagg; see dpjax --help"),
         ([*DESIGN, "--relation", "all"], "dpjax design: error: invalid choice 'all' for argument "
          "'--relation'. Expected one of ('replace_agent', 'replace_record', 'zero_out_record'); "
          "see dpjax design --help"),

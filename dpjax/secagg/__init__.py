@@ -1,1 +1,1 @@
-"""Exchanges under encryption: agents compute with numbers that they cannot read."""
+"""Exchanges under encryption, and secure sums: who computes cannot read what it computes with."""

@@ -1,0 +1,138 @@
+"""Secure sums from the command line: a server process, its end and its second start."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
+pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
+
+from dpjax import cli  # noqa: E402
+from dpjax.secagg import tcp  # noqa: E402
+from dpjax.secagg.client import Client  # noqa: E402
+from dpjax.secagg.messages import Delivery, decoded, encoded  # noqa: E402
+from dpjax.secagg.terms import Abort, Terms  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TERMS = Terms(clients=3, length=4, bits=32, bound=100, corrupt=0.0, dropout=0.0)
+AGREED = "--clients 3 --length 4 --bound 100 --corrupt 0 --dropout 0".split()
+LIMITS = tcp.Limits(20.0, 20.0, 5.0)
+VALUES = np.array([[1, 2, 3, -4], [100, -100, 0, 7], [5, 5, 5, 5]])
+
+
+def server(*options):
+    """A server process and its port."""
+    command = [sys.executable, "-m", "dpjax", "secagg", "serve", *AGREED, *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
+
+
+async def masked_then_waits(port, killed):
+    """A client at whose turn to send its vector the server is killed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    client = Client(TERMS, VALUES[0])
+    try:
+        while True:
+            message = decoded(await tcp.read_frame(reader, 10**5))
+            if isinstance(message, Delivery):
+                killed.send_signal(signal.SIGKILL)
+            await tcp.write_frame(writer, encoded(tcp.said(client, message)), 5)
+    finally:
+        writer.close()
+
+
+async def all_join(port):
+    joined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES]
+    return await asyncio.gather(*joined)
+
+
+def test_a_server_process_that_is_killed_gives_nothing_and_its_successor_the_sum(tmp_path):
+    first, port = server()
+
+    async def cut_off():
+        joined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES[1:]]
+        return await asyncio.gather(masked_then_waits(port, first), *joined, return_exceptions=True)
+
+    ends = asyncio.run(cut_off())
+    assert first.wait(10) == -signal.SIGKILL
+    first.stdout.close()
+    assert isinstance(ends[0], EOFError | OSError)
+    assert all(isinstance(end, Abort) for end in ends[1:])
+    out = tmp_path / "sums.npy"
+    second, again = server("--port", str(port), "--rounds", "2", "--out", str(out))
+    assert again == port
+    for _ in range(2):
+        for total in asyncio.run(all_join(port)):
+            np.testing.assert_array_equal(total.values, VALUES.sum(axis=0))
+    said, _ = second.communicate(timeout=30)
+    assert second.returncode == 0 and "round 2: the sum of 3 vectors" in said
+    np.testing.assert_array_equal(np.load(out), np.stack([VALUES.sum(axis=0)] * 2))
+
+
+def test_join_takes_part_with_a_file(tmp_path, capsys):
+    for at, row in enumerate(VALUES):
+        np.save(tmp_path / f"{at}.npy", row)
+    process, port = server()
+    codes = {}
+
+    def joined(at):
+        arguments = ["secagg", "join", str(tmp_path / f"{at}.npy"), *AGREED, "--port", str(port)]
+        codes[at] = cli.main([*arguments, "--out", str(tmp_path / f"sum{at}.npy")])
+
+    threads = [threading.Thread(target=joined, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    process.communicate(timeout=30)
+    assert codes == {0: 0, 1: 0, 2: 0} and process.returncode == 0
+    for at in range(3):
+        np.testing.assert_array_equal(np.load(tmp_path / f"sum{at}.npy"), VALUES.sum(axis=0))
+    # Nobody listens there any more.
+    assert cli.main(["secagg", "join", str(tmp_path / "0.npy"), *AGREED, "--port", str(port)]) == 1
+    assert "its vector stayed here" in capsys.readouterr().out
+
+
+def test_a_round_that_nobody_joins_has_no_sum(capsys):
+    assert cli.main(["secagg", "serve", *AGREED, "--enrol", "0.1"]) == 1
+    assert "round 1: no sum: enrolled is 0" in capsys.readouterr().out
+
+
+def test_the_demo_is_exact(capsys):
+    assert cli.main("secagg demo --clients 8 --length 50 --dropout 0.25 --corrupt 0".split()) == 0
+    said = capsys.readouterr().out
+    assert "the sum of 6 vectors is exact" in said and "left after its keys" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (["--bound", "0"], "--bound is 0"),
+        (["--bits", "8"], "--bound is 100, and a sum of 3 entries may reach 300"),
+        (["--dropout", "1"], "--dropout is 1.0"),
+        (["--enrol", "0"], "--enrol is 0"),
+        (["--rounds", "0"], "--rounds is 0"),
+        (["--port", "70000"], "--port is 70000"),
+        (["--out", "sums.txt"], "--out is sums.txt"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_their_name(change, told, capsys):
+    assert cli.main(["secagg", "serve", *AGREED, *change]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_holds_no_vector_is_refused(tmp_path, capsys):
+    path = tmp_path / "values.npy"
+    ask = ["secagg", "join", str(path), *AGREED, "--port", "9"]
+    path.write_bytes(b"nothing")
+    assert cli.main(ask) == 2 and "no .npy file" in capsys.readouterr().err
+    np.save(path, np.ones(4))
+    assert cli.main(ask) == 2 and "float64[4]; give 4 whole numbers" in capsys.readouterr().err
