@@ -66,6 +66,7 @@ class Client:
         self._channel = primitives.key_pair()
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
+        self._agreed: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes] | None] = {}
         self.nonce = b""
         self.number = -1
@@ -156,7 +157,7 @@ class Client:
         own = pairs.self_key(self._seed, self.number, self._session)
         assert self._values is not None
         vector = masks.masked(self._values, own, keys, self.number, self.terms.bits)
-        self._values, self._seed = None, b""
+        self._forget_own()
         self.exposed = True
         return Masked(self.nonce, masks.packed(vector, self.terms.bits))
 
@@ -225,12 +226,14 @@ class Client:
 
     def _channel_key(self, other: int, *, sending: bool) -> bytes:
         public = self._keys[other][0]
+        if other not in self._agreed:
+            try:
+                self._agreed[other] = primitives.agreed(self._channel.private, public)
+            except ValueError:
+                self.end(f"roster holds a public key of low order, of neighbour {other}")
         mine, theirs = (self.number, self._channel.public), (other, public)
         ends = (mine, theirs) if sending else (theirs, mine)
-        try:
-            return pairs.channel_key(self._channel.private, public, *ends, self._session)
-        except ValueError:
-            self.end(f"roster holds a public key of low order, of neighbour {other}")
+        return pairs.channel_key(self._agreed[other], *ends, self._session)
 
     def _pair_key(self, other: int) -> bytes:
         mine, theirs = (self.number, self._mask.public), (other, self._keys[other][1])
@@ -241,8 +244,12 @@ class Client:
 
     def _forget(self) -> None:
         """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
-        self._stage = "over"
-        self._values, self._seed, self._held = None, b"", {}
+        self._stage, self._held = "over", {}
+        self._forget_own()
+
+    def _forget_own(self) -> None:
+        """Drop what only its own vector's masks and its channels needed."""
+        self._values, self._seed, self._agreed = None, b"", {}
         self._channel = self._mask = primitives.KeyPair(b"", b"")
 
 

@@ -26,7 +26,8 @@ neighbours then gives one of a client's two shares, and X corrupt ones give both
 
 Reference:
     Bell, Bonawitz, Gascon, Lepoint, Raykova (CCS 2020), Secure single-server aggregation with
-    (poly)logarithmic overhead: Definitions 3.1 to 3.3 and section 4.
+    (poly)logarithmic overhead: the good graphs of the semi-honest protocol, and the threshold of
+    the semi-malicious one.
 """
 
 import functools
@@ -109,7 +110,7 @@ def parameters(
         ValueError: For what no graph can carry.
 
     Reference:
-        Bell et al. (2020), Theorem 3.10 and section 4.5; exponents as in federated-compute.
+        Bell et al. (2020); the exponents are those of google-parfait/federated-compute.
 
     Example:
         >>> from dpjax.secagg import graph

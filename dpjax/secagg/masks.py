@@ -8,7 +8,7 @@ value is left out and none is likelier.
 
 Reference:
     Bonawitz et al. (CCS 2017), Practical secure aggregation for privacy-preserving machine
-    learning, section 4; Bell et al. (CCS 2020).
+    learning; Bell et al. (CCS 2020).
 """
 
 from collections.abc import Mapping

@@ -56,25 +56,16 @@ def mask_key(
 
 
 def channel_key(
-    private: bytes,
-    other: bytes,
-    sender: tuple[int, bytes],
-    receiver: tuple[int, bytes],
-    session: bytes,
+    secret: bytes, sender: tuple[int, bytes], receiver: tuple[int, bytes], session: bytes
 ) -> bytes:
     """Return the key of the one message from sender to receiver, the same from both ends.
 
     Args:
-        private: One's channel key.
-        other: The other's public channel key.
+        secret: What their channel keys agree on.
         sender: Number and public channel key.
         receiver: Number and public channel key.
         session: 32 bytes.
-
-    Raises:
-        ValueError: For a public key of low order.
     """
-    secret = primitives.agreed(private, other)
     ends = [part for number, key in (sender, receiver) for part in (number_bytes(number), key)]
     return primitives.derived(secret, "channel", session, *ends)
 

@@ -70,6 +70,7 @@ class Server:
         self._generator = generator
         self._probe = primitives.key_pair()
         self._keys: list[tuple[bytes, bytes]] = []
+        self._known: set[bytes] = set()
         self._gone: set[int] = set()
         self._came: dict[int, Message] = {}
         self._reason = ""
@@ -121,8 +122,7 @@ class Server:
             raise Rejected("enrolment is closed")
         if (keys.nonce, keys.terms) != self.hello:
             raise Rejected("keys are for another aggregation, or other terms")
-        known = {key for both in self._keys for key in both}
-        if keys.channel == keys.mask or known & {keys.channel, keys.mask}:
+        if keys.channel == keys.mask or self._known & {keys.channel, keys.mask}:
             raise Rejected("keys are in use")
         for key in (keys.channel, keys.mask):
             try:
@@ -130,6 +130,7 @@ class Server:
             except ValueError:
                 raise Rejected("keys hold one of low order") from None
         self._keys.append((keys.channel, keys.mask))
+        self._known |= {keys.channel, keys.mask}
         return self.enrolled - 1
 
     def draw(self) -> dict[int, Roster]:
@@ -234,11 +235,12 @@ class Server:
                 what clients committed to.
         """
         self._leave("unmask")
-        answers = [(i, m) for i, m in self._came.items() if isinstance(m, Answer)]
+        answers = {i: m for i, m in self._came.items() if isinstance(m, Answer)}
         bits, length = self.terms.bits, self.terms.length
         total = self._sum
         for i in sorted(self._survivors):
-            shares = {j + 1: m.seeds[i] for j, m in answers if i in m.seeds}
+            said = {j: answers[j].seeds for j in self._near[i] if j in answers}
+            shares = {j + 1: seeds[i] for j, seeds in said.items() if i in seeds}
             seed = self._rebuilt(f"seed of survivor {i}", shares)
             if pairs.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
@@ -246,11 +248,12 @@ class Server:
         for i in sorted(self._dropouts):
             near = [j for j in self._near[i] if j in self._survivors]
             if near:
-                shares = {j + 1: m.keys[i] for j, m in answers if i in m.keys}
+                said = {j: answers[j].keys for j in near if j in answers}
+                shares = {j + 1: keys[i] for j, keys in said.items() if i in keys}
                 private = self._rebuilt(f"mask key of dropout {i}", shares)
                 # The dropout's own masks are what its neighbours' lack to cancel.
-                keys = self._pair_keys(i, private, near)
-                total = masks.combined(total, keys, i, bits)
+                pair_keys = self._pair_keys(i, private, near)
+                total = masks.combined(total, pair_keys, i, bits)
         result = self._signed(total & masks.low_bits(bits))
         self.stage, self._reason = "over", "the sum has been given"
         return result

@@ -1,14 +1,17 @@
 """Secure sums over TCP: a server and clients with a time limit on every stage.
 
-A frame is four bytes, how many follow, and a message. Frames are bounded by what the terms let a
-message be; a stage ends when everybody has spoken, or at its time limit; whoever is silent, cut
-off, or sends what is no message has dropped out. There is no encryption of the connection itself
-and no proof of who a client is: what secrets cross are sealed, and names are numbers.
+A frame is four bytes, how many a message has, 16 of its SHA-256 digest, and the message. The digest
+is no proof against whoever means to change a message; but a vector that was damaged would be one
+more vector. Frames are bounded by what the terms let a message be; a stage ends when everybody has
+spoken, or at its time limit; whoever is silent, cut off, or sends what is no message has dropped
+out. There is no encryption of the connection itself and no proof of who a client is: what secrets
+cross are sealed, and names are numbers.
 
 `Listener.aggregate` and `join` are coroutines; a few hundred clients fit in one process.
 """
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -33,7 +36,8 @@ from dpjax.secagg.terms import Abort, Rejected, Terms
 
 __all__ = ["Limits", "Listener", "join"]
 
-PREFIX_BYTES = 4
+DIGEST_BYTES = 16
+PREFIX_BYTES = 4 + DIGEST_BYTES
 GREETING_BYTES = 1024
 MOST_MISPLACED = 8
 _BROKEN = (OSError, EOFError, TimeoutError)
@@ -83,13 +87,26 @@ async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
         most: Bytes that it may have.
 
     Raises:
-        Rejected: For a longer one, before any of it is read.
+        Rejected: For a longer one, before any of it is read, and one that was damaged.
         EOFError: Where the other end stopped.
     """
-    size = int.from_bytes(await reader.readexactly(PREFIX_BYTES), "big")
+    prefix = await reader.readexactly(PREFIX_BYTES)
+    size = int.from_bytes(prefix[:-DIGEST_BYTES], "big")
     if size > most:
         raise Rejected(f"frame of {size} bytes is longer than the {most} that a message may have")
-    return await reader.readexactly(size)
+    data = await reader.readexactly(size)
+    if framed(data)[:PREFIX_BYTES] != prefix:
+        raise Rejected("frame was damaged: its digest is another")
+    return data
+
+
+def framed(data: bytes) -> bytes:
+    """Return a message with its length and digest before it.
+
+    Args:
+        data: An encoded message.
+    """
+    return len(data).to_bytes(4, "big") + hashlib.sha256(data).digest()[:DIGEST_BYTES] + data
 
 
 async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float) -> int:
@@ -100,7 +117,7 @@ async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float)
         data: An encoded message.
         seconds: How long the other end may take.
     """
-    writer.write(len(data).to_bytes(PREFIX_BYTES, "big") + data)
+    writer.write(framed(data))
     async with asyncio.timeout(seconds):
         await writer.drain()
     return PREFIX_BYTES + len(data)

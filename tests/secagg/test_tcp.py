@@ -77,10 +77,6 @@ async def faulty(terms, values, host, port, fault):
         writer.close()
 
 
-def frame(data):
-    return len(data).to_bytes(4, "big") + data
-
-
 # Each is what client 0 of eight does; it counts as a survivor where that is said.
 
 
@@ -108,24 +104,30 @@ async def enrols_and_hangs(wire):
 
 async def sends_a_truncated_vector(wire):
     data = encoded(wire.client.mask(await wire.until(Delivery)))
-    await wire.raw(frame(data[:-5]))
+    await wire.raw(tcp.framed(data[:-5]))
 
 
 async def vanishes_in_its_vector(wire):
     data = encoded(wire.client.mask(await wire.until(Delivery)))
-    await wire.raw(frame(data)[: len(data) // 2])
+    await wire.raw(tcp.framed(data)[: len(data) // 2])
     wire.writer.transport.abort()
 
 
 async def hangs_in_its_vector(wire):
     data = encoded(wire.client.mask(await wire.until(Delivery)))
-    await wire.raw(frame(data)[: len(data) // 2])
+    await wire.raw(tcp.framed(data)[: len(data) // 2])
     return  # `faulty` waits until the server cuts the connection
 
 
 async def sends_an_oversized_vector(wire):
     message = wire.client.mask(await wire.until(Delivery))
-    await wire.raw(frame(encoded(message._replace(vector=message.vector * 9000))))
+    await wire.raw(tcp.framed(encoded(message._replace(vector=message.vector * 9000))))
+
+
+async def sends_a_damaged_vector(wire):
+    data = bytearray(tcp.framed(encoded(wire.client.mask(await wire.until(Delivery)))))
+    data[-9] ^= 1
+    await wire.raw(bytes(data))
 
 
 async def sends_a_vector_of_another_length(wire):
@@ -183,7 +185,7 @@ SURVIVES = {sends_its_vector_twice, sends_its_shares_again, vanishes_before_it_a
 FAULTS = [
     says_nothing, leaves_at_once, sends_noise, sends_an_oversized_greeting, enrols_and_hangs,
     sends_a_truncated_vector, vanishes_in_its_vector, hangs_in_its_vector,
-    sends_an_oversized_vector, sends_a_vector_of_another_length,
+    sends_an_oversized_vector, sends_a_damaged_vector, sends_a_vector_of_another_length,
     sends_a_vector_of_another_aggregation, sends_its_vector_late, sends_its_vector_twice,
     sends_its_shares_again, vanishes_before_it_answers, answers_for_others,
     sends_the_servers_messages,
@@ -384,7 +386,9 @@ def test_a_client_of_a_server_that_is_silent_gives_up():
     asyncio.run(silent())
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", frame(b"junk"), (2**31).to_bytes(4, "big")])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", tcp.framed(b"junk"), (2**31).to_bytes(4, "big") + bytes(16)]
+)
 def test_a_client_of_a_server_that_sends_noise_gives_up(data):
     async def noisy():
         async def noise(reader, writer):
