@@ -1,0 +1,487 @@
+"""The loss of a secure sum whose every client adds discrete Gaussian noise of its own.
+
+n honest survivors each add noise of variance v, in squared grid units, to K whole numbers; a client
+that is left out moves the sum by D grid units at most. A round in which a client takes part is
+
+    rho = e^2 / 2,    e = D / sqrt(n v) + tau sqrt(K),
+    tau = 10 sum_{j = 1}^{n - 1} exp(-2 pi^2 v j / (j + 1))
+
+in zCDP: sums of discrete Gaussians are not quite discrete Gaussians, and tau bounds by how much. It
+is no Gaussian DP, whose bound holds for real Gaussians alone: no mu is stated.
+
+Whoever is in more rounds pays for each of them. Noise of clients that drop out is missing from the
+sum, and that of clients who collude is known to those who see it: n counts neither. More survivors
+than n only add noise.
+
+Reference:
+    Kairouz, Liu and Steinke (2021), The distributed discrete Gaussian mechanism for federated
+    learning with secure aggregation, theorem 1 and proposition 14 (its other terms, smaller in
+    few cases, are not used).
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from dpjax import _lattice, _sums, _validate
+from dpjax._rounding import MARGIN
+from dpjax.accounting import gdp, losses
+
+__all__ = [
+    "Cohort",
+    "gaussian_loss",
+    "largest_rho",
+    "least_variance",
+    "loss",
+    "participations",
+    "published_sigma",
+    "round_epsilon",
+    "sigma",
+    "smallest_grid",
+    "tau",
+    "variance",
+]
+
+Relation = Literal["zero_out", "replace"]
+_UNITS = ("client", "record")
+_RELATIONS = ("zero_out", "replace")
+_TERMS = 4096
+_WIDE = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of a round: how many are asked, may be gone, may collude with the server.
+
+    Attributes:
+        clients: B.
+        dropouts: Most that may be gone when the sum is opened.
+        colluders: Most whose noise the server knows; they may be among the survivors.
+
+    Raises:
+        ValueError: Where nobody honest might be left.
+
+    Example:
+        >>> from dpjax.accounting.discrete import Cohort
+        >>> cohort = Cohort(clients=100, dropouts=5, colluders=10)
+        >>> cohort.honest, cohort.opens(95), cohort.opens(94)
+        (85, True, False)
+    """
+
+    clients: int
+    dropouts: int = 0
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a cohort without an honest survivor."""
+        clients = _validate.integer("clients", self.clients)
+        gone = _validate.integer("dropouts", self.dropouts, least=0)
+        gone += _validate.integer("colluders", self.colluders, least=0)
+        if gone >= clients:
+            raise ValueError(
+                f"clients is {clients}, of whom {gone} may drop out or collude; ask more clients"
+            )
+
+    @property
+    def least(self) -> int:
+        """Survivors below which a round is aborted: B less dropouts."""
+        return self.clients - self.dropouts
+
+    @property
+    def honest(self) -> int:
+        """n: survivors at least whose noise nobody knows."""
+        return self.clients - self.dropouts - self.colluders
+
+    def opens(self, survivors: int) -> bool:
+        """Whether a sum of so many may be opened.
+
+        Args:
+            survivors: Clients in the sum.
+        """
+        return survivors >= self.least
+
+
+def tau(variance: int | float | Fraction, honest: int) -> float:
+    """Return by how much a sum of discrete Gaussians is off one, rounded up.
+
+    Args:
+        variance: v of each, squared grid units, at least 1/4.
+        honest: n.
+
+    Returns:
+        tau; 0 for one alone.
+
+    Raises:
+        ValueError: For a smaller variance, for which it is not proved.
+
+    Reference:
+        Kairouz, Liu and Steinke (2021), theorem 1.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> f"{discrete.tau(4, 2):.1e}", f"{discrete.tau(1, 1000):.1e}"
+        ('7.2e-17', '5.7e-04')
+    """
+    v = _variance(variance)
+    n = _validate.integer("honest", honest)
+    terms = (math.exp(-2 * math.pi**2 * v * j / (j + 1)) for j in range(1, min(n, _TERMS)))
+    # Those left out are at most exp(-2 pi^2 v) / (1 - ...) each: j / (j + 1) >= T / (T + 1).
+    rest = max(0, n - _TERMS) * math.exp(-2 * math.pi**2 * v * _TERMS / (_TERMS + 1))
+    return 10 * (math.fsum(terms) + rest) * _WIDE
+
+
+def round_epsilon(
+    sensitivity: float, variance: int | float | Fraction, honest: int, size: int
+) -> float:
+    """Return e of one round, of e^2 / 2 - zCDP.
+
+    Guarantee: of the opened sum, against whoever sees it and knows the noise of all but n
+    survivors, between inputs whose sums differ by at most the sensitivity in L2.
+
+    Args:
+        sensitivity: D, after rounding, in grid units.
+        variance: v, of each client's noise, squared grid units.
+        honest: n.
+        size: K, coordinates of the sum.
+
+    Raises:
+        ValueError: For numbers out of range.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> round(discrete.round_epsilon(1.0, 4, 900, 4096), 4)
+        0.0167
+    """
+    moved = _validate.positive("sensitivity", sensitivity)
+    v, n = _variance(variance), _validate.integer("honest", honest)
+    k = _validate.integer("size", size)
+    return (moved / math.sqrt(n * v) + tau(variance, n) * math.sqrt(k)) * _WIDE
+
+
+def participations(unit: str, examples: int, epochs: int) -> int:
+    """Return in how many rounds what is protected takes part.
+
+    Args:
+        unit: "client", all of whose examples are protected at once, or "record", one example.
+        examples: N of a client, each used once an epoch, one a round.
+        epochs: E.
+
+    Returns:
+        N E or E.
+
+    Raises:
+        ValueError: For another unit, or numbers below one.
+    """
+    _validate.one_of("unit", unit, _UNITS)
+    each = _validate.integer("examples", examples), _validate.integer("epochs", epochs)
+    return each[0] * each[1] if unit == "client" else each[1]
+
+
+def loss(
+    sensitivity: float,
+    variance: int | float | Fraction,
+    cohort: Cohort,
+    size: int,
+    *,
+    rounds: int,
+    participations: int,
+    relation: Relation,
+) -> losses.Concentrated:
+    """Return the loss of all rounds.
+
+    Guarantee: zCDP of one unit, which is in at most so many sums, against the server and the
+    colluders together, where every sum that may have been opened is counted, aborted rounds among
+    them, and none is opened for fewer survivors than ``cohort.least``. A replaced vector moves a
+    sum by twice what one left out does.
+
+    Args:
+        sensitivity: D of one vector left out, after rounding, in grid units: the root of
+            ``SumCode.limit``.
+        variance: v of each client's noise, squared grid units.
+        cohort: The clients of each round.
+        size: K.
+        rounds: Rounds T.
+        participations: Of what is protected, see `participations`.
+        relation: "zero_out" or "replace".
+
+    Returns:
+        The loss, whole from the first round on unless a unit is in all rounds.
+
+    Raises:
+        ValueError: For numbers out of range, or more participations than rounds.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> cohort = discrete.Cohort(clients=100, dropouts=5)
+        >>> spent = discrete.loss(
+        ...     20.0, 4, cohort, 4096, rounds=300, participations=3, relation="zero_out"
+        ... )
+        >>> round(spent.rho, 3), round(spent.epsilon(1e-5), 3)
+        (1.579, 9.292)
+    """
+    times = _validate.integer("participations", participations)
+    total = _validate.integer("rounds", rounds)
+    if times > total:
+        raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
+    _validate.one_of("relation", relation, _RELATIONS)
+    moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
+    one = round_epsilon(moved, variance, cohort.honest, size)
+    return losses.Concentrated(times * one**2 / 2 * MARGIN, total, times == total)
+
+
+def gaussian_loss(
+    sensitivity: float,
+    variance: float,
+    cohort: Cohort,
+    *,
+    rounds: int,
+    participations: int,
+    relation: Relation,
+) -> losses.Gaussian:
+    """Return the loss of the same sums under real Gaussian noise: tight, and of no whole numbers.
+
+    Args:
+        sensitivity: D of one vector left out.
+        variance: Of each client's noise, in the same unit, squared.
+        cohort: The clients of each round.
+        rounds: Rounds T.
+        participations: Of what is protected.
+        relation: "zero_out" or "replace".
+
+    Returns:
+        mu = D sqrt(participations / (n v)), twice that for replacement.
+
+    Raises:
+        ValueError: For numbers out of range, or more participations than rounds.
+    """
+    times = _validate.integer("participations", participations)
+    total = _validate.integer("rounds", rounds)
+    if times > total:
+        raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
+    _validate.one_of("relation", relation, _RELATIONS)
+    moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
+    noise = math.sqrt(cohort.honest * _validate.positive("variance", variance))
+    return losses.Gaussian(moved / noise * math.sqrt(times) * _WIDE, total, times == total)
+
+
+def published_sigma(epsilon: float, delta: float) -> float:
+    """Return the paper's sigma: 1 / (2 sigma^2) - zCDP, hence (epsilon, delta).
+
+    sigma = max(1 / sqrt(epsilon), 2 sqrt(2 log(1 / delta)) / epsilon)
+
+    Args:
+        epsilon: Above 0.
+        delta: Between 0 and 1.
+
+    Raises:
+        ValueError: For other numbers.
+    """
+    e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
+    return max(1 / math.sqrt(e), 2 * math.sqrt(-2 * math.log(d)) / e) * _WIDE
+
+
+def largest_rho(epsilon: float, delta: float) -> float:
+    """Return the largest zCDP whose epsilon at delta is within a budget.
+
+    Args:
+        epsilon: Above 0.
+        delta: Between 0 and 1.
+
+    Raises:
+        ValueError: For other numbers.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> round(discrete.largest_rho(8.0, 1e-5), 4)
+        1.2297
+    """
+    e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
+    low, high = 0.0, e + 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if losses.Concentrated(middle).epsilon(d) <= e:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-13 * high:
+            break
+    return low
+
+
+def sigma(
+    epsilon: float, delta: float, accountant: Literal["published", "zcdp", "gdp"] = "zcdp"
+) -> float:
+    """Return the noise over sensitivity that one sum takes for a budget, tau left out.
+
+    Args:
+        epsilon: Above 0.
+        delta: Between 0 and 1.
+        accountant: "published", the paper's rule; "zcdp", the best that zCDP allows; "gdp", exact,
+            for real Gaussian noise alone.
+
+    Raises:
+        ValueError: For other numbers, or another accountant.
+    """
+    _validate.one_of("accountant", accountant, ("published", "zcdp", "gdp"))
+    if accountant == "published":
+        return published_sigma(epsilon, delta)
+    if accountant == "gdp":
+        return 1 / float(gdp.mu(epsilon, delta)) * _WIDE
+    return 1 / math.sqrt(2 * largest_rho(epsilon, delta)) * _WIDE
+
+
+def variance(sigma: float, sensitivity: float, participations: int, cohort: Cohort) -> float:
+    """Return each client's noise: participations sigma^2 D^2 / (B - dropouts - colluders).
+
+    Args:
+        sigma: As of `sigma`.
+        sensitivity: D, twice that of a vector left out for replacement.
+        participations: Of what is protected.
+        cohort: The clients of each round.
+
+    Raises:
+        ValueError: For numbers out of range.
+    """
+    s = _validate.positive("sigma", sigma) * _validate.positive("sensitivity", sensitivity)
+    times = _validate.integer("participations", participations)
+    return times * s**2 / cohort.honest * _WIDE
+
+
+def least_variance(
+    sensitivity: float,
+    rho: float,
+    cohort: Cohort,
+    size: int,
+    *,
+    participations: int,
+    relation: Relation,
+) -> Fraction:
+    """Return the least noise of each client, of 20 binary digits, that keeps within a budget.
+
+    Args:
+        sensitivity: D of one vector left out, after rounding, in grid units.
+        rho: zCDP of all rounds.
+        cohort: The clients of each round.
+        size: K.
+        participations: Of what is protected.
+        relation: "zero_out" or "replace".
+
+    Returns:
+        v in squared grid units, 1/4 at least; below 4 tau begins to matter.
+
+    Raises:
+        ValueError: For numbers out of range, or a budget that takes more than 2^20.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> discrete.least_variance(
+        ...     60.0, 0.5, discrete.Cohort(100), 4096, participations=3, relation="zero_out"
+        ... )
+        Fraction(884737, 8192)
+    """
+    budget = _validate.positive("rho", rho)
+
+    def spent(value: Fraction) -> float:
+        return _spent(sensitivity, value, cohort, size, participations, relation)
+
+    most = Fraction(_lattice.MOST)
+    if spent(most) > budget:
+        raise ValueError(
+            f"rho is {rho}, which takes more noise than 2^20 squared grid units; take a coarser "
+            "grid, more clients, or a larger budget"
+        )
+    low, high = Fraction(0), most
+    while high - low > high * Fraction(1, 2**24) and high > _lattice.LEAST:
+        middle = (low + high) / 2
+        fine = middle >= _lattice.LEAST and spent(middle) <= budget
+        low, high = (low, middle) if fine else (middle, high)
+    return _lattice.above(high)
+
+
+def smallest_grid(
+    bound: float,
+    rho: float,
+    cohort: Cohort,
+    size: int,
+    *,
+    variance: int | Fraction,
+    participations: int,
+    relation: Relation,
+    beta: float = math.exp(-0.5),
+) -> float:
+    """Return the grid at which noise of so many squared grid units is what a budget takes.
+
+    A coarser grid loses less privacy and more accuracy. ``rho`` is spent by `loss` of
+    ``SumCode(size, bound, grid, ..., variance)``, to 12 digits.
+
+    Args:
+        bound: C, before rounding (sqrt(2) C for a weighted code).
+        rho: zCDP of all rounds.
+        cohort: The clients of each round.
+        size: K, coordinates as padded.
+        variance: v of each client's noise, squared grid units, at least 4: the more, the less of
+            the budget goes into rounding, and the more bits a sum takes.
+        participations: Of what is protected.
+        relation: "zero_out" or "replace".
+        beta: Of the code.
+
+    Raises:
+        ValueError: For numbers out of range, or a budget that no grid meets at this variance.
+
+    Example:
+        >>> from dpjax.accounting import discrete
+        >>> grid = discrete.smallest_grid(
+        ...     *(1.0, 0.5, discrete.Cohort(100), 4096),
+        ...     variance=400, participations=3, relation="zero_out",
+        ... )
+        >>> round(grid, 5)
+        0.00907
+    """
+    c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
+
+    def spent(norm: float) -> float:
+        square = max(1, _sums.limit(norm, size, beta))
+        return _spent(math.sqrt(square), variance, cohort, size, participations, relation)
+
+    low, high = 1e-9, 1.0
+    if spent(low) > budget:
+        raise ValueError(
+            f"rho is {rho}, and rounding {size} coordinates under variance {variance} alone takes "
+            f"{spent(low):.4g}; give more variance, more clients, or fewer coordinates"
+        )
+    while spent(high) <= budget:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) <= budget else (low, middle)
+        if high - low <= 1e-13 * high:
+            break
+    return c / low * _WIDE
+
+
+def _spent(
+    sensitivity: float,
+    variance: int | Fraction,
+    cohort: Cohort,
+    size: int,
+    participations: int,
+    relation: Relation,
+) -> float:
+    """Rho of all rounds in which a unit takes part."""
+    return loss(
+        *(sensitivity, variance, cohort, size),
+        rounds=participations,
+        participations=participations,
+        relation=relation,
+    ).rho
+
+
+def _variance(value: int | float | Fraction) -> float:
+    v = float(value) if isinstance(value, Fraction) else _validate.number("variance", value)
+    if not v >= _lattice.LEAST:
+        raise ValueError(
+            f"variance is {value} squared grid units, below 1/4, where nothing is proved; take a "
+            "finer grid, or more noise"
+        )
+    return v
