@@ -109,7 +109,7 @@ PRESETS = {
         model="small_cnn", layout="patches",
         agents=20, probability=0.3, rounds=240, gamma=0.1, beta=2.0, q1=0.99, q2=0.995,
         gaps=(1.0, 0.01, 0.0001), gammas=(0.01, 0.1, 0.5), betas=(1.0, 10.0, 100.0),
-        border_rounds=60, sizes=(20, 50, 100), budgets=(0.5, 10.0), measurements=4,
+        border_rounds=60, sizes=(20, 50), budgets=(0.5, 10.0), measurements=4,
         test_records=1000,
     ),
     "gpu": Config(seeds=(0,), sizes=(50, 100)),
