@@ -230,8 +230,9 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         added_epsilon=added_epsilon,
         added_delta=added_delta,
         clip_norm=max(of.clip_norm, later.clip_norm),
-        gradient_gap=max(gaps, default=None),
-        smoothness=max(smooth, default=None),
+        # The loss is known of neighbours that keep what both assume.
+        gradient_gap=min(gaps, default=None),
+        smoothness=min(smooth, default=None),
         private_stop=of.private_stop or later.private_stop,
     )
     return restated(base, of.loss.then(later.loss))

@@ -185,7 +185,9 @@ def prepared(
         mesh=mesh,
         apart=_apart(task, initial) if task.apart else None,
     )
+    # What is rounded beyond what is accounted: sums, moved models, gradients that nothing clips.
     narrow = together.unit == "record" or hasattr(together.method, "sensitivity")
+    narrow |= any(plan.config.protect.gradient_gap is not None for plan in plans)
     job.check(summed=narrow)
     return job.reporting()
 

@@ -1,5 +1,6 @@
 """Which parts go together: a config, and noise made alone, held to the rows of the registry."""
 
+import dataclasses
 from typing import Any
 
 from dpjax import _validate
@@ -77,35 +78,56 @@ def check_noise(part: Any, joined: Any, protect: Any) -> None:
         )
 
 
-_WORK = ("start", "emit", "send", "absorb", "exchange")
+def _own_work(method: Any) -> tuple[type, list[str]]:
+    """Who says how far a method's payload moves, and what others than that class have changed.
+
+    Of a class of the package nothing may be: all that a user's class overrides may be part of what
+    the sensitivity is of, but for the values of fields, which it reads. Of a user's own class what
+    its subclasses override.
+    """
+    kinds = type(method).__mro__
+    owner = next((kind for kind in kinds if "sensitivity" in vars(kind)), None)
+    if owner is None:
+        raise ValueError(
+            f"method is {type(method).__name__}, whose class states no sensitivity though it has "
+            "one; define it in the class"
+        )
+    own = [kind for kind in kinds[:-1] if not registry.packaged(kind)]
+    if registry.packaged(owner):
+        known = {name for kind in kinds if registry.packaged(kind) for name in vars(kind)}
+        known |= {"start", "payload", "emit", "send", "absorb", "exchange", "on"}
+    else:
+        own = [kind for kind in own if kinds.index(kind) < kinds.index(owner)]
+        known = {name for kind in kinds for name in vars(kind)}
+    fields = {field.name for field in dataclasses.fields(method)}
+    changed = {name for kind in own for name in vars(kind) if name in known - fields}
+    return owner, sorted(name for name in changed if not name.startswith("__"))
 
 
 def _check_moves(method: Any, row: Any, plain: bool, optimizer: Any) -> None:
     """Refuse methods whose own sensitivity may not be that of what they do."""
     if not hasattr(method, "sensitivity"):
         return
+    owner, changed = _own_work(method)
+    if changed:
+        raise ValueError(
+            f"method is {type(method).__name__}, which has its own {', '.join(changed)} under "
+            f"the sensitivity of {owner.__name__}; state a sensitivity of what it does"
+        )
     if row.wraps is not None:
         inner = getattr(method, row.wraps)
         return _check_moves(inner, registry.method(inner), plain, optimizer)
-    kinds = type(method).__mro__
-    owner = next(kind for kind in kinds if "sensitivity" in vars(kind))
     if not plain:
         raise ValueError(
             f"optimizer is {_validate.shown(optimizer)}, with method {type(method).__name__}, "
             f"whose sensitivity is of plain steps: give Sgd(step_size, decay). {row.why}"
         )
-    for kind in kinds[: kinds.index(owner)]:
-        changed = [name for name in _WORK if name in vars(kind)]
-        if changed and not registry.packaged(kind):
-            raise ValueError(
-                f"method is {type(method).__name__}, which has its own {', '.join(changed)} under "
-                f"the sensitivity of {owner.__name__}; state a sensitivity of what it does"
-            )
 
 
-def _check_bound(protect: Any, row: Any, of_method: Any, name: str) -> None:
+def _check_bound(protect: Any, row: Any, of_method: Any, name: str, method: Any) -> None:
     """Refuse what bounds gradients for other noise, or other payloads, than it joins."""
-    if protect.gradient_gap is not None and row.by_round and not of_method.one_answer:
+    own = not registry.packaged(type(method))
+    if protect.gradient_gap is not None and row.by_round and (own or not of_method.one_answer):
         raise ValueError(
             f"protect has gradient_gap {protect.gradient_gap}, which says how far one gradient "
             "moves, and the method combines several, or is a user's own: clip what it combines "
@@ -151,7 +173,12 @@ def check(config: Any) -> None:
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__
-    _check_bound(config.protect, of_noise, of_method, part)
+    if of_noise.by_round and _exact(config.noise) is None:
+        raise ValueError(
+            f"noise is {part}, a class of one's own: a scale that changes by round is accounted by "
+            "the package's classes alone; give plans.scheduled.Laplace or Normal with a schedule"
+        )
+    _check_bound(config.protect, of_noise, of_method, part, config.method)
     if of_noise.by_round:
         _check_moves(config.method, of_method, plain, config.optimizer)
     if (config.budget.accountant == "pure") != of_noise.pure:

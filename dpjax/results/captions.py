@@ -92,8 +92,8 @@ def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str]:
     assumed = ""
     if record.get("gradient_gap") is not None:
         # Figures sweep the gap; that it is assumed is what they must say.
-        assumed = f", ASSUMED {record.get('norm', 'l2')} gap between gradients"
-        assumed += " and smoothness" if record.get("smoothness") is not None else ""
+        smooth = "smoothness and " if record.get("smoothness") is not None else ""
+        assumed = f", ASSUMED {smooth}{record.get('norm', 'l2')} gap between gradients"
     nodes = record.get("nodes")
     view = f" of {', '.join(map(str, nodes))}" if nodes else ""
     view += " (gradients: view)" if record.get("gradients") == "view" else ""

@@ -214,6 +214,13 @@ def check(
     if stochastic is not None:
         _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
     matrix = _validate.stochastic(name, mixing, _SUMS[stochastic])
+    small = (matrix != 0) & (np.abs(matrix) < np.finfo(np.float32).tiny)
+    if small.any():
+        where = tuple(int(i) for i in np.argwhere(small)[0])
+        raise ValueError(
+            f"{name} is {matrix[where]:g} at {where}, which float32 takes for 0 on some devices "
+            "and not on others; give 0, or at least 1.2e-38"
+        )
     if symmetric and (skew := np.abs(matrix - np.swapaxes(matrix, -1, -2))).max() > 1e-12:
         where = tuple(int(i) for i in np.unravel_index(skew.argmax(), skew.shape))
         raise ValueError(

@@ -365,6 +365,80 @@ def test_a_sensitivity_is_of_the_work_that_it_was_stated_with():
         config(method=Stated(), protect=clipped, optimizer=Chain(_adam, 0.1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Loud(Average):
+    """Ten times what its method would send."""
+
+    def emit(self, here, seen):
+        emission = super().emit(here, seen)
+        return emission._replace(private=jax.tree.map(lambda leaf: 10 * leaf, emission.private))
+
+
+@dataclasses.dataclass(frozen=True)
+class Another(Tracking):
+    """Another method once it is on its network."""
+
+    def on(self, mixing):
+        return Own()
+
+
+class Body:
+    """What a class of the package leaves open, filled in from behind it."""
+
+    def absorb(self, here, seen, carry, received):
+        return received, seen.memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Behind(ModelSent, Body):
+    """The package's sensitivity, another class's work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(PPDOAGT):
+    """Own weights of 1 in the place of the network's."""
+
+    def _own(self, here):
+        return super()._own(here)
+
+
+@pytest.mark.parametrize("method", [
+    (Loud(Tracking(1.0)), "emit"), (Another(1.0), "on"), (Behind(), "absorb"), (Weighted(), "_own"),
+])  # fmt: skip
+def test_nothing_of_the_packages_work_is_changed_under_its_sensitivity(method):
+    clipped = protect.Protect("replace_agent", 0.5, norm="l1")
+    one, name = method
+    with pytest.raises(ValueError, match=f"has its own {name} under the sensitivity of"):
+        config(method=one, protect=clipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Louder(DSGD):
+    """A hundred times the answer."""
+
+    def emit(self, here, seen):
+        answer = here.query(seen.models, here.batch, encode=lambda g: 100 * g)
+        return super().emit(here, seen)._replace(private=answer.total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Longer(Laplace):
+    """Of moves in another norm than its loss is of."""
+
+    norm = "l2"
+
+
+def test_classes_of_ones_own_assume_no_gap_and_account_no_schedule():
+    with pytest.raises(ValueError, match="or is a user's own"):
+        config(method=Louder(), noise=Laplace(1.0))
+    with pytest.raises(ValueError, match="noise is Longer, a class of one's own"):
+        config(method=DSGD(), noise=Longer(1.0), protect=protect.Protect("replace_agent", 0.5))
+    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
+    with pytest.raises(ValueError, match="bfloat16"):
+        run(plan.make(config(method=DSGD(), noise=Laplace(1.0)), MATRIX), narrow, seeds=(0,))
+
+
 def test_weights_that_float32_loses_count_as_lost():
     """Who hears nobody else keeps all of its own tracker."""
     thin = np.array([[0.5, 0.5, 0.0], [1e-50, 0.5, 0.5], [0.0, 0.5, 0.5]])
@@ -381,7 +455,10 @@ def test_assumptions_are_all_stated():
     )
     assert Guarantee.from_dict(made.to_dict()) == made
     other = dataclasses.replace(made, smoothness=200.0)
-    assert made.followed_by(other, planned=True).smoothness == 200.0
+    # Two runs cost what is stated to neighbours within both assumptions, and others more.
+    assert made.followed_by(other, planned=True).smoothness == 60.0
+    wider = dataclasses.replace(made, gradient_gap=2.0)
+    assert wider.followed_by(made, planned=True).gradient_gap == 1.0
     with pytest.raises(ValueError, match="smoothness"):
         dataclasses.replace(plan.make(config(), MATRIX).guarantee, smoothness=-1.0)
 

@@ -121,4 +121,4 @@ def test_an_assumed_gap_is_in_every_caption():
     clipped = Guarantee(**(given | {"clip_norm": 0.5}))
     assert len(captions.guarantees([clipped, made[0]])) == 2
     smooth = Guarantee(**given, gradient_gap=1.0, smoothness=3.0)
-    assert "and smoothness" in captions.guarantees(smooth)[0]
+    assert "ASSUMED smoothness and l1 gap between gradients of 1" in captions.guarantees(smooth)[0]

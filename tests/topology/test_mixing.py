@@ -91,6 +91,7 @@ def test_one_way_streets_are_refused() -> None:
         ([[0.5, 0.5]], "shape"),
         (np.eye(2), "not connected"),
         ([1.0, 2.0], "shape"),
+        (np.array([[0.5, 0.5], [1e-40, 1.0]]), "1e-40 at .1, 0., which float32 takes for 0"),
     ],
 )
 def test_check_names_what_is_wrong(matrix, message: str) -> None:
