@@ -37,6 +37,7 @@ NAMED = {
     "accounting.views": "dsgd muffliato zip_dl linear",
     "secagg.encoding": "FixedPoint",
     "secagg.graph": "parameters harary",
+    "secagg.local": "summed",
     "secagg.tcp": "Listener",
     "secagg.terms": "Terms",
     "secagg.discrete": "Stream discrete_gaussians variance_above",

@@ -9,15 +9,12 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.commands.secagg_options import Agreed, Demo, Join, Serve
-from dpjax.secagg import graph, tcp
-from dpjax.secagg.client import Client
-from dpjax.secagg.messages import decoded, encoded
-from dpjax.secagg.server import Total
+from dpjax.secagg import local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
 
-LEAVES = ("before it enrols", "after its keys", "after its shares", "after its vector")
+LEFT = {"share": "after its keys", "mask": "after its shares", "unmask": "after its vector"}
 
 
 def serve(command: Serve) -> int:
@@ -86,54 +83,27 @@ def demo(command: Demo) -> int:
     Args:
         command: Options.
     """
-    bits, bound = 48, 2**20
-    terms = Terms(command.clients, command.length, bits, bound, command.corrupt, command.dropout)
+    bound = 2**20
+    terms = Terms(command.clients, command.length, 48, bound, command.corrupt, command.dropout)
     print(_said(terms))
-    drawn = np.random.default_rng()
-    values = drawn.integers(-bound, bound, (terms.clients, terms.length), endpoint=True)
-    lost = graph.share(terms.clients, "dropout", terms.dropout)
-    leaves = dict(zip(random.sample(range(terms.clients), lost), 10**6 * LEAVES, strict=False))
+    values = np.random.default_rng().integers(
+        -bound, bound, (terms.clients, terms.length), endpoint=True
+    )
+    rows = random.sample(range(terms.clients), terms.clients - terms.minimum)
+    leaves = {row: local.STAGES[1 + at % 3] for at, row in enumerate(rows)}
     started = time.perf_counter()
-    total, listener = asyncio.run(_shown(terms, values, leaves))
-    for client, stage in sorted(leaves.items()):
-        print(f"  client {client} left {stage}")
-    present = [i for i in range(terms.clients) if leaves.get(i) in (None, LEAVES[3])]
-    right = np.array_equal(total.values, values[present].sum(axis=0))
+    total, received, sent = local.over_tcp(terms, values, leaves)
+    seconds = time.perf_counter() - started
+    for row, stage in sorted(leaves.items()):
+        print(f"  client {row} left {LEFT[stage]}")
+    right = np.array_equal(total.values, values[list(total.survivors)].sum(axis=0))
     print(
         f"the sum of {len(total.survivors)} vectors is {'exact' if right else 'WRONG'}: "
-        f"{time.perf_counter() - started:.2f} s, {listener.received / terms.clients / 1e3:.1f} kB "
-        f"from and {listener.sent / terms.clients / 1e3:.1f} kB to a client, "
-        f"{terms.vector_bytes() / 1e3:.1f} kB of them its vector"
+        f"{seconds:.2f} s, {received / terms.clients / 1e3:.1f} kB from and "
+        f"{sent / terms.clients / 1e3:.1f} kB to a client, "
+        f"{terms.vector_bytes() / 1e3:.1f} kB of either its vector or the sum"
     )
     return int(not right)
-
-
-async def _shown(
-    terms: Terms, values: np.ndarray, leaves: dict[int, str]
-) -> tuple[Total, tcp.Listener]:
-    limits = tcp.Limits(enrol=3.0, stage=20.0, send=5.0)
-    async with tcp.Listener(terms, limits=limits) as listener:
-        at = "127.0.0.1", listener.port, limits
-        joined = [
-            _leaving(terms, row, listener.port, LEAVES.index(leaves[i]))
-            if i in leaves
-            else tcp.join(terms, row, *at)
-            for i, row in enumerate(values)
-        ]
-        total, *_ = await asyncio.gather(listener.aggregate(), *joined)
-        return total, listener
-
-
-async def _leaving(terms: Terms, values: np.ndarray, port: int, answers: int) -> None:
-    """A client that leaves after so many messages of its own."""
-    if not answers:
-        return
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    client = Client(terms, values)
-    for _ in range(answers):
-        message = decoded(await tcp.read_frame(reader, tcp.most_bytes(terms)))
-        await tcp.write_frame(writer, encoded(tcp.said(client, message)), 5.0)
-    writer.close()
 
 
 def _agreed(command: Agreed) -> tuple[Terms, tcp.Limits]:

@@ -83,7 +83,7 @@ class Demo:
     Attributes:
         clients: How many take part.
         length: Entries of a vector.
-        dropout: Fraction of clients that may leave; so many do, at every stage in turn.
+        dropout: Fraction of clients that may leave; so many do, at the stages in turn.
         corrupt: Fraction of clients whose knowledge the server may have.
     """
 

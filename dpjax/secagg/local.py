@@ -1,0 +1,178 @@
+"""Secure sums with all parties in one process: for experiments, with clients that leave on the way.
+
+The messages are those of the protocol, and every client has secrets of its own; but whoever holds
+the process holds them all.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.secagg import tcp
+from dpjax.secagg.client import Client
+from dpjax.secagg.messages import Keys, Message, decoded, encoded
+from dpjax.secagg.server import Server, Total
+from dpjax.secagg.terms import Abort, Terms
+
+__all__ = ["STAGES", "Carried", "over_tcp", "summed"]
+
+STAGES = ("enrol", "share", "mask", "unmask")
+"""When a client may leave: it sends nothing in that stage and after."""
+
+
+class Carried(NamedTuple):
+    """A secure sum and what crossed for it.
+
+    Attributes:
+        total: The sum and its survivors, by their rows.
+        received: Bytes from clients.
+        sent: Bytes to clients.
+    """
+
+    total: Total
+    received: int
+    sent: int
+
+
+def summed(
+    terms: Terms,
+    rows: Any,
+    leaves: Mapping[int, str] | None = None,
+    *,
+    generator: random.Random | None = None,
+) -> Carried:
+    """Return the sum of rows by the protocol, message by message, without a network.
+
+    Args:
+        terms: What all parties agreed on.
+        rows: [n, length] whole numbers, a row a client.
+        leaves: The stage in which a client leaves, by its row; nobody does if None.
+        generator: Draws the graph; None is the operating system's.
+
+    Returns:
+        The sum, and bytes as messages have them.
+
+    Raises:
+        Abort: Where there is no sum.
+        ValueError: For rows that the terms do not hold, and stages that are none.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import local
+        >>> from dpjax.secagg.terms import Terms
+        >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
+        >>> local.summed(terms, np.arange(8).reshape(4, 2), {3: "mask"}).total.values
+        array([6, 9])
+    """
+    clients, stays = _parties(terms, rows, leaves)
+    server = Server(terms, generator)
+    received = sent = 0
+
+    def say(row: int, message: Message) -> Message | None:
+        nonlocal received, sent
+        data = encoded(message)
+        sent += len(data)
+        try:
+            answer = encoded(tcp.said(clients[row], decoded(data)))
+        except Abort:
+            return None
+        received += len(answer)
+        return decoded(answer)
+
+    enrolled = []
+    for row in range(len(clients)):
+        keys = say(row, server.hello) if stays[row] > 0 else None
+        if isinstance(keys, Keys):
+            server.enrol(keys)
+            enrolled.append(row)
+    ends: list[Callable[[], Mapping[int, Any]]] = [server.draw, server.deliver, server.request]
+    for stage, end in enumerate(ends, start=1):
+        for number, message in end().items():
+            answer = say(enrolled[number], message) if stays[enrolled[number]] > stage else None
+            if answer is not None:
+                server.accept(number, answer)
+    return Carried(_by_row(server.total(), clients), received, sent)
+
+
+def over_tcp(
+    terms: Terms,
+    rows: Any,
+    leaves: Mapping[int, str] | None = None,
+    *,
+    limits: tcp.Limits | None = None,
+) -> Carried:
+    """Return the sum of rows by the protocol, over TCP on this machine.
+
+    Where clients leave in the stage "enrol", the server waits for them as long as the limits say.
+
+    Args:
+        terms: What all parties agreed on.
+        rows: [n, length] whole numbers, a row a client.
+        leaves: The stage in which a client leaves, by its row; nobody does if None.
+        limits: Time limits.
+
+    Returns:
+        The sum, and bytes as frames have them.
+
+    Raises:
+        Abort: Where there is no sum.
+        ValueError: For rows that the terms do not hold, and stages that are none.
+    """
+    clients, stays = _parties(terms, rows, leaves)
+    return asyncio.run(_over_tcp(terms, clients, stays, limits or tcp.Limits()))
+
+
+async def _over_tcp(
+    terms: Terms, clients: list[Client], stays: list[int], limits: tcp.Limits
+) -> Carried:
+    async with tcp.Listener(terms, limits=limits) as listener:
+        parts = [
+            _part(client, words, listener.port, limits)
+            for client, words in zip(clients, stays, strict=True)
+        ]
+        total, *_ = await asyncio.gather(listener.aggregate(), *parts, return_exceptions=True)
+    if isinstance(total, BaseException):
+        raise total
+    return Carried(_by_row(total, clients), listener.received, listener.sent)
+
+
+async def _part(client: Client, words: int, port: int, limits: tcp.Limits) -> None:
+    """Let a client say so many words and leave; one that says all of them waits for the sum."""
+    if not words:
+        return
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    most = tcp.most_bytes(client.terms)
+    try:
+        for _ in range(words):
+            word = tcp.said(client, decoded(await tcp.read_frame(reader, most)))
+            await tcp.write_frame(writer, encoded(word), limits.send)
+        if words == len(STAGES):
+            await tcp.read_frame(reader, most)
+    finally:
+        writer.close()
+
+
+def _parties(
+    terms: Terms, rows: Any, leaves: Mapping[int, str] | None
+) -> tuple[list[Client], list[int]]:
+    """Clients, and how many words each of them says."""
+    values = np.asarray(rows)
+    if values.ndim != 2 or len(values) > terms.clients:
+        raise ValueError(
+            f"rows have shape {values.shape}; give at most {terms.clients} of {terms.length} "
+            "whole numbers"
+        )
+    stays = [len(STAGES)] * len(values)
+    for row, stage in (leaves or {}).items():
+        at = _validate.integer("leaves", row, least=0, most=len(values) - 1)
+        stays[at] = STAGES.index(_validate.one_of("leaves", stage, STAGES))
+    return [Client(terms, vector) for vector in values], stays
+
+
+def _by_row(total: Total, clients: list[Client]) -> Total:
+    rows = {client.number: row for row, client in enumerate(clients) if client.number >= 0}
+    return Total(total.values, tuple(sorted(rows[number] for number in total.survivors)))

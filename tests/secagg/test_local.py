@@ -1,0 +1,53 @@
+"""Sums with all parties in one process are the protocol's, with a network and without."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
+pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
+
+from dpjax.secagg import local, tcp  # noqa: E402
+from dpjax.secagg.terms import Abort  # noqa: E402
+from tests.secagg.rounds import terms_for, vectors  # noqa: E402
+
+LIMITS = tcp.Limits(enrol=2.0, stage=20.0, send=5.0)
+LEAVES = [{}, {0: "share", 5: "mask"}, {2: "unmask", 8: "share"}, {1: "enrol"}]
+
+
+@pytest.mark.parametrize("leaves", LEAVES, ids=str)
+def test_both_give_the_sum_of_the_survivors_by_row(leaves):
+    terms = terms_for(9, dropout=0.25, length=64)
+    values = vectors(terms)
+    rows = [i for i in range(9) if leaves.get(i) in (None, "unmask")]
+    without = local.summed(terms, values, leaves)
+    over = local.over_tcp(terms, values, leaves, limits=LIMITS)
+    for total in (without.total, over.total):
+        assert total.survivors == tuple(rows)
+        np.testing.assert_array_equal(total.values, values[rows].sum(axis=0))
+    # A vector of 256 bytes each, and what it takes to unmask it.
+    assert len(rows) * 256 < without.received < over.received < 9 * 2000
+    assert without.sent > 9 * 100
+
+
+def test_too_many_that_leave_are_an_abort_either_way():
+    terms = terms_for(6, dropout=0.17)
+    leaves = {0: "mask", 1: "mask"}
+    for act in (local.summed, local.over_tcp):
+        with pytest.raises(Abort, match="4 clients sent a vector"):
+            act(terms, vectors(terms), leaves)
+
+
+@pytest.mark.parametrize("act", [local.summed, local.over_tcp])
+def test_rows_and_stages_that_cannot_be_are_refused(act):
+    terms = terms_for(3)
+    values = vectors(terms)
+    for rows, leaves, told in [
+        (values[0], {}, "rows have shape"),
+        (np.concatenate([values, values]), {}, "rows have shape"),
+        (values.astype(float), {}, "values are float64"),
+        (values * 10**6, {}, "beyond bound 1000"),
+        (values, {3: "mask"}, "leaves is 3"),
+        (values, {0: "lunch"}, "leaves is 'lunch'"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            act(terms, rows, leaves)
