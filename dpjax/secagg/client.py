@@ -47,7 +47,7 @@ class Client:
 
     Args:
         terms: What all parties agreed on.
-        values: [length] whole numbers from -bound to bound.
+        values: [length] whole numbers from -bound to bound; from 0 to 2^bits - 1 without a bound.
 
     Attributes:
         terms: The terms.
@@ -259,10 +259,13 @@ def _residues(terms: Terms, values: Any) -> np.ndarray:
         raise ValueError(
             f"values are {array.dtype}{list(array.shape)}; give {terms.length} whole numbers"
         )
-    if int(array.max()) > terms.bound or int(array.min()) < -terms.bound:
-        at = int(np.argmax((array > terms.bound) | (array < -terms.bound)))
+    least, most = (0, 2**terms.bits - 1) if terms.bound is None else (-terms.bound, terms.bound)
+    if int(array.max()) > most or int(array.min()) < least:
+        at = int(np.argmax((array > most) | (array < least)))
+        limit, remedy = f"bound {most}", "clip, or state a larger bound"
+        if terms.bound is None:
+            limit, remedy = f"0 to {most}", f"give them modulo 2^{terms.bits}"
         raise ValueError(
-            f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond bound "
-            f"{terms.bound}; clip, or state a larger bound"
+            f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond {limit}; {remedy}"
         )
-    return array.astype(np.int64).astype(np.uint64) & masks.low_bits(terms.bits)
+    return array.astype(np.uint64) & masks.low_bits(terms.bits)

@@ -35,7 +35,8 @@ class Total(NamedTuple):
     """A secure sum.
 
     Attributes:
-        values: [length] int64, the sum of the survivors' vectors.
+        values: [length] int64, the sum of the survivors' vectors; where the terms have no bound,
+            the number around zero that is the sum modulo 2^bits.
         survivors: Their numbers.
     """
 
@@ -89,8 +90,8 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether the stage need not wait any longer."""
-        return not self.waiting
+        """Whether the stage need not wait any longer: all have spoken, or every share is there."""
+        return not self.waiting or (self.stage == "unmask" and not self._lacking)
 
     def leave(self, number: int) -> None:
         """Wait no longer for a client whose connection has ended.
@@ -191,6 +192,10 @@ class Server:
             seeds, keys = near & self._survivors, near & self._dropouts
             if not (set(message.seeds) <= seeds and set(message.keys) <= keys):
                 raise Rejected(f"answer of client {number} is not what was asked")
+            for i in self._lacking.keys() & {*message.seeds, *message.keys}:
+                self._lacking[i] -= 1
+                if not self._lacking[i]:
+                    del self._lacking[i]
         self._came[number] = message
 
     def deliver(self) -> dict[int, Delivery]:
@@ -224,6 +229,8 @@ class Server:
         self._survivors = frozenset(self._came)
         self._dropouts = self._shared - self._survivors
         self._ask("unmask", self._survivors)
+        needed = [i for i in self._dropouts if not self._survivors.isdisjoint(self._near[i])]
+        self._lacking = dict.fromkeys([*self._survivors, *needed], self.graph.threshold)
         request = Request(self.hello.nonce, self._survivors, self._dropouts)
         return dict.fromkeys(self._survivors, request)
 
@@ -291,7 +298,7 @@ class Server:
 
     def _signed(self, residues: np.ndarray) -> Total:
         values = signed(residues, self.terms.bits)
-        most = len(self._survivors) * self.terms.bound
+        most = len(self._survivors) * (self.terms.bound or 2**self.terms.bits)
         if int(values.max()) > most or int(values.min()) < -most:
             self.end("the sum is beyond survivors times bound: a client did not mask as it said")
         return Total(values, tuple(sorted(self._survivors)))

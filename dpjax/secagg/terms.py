@@ -35,8 +35,10 @@ class Terms:
 
     Entries are whole numbers from -bound to bound, computed with modulo 2^bits. All sums of at
     most ``clients`` of them fit: clients bound < 2^(bits-1), else the terms are refused, so that a
-    sum never wraps around. The aggregation ends below ``minimum`` survivors, and clients name
-    their shares for no fewer.
+    sum never wraps around. Where a code of the caller's own says how many bits its sums take, with
+    noise of no bound, say, ``bound=None`` says so: entries are then from 0 to 2^bits - 1, and the
+    sum is exact modulo 2^bits alone. The aggregation ends below ``minimum`` survivors, and clients
+    give their shares for no fewer.
 
     Guarantee: none of differential privacy. Against a server that follows the protocol and has the
     knowledge of ``corrupt clients`` clients who follow it as well: it learns the sum of the
@@ -52,7 +54,7 @@ class Terms:
         clients: Most clients that may enrol, at least 3.
         length: Entries of a vector.
         bits: b, 2 to 64: of the modulus.
-        bound: Largest absolute entry of a client's vector.
+        bound: Largest absolute entry of a client's vector; None for sums modulo 2^bits.
         corrupt: Fraction of clients whose knowledge the server may have.
         dropout: Fraction of clients that may be missing, at any stage from enrolment on.
         adversary: "semi_honest" or "semi_malicious".
@@ -70,7 +72,7 @@ class Terms:
     clients: int
     length: int
     bits: int
-    bound: int
+    bound: int | None
     corrupt: float = 0.05
     dropout: float = 0.05
     adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
@@ -81,15 +83,14 @@ class Terms:
             "clients": (3, graph.MOST_CLIENTS),
             "length": (1, 2**28),
             "bits": (2, masks.MOST_BITS),
-            "bound": (1, None),
-        }
+        } | ({} if self.bound is None else {"bound": (1, 2**63 - 1)})
         for name, (least, most) in limits.items():
             checked = _validate.integer(name, getattr(self, name), least=least, most=most)
             object.__setattr__(self, name, checked)
         for name in ("corrupt", "dropout"):
             graph.share(self.clients, name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
-        if not self._fits():
+        if self.bound is not None and not self._fits(self.bound):
             raise ValueError(
                 f"bound is {self.bound}, and a sum of {self.clients} entries may reach "
                 f"{self.clients * self.bound}, beyond the {2 ** (self.bits - 1) - 1} of bits "
@@ -97,8 +98,8 @@ class Terms:
             )
         self.graph(self.clients)
 
-    def _fits(self) -> bool:
-        return self.clients * self.bound < 2 ** (self.bits - 1)
+    def _fits(self, bound: int) -> bool:
+        return self.clients * bound < 2 ** (self.bits - 1)
 
     @property
     def minimum(self) -> int:

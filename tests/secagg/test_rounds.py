@@ -371,12 +371,30 @@ def test_residues_are_whole_numbers_around_zero():
         assert signed(np.array(ends, np.uint64), bits).tolist() == want
 
 
+@pytest.mark.parametrize(("bits", "dtype"), [(11, np.uint32), (32, np.uint32), (64, np.uint64)])
+def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
+    terms = terms_for(5, bits=bits, bound=None, dropout=0.2)
+    values = np.random.default_rng(bits).integers(0, 2**bits, (5, 5), dtype, endpoint=False)
+    values[:, 0] = 2**bits - 1
+    made = Round(terms, values, {3: "mask"})
+    want = [sum(int(values[row, at]) for row in (0, 1, 2, 4)) % 2**bits for at in range(5)]
+    total = made.run().values
+    assert [int(each) % 2**bits for each in total] == want
+    assert (total >= -(2 ** (bits - 1))).all() and int(total.max()) < 2 ** (bits - 1)
+    assert int(total[0]) == -4
+    if bits < 64:
+        with pytest.raises(ValueError, match=rf"beyond 0 to {2**bits - 1}; give them modulo"):
+            Client(terms, np.full(5, 2**bits))
+    with pytest.raises(ValueError, match="values hold -1 at entry 0"):
+        Client(terms, np.full(5, -1))
+
+
 # Broken twins
 
 
 def test_a_sum_beyond_its_modulus_is_refused_and_a_twin_gives_a_wrong_one():
     class Unchecked(Terms):
-        def _fits(self):
+        def _fits(self, bound):
             return True
 
     options = {"clients": 4, "length": 1, "bits": 8, "bound": 100, "corrupt": 0.0, "dropout": 0.0}

@@ -219,6 +219,19 @@ def test_one_client_that_breaks_the_rules_is_at_most_left_out(broken, fault):
         assert end.survivors == total.survivors
 
 
+def test_a_sum_does_not_wait_for_answers_that_it_can_do_without():
+    async def keeps_its_answer(wire):
+        await wire.until(Request)
+
+    terms = terms_for(8, dropout=0.25, length=64)
+    values = vectors(terms)
+    started = time.monotonic()
+    total, clients = asyncio.run(hold(terms, values, {0: keeps_its_answer}, SLOW))
+    assert time.monotonic() - started < SLOW.stage / 2
+    for end in (total, *clients[1:]):
+        np.testing.assert_array_equal(end.values, values.sum(axis=0))
+
+
 def test_too_many_that_vanish_are_an_abort_for_everybody():
     terms = terms_for(6, dropout=0.17, length=64)
     faults = {0: vanishes_in_its_vector, 1: hangs_in_its_vector}
@@ -449,3 +462,31 @@ def test_two_hundred_clients_over_tcp_with_dropouts():
     rows = [i for i in range(200) if faults.get(i) in (None, vanishes_before_it_answers)]
     np.testing.assert_array_equal(total.values, values[rows].sum(axis=0))
     assert sum(not isinstance(end, BaseException) and end is not None for end in clients) == 190
+
+
+@pytest.mark.slow
+def test_any_faults_together_give_the_sum_or_an_abort():
+    """Eighty aggregations at once, up to four of eight clients break the rules in each."""
+    terms = terms_for(8, dropout=0.25, length=64)
+    values = vectors(terms)
+    drawn = np.random.default_rng(0)
+    kinds = [fault for fault in FAULTS if fault is not sends_its_vector_late]
+    cases = []
+    for _ in range(80):
+        rows = drawn.choice(8, drawn.integers(1, 5), replace=False)
+        cases.append({int(row): kinds[drawn.integers(len(kinds))] for row in rows})
+
+    async def all_at_once():
+        limits = tcp.Limits(20.0, 20.0, 10.0)
+        return await asyncio.gather(*(hold(terms, values, case, limits) for case in cases))
+
+    sums = 0
+    for case, (total, _) in zip(cases, asyncio.run(all_at_once()), strict=True):
+        if isinstance(total, Abort):
+            assert len(case) > 2, case
+            continue
+        rows = [row for row in range(8) if case.get(row) in (None, *SURVIVES)]
+        np.testing.assert_array_equal(total.values, values[rows].sum(axis=0))
+        assert len(total.survivors) == len(rows) >= 6
+        sums += 1
+    assert 20 < sums < 80
