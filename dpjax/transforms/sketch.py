@@ -45,8 +45,8 @@ class Sketch(NamedTuple):
         basis: U [d, k], orthonormal columns; those of weight 0 are arbitrary.
         weights: Lam [k], eigenvalues of the sum of f^(t - s) g_s g_s', largest first; under
             ``printed`` what the paper makes of them, in the order of its QR.
-        frame: S [d, k], orthonormal columns: the first ``kept`` of the basis, then probes; under a
-            ``floor`` columns of zeros after these.
+        frame: S [d, k], orthonormal columns: the first ``kept`` of the basis, then probes; a narrow
+            one has columns of zeros after these.
         kept: r, a whole number.
     """
 
@@ -92,6 +92,7 @@ def update(
     probes: int = 4,
     share: float = 0.99,
     floor: float | Float[Array, ""] | None = None,
+    narrow: bool = False,
     printed: bool = False,
 ) -> Sketch:
     """Take in a privatised gradient and make the frame of the next round.
@@ -115,8 +116,9 @@ def update(
         share: The r <= k - p leading directions that hold this share of the sum of the weights are
             kept; above 0, at most 1.
         floor: Weight that noise alone reaches (`dpjax.mechanism.sketching.noise_floor`), from
-            public or privatised numbers only: directions not above it are dropped, and the frame
-            has r + p columns, zeros beyond: so many numbers need noise and sending.
+            public or privatised numbers only: directions not above it are dropped.
+        narrow: The frame has r + p columns, zeros beyond: so many numbers need noise and sending.
+            Without, probes take the places of all that is not kept, and more is learned a round.
         printed: The paper's lines: QR of Y = U Lam + g (g' U), weights the norms of Y's columns,
             the share that of their squares, no order, no forgetting, r up to k. Of the other
             arguments only ``share`` is read.
@@ -151,10 +153,9 @@ def update(
     basis = jnp.where(sound, basis, sketch.basis)
     weights = jnp.where(sound, weights, sketch.weights)
     kept = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
-    columns = jnp.int32(k)
     if floor is not None and not printed:
         kept = jnp.minimum(kept, jnp.sum(weights > floor, dtype=jnp.int32))
-        columns = kept + probes
+    columns = kept + probes if narrow and not printed else jnp.int32(k)
     return Sketch(basis, weights, _frame(basis, kept, columns, key), kept)
 
 

@@ -277,6 +277,8 @@ def test_the_size_of_gradients_does_not_matter(size):
 def test_a_floor_drops_directions_and_narrows_the_frame():
     gradients, truth = stream(100, 200, 4, spectrum=[5, 4, 0.1, 0.1])
     found = run(gradients, 10, share=1.0, floor=3.0, probes=2)
+    assert int(found.kept) == 2 and off(found.frame) < 1e-5
+    found = run(gradients, 10, share=1.0, floor=3.0, probes=2, narrow=True)
     assert int(found.kept) == 2
     assert off(found.frame[:, :4]) < 1e-5
     assert not np.asarray(found.frame[:, 4:]).any()

@@ -1,0 +1,192 @@
+"""The learned sketch: what it finds when it sees only itself, and what a round costs.
+
+- ``loop``: no times. Gradients of a fixed space come as S (S' g + z) alone, as they do in federated
+  rounds, so that the sketch learns from its own frame. ``angle``: the largest between that space
+  and as many leading directions of the basis, after all rounds, in radians, the mean over seeds
+  with the least and the largest. ``missed``: the share of the gradients' energy that the frame
+  misses, over the last quarter of the rounds. ``kept``: directions kept, over the same rounds. One
+  parameter is changed at a time; noise, forgetting and the floor under what is kept together. The
+  unit of noise is a gradient's deviation in each direction.
+- ``peers``: seconds a gradient. ``update`` is dpjax's, probes included; ``svd`` decomposes all
+  gradients that still weigh more than 1e-4, anew in every round; ``incremental_pca`` is
+  scikit-learn's `partial_fit`, given one gradient a call, and ``incremental_pca by k`` given k a
+  call, which a sketch that every round needs cannot wait for; both without forgetting, and they
+  take the mean off. ``times_update``: how many times as long as ``update`` a way takes, the median
+  over turns; ``angle``: between its space and the stream's.
+
+Compilation is excluded; times are medians of repeated calls.
+"""
+
+import functools
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.mechanism import sketching
+from dpjax.mechanism.x64 import double_precision
+from dpjax.results.timing import Bench, turns
+from dpjax.transforms import sketch
+
+RANK = 3
+BASE = {"k": 16, "probes": 4, "forgetting": 0.9, "share": 0.99, "noise": 0.0, "floor": "none"}
+SWEEPS: dict[str, list[Any]] = {
+    "k": [8, 32],
+    "probes": [0, 8, 12],
+    "forgetting": [0.5, 0.8, 0.95, 0.99, 1.0],
+    "share": [0.9, 0.999, 1.0],
+}
+FORGETTINGS = (0.9, 0.97)
+NOISES = (0.03, 0.1, 0.3)
+FLOORS = ("none", "drop", "narrow")
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """The base, one thing changed at a time, then noise."""
+    yield BASE
+    for name, values in SWEEPS.items():
+        for value in values:
+            yield BASE | {name: value}
+    yield BASE | {"forgetting": 1.0, "share": 1.0}
+    yield BASE | {"share": 1.0, "probes": 0}
+    yield BASE | {"printed": True}
+    for noise in NOISES:
+        for forgetting in FORGETTINGS:
+            for floor in FLOORS:
+                yield BASE | {"noise": noise, "forgetting": forgetting, "floor": floor}
+
+
+def loop(
+    dimension: int, rounds: int, seeds: int, case: dict[str, Any], dtype: Any
+) -> tuple[np.ndarray, ...]:
+    """Angle, missed share and directions kept, each by seed."""
+    k, noise = case["k"], case["noise"]
+    level = None
+    if case["floor"] != "none":
+        level = sketching.noise_floor(noise**2, k, case["forgetting"])
+    if case.get("printed"):
+        rule = functools.partial(sketch.update, share=case["share"], printed=True)
+    else:
+        options = {name: case[name] for name in ("probes", "forgetting", "share")}
+        narrow = case["floor"] == "narrow"
+        rule = functools.partial(sketch.update, floor=level, narrow=narrow, **options)
+
+    def one(key: Any) -> tuple[Any, ...]:
+        keys = jax.random.split(key, 3)
+        truth = sketch.orthonormal(jax.random.normal(keys[0], (dimension, RANK), dtype))
+
+        def step(state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, Any]:
+            draws, probes, mask = jax.random.split(jax.random.fold_in(keys[2], round), 3)
+            gradient = truth @ jax.random.normal(draws, (RANK,), dtype)
+            z = noise * jax.random.normal(mask, (k,), dtype)
+            inside = state.frame.T @ truth
+            missed = 1 - jnp.sum(jnp.square(inside)) / RANK
+            decoded = state.frame @ (state.frame.T @ gradient + z)
+            new = rule(state, decoded, probes)
+            return new, (missed, new.kept)
+
+        first = sketch.start(dimension, k, keys[1], dtype)
+        last, (missed, kept) = jax.lax.scan(step, first, jnp.arange(rounds, dtype=jnp.int32))
+        late = rounds - max(rounds // 4, 1)
+        angle = sketch.largest_angle(last.basis[:, :RANK], truth)
+        return angle, jnp.mean(missed[late:]), jnp.mean(kept[late:].astype(dtype))
+
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds, dtype=jnp.uint32))
+    return tuple(map(np.asarray, jax.jit(jax.vmap(one))(keys)))
+
+
+def loops(bench: Bench, options: Namespace) -> None:
+    """A row for each case and dimension; the many cases with noise in the smallest alone."""
+    for dimension in options.loop_dimensions:
+        for case in cases():
+            few = not case["noise"] or case["noise"] in options.few_noises
+            if dimension != min(options.loop_dimensions) and not few:
+                continue
+            with double_precision():
+                found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
+            jax.clear_caches()
+            angle, missed, kept = found
+            row = {"algorithm": "printed" if case.get("printed") else "sketch"}
+            row |= {"dimension": dimension, "rounds": options.rounds, "seeds": options.seeds}
+            row |= {name: case[name] for name in BASE}
+            row |= {"angle": float(angle.mean()), "angle_least": float(angle.min())}
+            row |= {"angle_most": float(angle.max()), "missed": float(missed.mean())}
+            bench.row(section="loop", **row, kept=float(kept.mean()))
+
+
+def peer_calls(dimension: int, k: int, rounds: int) -> tuple[dict[str, Callable[[], Any]], Any]:
+    """A call a way that takes one gradient in (``by k``: k of them), and the stream's space."""
+    from sklearn.decomposition import IncrementalPCA
+
+    rng = np.random.default_rng(0)
+    truth = np.linalg.qr(rng.normal(size=(dimension, RANK)))[0]
+    gradients = (rng.normal(size=(rounds, RANK)) @ truth.T).astype(np.float32)
+    gradients += (1e-3 / np.sqrt(dimension) * rng.normal(size=gradients.shape)).astype(np.float32)
+    step = jax.jit(sketch.update)
+    state = sketch.start(dimension, k, jax.random.key(0))
+    for round, gradient in enumerate(gradients):
+        state = step(state, gradient, jax.random.fold_in(jax.random.key(1), round))
+    last = jnp.asarray(gradients[-1])
+    weighed = 0.9 ** (np.arange(rounds)[::-1, None] / 2) * gradients
+    window = weighed[-int(np.log(1e-4) / np.log(0.9)) :].astype(np.float32)
+    peers = {name: IncrementalPCA(n_components=k) for name in ("one", "many")}
+    for peer in peers.values():
+        for batch in gradients.reshape(-1, k, dimension):
+            peer.partial_fit(batch)
+    return {
+        "update": lambda: step(state, last, jax.random.key(2)).basis[:, :RANK],
+        "svd": lambda: np.linalg.svd(window, full_matrices=False)[2][:RANK].T,
+        "incremental_pca": lambda: peers["one"].partial_fit(gradients[-1:]).components_[:RANK].T,
+        "incremental_pca by k": lambda: (
+            peers["many"].partial_fit(gradients[-k:]).components_[:RANK].T
+        ),
+    }, truth
+
+
+def peers(bench: Bench, options: Namespace) -> None:
+    """A row for each way, dimension and number of columns."""
+    for dimension in options.dimensions:
+        for k in options.columns:
+            calls, truth = peer_calls(dimension, k, 8 * k)
+            found = turns(calls, options.repeats)
+            for name, each in found.items():
+                gradients = k if name.endswith("by k") else 1
+                row = {"algorithm": name, "dimension": dimension, "k": k}
+                row |= {"seconds": each.median / gradients}
+                both = zip(each.times, found["update"].times, strict=True)
+                ratios = [other / gradients / mine for other, mine in both]
+                row["times_update"] = statistics.median(ratios or [each.first])
+                basis = np.linalg.qr(np.asarray(each.result, np.float64))[0]
+                missed = truth - basis @ (basis.T @ truth)
+                row["angle"] = float(np.arcsin(min(1.0, np.linalg.norm(missed, 2))))
+                bench.row(section="peers", **row)
+
+
+SECTIONS = {"loop": loops, "peers": peers}
+"""What ``--what`` chooses from: functions of the bench and its options."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    bench = Bench(__file__, __doc__, repeats=9)
+    bench.parser.add_argument("--what", nargs="+", choices=SECTIONS, default=["peers"])
+    group = bench.parser.add_argument_group("loop")
+    group.add_argument("--loop-dimensions", type=int, nargs="+", default=[200, 1000])
+    group.add_argument("--rounds", type=int, default=4000)
+    group.add_argument("--seeds", type=int, default=3)
+    group.add_argument("--few-noises", type=float, nargs="*", default=[0.1])
+    group = bench.parser.add_argument_group("peers")
+    group.add_argument("--dimensions", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    group.add_argument("--columns", type=int, nargs="+", default=[16])
+    options = bench.parse(argv)
+    for name in options.what:
+        SECTIONS[name](bench, options)
+    return bench.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
