@@ -36,7 +36,6 @@ RANK = 3
 BASE = {"k": 16, "probes": 4, "forgetting": 0.9, "share": 0.99, "noise": 0.0, "floor": "none"}
 SWEEPS: dict[str, list[Any]] = {
     "k": [8, 32],
-    "probes": [0, 8, 12],
     "forgetting": [0.5, 0.8, 0.95, 0.99, 1.0],
     "share": [0.9, 0.999, 1.0],
 }
@@ -54,6 +53,8 @@ def cases() -> Iterator[dict[str, Any]]:
     yield BASE | {"forgetting": 1.0, "share": 1.0}
     yield BASE | {"share": 1.0, "probes": 0}
     yield BASE | {"printed": True}
+    for probes in (0, 1, 2, 8, 12):
+        yield BASE | {"noise": 0.1, "probes": probes}
     for noise in NOISES:
         for forgetting in FORGETTINGS:
             for floor in FLOORS:
@@ -178,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--loop-dimensions", type=int, nargs="+", default=[200, 1000])
     group.add_argument("--rounds", type=int, default=4000)
     group.add_argument("--seeds", type=int, default=3)
-    group.add_argument("--few-noises", type=float, nargs="*", default=[0.1])
+    group.add_argument("--few-noises", type=float, nargs="*", default=[])
     group = bench.parser.add_argument_group("peers")
     group.add_argument("--dimensions", type=int, nargs="+", default=[1000, 10_000, 100_000])
     group.add_argument("--columns", type=int, nargs="+", default=[16])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import bench_dpsgd, bench_precision, bench_tracking
+from benchmarks import bench_dpsgd, bench_precision, bench_sketch, bench_tracking
 
 
 def summed(way: str, size: int) -> list[np.ndarray]:
@@ -102,3 +102,19 @@ def test_loops_over_agents_do_what_arrays_of_them_do(capsys: pytest.CaptureFixtu
     sizes = ["--agents", "6", "--run-rounds", "20", "--run-trials", "3", "--repeats", "1"]
     assert bench_tracking.main(["--what", "runs", *sizes]) == 0
     assert "trials_rounds_per_second" in capsys.readouterr().out
+
+
+def test_ways_to_follow_a_space_find_the_same_one() -> None:
+    sizes = ["--dimensions", "300", "--columns", "4", "--repeats", "1"]
+    assert bench_sketch.main(["--what", "peers", *sizes]) == 0
+    calls, truth = bench_sketch.peer_calls(300, 4, 32)
+    for call in calls.values():
+        missed = truth - (basis := np.linalg.qr(np.asarray(call(), float))[0]) @ (basis.T @ truth)
+        assert np.linalg.norm(missed, 2) < 1e-2
+
+
+def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
+    case = bench_sketch.BASE | {"k": 8, "noise": 0.01, "floor": "narrow"}
+    angle, missed, kept = bench_sketch.loop(40, 50, 2, case, np.float32)
+    assert angle.shape == missed.shape == kept.shape == (2,)
+    assert (0 < missed).all() and (missed < 1).all() and (kept <= 4).all()

@@ -206,6 +206,35 @@ def test_the_paper_s_lines_by_name():
     np.testing.assert_array_equal(two.frame[:, :r], two.basis[:, :r])
 
 
+def missed(rounds, d=60, k=8, noise=1e-3, **options):
+    """Energy of a fixed space outside the frame, by round, where only S (S' g + z) is seen."""
+    truth = jnp.asarray(directions(d, 2), jnp.float32)
+
+    @jax.jit
+    def loop(state):
+        def step(state, round):
+            key = jax.random.fold_in(jax.random.key(1), round)
+            numbers = jax.random.normal(jax.random.fold_in(key, 1), (2,), jnp.float32)
+            z = noise * jax.random.normal(jax.random.fold_in(key, 2), (k,), jnp.float32)
+            inside = state.frame.T @ truth
+            new = sketch.update(state, state.frame @ (inside @ numbers + z), key, **options)
+            return new, 1 - jnp.sum(jnp.square(inside)) / 2
+
+        return jax.lax.scan(step, state, jnp.arange(rounds, dtype=jnp.int32))[1]
+
+    return np.asarray(loop(sketch.start(d, k, jax.random.key(0))))
+
+
+def test_in_its_own_loop_it_learns_by_probes_and_by_forgetting():
+    learned = missed(600)
+    assert learned[0] > 0.7 and learned[-100:].mean() < 1e-3
+    # Everything kept: no probe is left, and nothing outside the first frame is ever seen.
+    closed = missed(600, probes=0, share=1.0)
+    assert closed[-1] > 0.5 and abs(closed[-1] - closed[20]) < 1e-4
+    # Nothing forgotten: what entered wrong stays.
+    assert missed(600, forgetting=1.0)[-100:].mean() > 10 * learned[-100:].mean()
+
+
 def test_frames_hold_what_is_kept_and_then_new_probes():
     gradients, truth = stream(100, 200, 3)
     before = run(gradients, 10)
