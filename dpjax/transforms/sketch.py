@@ -79,7 +79,7 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
     """
     dimension = _validate.integer("dimension", dimension)
     k = _validate.integer("k", k, most=dimension)
-    frame = orthonormal(_random(key, dimension, k, dtype))
+    frame = _orthonormal(_random(key, k, dimension, dtype)).T
     return Sketch(frame, jnp.zeros(k, dtype), frame, jnp.int32(0))
 
 
@@ -145,18 +145,18 @@ def update(
     sound = jnp.isfinite(_dot(gradient, gradient))
     gradient = jnp.where(sound, gradient, 0)
     if printed:
-        basis, weights = _printed(sketch, gradient)
+        rows, weights = _printed(sketch, gradient)
     else:
         forgetting = _within("forgetting", forgetting)
         probes = _validate.integer("probes", probes, least=0, most=k)
-        basis, weights = _rank_one(sketch, gradient, forgetting)
-    basis = jnp.where(sound, basis, sketch.basis)
+        rows, weights = _rank_one(sketch, gradient, forgetting)
+    rows = jnp.where(sound, rows, sketch.basis.T)
     weights = jnp.where(sound, weights, sketch.weights)
     kept = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
     if floor is not None and not printed:
         kept = jnp.minimum(kept, jnp.sum(weights > floor, dtype=jnp.int32))
     columns = kept + probes if narrow and not printed else jnp.int32(k)
-    return Sketch(basis, weights, _frame(basis, kept, columns, key), kept)
+    return Sketch(rows.T, weights, _frame(rows, kept, columns, key).T, kept)
 
 
 def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
@@ -168,16 +168,7 @@ def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
     Args:
         matrix: [d, k], k at most d.
     """
-    d, k = matrix.shape
-    if d < _WIDE * k:
-        columns, triangle = jnp.linalg.qr(matrix)
-        return columns * jnp.where(jnp.diag(triangle) < 0, -1, 1).astype(matrix.dtype)
-    gram = _dot(matrix.T, matrix)
-    triangle = jnp.linalg.cholesky(gram)
-    inverse = jax.scipy.linalg.solve_triangular(
-        triangle, jnp.eye(k, dtype=matrix.dtype), lower=True
-    )
-    return _polished(_dot(matrix, inverse.T))
+    return _orthonormal(matrix.T).T
 
 
 def flat(tree: Any) -> tuple[Float[Array, " d"], Callable[[Float[Array, " d"]], Any]]:
@@ -255,14 +246,31 @@ def _within(name: str, value: float) -> float:
     return value
 
 
-def _random(key: PRNGKeyArray, d: int, k: int, dtype: Any) -> Array:
-    """Gaussian columns of length around 1."""
-    return normals(key, (k, d), dtype).T * np.asarray(1 / np.sqrt(d), dtype)
+# Inside, directions are rows [k, d], whose products are several times as fast on a CPU.
 
 
-def _polished(columns: Array) -> Array:
+def _random(key: PRNGKeyArray, k: int, d: int, dtype: Any) -> Array:
+    """Gaussian rows of length around 1."""
+    drawn = normals(key, (k, d), dtype) * np.asarray(1 / np.sqrt(d), dtype)
+    # The compiler would hash again for each use.
+    return jax.lax.optimization_barrier(drawn)
+
+
+def _polished(rows: Array) -> Array:
     """One Newton-Schulz step: what is off by e from orthonormal is off by the order of e^2."""
-    return 1.5 * columns - 0.5 * _dot(columns, _dot(columns.T, columns))
+    return 1.5 * rows - 0.5 * _dot(_dot(rows, rows.T), rows)
+
+
+def _orthonormal(rows: Array) -> Array:
+    """Orthonormal rows, as `orthonormal`."""
+    k, d = rows.shape
+    if d < _WIDE * k:
+        columns, triangle = jnp.linalg.qr(rows.T)
+        return (columns * jnp.where(jnp.diag(triangle) < 0, -1, 1).astype(rows.dtype)).T
+    triangle = jnp.linalg.cholesky(_dot(rows, rows.T))
+    unit = jnp.eye(k, dtype=rows.dtype)
+    inverse = jax.scipy.linalg.solve_triangular(triangle, unit, lower=True)
+    return _polished(_dot(inverse, rows))
 
 
 def _unit(vector: Array) -> tuple[Array, Array]:
@@ -271,29 +279,29 @@ def _unit(vector: Array) -> tuple[Array, Array]:
 
 
 def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array, Array]:
-    """The k leading eigenpairs of f U diag(Lam) U' + g g'."""
-    basis = sketch.basis
-    d, k = basis.shape
-    weights = sketch.weights * np.asarray(forgetting, basis.dtype)
+    """The k leading eigenpairs of f U diag(Lam) U' + g g', vectors as rows."""
+    rows = sketch.basis.T
+    k, d = rows.shape
+    weights = sketch.weights * np.asarray(forgetting, rows.dtype)
     # Squares of what is far from 1 would leave the dtype's range inside the small problem.
     scale = jnp.sqrt(jnp.maximum(weights[0], _dot(gradient, gradient)))
     scale = jnp.where(scale > 0, scale, 1)
     vector = gradient / scale
-    inside = _dot(basis.T, vector)
-    residual, length = _unit(vector - _dot(basis, inside))
+    inside = _dot(rows, vector)
+    residual, length = _unit(vector - _dot(inside, rows))
     for _ in range(2):  # A short residual is mostly rounding until it is projected again.
-        residual, _left = _unit(residual - _dot(basis, _dot(basis.T, residual)))
-    least = jnp.finfo(basis.dtype).eps
+        residual, _left = _unit(residual - _dot(_dot(rows, residual), rows))
+    least = jnp.finfo(rows.dtype).eps
     outside = (length > least * jnp.sqrt(_dot(vector, vector))) & (d > k)
     length = jnp.where(outside, length, 0)
     residual = jnp.where(outside, residual, 0)
     small = jnp.concatenate([inside, length[None]])
-    # Without a residual there is no column of its own: at -1 it comes last, and is never taken.
-    corner = jnp.where(outside, 0, -1).astype(basis.dtype)
+    # Without a residual there is no row of its own: at -1 it comes last, and is never taken.
+    corner = jnp.where(outside, 0, -1).astype(rows.dtype)
     diagonal = jnp.concatenate([weights / jnp.square(scale), corner[None]])
     values, turn = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.outer(small, small))
-    turn = turn[:, :0:-1]
-    turned = _dot(basis, turn[:-1]) + jnp.outer(residual, turn[-1])
+    turn = turn.T[:0:-1]
+    turned = _dot(turn[:, :-1], rows) + jnp.outer(turn[:, -1], residual)
     return _polished(turned), jnp.maximum(values[:0:-1], 0) * jnp.square(scale)
 
 
@@ -301,7 +309,7 @@ def _printed(sketch: Sketch, gradient: Array) -> tuple[Array, Array]:
     """The paper's step; in the first round QR invents k - 1 directions, and these get weights."""
     outer = jnp.outer(gradient, _dot(gradient, sketch.basis))
     basis, triangle = jnp.linalg.qr(sketch.basis * sketch.weights + outer)
-    return basis, jnp.sqrt(jnp.sum(jnp.square(triangle), axis=0))
+    return basis.T, jnp.sqrt(jnp.sum(jnp.square(triangle), axis=0))
 
 
 def _cut(weights: Array, share: float, most: int) -> Array:
@@ -312,13 +320,13 @@ def _cut(weights: Array, share: float, most: int) -> Array:
     return jnp.where(reached[-1] > 0, jnp.minimum(needed, most), 0).astype(jnp.int32)
 
 
-def _frame(basis: Array, kept: Array, columns: Array, key: PRNGKeyArray) -> Array:
-    """The first directions of a basis, then probes, then zeros."""
-    d, k = basis.shape
-    place = jnp.arange(k)
-    front = jnp.where(place < kept, basis, 0)
-    drawn = _random(key, d, k, basis.dtype)
-    drawn = drawn - _dot(front, _dot(front.T, drawn))
-    frame = orthonormal(jnp.where(place < kept, basis, drawn))
-    frame = jnp.where(place < kept, basis, frame)
-    return jnp.where(place < columns, frame, 0)
+def _frame(rows: Array, kept: Array, width: Array, key: PRNGKeyArray) -> Array:
+    """The first directions of a basis, then probes, then zeros, as rows."""
+    k, d = rows.shape
+    place = jnp.arange(k)[:, None]
+    front = jnp.where(place < kept, rows, 0)
+    drawn = _random(key, k, d, rows.dtype)
+    drawn = drawn - _dot(_dot(drawn, front.T), front)
+    frame = _orthonormal(jnp.where(place < kept, rows, drawn))
+    frame = jnp.where(place < kept, rows, frame)
+    return jnp.where(place < width, frame, 0)

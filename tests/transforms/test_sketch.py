@@ -148,7 +148,7 @@ def test_float32_columns_stay_orthonormal(rounds):
 
 
 def test_without_the_correcting_step_columns_drift(monkeypatch):
-    monkeypatch.setattr(sketch, "_polished", lambda columns: columns)
+    monkeypatch.setattr(sketch, "_polished", lambda rows: rows)
     assert drifts(1000) > 1e-5
 
 
@@ -175,9 +175,9 @@ def test_a_cut_without_order_loses_energy(monkeypatch):
         return np.trace(kept.T @ seen @ kept) / np.trace(seen)
 
     def unordered(state, gradient, forgetting):
-        basis, weights = exact(state, gradient, forgetting)
+        rows, weights = exact(state, gradient, forgetting)
         order = jnp.argsort(weights)
-        return basis[:, order], weights[order]
+        return rows[order], weights[order]
 
     assert energy(share=0.9) > 0.9 - 1e-4
     jax.clear_caches()
