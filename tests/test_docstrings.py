@@ -25,6 +25,7 @@ NAMED = {
     "mechanism.quadratic": "error weights variances",
     "mechanism.schedules": "best_scales optimal",
     "mechanism.stability": "margins largest_gain spectral_radius peak",
+    "mechanism.sketching": "mean_square_error printed_deviation noise_floor",
     "mechanism.tuning": "tune on_quadratics tune_quadratics",
     "mechanism.accuracy": "value largest_decay",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric published_budget",
