@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
 from dpjax.algorithms.tracking import Apart
@@ -47,7 +47,8 @@ class PushPull:
 
     Attributes:
         directed: False takes B = W, which must be doubly stochastic. True shares each tracker
-            equally among those who hear its sender: B_ij = 1 / (number of them), own copy included.
+            equally among its sender, also where W_jj = 0, and the others who hear it: B_ij = 1 /
+            (1 + number of them).
     """
 
     directed: bool = False
@@ -57,10 +58,15 @@ class PushPull:
         pull = mixing_.at(arrays["mixing"], round)
         push = pull
         if self.directed:
-            heard = (pull != 0).astype(pull.dtype)
-            push = heard / jnp.sum(heard, axis=0)
+            kept = _shared(pull).astype(pull.dtype)
+            push = kept / jnp.sum(kept, axis=0)
         mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
         return Received(mixed, message)
+
+
+def _shared(pull: Float[Array, "n n"]) -> Bool[Array, "n n"]:
+    """Who takes a share of whose tracker: each its own, and what it hears."""
+    return (pull != 0) | jnp.eye(pull.shape[-1], dtype=bool)
 
 
 class _PairSent:
@@ -252,7 +258,7 @@ class PPDOAGT(_PairSent):
         pull = mixing_.at(here.arrays["mixing"], here.round)
         if not self.directed:
             return Pair(jnp.diagonal(pull), jnp.diagonal(pull))
-        return Pair(jnp.diagonal(pull), 1 / jnp.sum(pull != 0, axis=0))
+        return Pair(jnp.diagonal(pull), 1 / jnp.sum(_shared(pull), axis=0))
 
     def sensitivity(
         self,
@@ -272,8 +278,9 @@ class PPDOAGT(_PairSent):
         # As float32 runs see it and as float64 ones do: weights may vanish, or round up.
         both = [np.asarray(mixing, kind).astype(np.float64) for kind in (np.float32, np.float64)]
         own = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
-        heard = np.stack([(one != 0).sum(axis=-2) for one in both])
-        push = 1 / np.maximum(heard, 1) if self.directed else own
+        alone = np.eye(own.shape[-1], dtype=bool)
+        shared = np.stack([((one != 0) | alone).sum(axis=-2) for one in both])
+        push = 1 / shared if self.directed else own
         if np.ndim(mixing) == 3:
             return _bounded(answer, steps, divisor, own, push)
         keeps = np.unique(np.stack([own.ravel(), push.ravel()]), axis=1)

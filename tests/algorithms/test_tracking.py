@@ -30,6 +30,9 @@ MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
 ONE_WAY = np.eye(N) + np.roll(np.eye(N), 1, axis=1) + np.eye(N, k=-2)
 ONE_WAY /= ONE_WAY.sum(axis=1, keepdims=True)
 COLUMNS = (ONE_WAY != 0) / (ONE_WAY != 0).sum(axis=0)
+# The same without own weights but one: models leave the own one out, trackers never do.
+OTHERS = np.where(np.eye(N) - np.diag(np.eye(N)[2]), 0, ONE_WAY)
+OTHERS /= OTHERS.sum(axis=1, keepdims=True)
 STEPS = 0.004 * 0.9 ** np.arange(T)
 MADE = data.make(N, seed=1, high=3.0)
 
@@ -102,6 +105,8 @@ PAIRS = {
     "pp_doagt": (PPDOAGT(), MATRIX, MATRIX, loops.pp_doagt),
     "tracking_one_way": (GradientTracking(directed=True), ONE_WAY, COLUMNS, loops.pair),
     "pp_doagt_one_way": (PPDOAGT(directed=True), ONE_WAY, COLUMNS, loops.pp_doagt),
+    "tracking_others": (GradientTracking(directed=True), OTHERS, COLUMNS, loops.pair),
+    "pp_doagt_others": (PPDOAGT(directed=True), OTHERS, COLUMNS, loops.pp_doagt),
 }
 
 
@@ -195,11 +200,13 @@ MOVING = [
     (PPDOAGT(), Laplace(0.9)),
     (PPDOAGT(directed=True), Normal(0.9)),
 ]
+BETWEEN = [(*case, ONE_WAY if getattr(case[0], "directed", False) else MATRIX) for case in MOVING]
 
 
-@pytest.mark.parametrize(("method", "part"), MOVING)
-def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part):
-    matrix = ONE_WAY if getattr(method, "directed", False) else MATRIX
+@pytest.mark.parametrize(
+    ("method", "part", "matrix"), [*BETWEEN, (PPDOAGT(directed=True), Laplace(0.9), OTHERS)]
+)
+def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matrix):
     made = plan.make(config(method, part), matrix)
     task = fusion.problem(MADE)
     largest = np.zeros_like(made.noise.moves)
