@@ -1,8 +1,11 @@
 """The mode condition against the spectral radius at its exact border, and gamma beta <= 1."""
 
+import functools
+
 import numpy as np
 import pytest
 
+from dpjax.data import fusion
 from dpjax.mechanism import quadratic, stability
 from dpjax.topology import graphs, mixing
 
@@ -71,6 +74,89 @@ def test_unequal_hessians_follow_the_run():
                 break
         settles = np.abs(x).max() < 1e-6
         assert settles == (stability.spectral_radius(RING, hessians, alpha, beta) < 1)
+
+
+# Constant steps on random graphs, with the gains that make gamma beta 1 and a half.
+STEP, LONG, SHORT = 1e-4, 1e4, 5e3
+COSTS = fusion.make(agents=100, seed=2)
+MEAN = np.broadcast_to(COSTS.hessians.mean(axis=0), COSTS.hessians.shape)
+GRAPHS = [mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=s)) for s in range(12)]
+
+
+@functools.cache
+def runs():
+    """Which graphs algorithm 1 diverges on without noise: by Hessians and gain.
+
+    All graphs, both gains, the sensor fusion costs and those with their mean Hessian in the place
+    of everybody's (whose minimiser is the same), 4,000 rounds, side by side.
+    """
+    w, linear = np.array(GRAPHS), COSTS.linear[:, None]
+    hessians, gains = np.stack([COSTS.hessians, MEAN], axis=1), np.array([LONG, SHORT])
+    hessians, gains = hessians.repeat(2, axis=1), np.tile(gains, 2)[:, None]
+    start = np.random.default_rng(0).standard_normal((100, 1, 2))
+    x = np.broadcast_to(start, (12, 100, 4, 2)).copy()
+    y, left = np.zeros_like(x), []
+    for k in range(2000):
+        mixed = (w @ x.reshape(12, 100, 8)).reshape(x.shape)
+        y += gains * (x - mixed)
+        curved = hessians[..., 0] * x[..., :1] + hessians[..., 1] * x[..., 1:]
+        x = mixed - STEP * (y + curved - linear)
+        if k % 1000 == 999:
+            left.append(((x - COSTS.minimiser) ** 2).sum(axis=(1, 3)))
+    ratio = left[1] / left[0]
+    # Nothing is left in between; what settles at the short gain is at the optimum.
+    assert ((ratio > 2) | (ratio < 0.5)).all()
+    assert (left[1][ratio > 1] > 1).all() and (left[1][:, 1::2] < 1e-6).all()
+    found = {("own", LONG): 0, ("own", SHORT): 1, ("mean", LONG): 2, ("mean", SHORT): 3}
+    return {name: set(np.flatnonzero(ratio[:, at] > 1)) for name, at in found.items()}
+
+
+def test_least_eigenvalues_tell_which_random_graphs_diverge_under_one_hessian():
+    """Gamma beta = 1 on all twelve, and two of them diverge; at half of it none does."""
+    h = float(np.linalg.eigvalsh(MEAN[0])[-1])
+    for gain, wanted in ((LONG, {3, 8}), (SHORT, set())):
+        # W's eigenvalues come from the least, whose margin is the one that fails.
+        told = {i for i, w in enumerate(GRAPHS) if stability.margins(w, h, STEP, gain)[0] <= 0}
+        assert told == runs()["mean", gain] == wanted
+    least = [np.linalg.eigvalsh(w)[0] for w in GRAPHS]
+    assert set(np.argsort(least)[:2]) == {3, 8}
+
+
+def least_of_all(w, hessians, gain):
+    """Least eigenvalue of 2 (I + W) - 2 alpha H - alpha beta (I - W), H the agents' own Hessians.
+
+    v z^k is a course of the models where [z (z - 1) - (z - 1) (W - alpha H) + z alpha beta (I - W)]
+    v = 0. From the left, v* makes Jury's conditions of it, as for one mode, with v* W v and v* H v
+    in the places of l and h, so that all courses die out where this matrix is positive definite.
+    It is the bracket at z = -1, whose value far left of it is positive definite: where it has an
+    eigenvalue below 0, the bracket is singular at a z < -1, and that course grows.
+    """
+    one = np.eye(len(w))
+    whole = np.kron(2 * (one + w) - STEP * gain * (one - w), np.eye(2)).reshape(len(w), 2, -1, 2)
+    for i, hessian in enumerate(hessians):
+        whole[i, :, i] -= 2 * STEP * hessian
+    return np.linalg.eigvalsh(whole.reshape(2 * len(w), -1))[0]
+
+
+def test_unequal_hessians_take_their_weight_in_the_mode():
+    """The formula at the least and largest Hessian encloses the border; a matrix tells it."""
+    ends = np.linalg.eigvalsh(COSTS.hessians)
+    for gain, wanted in ((LONG, {3}), (SHORT, set())):
+        told = {i for i, w in enumerate(GRAPHS) if least_of_all(w, COSTS.hessians, gain) <= 0}
+        assert told == runs()["own", gain] == wanted
+    low, high = (
+        {i for i, w in enumerate(GRAPHS) if stability.margins(w, h, STEP, LONG)[0] <= 0}
+        for h in (ends.min(), ends.max())
+    )
+    assert low == set() and {3} < high == {2, 3, 4, 5, 6, 7, 8, 10}
+    for i in (3, 6):
+        radius = stability.spectral_radius(GRAPHS[i], COSTS.hessians, STEP, LONG)
+        assert (radius > 1) == (i == 3)
+    # Of other data it is others.
+    for seed, wanted in ((0, {3, 4, 7, 8}), (1, {3})):
+        hessians = fusion.make(agents=100, seed=seed).hessians
+        assert {i for i, w in enumerate(GRAPHS) if least_of_all(w, hessians, LONG) <= 0} == wanted
+        assert all(least_of_all(w, hessians, SHORT) > 0 for w in GRAPHS)
 
 
 def test_bad_input_is_named():
