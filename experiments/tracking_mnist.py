@@ -8,14 +8,19 @@ for gradients at models that nobody else knows, and their cost assumes a smoothn
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
+from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.plans import images, plan, problem, protect, samplers, scheduled
@@ -26,7 +31,7 @@ from dpjax.topology import graphs, mixing
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 METHODS = ("tracking", "dpop", "pp_doagt", "diff_tv_ab")
-PARTS = ("gaps", "methods", "border", "networks")
+PARTS = ("gaps", "methods", "border", "networks", "spread")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class Config:
         model: Network by name.
         layout: How convolutions are computed: mapped over agents' kernels a CPU's own are slow.
         parts: Which of the sweeps: "gaps" (gap, mode, budget), "methods" (Figs. 6-8), "border"
-            (Fig. 9: gamma and beta without noise), "networks" (Fig. 10: graph, agents, budget).
+            (Fig. 9: gamma and beta without noise), "networks" (Fig. 10: graph, agents, budget),
+            "spread" (how far gradients are apart at the start, for a gap that would hold).
         agents: Agents n.
         probability: Edge probability of the random graph; it rises to 2 log n / n where less would
             hardly connect n agents.
@@ -61,6 +67,7 @@ class Config:
         graphs: Graphs of Fig. 10.
         sizes: Numbers of agents of Fig. 10.
         budgets: Budgets of Fig. 10.
+        pairs: Pairs of gradients of the spread, at most.
         seeds: Seeds.
         measurements: How often a run is measured.
         records: Use only that many training records; 0 is all.
@@ -92,6 +99,7 @@ class Config:
     graphs: tuple[Literal["ring", "er"], ...] = ("ring", "er")
     sizes: tuple[int, ...] = (50, 100)
     budgets: tuple[float, ...] = (0.1, 0.5, 1.0, 5.0, 10.0)
+    pairs: int = 20
     seeds: tuple[int, ...] = (0, 1, 2)
     measurements: int = 20
     records: int = 0
@@ -103,7 +111,7 @@ PRESETS = {
         dataset="digits", model="mlp", agents=4, probability=0.6, rounds=12, gamma=0.05, beta=2.0,
         q1=0.9, q2=0.95, batch_size=8, epsilon=(1.0,), gaps=(0.01,), gammas=(0.05,),
         betas=(1.0, 1000.0), border_rounds=12, sizes=(4,), graphs=("ring",), budgets=(1.0,),
-        seeds=(0,), measurements=2, records=200,
+        pairs=4, seeds=(0,), measurements=2, records=200,
     ),
     "cpu": Config(
         model="small_cnn", layout="patches",
@@ -123,7 +131,7 @@ def check(config: Config) -> None:
         config,
         whole={
             "agents": 2, "rounds": 2, "batch_size": 1, "border_rounds": 2, "sizes": 2, "seeds": 0,
-            "measurements": 1, "records": 0, "test_records": 0,
+            "measurements": 1, "records": 0, "test_records": 0, "pairs": 1,
         },
         positive=(
             "gamma", "beta", "epsilon", "gaps", "gap", "at_epsilon", "gammas", "betas", "budgets",
@@ -148,14 +156,29 @@ def network(config: Config, kind: str, agents: int) -> Any:
 
 
 @functools.cache
-def task(
-    dataset: str, model: str, layout: Any, records: int, test_records: int, agents: int
-) -> problem.Problem:
+def read(config: Config) -> images.Images:
+    """The data set, of whose records every agent has a batch at least."""
+    found = images.read(config.dataset, config.model, config.layout, records=config.records)
+    least, most = config.batch_size, len(found.train[1])
+    given = {"sizes": config.sizes} if "networks" in config.parts else {}
+    for name, agents in ({"agents": (config.agents,)} | given).items():
+        if max(agents, default=0) * least > most:
+            raise ValueError(
+                f"{name} holds {max(agents)}, a batch of {least} each, and there are {most} "
+                f"records; give at most {most // least} agents, smaller batches or more records"
+            )
+    return found
+
+
+@functools.cache
+def task(config: Config, agents: int) -> problem.Problem:
     """The classifier over agents, its records dealt evenly."""
-    read = images.read(dataset, model, layout, records=records)
-    shards = partition.iid(len(read.train[1]), agents, 0)
-    x, y = (part[: test_records or None] for part in read.test)
-    return problem.supervised(read.model, "cross_entropy", read.train, (x, y), shards, name=dataset)
+    found = read(config)
+    shards = partition.iid(len(found.train[1]), agents, 0)
+    x, y = (part[: config.test_records or None] for part in found.test)
+    return problem.supervised(
+        found.model, "cross_entropy", found.train, (x, y), shards, name=config.dataset
+    )
 
 
 def config_of(
@@ -243,13 +266,11 @@ def train(
     config: Config, columns: dict[str, Any], matrix: Any, given: Any, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """One run of every seed."""
+    read(config)  # Refuses before the first round what a later cell could not run.
     made = given() if callable(given) else plan.make(given, matrix)
     rounds = made.config.rounds
     result = run(
-        made, task(
-            config.dataset, config.model, config.layout, config.records, config.test_records,
-            made.agents,
-        ),
+        made, task(config, made.agents),
         seeds=config.seeds, eval_every=math.ceil(rounds / config.measurements),
         **lab.run_options(folder),
     )  # fmt: skip
@@ -257,6 +278,55 @@ def train(
     rest = dict(columns)
     named = rest.pop("algorithm", "tracking")
     return result.rows(algorithm=named, rounds=rounds, **rest)
+
+
+def spread(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """How far gradients are apart in L1 at the models that runs start from."""
+    del folder
+    made, rows = task(config, config.agents), []
+    shards = [part[:count] for part, count in zip(*made.partition[:2], strict=True)]
+    gradient = jax.jit(jax.grad(made.batch_loss))
+
+    def of(params: Any, records: np.ndarray) -> np.ndarray:
+        """Mean gradient of some records, few at a time."""
+        total = 0.0
+        for part in np.array_split(records, -(-len(records) // 50)):
+            leaves = jax.tree.leaves(gradient(params, made.x[part], made.y[part]))
+            total = total + len(part) * np.concatenate(
+                [np.ravel(leaf).astype(np.float64) for leaf in leaves]
+            )
+        return total / len(records)
+
+    for seed in config.seeds:
+        params = made.init(keys.derive(seed, "initial"))
+        random = np.random.default_rng(seed)
+        deals = [
+            random.choice(len(made.y), (2, config.batch_size), replace=False)
+            for _ in range(config.pairs)
+        ]
+        batches = [[of(params, records) for records in deal] for deal in deals]
+        two = random.permutation(list(itertools.combinations(range(len(shards)), 2)))
+        whole = {agent: of(params, shards[agent]) for agent in set(two[: config.pairs].ravel())}
+        agents = [[whole[i], whole[j]] for i, j in two[: config.pairs]]
+        for compared, size, pairs in (
+            ("batches", config.batch_size, batches), ("agents", len(shards[0]), agents),
+        ):  # fmt: skip
+            apart = [np.abs(one - other).sum() for one, other in pairs]
+            rows.append({
+                "part": "spread", "compared": compared, "records": size, "pairs": len(apart),
+                "apart": np.mean(apart), "least": np.min(apart), "largest": np.max(apart),
+                "agents": len(shards), "seed": seed,
+            })  # fmt: skip
+    return rows
+
+
+def spread_cell(config: Config) -> tuple[str, dict[str, Any], Any]:
+    """Name, columns and rows of the spread, which no option of a run decides."""
+    decides = (
+        "dataset", "model", "layout", "agents", "batch_size", "pairs", "seeds", "records",
+    )  # fmt: skip
+    columns = {name: getattr(config, name) for name in decides}
+    return "spread", columns | {"part": "spread"}, functools.partial(spread, config)
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -268,28 +338,34 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         compute = functools.partial(train, config, columns, matrix, made, lab)
         given.append((name, stored, compute))
     frame = lab.cells(given, seed=config.seeds)
-    report(config, lab, frame[frame["round"] == frame["rounds"]], frame)
+    if "spread" in config.parts:
+        apart = lab.cells([spread_cell(config)], seed=config.seeds)
+        lab.say("\nspread: how far gradients at the start are apart, in L1")
+        shown = apart[["compared", "records", "pairs", "apart", "least", "largest", "seed"]]
+        lab.say(tables.text(shown.to_dict("records")))
+    if given:
+        report(config, lab, frame[frame["round"] == frame["rounds"]], frame)
 
 
 _SWEPT = (
     "parts", "epsilon", "gaps", "modes", "gammas", "betas", "graphs", "sizes", "budgets",
-    "smoothness",
+    "smoothness", "pairs",
 )  # fmt: skip
 
 
 def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
     """A table a sweep, and the figure of the methods' accuracy over rounds."""
-    keys = {
+    settings = {
         "gaps": ["mode", "gap", "setting"], "methods": ["algorithm"], "border": ["gamma", "beta"],
         "networks": ["graph", "agents", "setting"],
     }  # fmt: skip
-    for part in config.parts:
+    for part in (name for name in config.parts if name in settings):
         mine = last[last["part"] == part]
         lab.say(f"\n{part}: test accuracy in %, mean and deviation over {len(config.seeds)} seeds")
         rows = []
-        for names, group in mine.groupby(keys[part], sort=False):
+        for names, group in mine.groupby(settings[part], sort=False):
             named = names if isinstance(names, tuple) else (names,)
-            row = dict(zip(keys[part], named, strict=True))
+            row = dict(zip(settings[part], named, strict=True))
             row |= {"accuracy": 100 * group["test_accuracy"].mean()}
             if len(config.seeds) > 1:
                 row |= {"deviation": 100 * group["test_accuracy"].std()}

@@ -2,16 +2,21 @@
 
 import dataclasses
 import importlib
+import itertools
 import shutil
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from dpjax.accounting import leakage
+from dpjax.engine import keys
+from dpjax.results import records
 
 ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ("gaps", "methods", "border", "networks")
 
 
 def script(name, monkeypatch):
@@ -51,12 +56,74 @@ def test_decays_of_images_are_checked_too(tmp_path, capsys, monkeypatch):
     assert "q1 is 0.97 and q2 0.95; give q1 < q2" in capsys.readouterr().err
 
 
-def read_again(tmp_path, capsys, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sizes", "4", "100"], "sizes holds 100, a batch of 8 each, and there are 200 records"),
+        (["--agents", "26", "--parts", "spread"], "agents holds 26, a batch of 8 each"),
+    ],
+)
+def test_agents_without_a_batch_are_refused_before_any_work(
+    tmp_path, capsys, monkeypatch, options, said
+):
+    module = script("tracking_mnist", monkeypatch)
+    monkeypatch.setattr(module, "run", None)
+    assert module.main(["--preset", "tiny", "--output", str(tmp_path), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys, monkeypatch):
+    module = script("tracking_mnist", monkeypatch)
+    arguments = ["--preset", "tiny", "--parts", "spread", "--output", str(tmp_path), "--pairs", "9"]
+    assert module.main(arguments) == 0
+    rows = {row["compared"]: row for _, row in records.read(tmp_path).iterrows()}
+    assert rows["batches"]["pairs"] == 9 and rows["agents"]["pairs"] == 6
+    config = dataclasses.replace(module.PRESETS["tiny"], pairs=9)
+    task = module.task(config, 4)
+    params = task.init(keys.derive(0, "initial"))
+    each = [
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(
+            jax.grad(lambda p, m: sum(task.loss(p, task.x[i], task.y[i]) for i in m) / len(m))(
+                params, shard
+            )
+        )])
+        for shard in task.partition.indices
+    ]  # fmt: skip
+    apart = [np.abs(one - other).sum() for one, other in itertools.combinations(each, 2)]
+    found = rows["agents"]
+    assert found["records"] == 50
+    np.testing.assert_allclose(found[["apart", "least", "largest"]].astype(float), [
+        np.mean(apart), np.min(apart), np.max(apart)
+    ], rtol=1e-4)  # fmt: skip
+    # A batch has fewer records than an agent, and is farther from another.
+    assert rows["batches"]["least"] > found["largest"]
+    assert "batches" in capsys.readouterr().out
+    # Of the sweeps nothing decides it, and it decides nothing of theirs.
+    assert module.main([*arguments, "--gaps", "0.5", "--rounds", "20"]) == 0
+    assert capsys.readouterr().out.count(": read") == 1
+
+
+def test_records_of_images_are_read_as_stored(tmp_path, capsys, monkeypatch):
+    """With the seeds and networks that were recorded; the spread, where it was, is one more."""
+    folder = ROOT / "docs" / "records" / "tracking_mnist"
+    seeds = records.read_metadata(folder / "gap_none.jsonl")["seed"]
+    sizes = sorted({int(path.stem.split("_")[2]) for path in folder.glob("network_*")})
+    parts = [*SWEEPS, *(["spread"] if (folder / "spread.jsonl").exists() else [])]
+    lines = read_again(
+        tmp_path, capsys, monkeypatch, "tracking_mnist", "--parts", *parts,
+        "--seeds", *map(str, seeds), "--sizes", *map(str, sizes),
+    )  # fmt: skip
+    read = sum(line.endswith(": read") for line in lines)
+    assert read == len(list(folder.glob("*.jsonl"))) >= 30
+
+
+def read_again(tmp_path, capsys, monkeypatch, name, *options):
     """What is printed of the records in the documentation, none of which may be made anew."""
     shutil.copytree(ROOT / "docs" / "records" / name, tmp_path / name / "cpu")
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / name).rglob("*.jsonl")}
     module = script(name, monkeypatch)
-    assert module.main(["--output", str(tmp_path), "--quiet"]) == 0
+    assert module.main(["--output", str(tmp_path), "--quiet", *options]) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / name).rglob("*.jsonl")} == stored
     return capsys.readouterr().out.splitlines()
 
