@@ -81,7 +81,7 @@ def wrap_bits(
         reach = min(reach, clients * norm / math.sqrt(size) * half + clients)
     reach += math.sqrt(clients * float(variance)) * half
     # -2^(b-1) <= sum < 2^(b-1), and a float's last digits.
-    return math.floor(reach * (1 + 1e-9) + 1).bit_length() + 1
+    return math.floor(reach * (1 + 1e-5) + 1).bit_length() + 1
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,15 @@ class SumCode:
             *(self.clients, self.norm, self.limit, self.padded, self.variance, self.rotated),
             failure=2.0**-40,
         )
+
+    @property
+    def largest(self) -> int:
+        """The largest entry of a noisy vector, since no sampler draws beyond its farthest."""
+        noise = 0
+        if self.variance:
+            law = _lattice.proposal(self.variance)
+            noise = law.centre + law.farthest
+        return math.isqrt(self.limit) + noise
 
     @property
     def factor(self) -> np.float32:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/accounting.md", "docs/choosing.md"),
     *("docs/own_loop.md", "docs/models.md", "docs/architecture.md", "docs/filters.md"),
-    *("docs/floating-point.md", "docs/leakage.md", "docs/paillier.md"),
+    *("docs/floating-point.md", "docs/integers.md", "docs/leakage.md", "docs/paillier.md"),
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
     *("docs/tracking.md", "docs/reproduction-tracking.md"),
 ]

@@ -13,7 +13,7 @@ from dpjax import _validate
 from dpjax._sums import LARGEST, TRIES, SumCode
 from dpjax.secagg import discrete
 
-__all__ = ["SumCode", "contribution", "decode", "encode"]
+__all__ = ["SumCode", "contribution", "decode", "encode", "noisy"]
 
 
 def encode(
@@ -69,14 +69,16 @@ def encode(
     return whole
 
 
-def contribution(
+def noisy(
     code: SumCode,
     values: Float[np.ndarray, " k"],
     signs: Float[np.ndarray, " K"],
     stream: discrete.Stream,
     weight: float | None = None,
-) -> UInt32[np.ndarray, " K"]:
-    """Return what a client hands to the secure sum: whole numbers and noise, modulo 2^b.
+) -> Int64[np.ndarray, " K"]:
+    """Return a vector's whole numbers and its client's noise: what goes into a secure sum.
+
+    The sum of ``Terms(code.clients, code.padded, bits=32, bound=code.largest, ...)`` takes them.
 
     Guarantee: zero-out of one client moves the sum by at most ``code.sensitivity``; the noise in
     it is the discrete Gaussian of ``code.variance`` squared grid units, of every client that is in
@@ -90,15 +92,42 @@ def contribution(
         weight: As `encode`.
 
     Returns:
-        [K] whole numbers below 2^b.
+        [K] whole numbers, of at most ``code.largest``.
 
     Raises:
         ValueError: As `encode`.
     """
     whole = encode(code, values, signs, stream, weight)
-    if code.variance:
-        whole = whole + discrete.discrete_gaussians(stream, code.padded, code.variance)
-    return (whole & (2**code.bits - 1)).astype(np.uint32)
+    if not code.variance:
+        return whole
+    return whole + discrete.discrete_gaussians(stream, code.padded, code.variance)
+
+
+def contribution(
+    code: SumCode,
+    values: Float[np.ndarray, " k"],
+    signs: Float[np.ndarray, " K"],
+    stream: discrete.Stream,
+    weight: float | None = None,
+) -> UInt32[np.ndarray, " K"]:
+    """Return the same modulo 2^b, as `dpjax.transforms.fixed.contributions` does in jit.
+
+    Guarantee: that of `noisy`.
+
+    Args:
+        code: What all agree on.
+        values: [k] reals.
+        signs: [K] from ``code.signs``.
+        stream: As `noisy`.
+        weight: As `encode`.
+
+    Returns:
+        [K] whole numbers below 2^b.
+
+    Raises:
+        ValueError: As `encode`.
+    """
+    return (noisy(code, values, signs, stream, weight) & (2**code.bits - 1)).astype(np.uint32)
 
 
 def decode(

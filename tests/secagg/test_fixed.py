@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from dpjax import _sums, _threefry  # noqa: E402
+from dpjax import _lattice, _sums, _threefry  # noqa: E402
 from dpjax.secagg import discrete, fixed  # noqa: E402
 from dpjax.secagg.fixed import SumCode  # noqa: E402
 from dpjax.transforms import fixed as within  # noqa: E402
@@ -172,6 +172,32 @@ def test_sums_do_not_wrap_and_with_fewer_bits_they_would(rotated) -> None:
     whole = ((total.astype(np.int64) + half) & (2 * half - 1)) - half
     fewer = 1 << (code.bits - (5 if rotated else 2))
     assert (np.abs(whole) >= fewer).any()
+
+
+def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> None:
+    pytest.importorskip("msgpack")
+    from dpjax.secagg.terms import Terms
+    from tests.secagg.rounds import Round
+
+    code = SumCode(30, 1.0, 0.01, 5, variance=25)
+    terms = Terms(5, code.padded, bits=32, bound=code.largest, corrupt=0.0, dropout=0.2)
+    x, signs, stream = vectors(5, 30), code.signs(b"a"), discrete.Stream(bytes(32))
+    values = np.array([fixed.noisy(code, each, signs, stream) for each in x])
+    assert np.abs(values).max() <= code.largest
+    made = Round(terms, values, leaves={2: "mask"})
+    found = fixed.decode(code, made.run().values, signs)
+    error = found - x[[0, 1, 3, 4]].sum(0)
+    spread = code.grid * math.sqrt(4 * 25.25)
+    assert 0.6 * spread < error.std() < 1.4 * spread
+
+
+def test_no_entry_is_beyond_the_largest() -> None:
+    code = SumCode(4, 1.0, 0.05, 3, variance=Fraction(9, 4))
+    law = _lattice.proposal(code.variance)
+    # The farthest proposal that is kept, and the longest vector.
+    assert code.largest == math.isqrt(code.limit) + law.centre + law.farthest
+    assert law.farthest >= 63.9 * 1.5
+    assert SumCode(4, 1.0, 0.05, 3).largest == math.isqrt(code.limit)
 
 
 def test_bits_are_those_of_signals_and_of_noise() -> None:
