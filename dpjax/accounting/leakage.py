@@ -246,6 +246,11 @@ def normalised(
     """
     x, y = pairs.checked(x, y, 3)
     whole = normaliser(x.shape[1], k, convention)
+    if whole <= 0:
+        raise ValueError(
+            f"k is {k} with {x.shape[1]} trials, whose {convention} normaliser is 0; give more "
+            "trials, or a smaller k"
+        )
     _validate.one_of("coordinates", coordinates, get_args(Coordinates))
     _validate.one_of("jitter", jitter, get_args(Jitter))
     permutations = _validate.integer("permutations", permutations, least=0)

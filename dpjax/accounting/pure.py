@@ -34,6 +34,9 @@ __all__ = [
     "published_budget",
 ]
 
+# Of a product of five factors, the share of a run's messages among them, and above the budget of
+# a first scale that was rounded up.
+_UP = 1 + 2e-14
 _TINY = float(np.finfo(np.float64).tiny)
 
 Noise = Literal["laplace", "gaussian"]
@@ -221,8 +224,11 @@ def geometric(
         1.0
     """
     scale = _validate.positive("first_scale", first_scale)
-    # The scale at which the loss is 1; the loss is inverse to it.
-    return laplace.first_scale(1.0, gradient_gap, gamma, q1, q2, rounds) / scale * MARGIN
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    gamma = _validate.positive("gamma", gamma)
+    q1, q2 = laplace.decays(q1, q2)
+    share = laplace.horizon_share(rounds, 1, q1, q2)
+    return max(laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP, _TINY)
 
 
 class Published(NamedTuple):

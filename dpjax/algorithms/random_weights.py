@@ -222,12 +222,22 @@ class Encrypted(Unbounded):
             mixing: [n, n] mixing matrix.
 
         Raises:
-            ValueError: For a schedule.
+            ValueError: For a schedule, what is no square matrix, and links that go one way: of
+                b_ij b_ji one factor would be 0, and nothing mix.
         """
-        matrix = np.asarray(mixing)
-        if matrix.ndim != 2:
+        if np.ndim(mixing) == 3:
             raise ValueError(
-                f"mixing has shape {matrix.shape}; encrypted exchanges take one matrix [n, n]"
+                f"mixing is a schedule of shape {np.shape(mixing)}; give one matrix [n, n], of "
+                "encrypted exchanges in all rounds"
+            )
+        matrix = _validate.square("mixing", mixing)
+        # Runs may hold it in float32, where the smallest weights are no links.
+        there = matrix.astype(np.float32) != 0
+        if (there != there.T).any():
+            i, j = (int(end) for end in np.argwhere(there & ~there.T)[0])
+            raise ValueError(
+                f"mixing has a weight at ({i}, {j}) and none at ({j}, {i}); encrypted exchanges "
+                "need links that go both ways: give an undirected network"
             )
         degrees = np.count_nonzero(matrix - np.diag(np.diagonal(matrix)), axis=1)
         return EncryptedOnLinks(1 / math.sqrt(int(degrees.max()) + 1))

@@ -68,7 +68,7 @@ def trace(
         What was read, leaves [S, T, ...].
 
     Raises:
-        ValueError: For a release, or a plan that does not fit the problem.
+        ValueError: For a release, a plan that does not fit the problem, or a read of no arrays.
 
     Example:
         >>> from dpjax.engine.trace import trace
@@ -114,12 +114,17 @@ def moves(
         Distances for every seed, round and agent, one a leaf of the payload, in the plan's norm.
 
     Raises:
-        ValueError: For problems of other shapes or functions.
+        ValueError: For problems of other shapes or functions, or several.
 
     Reference:
         Xie, Liu and Chai (2025), Proposition 1, compares update rules by
         such distances.
     """
+    given: dict[str, Any] = {"problem": problem, "neighbour": neighbour}
+    for name, one in given.items():
+        if not isinstance(one, Problem):
+            kind = type(one).__name__
+            raise ValueError(f"{name} is a {kind}; give one plans.problem.Problem, not several")
     arguments.check(plan, [problem, neighbour], (0, 1))
     job, noise_keys, length = _job(plan, problem, seeds, rounds)
     other, _, _ = _job(plan, neighbour, seeds, rounds)
@@ -184,12 +189,25 @@ def _traced(
             new = cut.incoming(key, state, batch, out, received.value)
             before, after = (Seen(one.models, one.memory) for one in (state, new))
             noted = out.secret
-            return new, read(Passed(noted.private, noted.noisy, received.sent, before, after))
+            passed = Passed(noted.private, noted.noisy, received.sent, before, after)
+            return new, _arrays(read(passed))
 
         return jax.lax.scan(one_round, cut.init(models), None, length=rounds)[1]
 
     axes = (0, 0, 0, None if sent is None else 0, *[0] * len(owned))
     return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, *owned)
+
+
+def _arrays(found: Any) -> Any:
+    """What was read, refused where a leaf is no array."""
+    for leaf in jax.tree.leaves(found):
+        try:
+            jnp.asarray(leaf)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"read gives {_validate.shown(leaf)}; give a function that returns arrays"
+            ) from None
+    return found
 
 
 class _Noted(NamedTuple):

@@ -71,10 +71,18 @@ def remark_520(
     from scipy import optimize
 
     _validate.positive("epsilon", epsilon)
+    _validate.positive("gradient_gap", gradient_gap)
+    agents = _validate.integer("agents", agents)
+    dimension = _validate.integer("dimension", dimension)
+    given = _validate.numbers("constants", constants) or ()
+    if len(given) != 2 or min(given) < 0:
+        raise ValueError(
+            f"constants is {_validate.shown(constants)}; give c1 and c2, two numbers >= 0"
+        )
     most = _validate.positive("largest", largest)
     generator = np.random.default_rng(_validate.integer("seed", seed, least=0))
     lip, m = curvatures(smoothness, convexity)
-    c1, c2 = constants
+    c1, c2 = given
 
     def accuracy(point: list[float]) -> float:
         gamma, q1, q2 = point

@@ -11,6 +11,7 @@ mu^2 = (gap gamma / sigma_1)^2 / (q2^2 - q1^2) (1 - r^(2 (K-1))).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ Horizon = Literal["endless", "run"]
 _HORIZONS = ("endless", "run")
 # Powers and quotients are off by less than this, so that what is accounted stays in the budget.
 _UP = 1 + 1e-14
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 class Schedule(NamedTuple):
@@ -60,6 +62,39 @@ class Schedule(NamedTuple):
 def _share(q1: float, q2: float, messages: int, power: int) -> float:
     """Return 1 - (q1/q2)^(power (messages - 1)), without cancellation."""
     return -math.expm1(power * (messages - 1) * math.log1p((q1 - q2) / q2))
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return a quotient of two products, where nothing under- or overflows but the result.
+
+    Args:
+        above: Numbers above 0.
+        below: Numbers above 0.
+
+    Returns:
+        The quotient, a rounding for each number off; 0 or infinite beyond float64.
+    """
+    value, power = 1.0, 0
+    for sign, numbers in ((1, above), (-1, below)):
+        for number in numbers:
+            share, exponent = math.frexp(number)
+            value = value * share if sign > 0 else value / share
+            power += sign * exponent
+    try:
+        return math.ldexp(value, power)
+    except OverflowError:
+        return math.inf
+
+
+def _normal(value: float, law: str, loss: tuple[str, float], gap: float, gamma: float) -> float:
+    """Return a first scale, refusing one that float64 cannot round up."""
+    if not _TINY <= value < math.inf:
+        raise ValueError(
+            f"{loss[0]} is {loss[1]:g}, gradient_gap {gap:g} and gamma {gamma:g}, whose first "
+            f"{law} is beyond the numbers of float64; give them in units in which they are nearer "
+            "to 1"
+        )
+    return value
 
 
 def decays(q1: Any, q2: Any) -> tuple[float, float]:
@@ -90,8 +125,15 @@ def decays(q1: Any, q2: Any) -> tuple[float, float]:
     return q1, q2
 
 
-def _horizon(rounds: int | None, power: int, q1: float, q2: float) -> float:
-    """Return the share of an endless run's loss that a run of so many messages has."""
+def horizon_share(rounds: int | None, power: int, q1: float, q2: float) -> float:
+    """Return the share of an endless run's loss that a run of so many messages has.
+
+    Args:
+        rounds: Messages; None is no end, a share of 1.
+        power: 1 for epsilons, 2 for squares of mu.
+        q1: Decay of the steps.
+        q2: Decay of the noise.
+    """
     if rounds is None:
         return 1.0
     rounds = _validate.integer("rounds", rounds)
@@ -129,7 +171,8 @@ def first_scale(
         The scale, rounded up.
 
     Raises:
-        ValueError: For numbers out of range, q1 not below q2, or rounds given with ``printed``.
+        ValueError: For numbers out of range, q1 not below q2, rounds given with ``printed``, or a
+            scale that is no normal number of float64.
 
     Reference:
         Xie, Liu and Chai, (5) and Theorem 4.5, whose sum pairs alpha_k with nu_k where message k
@@ -146,8 +189,10 @@ def first_scale(
     q1, q2 = decays(q1, q2)
     if _validate.flag("printed", printed) and rounds is not None:
         raise ValueError("printed is the paper's form for endless runs; leave rounds out")
-    scale = gamma * gap / (epsilon * (q2 - q1)) * _horizon(rounds, 1, q1, q2)
-    return scale * q2 if printed else scale * _UP
+    share = horizon_share(rounds, 1, q1, q2)
+    scale = ratio([gamma, gap, share], [epsilon, q2 - q1])
+    scale = scale * q2 if printed else scale * _UP
+    return _normal(scale, "scale", ("epsilon", epsilon), gap, gamma)
 
 
 def first_deviation(
@@ -179,7 +224,8 @@ def first_deviation(
         The standard deviation, rounded up.
 
     Raises:
-        ValueError: For numbers out of range, or q1 not below q2.
+        ValueError: For numbers out of range, q1 not below q2, or a deviation that is no normal
+            number of float64.
 
     Example:
         >>> from dpjax.mechanism import laplace
@@ -190,8 +236,9 @@ def first_deviation(
     gap = _validate.positive("gradient_gap", gradient_gap)
     gamma = _validate.positive("gamma", gamma)
     q1, q2 = decays(q1, q2)
-    energy = _horizon(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
-    return gamma * gap / mu * math.sqrt(energy) * _UP
+    energy = horizon_share(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
+    deviation = ratio([gamma, gap, math.sqrt(energy)], [mu]) * _UP
+    return _normal(deviation, "deviation", ("mu", mu), gap, gamma)
 
 
 def geometric(
@@ -244,8 +291,8 @@ def geometric(
     rounds = _validate.integer("rounds", rounds)
     run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
     first = first_scale(epsilon, gradient_gap, gamma, q1, q2, rounds if run else None, printed)
-    total = float(gradient_gap) * gamma / (first * (q2 - q1)) * _UP
-    share = _horizon(rounds, 1, q1, q2) if rounds > 1 else 0.0
+    total = max(ratio([float(gradient_gap), gamma], [first, q2 - q1]) * _UP, _TINY)
+    share = horizon_share(rounds, 1, q1, q2) if rounds > 1 else 0.0
     budget = total if printed or run else float(epsilon)
     return _schedule(first, gamma, q1, q2, rounds, "laplace", (budget, total * share), gradient_gap)
 
@@ -289,8 +336,9 @@ def geometric_gaussian(
     rounds = _validate.integer("rounds", rounds)
     run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
     first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
-    total = float(gradient_gap) * gamma / first / math.sqrt((q2 - q1) * (q2 + q1)) * _UP
-    share = math.sqrt(_horizon(rounds, 2, q1, q2)) if rounds > 1 else 0.0
+    spread = math.sqrt((q2 - q1) * (q2 + q1))
+    total = max(ratio([float(gradient_gap), gamma], [first, spread]) * _UP, _TINY)
+    share = math.sqrt(horizon_share(rounds, 2, q1, q2)) if rounds > 1 else 0.0
     budget = total if run else float(mu)
     return _schedule(
         first, gamma, q1, q2, rounds, "gaussian", (budget, total * share), gradient_gap
@@ -310,8 +358,7 @@ def _schedule(
     """Return both sequences, refusing noise that vanishes."""
     steps = np.arange(rounds, dtype=np.float64)
     scales = first * np.float64(q2) ** steps
-    tiny = float(np.finfo(np.float64).tiny)
-    if not tiny <= scales[-1] <= scales[0] < np.inf:
+    if not _TINY <= scales[-1] <= scales[0] < np.inf:
         raise ValueError(
             f"rounds is {rounds}, in which noise of decay q2 = {q2:g} goes from {scales[0]:g} to "
             f"{scales[-1]:g}, beyond the numbers of float64; give fewer rounds or a q2 nearer to 1"

@@ -15,6 +15,7 @@ is the sum of its coefficients' sizes times the largest difference: no bound for
 round is smaller. `printed_sensitivity` has what the paper's Table 3 says instead.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ VARIABLES: dict[str, int] = {
 Tables 2 and 3 of Xie, Liu and Chai."""
 
 _UNIT = float(np.finfo(np.float64).eps)
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 def numbers_sent(method: str, dimension: int) -> int:
@@ -98,7 +100,8 @@ def moves(
             0 for clipped gradients.
 
     Returns:
-        [T, P] moves of message 1 to T, one column for each variable, models first; rounded up.
+        [T, P] moves of message 1 to T, one column for each variable, models first; rounded up,
+        infinite where they are beyond float64.
 
     Raises:
         ValueError: For an unknown method, or numbers out of range.
@@ -141,7 +144,7 @@ def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
         ValueError: For steps that are not finite and >= 0, or a gap that is not above 0.
     """
     steps, gap = _steps(step_sizes), _validate.positive("gradient_gap", gradient_gap)
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore", over="ignore"):
         raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), np.finfo(np.float64).tiny)
     return np.concatenate([[0.0], np.where(steps[:-1] > 0, raised, 0.0)])
 
@@ -179,14 +182,15 @@ def pp_doagt(
     # The same sums without any cancelling: rounding errors are a share of these.
     large_x, large_s = np.zeros(rounds), np.zeros(rounds)
     slack = 8 * (rounds + 1) * _UNIT
-    for k in range(rounds):
-        result[k] = (np.abs(x) + slack * large_x) @ gaps, (np.abs(s) + slack * large_s) @ gaps
-        gaps[k] = gap + slope * result[k, 0]
-        last, large_last = s, large_s
-        s, large_s = own * s, own * large_s
-        s[k] += steps[k]
-        large_s[k] += steps[k]
-        x, large_x = own * x - (s - last), own * large_x + large_s + large_last
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for k in range(rounds):
+            result[k] = _summed(x, large_x, slack, gaps), _summed(s, large_s, slack, gaps)
+            gaps[k] = gap + slope * result[k, 0]
+            last, large_last = s, large_s
+            s, large_s = own * s, own * large_s
+            s[k] += steps[k]
+            large_s[k] += steps[k]
+            x, large_x = own * x - (s - last), own * large_x + large_s + large_last
     return result
 
 
@@ -222,19 +226,28 @@ def diff_tv_ab(
     x, y = np.zeros(rounds), np.zeros(rounds)
     large_x, large_y = np.zeros(rounds), np.zeros(rounds)
     slack = 8 * (rounds + 1) * _UNIT
-    for k in range(rounds):
-        # The gradient at x(k), of which the message after the one that moves x tells nothing yet.
-        result[k, 0] = (np.abs(x) + slack * large_x) @ gaps
-        gaps[k] = gap + slope * result[k, 0]
-        y, large_y = own * y, own * large_y
-        y[k] += 1.0
-        large_y[k] += 1.0
-        if k:
-            y[k - 1] -= 1.0
-            large_y[k - 1] += 1.0
-        result[k, 1] = (np.abs(y) + slack * large_y) @ gaps
-        x, large_x = own * x - steps[k] * y, own * large_x + steps[k] * large_y
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for k in range(rounds):
+            # The gradient at x(k): the message after the one that moves x tells nothing of it yet.
+            result[k, 0] = _summed(x, large_x, slack, gaps)
+            gaps[k] = gap + slope * result[k, 0]
+            y, large_y = own * y, own * large_y
+            y[k] += 1.0
+            large_y[k] += 1.0
+            if k:
+                y[k - 1] -= 1.0
+                large_y[k - 1] += 1.0
+            result[k, 1] = _summed(y, large_y, slack, gaps)
+            x, large_x = own * x - steps[k] * y, own * large_x + steps[k] * large_y
     return result
+
+
+def _summed(of: np.ndarray, large: np.ndarray, slack: float, gaps: np.ndarray) -> float:
+    """Return sum |of| gaps rounded up; infinite where a coefficient or a gap was too large."""
+    value = float((np.abs(of) + slack * large) @ gaps)
+    if math.isnan(value):
+        return math.inf
+    return max(value, _TINY) if large.any() and gaps.any() else value
 
 
 def printed_sensitivity(

@@ -36,6 +36,10 @@ _NOISES = ("laplace", "gaussian")
 _SHAPES = ("any", "smooth", "pulses")
 # Sums of a thousand terms are off by less than this: the budget is kept.
 _UP = 1 + 1e-12
+# Between these a product of two is a normal number, and sums lose nothing that counts.
+_LEAST, _MOST = 1e-300, 1e300
+# Losses are summed as numbers of float64, mus as squares of them.
+_LEAST_BUDGET = 1e-140
 
 
 class Optimum(NamedTuple):
@@ -70,7 +74,7 @@ def best_scales(
     Args:
         step_sizes: [T] alpha_k, above 0 (0 is no step).
         weights: [T] w_k of `dpjax.mechanism.quadratic.weights`.
-        budget: Epsilon for Laplace noise, mu for Gaussian.
+        budget: Epsilon for Laplace noise, mu for Gaussian; 1e-140 at least.
         gradient_gap: In L1 norm, or in L2 for Gaussian noise.
         noise: Which noise.
 
@@ -78,8 +82,8 @@ def best_scales(
         [T] Laplace scales, or standard deviations.
 
     Raises:
-        ValueError: For shapes that do not fit, numbers out of range, or a message whose noise has
-            no weight although it carries a step.
+        ValueError: For shapes that do not fit, numbers out of range, a message whose noise has no
+            weight although it carries a step, or scales that float64 does not hold.
 
     Example:
         >>> from dpjax.mechanism import schedules
@@ -88,7 +92,7 @@ def best_scales(
     """
     steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
     w = _validate.finite_array("weights", weights, ndim=1)
-    budget = _validate.positive("budget", budget)
+    budget = _budget(budget)
     gap = _validate.positive("gradient_gap", gradient_gap)
     gaussian = _validate.one_of("noise", noise, _NOISES) == "gaussian"
     if len(w) != len(steps) or min(w.min(), steps.min()) < 0:
@@ -105,13 +109,55 @@ def best_scales(
             "has no best scale; give fewer rounds or weights above 0"
         )
     a, w = carried[shown], w[1:][shown]
-    if gaussian:
-        found = gap / budget * np.sqrt((a * np.sqrt(w)).sum() * a / np.sqrt(w))
-    else:
-        roots = np.cbrt(a / w)
-        found = gap / budget * (a / roots).sum() * roots
-    scales[1:][shown] = found * _UP
+    found, held = _found(a, w, gap / budget, gaussian)
+    if not held:
+        raise ValueError(
+            f"gradient_gap is {gap:g}, budget {budget:g}, step_sizes from {a.min():g} to "
+            f"{a.max():g} and weights from {w.min():g} to {w.max():g}, whose best scales are "
+            "beyond what float64 holds; give them in units in which all are nearer to 1"
+        )
+    scales[1:][shown] = found
     return scales
+
+
+def _budget(value: Any) -> float:
+    budget = _validate.positive("budget", value)
+    if budget < _LEAST_BUDGET:
+        raise ValueError(f"budget is {budget:g}; give at least {_LEAST_BUDGET:g}")
+    return budget
+
+
+def _found(a: np.ndarray, w: np.ndarray, ratio: float, gaussian: bool) -> tuple[np.ndarray, bool]:
+    """Return the scales of messages that carry steps a, and whether float64 holds them."""
+    if not len(a):
+        return a, True
+    with np.errstate(all="ignore"):
+        # Roots of each: quotients and products of steps and weights themselves may overflow.
+        roots = np.sqrt(a) / np.sqrt(np.sqrt(w)) if gaussian else np.cbrt(a) / np.cbrt(w)
+        parts = a / roots
+        most = parts.max()
+        total = most * np.linalg.norm(parts / most) if gaussian else parts.sum()
+        found = ratio * total * roots * _UP
+    met = np.concatenate([[ratio, total, ratio * total], roots, found])
+    return found, bool(((met >= _LEAST) & (met <= _MOST)).all())
+
+
+def largest_curvature(hessians: np.ndarray) -> float:
+    """Return the largest curvature of any agent, where their average is convex.
+
+    Args:
+        hessians: [n, p, p].
+
+    Raises:
+        ValueError: For an average that is not convex: its cost has no minimum.
+    """
+    least = float(np.linalg.eigvalsh(hessians.mean(axis=0)).min())
+    if least <= 0:
+        raise ValueError(
+            f"hessians has an average of least curvature {least:g}; give costs whose average is "
+            "convex, above 0"
+        )
+    return float(np.linalg.eigvalsh(hessians).max())
 
 
 def optimal(
@@ -129,8 +175,8 @@ def optimal(
     q1: float | None = None,
     start: Any = 0.0,
     start_variance: float = 1.0,
-    knots: int = 16,
-    pulses: Sequence[int] = (1, 2, 3, 4),
+    knots: int | None = None,
+    pulses: Sequence[int] | None = None,
     probes: int | None = 16,
     seed: int = 0,
     iterations: int = 100,
@@ -163,17 +209,18 @@ def optimal(
         q1: Decay of the smooth start; exp(-5 / T) if None.
         start: [n, p] mean of x(0).
         start_variance: Variance of an entry of x(0).
-        knots: Knots of log alpha, 2 to T.
-        pulses: Numbers of pulses to try, each below T.
+        knots: Knots of log alpha, 2 to T; 16 if None, or T where that is less.
+        pulses: Numbers of pulses to try, each below T; 1 to 4 if None, as far as they are below T.
         probes: Rows of `dpjax.mechanism.quadratic.sketch` while descending; None for exact errors.
         seed: Of the sketch.
-        iterations: Most L-BFGS iterations of each descent.
+        iterations: Most L-BFGS iterations of each descent; 0 takes the starts as they are.
 
     Returns:
         The best schedule met, with exact errors.
 
     Raises:
-        ValueError: For shapes that do not fit, numbers out of range, or a start that diverges.
+        ValueError: For shapes that do not fit, numbers out of range, a W that is not symmetric, an
+            average cost that is not convex, or a start that diverges.
 
     Example:
         >>> import numpy as np
@@ -186,19 +233,29 @@ def optimal(
         ('2 pulses', True)
     """
     rounds = _validate.integer("rounds", rounds, least=2)
-    knots = _validate.integer("knots", knots, least=2, most=rounds)
-    counts = [_validate.integer("pulses", count, most=rounds - 1) for count in pulses]
+    most = min(16, rounds) if knots is None else knots
+    knots = _validate.integer("knots", most, least=2, most=rounds)
+    tried: Any = range(1, min(5, rounds)) if pulses is None else pulses
+    if not isinstance(tried, list | tuple | range):
+        raise ValueError(f"pulses is {_validate.shown(pulses)}; give a sequence such as (1, 2)")
+    counts = [_validate.integer("pulses", count, most=rounds - 1) for count in tried]
+    iterations = _validate.integer("iterations", iterations, least=0)
     _validate.one_of("shape", shape, _SHAPES)
     problem = costs.checked(mixing, hessians, linear, np.ones(rounds), 1.0)
+    if (apart := float(np.abs(problem.mixing - problem.mixing.T).max())) > 1e-9:
+        raise ValueError(
+            f"mixing is not symmetric, by {apart:g}; give weights that are the same both ways, as "
+            "of topology.mixing.metropolis_hastings"
+        )
     setting = _Setting(
         problem,
         start,
         costs.variance(start_variance),
-        _validate.positive("budget", budget),
+        _budget(budget),
         _validate.positive("gradient_gap", gradient_gap),
         "gaussian" if _validate.one_of("noise", noise, _NOISES) == "gaussian" else "laplace",
     )
-    largest = float(np.linalg.eigvalsh(problem.hessians).max())
+    largest = largest_curvature(problem.hessians)
     first = 1 / largest if gamma is None else _validate.positive("gamma", gamma)
     gain = 0.5 / first if beta is None else _validate.positive("beta", beta)
     decay = float(np.exp(-5 / rounds)) if q1 is None else _validate.probability("q1", q1)
@@ -230,10 +287,14 @@ class _Setting(NamedTuple):
     def measured(self, steps: np.ndarray, beta: float) -> tuple[Schedule, quadratic.Error]:
         """Return steps with their best noise, and the exact error."""
         weights = quadratic.weights(self.problem.mixing, self.problem.hessians, steps, beta)
-        carried = steps[:-1] > 0
+        carried, w = steps[:-1] > 0, weights[1:]
         scales = np.full(len(steps), np.inf)
-        if np.isfinite(weights).all() and (weights[1:][carried] > 0).all():
-            scales = best_scales(steps, weights, self.budget, self.gap, self.noise)
+        if np.isfinite(weights).all() and (w[carried] > 0).all():
+            ratio, gaussian = self.gap / self.budget, self.noise == "gaussian"
+            found, held = _found(steps[:-1][carried], w[carried], ratio, gaussian)
+            if held:
+                scales[0], scales[1:] = 0.0, 0.0
+                scales[1:][carried] = found
         schedule = Schedule(steps, scales, self.noise, self.budget, self.budget, self.gap)
         with np.errstate(over="ignore", invalid="ignore"):
             run = self.problem._replace(step_sizes=steps, beta=beta)

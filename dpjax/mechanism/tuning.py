@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.mechanism import costs, laplace, quadratic
-from dpjax.mechanism.schedules import Law
+from dpjax.mechanism.schedules import Law, largest_curvature
 
 __all__ = ["Objective", "Tuned", "on_quadratics", "tune", "tune_quadratics"]
 
@@ -81,11 +81,12 @@ def tune(
     """
     from scipy import optimize
 
-    gamma, beta = (
-        _validate.positive("start", value, remedy="give gamma and beta above 0")
-        for value in start[:2]
-    )
-    q1, q2 = laplace.decays(*start[2:])
+    for name, given in (("objective", objective), ("measure", measure)):
+        if not callable(given) and (name == "objective" or given is not None):
+            raise ValueError(
+                f"{name} is {_validate.shown(given)}; give a function of gamma, beta, q1 and q2"
+            )
+    gamma, beta, q1, q2 = _four("start", start)
     most = _validate.integer("evaluations", evaluations)
     first = float(objective(gamma, beta, q1, q2))
     if not np.isfinite(first):
@@ -246,8 +247,9 @@ def tune_quadratics(
             *problem, budget, gradient_gap, rounds, probes=probes, seed=seed, **settings
         )
     if parameters is None:
-        first = 1 / float(np.linalg.eigvalsh(np.asarray(hessians, np.float64)).max())
+        first = 1 / largest_curvature(np.asarray(hessians, np.float64))
         parameters = first, 0.5 / first, float(np.exp(-10 / rounds)), float(np.exp(-5 / rounds))
+    parameters = _four("parameters", parameters)
     make = laplace.geometric if _laplace(noise) else laplace.geometric_gaussian
 
     def measure(gamma: float, beta: float, q1: float, q2: float) -> float:
@@ -267,6 +269,16 @@ def _parameters(x: np.ndarray) -> tuple[float, float, float, float]:
     """Return (gamma, beta, q1, q2) of their logarithms: q2 = 1 - s, q1 = q2 - s r."""
     gamma, beta, short, ratio = (float(value) for value in np.exp(np.clip(x, -700, 700)))
     return gamma, beta, 1 - short - short * ratio, 1 - short
+
+
+def _four(name: str, given: Any) -> tuple[float, float, float, float]:
+    """Return (gamma, beta, q1, q2) as floats in their ranges, else raise ValueError."""
+    if len(_validate.numbers(name, given) or ()) != 4:
+        raise ValueError(f"{name} is {_validate.shown(given)}; give (gamma, beta, q1, q2)")
+    gamma, beta = (
+        _validate.positive(name, value, remedy="give gamma and beta above 0") for value in given[:2]
+    )
+    return gamma, beta, *laplace.decays(*given[2:])
 
 
 def _laplace(noise: str) -> bool:

@@ -69,7 +69,7 @@ def optimal(
         The parts.
 
     Raises:
-        ValueError: As `dpjax.mechanism.schedules.optimal`.
+        ValueError: For other costs, and as `dpjax.mechanism.schedules.optimal`.
 
     Example:
         >>> import numpy as np
@@ -82,6 +82,7 @@ def optimal(
         >>> parts.predicted.bias < parts.predicted.total
         True
     """
+    _check(costs)
     best = schedules.optimal(
         mixing, costs.hessians, costs.linear, epsilon, gradient_gap, rounds, shape=shape,
         start_variance=float(apart), **options,
@@ -115,7 +116,7 @@ def problem(
         The problem; a model is a vector [p].
 
     Raises:
-        ValueError: For float64 without the flag.
+        ValueError: For other costs, or float64 without the flag.
 
     Reference:
         Xie, Liu and Chai (2025), section 6.1.
@@ -126,6 +127,7 @@ def problem(
         >>> fusion.problem(data.make(agents=6, seed=0)).agents
         6
     """
+    _check(costs)
     _validate.one_of("dtype", dtype, ("float32", "float64"))
     if dtype == "float64" and jnp.result_type(float) != np.float64:
         raise ValueError(
@@ -148,6 +150,11 @@ def problem(
         evaluation_data="public",
         apart=apart,
     )
+
+
+def _check(costs: Any) -> None:
+    if not isinstance(costs, Fusion):
+        raise ValueError(f"costs is {type(costs).__name__}; give those of data.fusion.make")
 
 
 @functools.lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, pure
 from dpjax.mechanism import design as design_
-from dpjax.plans import joins, targets
+from dpjax.plans import guarantees, joins, targets
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
@@ -377,7 +377,7 @@ def moved(target: Target) -> Float[np.ndarray, "t p"]:
     return moves.reshape(target.rounds, -1) * _ROUNDING
 
 
-def cost(config: Any, mixing: Any, scale: float) -> float:
+def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float:
     """The epsilon at which a config's schedule has a given largest scale, at its budget's delta.
 
     For methods whose noise is given, and not a budget: what it costs by this package's account.
@@ -386,6 +386,7 @@ def cost(config: Any, mixing: Any, scale: float) -> float:
         config: A config with noise of this module; its own epsilon is not read.
         mixing: [n, n] mixing matrix.
         scale: The largest, which is the first of a ratio's.
+        counts: [n] records of each agent, as in `plan.make`.
 
     Returns:
         Epsilon, rounded up; a config with this budget has that noise up to float32.
@@ -398,7 +399,9 @@ def cost(config: Any, mixing: Any, scale: float) -> float:
         raise ValueError(
             f"noise is {_validate.shown(part)}; give plans.scheduled.Laplace or Normal"
         )
-    target = targets.of(config, mixing_.check(mixing, stochastic=config.method.stochastic))
+    matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
+    records = guarantees.kept_counts(config, counts, matrix.shape[-1])
+    target = targets.of(config, matrix, records)
     part.check(target)
     made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))
     return float(np.max(made.loss(target).epsilon))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -9,6 +10,42 @@ from jaxtyping import Float
 from dpjax import _validate
 
 __all__ = ["FixedPoint"]
+
+
+def reals(name: str, values: Any) -> np.ndarray:
+    """Return real numbers as float64, what is not finite among them.
+
+    Args:
+        name: What messages call them.
+        values: An array of them.
+
+    Raises:
+        ValueError: For text, complex numbers and ragged lists.
+    """
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiub" or array.dtype.name == "bfloat16":
+            return array.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    given = " ".join(_validate.shown(values).split())
+    raise ValueError(f"{name} is {given}; give an array of real numbers")
+
+
+def row(name: str, values: Any) -> np.ndarray:
+    """Return real numbers [d] as `reals` does.
+
+    Args:
+        name: What messages call them.
+        values: [d].
+
+    Raises:
+        ValueError: As `reals`, and for another number of dimensions.
+    """
+    array = reals(name, values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; give one dimension")
+    return array
 
 
 @dataclass(frozen=True)
@@ -71,7 +108,11 @@ class FixedPoint:
 
         Returns:
             The bound, in the unit of the values.
+
+        Raises:
+            ValueError: For numbers that are not finite, and a grain below 0.
         """
+        difference = _validate.number("difference", difference)
         unit = 2.0**-self.fraction_bits
         weighing = 2.0 ** -(self.weight_bits + 1) * (abs(difference) + unit)
         return unit + unit / 2 * self.span(grain) + weighing
@@ -81,7 +122,12 @@ class FixedPoint:
 
         Args:
             grain: Distance of neighbouring values.
+
+        Raises:
+            ValueError: For a grain that is not finite, or below 0.
         """
+        if (grain := _validate.number("grain", grain)) < 0:
+            raise ValueError(f"grain is {grain:g}; give a distance, 0 or above")
         return max(1, math.ceil(math.ldexp(grain, self.fraction_bits)))
 
     def values(self, name: str, values: Float[np.ndarray, " d"]) -> list[int]:
@@ -92,9 +138,10 @@ class FixedPoint:
             values: [d] reals.
 
         Raises:
-            ValueError: For a value that is not finite or out of range.
+            ValueError: For what is no row of real numbers, and a value that is not finite or out of
+                range.
         """
-        floats = np.asarray(values, np.float64)
+        floats = row(name, values)
         if not np.isfinite(floats).all():
             at = int(np.argmin(np.isfinite(floats)))
             raise ValueError(
@@ -123,9 +170,9 @@ class FixedPoint:
             weights: [n] from 0 to 1.
 
         Raises:
-            ValueError: For a weight outside of 0 to 1.
+            ValueError: For what is no row of real numbers, and a weight outside of 0 to 1.
         """
-        floats = np.asarray(weights, np.float64)
+        floats = row(name, weights)
         wrong = ~((floats >= 0) & (floats <= 1))
         if wrong.any():
             at = int(np.argmax(wrong))

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.secagg.encoding import FixedPoint
+from dpjax.secagg.encoding import FixedPoint, reals
 from dpjax.secagg.parties import Agent, check_key_size
 
 __all__ = ["Ciphertexts", "Crossed", "PaillierExchange"]
@@ -192,7 +192,7 @@ class PaillierExchange:
                 f"message holds a model of {', '.join(wrong) or 'no arrays'}; give floats [n, ...] "
                 f"of the {n} agents"
             )
-        weights = np.asarray(message[1], np.float64)
+        weights = reals("message's weights", message[1])
         if weights.shape != (n, n):
             raise ValueError(f"message holds weights {list(weights.shape)}; give [{n}, {n}]")
         return leaves, structure, weights
@@ -218,7 +218,12 @@ def _grains(leaf: np.ndarray) -> Float[np.ndarray, "n d"]:
 
 def _checked_links(links: Any, agents: int) -> list[tuple[int, int]]:
     """Links in order, lower end first."""
-    pairs = np.asarray(list(links))
+    try:
+        pairs = np.asarray(list(links))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"links is {_validate.shown(links)}; give pairs of agents' numbers"
+        ) from None
     if pairs.size == 0:
         raise ValueError(f"links is {_validate.shown(links)}; give pairs of agents")
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":

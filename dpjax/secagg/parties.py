@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.secagg.encoding import FixedPoint
+from dpjax.secagg.encoding import FixedPoint, row
 
 __all__ = ["Agent"]
 
@@ -42,8 +42,11 @@ def check_key_size(key_size: Any, code: FixedPoint, allow_weak: bool) -> int:
         allow_weak: Whether keys that are broken in practice may pass.
 
     Raises:
-        ValueError: For a key that is weak, odd, or too short for a product.
+        ValueError: For a code that is none, and a key that is weak, odd, or too short for a
+            product.
     """
+    if not isinstance(code, FixedPoint):
+        raise ValueError(f"code is {_validate.shown(code)}; give secagg.encoding.FixedPoint(...)")
     least = 128 if _validate.flag("allow_weak", allow_weak) else LEAST_BITS
     remedy = f"give an even number of bits from {least} to {MOST_BITS}; 2048 is the default"
     size = _validate.integer("key_size", key_size, least=least, most=MOST_BITS, remedy=remedy)
@@ -112,6 +115,30 @@ class Obfuscators:
         return by_p + p**2 * ((by_q - by_p) * self._inverse % q**2)
 
 
+def _shown_modulus(modulus: Any, own: int) -> str:
+    if type(modulus) is not int:
+        return _validate.shown(modulus)
+    return "one's own" if modulus == own else f"even, of {modulus.bit_length()} bits"
+
+
+def _grains(number: int, grains: Any, count: int) -> Float[np.ndarray, " d"]:
+    """Grains of an agent's values, refusing what would leave a value without its blur."""
+    every = row(f"grains of agent {number}", grains)
+    if len(every) != count:
+        raise ValueError(
+            f"grains of agent {number} has {len(every)} entries; give one for each of {count} "
+            "values, or None"
+        )
+    wrong = ~(np.isfinite(every) & (every >= 0))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(
+            f"grains of agent {number} holds {every[at]} at entry {at}; give distances of "
+            "neighbouring values, finite and 0 or above"
+        )
+    return every
+
+
 class Agent:
     """One end of every link of an agent: its key, its model, its weights.
 
@@ -167,8 +194,16 @@ class Agent:
             modulus: Its n.
 
         Raises:
-            ValueError: For a modulus of fewer bits than one's own.
+            ValueError: For oneself as the neighbour, and a modulus that is even, one's own, or of
+                fewer bits than that.
         """
+        if other == self.number:
+            raise ValueError(f"other is {other}, the agent itself; give a neighbour's number")
+        if type(modulus) is not int or modulus % 2 == 0 or modulus == self.modulus:
+            raise ValueError(
+                f"modulus of agent {other} is {_shown_modulus(modulus, self.modulus)}; let it make "
+                "a key of its own, and give its `modulus`, an odd whole number"
+            )
         if modulus.bit_length() < self._size:
             raise ValueError(
                 f"modulus of agent {other} has {modulus.bit_length()} bits; let it make a key of "
@@ -201,8 +236,16 @@ class Agent:
                 that of fixed point, as those of 32 bits may; 0 if None.
 
         Raises:
-            ValueError: For what fixed-point numbers do not hold, and weights without a link.
+            ValueError: For what fixed-point numbers do not hold, weights without a link, and
+                weights or grains that are not one an agent or a value.
         """
+        weights = row(f"weights of agent {self.number}", weights)
+        least = 1 + max([self.number, *self._others])
+        if len(weights) < least:
+            raise ValueError(
+                f"weights of agent {self.number} has {len(weights)} entries; give one for every "
+                f"agent, {least} at least"
+            )
         stray = [int(at) for at in np.flatnonzero(weights) if int(at) not in self._others]
         if stray:
             raise ValueError(
@@ -210,11 +253,12 @@ class Agent:
                 f"{stray[0]}, to which it has no link; put 0 there, or name the link"
             )
         whole = self._code.weights(f"weights of agent {self.number}", weights)
-        self._values = self._code.values(f"model of agent {self.number}", values)
+        known = self._code.values(f"model of agent {self.number}", values)
+        every = np.zeros(len(known)) if grains is None else _grains(self.number, grains, len(known))
+        self._values = known
         self._exponents = {other: whole[other] for other in self._others}
         self._factors = {other: float(weights[other]) for other in self._others}
         self._answered = set()
-        every = np.zeros(len(self._values)) if grains is None else grains
         self._spans = [self._code.span(float(each)) << self._code.weight_bits for each in every]
         self._sum = np.zeros(len(self._values))
 

@@ -533,3 +533,13 @@ def test_rounds_that_do_not_match_are_refused() -> None:
         pairs.jittered(np.arange(3.0), 0)
     with pytest.raises(ValueError, match="seed is -1"):
         pairs.jittered(ROWS, (0, -1))
+
+
+def test_a_normaliser_of_zero_is_refused():
+    x = np.random.default_rng(0).normal(size=(2, 4, 1))
+    assert leakage.normaliser(4, 3, "jittered") == 0
+    with pytest.raises(ValueError, match="k is 3 with 4 trials, whose jittered normaliser is 0"):
+        leakage.normalised(x, x, 3, convention="jittered", jitter="all", seed=0)
+    assert np.isfinite(leakage.normalised(x, x, 3).value)
+    found = leakage.normalised(x, x, 2, convention="jittered", jitter="all", seed=0)
+    assert np.isfinite(found.value)

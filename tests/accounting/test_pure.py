@@ -174,3 +174,20 @@ def test_the_first_message_alone_is_not_what_diff_tv_ab_costs():
 def test_bad_input_is_named(name, call):
     with pytest.raises(ValueError, match=name):
         call()
+
+
+@pytest.mark.parametrize("rounds", [None, 3])
+@pytest.mark.parametrize(
+    ("scale", "gap", "gamma"), [(1e-300, 1e-165, 1e-165), (1e300, 1e200, 1e200), (1.0, 2.0, 3.0)]
+)
+def test_geometric_losses_of_far_apart_numbers_are_rounded_up(scale, gap, gamma, rounds):
+    q1, q2 = Fraction(0.5), Fraction(0.9)
+    want = Fraction(gap) * Fraction(gamma) / (Fraction(scale) * (q2 - q1))
+    want *= 1 if rounds is None else 1 - (q1 / q2) ** (rounds - 1)
+    found = pure.geometric(scale, gap, gamma, 0.5, 0.9, rounds)
+    assert want <= Fraction(found) <= want * Fraction(1 + 1e-13)
+
+
+def test_geometric_losses_beyond_float64_are_never_below_the_truth():
+    assert 0 < pure.geometric(1.0, 1e-200, 1e-200, 0.5, 0.9) < 1e-300
+    assert pure.geometric(1.0, 1e200, 1e200, 0.5, 0.9) == np.inf

@@ -117,3 +117,19 @@ def test_averages_of_float64_models_keep_their_mean_as_float64_does():
     np.testing.assert_allclose(means[-1], means[0], rtol=1e-14)
     # Rows in float32 would have lost 1e-8 by then.
     assert models[-1].std(axis=0).max() < 1e-3
+
+
+@pytest.mark.parametrize("found", ["text", {"a": "text"}, print])
+def test_what_is_read_must_be_arrays(found):
+    with pytest.raises(ValueError, match="read gives .*; give a function that returns arrays"):
+        trace(made(), make_problem(N), seeds=(0,), read=lambda passed: found, rounds=1)
+    number = trace(made(), make_problem(N), seeds=(0,), read=lambda passed: 2.5, rounds=1)
+    assert number.tolist() == [[2.5]]
+
+
+def test_moves_are_of_two_problems():
+    one, task = made(), make_problem(N)
+    with pytest.raises(ValueError, match="problem is a list; give one plans.problem.Problem"):
+        moves(one, [task, task], task, seeds=(0,))
+    with pytest.raises(ValueError, match="neighbour is a NoneType; give one plans.problem.Problem"):
+        moves(one, task, None, seeds=(0,))

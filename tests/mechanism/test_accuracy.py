@@ -174,3 +174,25 @@ def test_bad_input_is_named(name, change):
     )
     with pytest.raises(ValueError, match=name):
         accuracy.bound(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"agents": 0}, "agents is 0; give a whole number"),
+        ({"agents": -1}, "agents is -1"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"constants": (np.nan, 1.0)}, "constants is nan"),
+        ({"constants": (1.0,)}, "constants is .*; give c1 and c2"),
+        ({"constants": (1.0, -1.0)}, "constants is .*; give c1 and c2"),
+        ({"constants": None}, "constants is None; give c1 and c2"),
+        ({"gradient_gap": 0.0}, "gradient_gap is 0.0"),
+    ],
+)
+def test_the_heuristic_refuses_what_is_no_setting(changes, match):
+    given = dict(
+        gradient_gap=1.0, agents=3, dimension=2, smoothness=2.0, convexity=1.0,
+        constants=(1.0, 1.0), seed=0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=match):
+        heuristic.remark_520(1.0, **(given | changes))

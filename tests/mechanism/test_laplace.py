@@ -152,3 +152,34 @@ def test_bad_input_is_named(name, change):
     good = dict(epsilon=1.0, gradient_gap=1.0, gamma=0.1, q1=0.9, q2=0.99, rounds=10)
     with pytest.raises(ValueError, match=name):
         laplace.geometric(**{**good, **change})
+
+
+def of_rationals(gamma, gap, budget, q1, q2):
+    return Fraction(gamma) * Fraction(gap) / (Fraction(budget) * (Fraction(q2) - Fraction(q1)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "gap", "gamma"),
+    [(1e-200, 1e-200, 1e-200), (1e-300, 1e-165, 1e-165), (1e9, 1e300, 1)],
+)
+def test_first_scales_of_far_apart_numbers_are_rounded_up(budget, gap, gamma):
+    wide = of_rationals(gamma, gap, budget, 0.5, 0.9)
+    found = laplace.first_scale(budget, gap, gamma, 0.5, 0.9)
+    assert wide <= Fraction(found) <= wide * Fraction(1 + 1e-13)
+    squared = wide**2 * (Fraction(0.9) - Fraction(0.5)) / (Fraction(0.9) + Fraction(0.5))
+    deviation = laplace.first_deviation(budget, gap, gamma, 0.5, 0.9)
+    assert squared <= Fraction(deviation) ** 2 <= squared * Fraction(1 + 1e-13)
+    made = laplace.geometric(budget, gap, gamma, 0.5, 0.9, 20)
+    assert 0.999 * budget < pure.epsilon(made.step_sizes, made.scales, gap) <= budget
+    assert made.spent == pytest.approx(budget, rel=1e-4, abs=0)
+
+
+@pytest.mark.parametrize(("budget", "gap", "gamma"), [(1.0, 1e-200, 1e-200), (1e-9, 1e200, 1e200)])
+def test_first_scales_beyond_float64_are_refused(budget, gap, gamma):
+    match = f"is {budget:g}, gradient_gap {gap:g} and gamma".replace("+", "[+]")
+    for make in (laplace.first_scale, laplace.first_deviation):
+        with pytest.raises(ValueError, match=match):
+            make(budget, gap, gamma, 0.5, 0.9)
+    for make in (laplace.geometric, laplace.geometric_gaussian):
+        with pytest.raises(ValueError, match=match):
+            make(budget, gap, gamma, 0.5, 0.9, 10)

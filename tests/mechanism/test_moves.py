@@ -137,3 +137,13 @@ def test_tables_are_as_printed():
 def test_bad_input_is_named(name, arguments):
     with pytest.raises(ValueError, match=name):
         moves.moves(*arguments)
+
+
+@pytest.mark.parametrize("method", ["tracking", "pp_doagt", "diff_tv_ab"])
+@pytest.mark.parametrize("own", [0.0, 0.3, 1.0])
+def test_moves_beyond_float64_are_infinite_and_those_below_it_are_not_zero(method, own):
+    for gap, slope in ((10.0, 0.0), (1e308, 1e10)):
+        wide = moves.moves(method, [1e308] * 4, gap, own, slope)
+        assert not np.isnan(wide).any() and wide[-1, 0] == np.inf and wide[0, 0] == 0
+    thin = moves.moves(method, [1e-200] * 4, 1e-200, own)
+    assert (thin[1:, 0] > 0).all() and thin.max() < 1e-190

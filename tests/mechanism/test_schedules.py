@@ -183,3 +183,65 @@ def test_bad_input_is_named(name, change):
     good = dict(budget=1.0, gradient_gap=1.0, rounds=T)
     with pytest.raises(ValueError, match=name):
         schedules.optimal(*PROBLEM, **{**good, **change})
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize(
+    ("steps", "weights", "budget", "gap"),
+    [
+        ([1.0, 1.0, 1.0], [1.0, 1e-310, 2e-310], 1.0, 1.0),
+        ([1e-200, 3e-200, 1.0], [1.0, 1e200, 4e200], 1.0, 1.0),
+        ([1e-200, 3e-200, 1.0], [1.0, 1e200, 4e200], 1e-130, 1e150),
+        ([2.0, 1.0, 1.0], [1.0, 1e-300, 1e300], 1e-140, 1e-140),
+        ([1e200, 1.0, 1e-200, 1.0], [1.0, 1.0, 5.0, 1e-100], 1.0, 1.0),
+    ],
+)
+def test_best_scales_of_far_apart_numbers_spend_the_budget(steps, weights, budget, gap, noise):
+    found = schedules.best_scales(steps, weights, budget, gap, noise)
+    assert np.isfinite(found).all() and (found[1:] > 1e-300).all()
+    spent = (pure.epsilon if noise == "laplace" else pure.mu)(steps, found, gap)
+    assert budget * (1 - 1e-11) < spent <= budget
+    # A tenth of a millionth less noise would not.
+    less = (pure.epsilon if noise == "laplace" else pure.mu)(steps, found * (1 - 1e-7), gap)
+    assert less > budget
+
+
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+@pytest.mark.parametrize(
+    ("steps", "weights", "budget", "gap", "match"),
+    [
+        ([1.0] * 3, [1.0] * 3, 1e200, 1e-200, "gradient_gap is 1e-200, budget 1e[+]200, .* units"),
+        ([1e200] * 3, [1e-300] * 3, 1.0, 1e200, "beyond what float64 holds; give them in units"),
+        ([1.0] * 3, [1.0] * 3, 1e-150, 1e-150, "budget is 1e-150; give at least 1e-140"),
+    ],
+)
+def test_best_scales_that_float64_does_not_hold_are_refused(
+    steps, weights, budget, gap, match, noise
+):
+    with pytest.raises(ValueError, match=match):
+        schedules.best_scales(steps, weights, budget, gap, noise)
+
+
+def test_few_rounds_have_knots_and_pulses_of_their_own():
+    for rounds in (2, 3, 10):
+        best = schedules.optimal(*PROBLEM, 1.0, 1.0, rounds, iterations=0)
+        assert np.isfinite(best.error.total)
+        pulses = [name for name in best.met if "pulse" in name]
+        assert len(pulses) == min(4, rounds - 1)
+    with pytest.raises(ValueError, match="knots is 16; give a whole number from 2 to 10"):
+        schedules.optimal(*PROBLEM, 1.0, 1.0, 10, knots=16)
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "match"),
+    [
+        (PROBLEM, {"iterations": -1}, "iterations is -1; give a whole number of at least 0"),
+        (PROBLEM, {"iterations": 2.5}, "iterations is 2.5"),
+        (PROBLEM, {"pulses": 2}, r"pulses is 2; give a sequence such as \(1, 2\)"),
+        ((np.roll(np.eye(N), 1, 0), *PROBLEM[1:]), {}, "mixing is not symmetric, by 1; give"),
+        ((W, -DATA.hessians, DATA.linear), {}, "hessians has an average of least curvature -"),
+    ],
+)
+def test_what_nothing_descends_from_is_refused(problem, options, match):
+    with pytest.raises(ValueError, match=match):
+        schedules.optimal(*problem, 1.0, 1.0, T, **options)

@@ -73,3 +73,31 @@ def test_a_start_that_diverges_is_refused_and_diverging_points_are_passed_over()
         lambda gamma, beta, q1, q2: np.nan if gamma > 1 else 1 / gamma, (0.5, 1.0, 0.5, 0.9)
     )
     assert 0.9 < found.gamma <= 1
+
+
+def flat(*point):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "start", "options", "match"),
+    [
+        (flat, (0.1, 2.0, 0.6), {}, "start is .*; give .gamma, beta, q1, q2."),
+        (flat, None, {}, "start is None; give .gamma, beta, q1, q2."),
+        (flat, (0.1, 0.0, 0.6, 0.7), {}, "start is 0.0; give gamma and beta above 0"),
+        ("x", PRINTED, {}, "objective is 'x'; give a function of gamma"),
+        (None, PRINTED, {}, "objective is None; give a function of gamma"),
+        (flat, PRINTED, {"measure": "x"}, "measure is 'x'; give a function of gamma"),
+    ],
+)
+def test_what_is_no_search_is_refused(objective, start, options, match):
+    with pytest.raises(ValueError, match=match):
+        tuning.tune(objective, start, **options)
+
+
+def test_parameters_and_costs_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="parameters is .*; give .gamma, beta, q1, q2."):
+        tuning.tune_quadratics(*PROBLEM, 1.0, 1.0, T, parameters=PRINTED[:3])
+    hills = PROBLEM[0], -DATA.hessians, DATA.linear
+    with pytest.raises(ValueError, match="hessians has an average of least curvature -"):
+        tuning.tune_quadratics(*hills, 1.0, 1.0, T)

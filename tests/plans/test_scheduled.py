@@ -477,3 +477,20 @@ def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
 def test_one_message_alone_shows_nothing():
     with pytest.raises(ValueError, match="2 rounds"):
         plan.make(config(rounds=1), MATRIX)
+
+
+def test_what_a_schedule_costs_where_full_batches_divide_by_the_records():
+    given = normal(sampler=samplers.Full(), protect=protect.Protect("replace_record", 1.0))
+    counts = np.array([4, 6, 5, 6, 3], np.int64)
+    made = plan.make(given, MATRIX, counts=counts)
+    first = float(made.noise.scales[0])
+    found = scheduled.cost(given, MATRIX, first, counts=counts)
+    np.testing.assert_allclose(found, 1.0, rtol=1e-5)
+    # Twice as many records, half the move: as at twice the noise.
+    double = scheduled.cost(given, MATRIX, first, counts=2 * counts)
+    np.testing.assert_allclose(
+        double, scheduled.cost(given, MATRIX, 2 * first, counts=counts), rtol=1e-5
+    )
+    assert double < 0.6 * found
+    with pytest.raises(ValueError, match="counts is None for sampler Full"):
+        scheduled.cost(given, MATRIX, first)

@@ -213,6 +213,9 @@ def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_
         ([(0, 2)], {}, r"links holds \(0, 2\)"),
         ([(0, 1), (1, 0)], {}, r"links holds \(0, 1\) twice"),
         ([0, 1], {}, "links is"),
+        (None, {}, "links is None; give pairs of agents' numbers"),
+        ([(0, 1), (1,)], {}, "links is .*; give pairs of agents' numbers"),
+        ([(0, 1)], {"code": "x"}, "code is 'x'; give secagg.encoding.FixedPoint"),
         ([(0, 1)], {"key_size": 512, "allow_weak": False}, "key_size is 512; give an even number"),
         ([(0, 1)], {"key_size": 2049}, "key_size is 2049; give an even number"),
         ([(0, 1)], {"key_size": 128, "code": FixedPoint(96)}, "takes 130 bits; give fewer value"),
@@ -281,3 +284,44 @@ def test_unsigned_numbers_would_be_seen(monkeypatch):
     monkeypatch.setattr(one, "_decrypted", lambda each: int(one._private.raw_decrypt(each)))
     with pytest.raises(ValueError, match="decrypts to"):
         one.receive(1, other.answer(0, one.request()))
+
+
+@pytest.mark.parametrize(
+    ("weights", "grains", "match"),
+    [
+        ([0.0], None, "weights of agent 0 has 1 entries; give one for every agent, 2 at least"),
+        (["0", "1"], None, "weights of agent 0 is .*; give an array of real numbers"),
+        ([0.0, 0.5 + 0.5j], None, "weights of agent 0 is .*; give an array of real numbers"),
+        ([0.0, 0.5], [0.0], "grains of agent 0 has 1 entries; give one for each of 2 values"),
+        ([0.0, 0.5], [0.0, np.nan], "grains of agent 0 holds nan at entry 1; give distances"),
+        ([0.0, 0.5], [-1.0, 0.0], "grains of agent 0 holds -1.0 at entry 0; give distances"),
+    ],
+)
+def test_rounds_that_are_none_are_refused_and_leave_the_agent_as_it_was(weights, grains, match):
+    one, _ = met()
+    before = one._known(), one._exponents, one._spans
+    with pytest.raises(ValueError, match=match):
+        one.begin(np.array([3.0, 3.0]), weights, grains)
+    assert before == (one._known(), one._exponents, one._spans)
+
+
+def test_keys_that_are_not_a_neighbours_are_refused():
+    one, other = met()
+    with pytest.raises(ValueError, match="modulus of agent 1 is one's own; let it make a key"):
+        one.meet(1, one.modulus)
+    with pytest.raises(ValueError, match="modulus of agent 1 is even, of 256 bits; let it make"):
+        one.meet(1, other.modulus - 1)
+    with pytest.raises(ValueError, match="modulus of agent 1 is 'x'; let it make a key"):
+        one.meet(1, "x")
+    with pytest.raises(ValueError, match="other is 0, the agent itself"):
+        one.meet(0, other.modulus)
+    # None of these took the neighbour's place.
+    one.receive(1, other.answer(0, one.request()))
+
+
+@pytest.mark.parametrize("weights", [GOOD * (1 + 1j), GOOD.astype(str), [[0.0], [0.5, 0.5]]])
+def test_weights_that_are_no_real_numbers_are_refused_before_anything_is_sent(pair, weights):
+    before = len(pair.traffic)
+    with pytest.raises(ValueError, match="message's weights is .*; give an array of real numbers"):
+        pair((np.ones((2, 1)), weights), 0)
+    assert len(pair.traffic) == before
