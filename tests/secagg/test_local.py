@@ -37,6 +37,24 @@ def test_too_many_that_leave_are_an_abort_either_way():
             act(terms, vectors(terms), leaves)
 
 
+@pytest.mark.slow
+def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2500:
+        pytest.skip("needs 2,500 open files: ulimit -n")
+    options = {"length": 4096, "bits": 32, "bound": 2**20, "corrupt": 0.05, "dropout": 0.05}
+    terms = terms_for(1000, **options)
+    rows = np.random.default_rng(2).choice(1000, 50, replace=False)
+    leaves = {int(row): local.STAGES[at % 4] for at, row in enumerate(rows)}
+    values = vectors(terms)
+    limits = tcp.Limits(enrol=60.0, stage=200.0, send=60.0)
+    total, received, sent = local.over_tcp(terms, values, leaves, limits=limits)
+    present = [row for row in range(1000) if leaves.get(row) in (None, "unmask")]
+    assert total.survivors == tuple(present)
+    np.testing.assert_array_equal(total.values, values[present].sum(axis=0))
+    assert received < 1000 * 21000 and sent < 1000 * 22000
+
+
 @pytest.mark.parametrize("act", [local.summed, local.over_tcp])
 def test_rows_and_stages_that_cannot_be_are_refused(act):
     terms = terms_for(3)
