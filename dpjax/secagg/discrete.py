@@ -156,25 +156,26 @@ def discrete_gaussians(
     """
     count = _validate.integer("count", count, least=0)
     law = _lattice.proposal(variance)
-    twice = 2 * law.numerator
-    values = np.zeros(count, np.int64)
-    missing = np.arange(count)
-    while missing.size:
-        uniform = stream.below(law.numerator, missing.size)
-        runs = _geometric(stream, missing.size)
-        sizes = (uniform + np.uint64(law.numerator) * runs) // np.uint64(law.step)
-        away = np.abs(sizes.astype(np.int64) - law.centre)
-        near = away <= law.farthest
-        away = np.where(near, away, 0).astype(np.uint64)
-        exponents = np.uint64(2) * uniform + np.uint64(law.denominator) * away * away
-        negative = stream.words(missing.size) >> np.uint32(31) == 1
-        kept = near & ~(negative & (sizes == 0))
-        at = np.flatnonzero(kept)
-        kept[at] = _decaying(stream, exponents[at], twice)
-        signed = np.where(negative, -sizes.astype(np.int64), sizes.astype(np.int64))
-        values[missing[kept]] = signed[kept]
-        missing = missing[~kept]
-    return values
+    parts = [np.zeros(0, np.int64)]
+    missing = count
+    while missing > 0:
+        # About every second proposal is kept; what is left over is not used.
+        parts.append(_kept(stream, 32 + 9 * missing // 4, law))
+        missing -= parts[-1].size
+    return np.concatenate(parts)[:count]
+
+
+def _kept(stream: Stream, count: int, law: _lattice.Proposal) -> Int64[np.ndarray, " n"]:
+    """The numbers that so many independent proposals leave."""
+    uniform = stream.below(law.numerator, count)
+    runs = _geometric(stream, count)
+    sizes = ((uniform + np.uint64(law.numerator) * runs) // np.uint64(law.step)).astype(np.int64)
+    away = np.abs(sizes - law.centre)
+    negative = stream.words(count) >> np.uint32(31) == 1
+    at = np.flatnonzero((away <= law.farthest) & ~(negative & (sizes == 0)))
+    squares = np.uint64(law.denominator) * (away[at] * away[at]).astype(np.uint64)
+    at = at[_decaying(stream, np.uint64(2) * uniform[at] + squares, 2 * law.numerator)]
+    return np.where(negative[at], -sizes[at], sizes[at])
 
 
 def _geometric(stream: Stream, count: int) -> UInt64[np.ndarray, " n"]:

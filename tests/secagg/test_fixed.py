@@ -17,6 +17,8 @@ from dpjax.secagg.fixed import SumCode  # noqa: E402
 from dpjax.transforms import fixed as within  # noqa: E402
 from tests.secagg.lattice import Script  # noqa: E402
 
+encode = jax.jit(within.encode, static_argnums=0)
+contributions = jax.jit(within.contributions, static_argnums=0)
 CODE = SumCode(size=100, bound=1.0, grid=0.05, clients=50, variance=4)
 
 
@@ -64,7 +66,7 @@ def test_no_vector_is_longer_than_its_sensitivity(grid, beta) -> None:
     x, signs = vectors(20), code.signs(b"a")
     stream = discrete.Stream(bytes(32))
     whole = np.array([fixed.encode(code, each, signs, stream) for each in x])
-    traced, fine = within.encode(code, jnp.asarray(x, jnp.float32), signs, key())
+    traced, fine = encode(code, jnp.asarray(x, jnp.float32), signs, key())
     for drawn in (whole, np.asarray(traced, np.int64)):
         lengths = np.linalg.norm(grid * drawn, axis=1)
         assert lengths.max() <= code.sensitivity <= code.unconditional
@@ -94,9 +96,8 @@ def test_jit_and_numpy_agree_to_the_bit(size, rotated, weighted) -> None:
     code = SumCode(size, 3.7, 0.013, 9, weighted=weighted, rotated=rotated)
     x, signs = vectors(9, size, 3.7).astype(np.float32), code.signs(b"seed")
     weights = np.linspace(0, 1, 9, dtype=np.float32) if weighted else None
-    function = jax.jit(within.encode, static_argnums=0)
     given = None if weights is None else jnp.asarray(weights)
-    traced, fine = function(code, jnp.asarray(x), signs, key(5), given)
+    traced, fine = encode(code, jnp.asarray(x), signs, key(5), given)
     assert traced.dtype == jnp.int32 and fine.all()
     column = jnp.arange(code.padded, dtype=jnp.uint32)
     for row in range(9):
@@ -113,7 +114,7 @@ def test_jit_and_numpy_agree_to_the_bit(size, rotated, weighted) -> None:
 def test_the_mean_is_the_vector_s() -> None:
     x, signs = vectors(1)[0], CODE.signs(b"a")
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
-    whole, _ = within.encode(CODE, rows, signs, key())
+    whole, _ = encode(CODE, rows, signs, key())
     mean = np.asarray(whole, np.float64).mean(0) * CODE.grid
     mean = (fixed.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
     # Standard errors of half a grid unit at most, and a bias that conditioning leaves.
@@ -136,7 +137,7 @@ def test_sums_of_contributions_are_those_of_vectors(weighted) -> None:
         for each, share in zip(x, shares, strict=True)
     ]
     assert all(each.dtype == np.uint32 and each.max() < 2**code.bits for each in mine)
-    traced, fine = within.contributions(
+    traced, fine = contributions(
         code, jnp.asarray(x, jnp.float32), signs, key(), None if weights is None else
         jnp.asarray(weights, jnp.float32),
     )  # fmt: skip
@@ -164,7 +165,7 @@ def test_sums_do_not_wrap_and_with_fewer_bits_they_would(rotated) -> None:
     x = np.zeros((200, 64), np.float32)
     x[:, 3] = 1.0
     signs = code.signs(b"a")
-    traced, _ = within.contributions(code, jnp.asarray(x), signs, key())
+    traced, _ = contributions(code, jnp.asarray(x), signs, key())
     total = np.asarray(jnp.sum(traced, axis=0, dtype=jnp.uint32))
     found = fixed.decode(code, total, signs)
     assert abs(found[3] - 200) < 10 and np.abs(np.delete(found, 3)).max() < 10
@@ -237,11 +238,11 @@ def test_rows_that_are_too_long_or_not_finite_are_not_sent() -> None:
     x = np.array(vectors(6), np.float32)
     x[1] *= 3
     x[2, 5], x[3, 5], x[4] = np.nan, np.inf, 1e38
-    whole, fine = within.encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
+    whole, fine = encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
     assert not np.asarray(whole)[1:5].any() and np.asarray(whole)[[0, 5]].any()
     plain = SumCode(100, 1.0, 0.05, 50, rotated=False)
-    whole, fine = within.encode(plain, jnp.asarray(x), plain.signs(b"a"), key())
+    whole, fine = encode(plain, jnp.asarray(x), plain.signs(b"a"), key())
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
 
 
