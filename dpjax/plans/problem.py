@@ -24,7 +24,7 @@ from dpjax.plans._modules import LOSSES
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Problem:
     """A learning problem over n agents.
 
@@ -80,6 +80,11 @@ class Problem:
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
     copies: int = 1
     apart: bool = False
+
+    def __repr__(self) -> str:
+        """Its size in one line: data are not for terminals and logs."""
+        rows, agents = len(self.x), len(self.partition.counts)
+        return f"Problem({self.name!r}, {agents} agents, {rows:,} records of {self.x.shape[1:]})"
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""

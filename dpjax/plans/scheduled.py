@@ -334,9 +334,13 @@ class ScheduledPrivatizer:
 
 def _check_scales(scales: np.ndarray) -> None:
     """Refuse scales that float32 noise cannot have; 0 is none."""
-    there = scales[scales != 0]
-    for one in (scales.max(), there.min(initial=1.0)):
-        _validate.spread("scale", float(one))
+    for k in (int(np.argmax(scales)), int(np.argmin(np.where(scales > 0, scales, np.inf)))):
+        if not 1e-30 <= scales[k] <= 1e30:
+            raise ValueError(
+                f"scale is {scales[k]:.3g} in round {k + 1} of {len(scales)}, at which float32 "
+                "noise vanishes or overflows; give fewer rounds, a ratio nearer to 1, or rescale "
+                "the costs"
+            )
 
 
 def moved(target: Target) -> Float[np.ndarray, "t p"]:

@@ -27,7 +27,7 @@ _ACROSS = (
     *("budget_epsilon", "epsilon", "mu", "probability", "lost", "distance", "rounds", "round"),
     *("lag", "frequency", "taps", "variance"),
 )
-_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean", "residual", "m_nmi")
+_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean", "residual", "value")
 _SERIES = (
     *("series", "algorithm", "gradients", "policy", "mode", "graph", "mixing", "setting"),
     "experiment",
@@ -131,7 +131,7 @@ def choose(
     frame, _ = _numbers(frame, y)
     frame = _plain_graphs(frame[frame[y].notna()])
     if len(frame) < before:
-        notes.append(f"{before - len(frame)} rows without {y.replace('_', ' ')} are left out.")
+        notes.append(_left_out(before - len(frame), y))
     if "phase" in frame.columns and (frame["phase"] == "final").any():
         frame = frame[frame["phase"] == "final"]
     losses = "victim" in frame.columns
@@ -153,7 +153,7 @@ def choose(
     if held:
         notes.insert(0, f"At {', '.join(held)}.")
     if not (lines_of := frame[series].notna()).all():
-        notes.append(f"{(~lines_of).sum()} rows without {series.replace('_', ' ')} are left out.")
+        notes.append(_left_out((~lines_of).sum(), series))
         frame = frame[lines_of]
     spread = y == "mean" and {"min", "max"} <= set(columns)
     label = y
@@ -169,6 +169,11 @@ def choose(
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     logs = (_wide(frame[x]), _wide(frame[y]))
     return Choice(frame, x, y, label, series, " ".join(notes) or None, spread, *logs, ticks)
+
+
+def _left_out(rows: int, name: str) -> str:
+    some = "1 row" if rows == 1 else f"{rows} rows"
+    return f"{some} without {name.replace('_', ' ')} left out."
 
 
 def _comparable(frame: "pandas.DataFrame") -> "pandas.DataFrame":

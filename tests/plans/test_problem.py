@@ -69,3 +69,8 @@ def test_data_cannot_be_changed_after_the_check():
     for array in (made.x, made.y, *made.partition[:2]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
+
+
+def test_a_problem_prints_its_size_and_no_data():
+    shown = repr(problem.quadratics(4))
+    assert shown.startswith("Problem('") and "4 agents" in shown and "array" not in shown

@@ -69,7 +69,7 @@ def test_refusals_name_column_and_cell(tmp_path: Path) -> None:
 def test_what_is_left_out_is_said_and_lists_are_told_apart(tmp_path: Path) -> None:
     path = stored(tmp_path / "a", "test_loss", [1, 2], False)
     made = plots.from_records(path, y="test_loss").read_text()
-    assert "1 rows without test loss are left out" in made
+    assert "1 row without test loss left out" in made
     listed = [{**row, "algorithm": [row["algorithm"], 2]} for row in rows()]
     path = records.write(tmp_path / "b" / "run.jsonl", listed, {})
     assert plots.from_records(path, x="round", where=["epsilon=1"]).exists()

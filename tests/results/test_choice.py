@@ -59,7 +59,7 @@ def test_lines_are_told_apart_by_what_is_left_to_vary() -> None:
     drawn = choice.choose(pandas.DataFrame(rows))
     # Held at its commonest mode no second algorithm is left, but graphs are; and no line is nan.
     assert (drawn.series, set(drawn.frame["graph"])) == ("graph", {"ring", "er"})
-    assert "2 rows without graph are left out." in str(drawn.note)
+    assert "2 rows without graph left out." in str(drawn.note)
 
 
 def test_a_whole_folder_becomes_a_figure(tmp_path: Path) -> None:
