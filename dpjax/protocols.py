@@ -131,6 +131,10 @@ class Aggregate(Protocol):
 
     What it delivers is the sum over those who were present and how many they were, or, on the host
     (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
+
+    One with ``sealed = True`` shows nobody a single message, and has ``least(agents)``: how many
+    agents are in a sum that is opened, at least. Noise in shares (`plans.aggregate`) joins no
+    other.
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:

@@ -39,11 +39,15 @@ __all__ = [
     "precision_bound",
 ]
 
-Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
+Relation = Literal[
+    "replace_agent", "replace_record", "zero_out_record", "replace_client", "zero_out_client"
+]
 Accountant = Literal["gdp", "rdp", "paper"]
 
-RELATIONS = ("replace_agent", "replace_record", "zero_out_record")
-"""Neighbouring relations: all data of one agent replaced, one record replaced, one zeroed out."""
+RELATIONS = ("replace_agent", "replace_record", "zero_out_record", "replace_client",
+             "zero_out_client")  # fmt: skip
+"""Neighbouring relations: all data of one agent replaced; one record, or all records of one client,
+replaced or zeroed out. Clients take turns at an agent's place, with one record a turn."""
 
 ACCOUNTANTS = ("gdp", "rdp", "paper")
 """How (epsilon, delta) and mu are joined; see the module."""
@@ -52,11 +56,11 @@ ACCOUNTANTS = ("gdp", "rdp", "paper")
 def sensitivity(relation: Relation, clip_norm: float) -> float:
     """How far one agent's released sum can move in a round, in L2 norm.
 
-    2 C when an agent's data or a record is replaced, C when a record is zeroed out.
+    2 C when data are replaced, C when they are zeroed out.
 
     Guarantee: holds when what is clipped to ``clip_norm`` matches the relation: the agent's
     gradient under "replace_agent", every record's gradient (summed, not averaged, before the
-    noise, each record at most once a round) under the others.
+    noise, each record at most once a round, and no two of a client) under the others.
 
     Args:
         relation: Neighbouring relation; one of `RELATIONS`, no default.
@@ -70,23 +74,38 @@ def sensitivity(relation: Relation, clip_norm: float) -> float:
     """
     _validate.one_of("relation", relation, RELATIONS)
     clip_norm = _validate.positive("clip_norm", clip_norm)
-    return clip_norm if relation == "zero_out_record" else 2 * clip_norm
+    return clip_norm if relation.startswith("zero_out") else 2 * clip_norm
 
 
-def unit(relation: Relation) -> Literal["agent", "record"]:
-    """What a relation protects: "agent" or "record".
+def unit(relation: Relation) -> Literal["agent", "record", "client"]:
+    """What a relation protects: "agent", "record" or "client".
 
     Args:
         relation: One of `RELATIONS`.
 
     Returns:
-        "agent" for "replace_agent", else "record".
+        The last word of its name.
 
     Raises:
         ValueError: For another relation.
     """
     _validate.one_of("relation", relation, RELATIONS)
-    return "agent" if relation == "replace_agent" else "record"
+    return relation.rpartition("_")[2]  # type: ignore[return-value]
+
+
+def clips(relation: Relation) -> Literal["agent", "record"]:
+    """Of what the gradient is clipped under a relation: a client comes with one record at a time.
+
+    Args:
+        relation: One of `RELATIONS`.
+
+    Returns:
+        "agent" or "record".
+
+    Raises:
+        ValueError: For another relation.
+    """
+    return "agent" if unit(relation) == "agent" else "record"
 
 
 class PaperLimits(NamedTuple):

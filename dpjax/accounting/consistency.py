@@ -182,7 +182,7 @@ def _participation(of: "Guarantee") -> None:
     if epochs > of.rounds:
         raise ValueError(f"participation is {of.participation} in {of.rounds} rounds; {remedy}")
     assert of.relation is not None
-    if budget.unit(of.relation) != "record":
+    if budget.unit(of.relation) == "agent":
         raise ValueError(
             f"participation is {of.participation} under relation {of.relation!r}; an agent "
             "takes part in every round, leave it None"

@@ -81,7 +81,7 @@ class Forecast:
     Attributes:
         parameters: d.
         agents: n.
-        unit: "agent" or "record".
+        unit: What is clipped, "agent" or "record".
         batch_size: B.
         mu: Gaussian-DP parameter of the run; infinity when non-private.
         delta: Delta of the budget.
@@ -324,7 +324,7 @@ def forecast(
     parameters = _validate.integer("parameters", parameters)
     weights_ = np.asarray(factor, np.float64)
     steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
-    n, divisor = len(weights_), batch_size if budget.unit(relation) == "record" else 1
+    n, divisor = len(weights_), batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     drift = clip_norm * float((sent * filled).sum())
     if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
@@ -339,7 +339,7 @@ def forecast(
     return Forecast(
         parameters=parameters,
         agents=n,
-        unit=budget.unit(relation),
+        unit=budget.clips(relation),
         batch_size=batch_size,
         mu=mu,
         delta=delta,

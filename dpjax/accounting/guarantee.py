@@ -35,7 +35,7 @@ class Guarantee:
             where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
         release: True where the noise key was drawn from the operating system and kept secret;
             False for a simulation, whose seed gives the noise away.
-        unit: "agent" or "record", from the relation; may be given, and must then agree.
+        unit: "agent", "record" or "client", from the relation; may be given, and must then agree.
         per_agent_epsilon: One epsilon an agent, where budgets differ.
         white: True when the noise is independent between rounds, and what the attacker sees of a
             round too; `after` then spends by rounds.

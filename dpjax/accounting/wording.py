@@ -37,6 +37,8 @@ _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
     "replace_record": "replacing one record of one agent",
     "zero_out_record": "zeroing out one record of one agent",
+    "replace_client": "replacing all records of one client, with which it takes part once each",
+    "zero_out_client": "zeroing out all records of one client, with which it takes part once each",
 }
 _GRADIENTS_TEXT = {
     "any": "",

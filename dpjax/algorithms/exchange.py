@@ -1,7 +1,7 @@
 """How messages cross a network: gossip with a mixing matrix, or a sum at a server."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from dpjax.protocols import Aggregate, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
-__all__ = ["Copies", "Gossip", "Server", "Sum"]
+__all__ = ["Copies", "Gossip", "Server", "Sum", "Trusted"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,60 @@ class Sum:
         """Every message."""
         del total
         return messages
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """A sum by somebody whom all trust with single messages, and nobody else sees them.
+
+    The stand-in for a secure sum, at no cost: what is left to see is the same, and who sums is not
+    trusted there.
+
+    Guarantee: the sum alone leaves it, and only if at most ``dropouts`` agents are missing.
+
+    Attributes:
+        dropouts: Agents that may be missing from a sum, at most; it is not opened with more.
+        missing: Agents that are missing in every round, to try this out.
+    """
+
+    dropouts: int = 0
+    missing: tuple[int, ...] = ()
+
+    sealed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of agents, or none of them."""
+        dropouts = _validate.integer("dropouts", self.dropouts, least=0, most=2**31 - 2)
+        object.__setattr__(self, "dropouts", dropouts)
+        given: Any = self.missing
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"missing is {_validate.shown(given)}; give agents, as in (0, 3)")
+        absent = {_validate.integer("missing", agent, least=0, most=2**31 - 2) for agent in given}
+        object.__setattr__(self, "missing", tuple(sorted(absent)))
+
+    def least(self, agents: int) -> int:
+        """Agents in a sum that is opened, at least.
+
+        Args:
+            agents: Number of agents n.
+        """
+        return agents - self.dropouts
+
+    def __call__(self, messages: Any) -> tuple[Any, Array]:
+        """Sum over the agents that are there; zero and nobody where they are too few."""
+        agents = len(jax.tree.leaves(messages)[0])
+        there = np.setdiff1d(np.arange(agents), self.missing)
+        opened = 0 < len(there) >= self.least(agents)
+
+        def total(leaf: Array) -> Array:
+            return jnp.sum(leaf[there], axis=0) if opened else jnp.zeros_like(leaf[0])
+
+        return jax.tree.map(total, messages), jnp.float32(len(there) if opened else 0)
+
+    def seen(self, messages: Any, total: Any) -> Any:
+        """The sum."""
+        del messages
+        return total
 
 
 @dataclass(frozen=True)

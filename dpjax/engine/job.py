@@ -174,7 +174,7 @@ def prepared(
     task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
     initial = keys.stacked(seeds, "initial")
     models = jax.vmap(task.init)(initial)
-    if together.unit == "record":
+    if together.clips == "record":
         arguments.check_dtypes(models)
     job = Job(
         statics=placing.statics(together, problems, mesh),
@@ -186,7 +186,7 @@ def prepared(
         apart=_apart(task, initial) if task.apart else None,
     )
     # What is rounded beyond what is accounted: sums, moved models, gradients that nothing clips.
-    narrow = together.unit == "record" or hasattr(together.method, "sensitivity")
+    narrow = together.clips == "record" or hasattr(together.method, "sensitivity")
     narrow |= any(plan.config.protect.gradient_gap is not None for plan in plans)
     job.check(summed=narrow)
     return job.reporting()

@@ -162,7 +162,7 @@ def statics(together: Statics, problems: tuple[Problem, ...], mesh: Any) -> part
     Returns:
         The statics of `program.advance`.
     """
-    task, record = problems[0], together.unit == "record"
+    task, record = problems[0], together.clips == "record"
     query: AgentQuery | RecordQuery | Passes
     clip: Any = {
         "clip_norm": together.clip_norm,

@@ -83,7 +83,7 @@ class Config:
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
         joins.check(self)
-        if self.sampler.pattern(rounds) != self.pattern:
+        if self.protect.unit != "client" and self.sampler.pattern(rounds) != self.pattern:
             raise ValueError(
                 f"sampler is {_validate.shown(self.sampler)}, whose pattern is not that of its "
                 f"participation {self.participation}; give one that says the same in both"
@@ -115,11 +115,19 @@ class Config:
         if self.sampler.capacity is not None:
             # In which rounds coins are flipped for a record; it takes part in some of them.
             return self.sampler.pattern(self.rounds)
+        if self.protect.unit == "client":
+            self.sampler.pattern(self.rounds)  # Refuses other rounds than it deals.
         return Participation(self.rounds, *(self.participation or (self.rounds, 1)))
 
     @property
     def participation(self) -> tuple[int, int] | None:
-        """(epochs, separation) where a fixed order deals the records; None where any may come."""
+        """How often, and how many rounds apart, what the relation changes takes part.
+
+        (epochs, separation) where a fixed order deals the records, or the clients' turns; None
+        where any may come.
+        """
+        if self.protect.unit == "client":
+            return self.sampler.turns  # type: ignore[attr-defined]
         return self.sampler.participation
 
 

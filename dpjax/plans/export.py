@@ -185,7 +185,7 @@ def _steps(plan: "Plan") -> list[str]:
     """The round's steps, by unit and kind of noise."""
     config = plan.config
     clip = f"{config.protect.clip_norm:g}"
-    if config.protect.unit == "agent":
+    if config.protect.clips == "agent":
         sums = [
             "1. computes the gradient of its batch (the mean over records) at its own model x_i,",
             f"   and clips it: g_i = gradient * min(1, {clip} / norm), the norm over all",
@@ -218,7 +218,7 @@ def _steps(plan: "Plan") -> list[str]:
             "   earlier V_s, secret, until the last round.",
         ]
     after = ["3. adds it: u_i = g_i + V_t. Nothing else may touch g_i between clipping and this."]
-    if config.protect.unit == "record":
+    if config.protect.clips == "record":
         what = "the largest number of records of any site" if full else "one number for the run"
         after.append(
             f"   Then it divides u_i by the batch size {plan.sampler.divisor}, {what},\n"

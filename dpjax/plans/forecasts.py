@@ -112,7 +112,7 @@ def _filled(plan: "Plan", counts: Any) -> np.ndarray:
     records = _validate.finite_array("counts", counts, ndim=1)
     if len(records) != plan.agents:
         raise ValueError(f"counts has {len(records)} entries for {plan.agents} agents; give [n]")
-    if plan.config.protect.unit == "agent":
+    if plan.config.protect.clips == "agent":
         return np.ones(plan.agents)
     return plan.sampler.filled(records, plan.config.rounds)
 

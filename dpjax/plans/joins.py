@@ -24,6 +24,11 @@ def _check_sampler(config: Any) -> None:
             f"sampler is {part} with capacity {part.capacity} and counted {part.counted}: sampler "
             f"{type(part).__name__} has rates, which hang on numbers of records: say counted = True"
         )
+    if config.protect.unit == "client" and getattr(part, "turns", None) is None:
+        raise ValueError(
+            f"relation is {config.protect.relation!r} with sampler {_validate.shown(part)}, which "
+            "knows no clients: use samplers.Clients, or protect records or agents"
+        )
     row = registry.sampler(part)
     for rule in row.rules:
         if not rule.holds(config):

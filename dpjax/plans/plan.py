@@ -54,7 +54,7 @@ class Statics(NamedTuple):
         clipping: "flat" or "automatic".
         microbatch: Records a pass of per-record clipping.
         per_layer: Whether every layer is clipped by itself.
-        unit: What is clipped, "agent" or "record".
+        clips: What is clipped, "agent" or "record".
         mixing: Shape of the mixing matrix or schedule.
         noise: How noise is drawn; None where there is none.
     """
@@ -69,7 +69,7 @@ class Statics(NamedTuple):
     clipping: Any
     microbatch: int | None
     per_layer: bool
-    unit: str
+    clips: str
     mixing: tuple[int, ...]
     noise: Privatizer | None
 
@@ -218,7 +218,7 @@ class Plan:
             protect.clipping,
             protect.microbatch,
             protect.per_layer,
-            protect.unit,
+            protect.clips,
             self.mixing.shape,
             noise,
         )

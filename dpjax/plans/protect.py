@@ -13,7 +13,7 @@ from dpjax.transforms.clipping import NORMS
 
 __all__ = ["Budget", "Protect"]
 
-ATTACKERS = ("outsider", "node", "coalition")
+ATTACKERS = ("outsider", "node", "coalition", "aggregator")
 """Attackers that a plan can be calibrated for; which noise defends against whom is the registry's.
 """
 
@@ -27,11 +27,14 @@ class Protect:
     Attributes:
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent; the
             agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record" (every
-            record's gradient is clipped, and their sum released).
+            record's gradient is clipped, and their sum released), "replace_client" or
+            "zero_out_client" (the same, and all records of one of the clients who take turns at
+            an agent's place are protected together: samplers.Clients).
         clip_norm: Clip norm C of what is clipped. Leave it out where ``gradient_gap`` is assumed.
         attacker: "outsider", who sees every message on every link; "node", any single agent, who
             sees the messages that it receives and knows its own gradients and noise; "coalition",
-            the agents in ``nodes`` together. Attackers are not protected from themselves.
+            the agents in ``nodes`` together; "aggregator", who receives the sum of all messages of
+            every round and no single one. Attackers are not protected from themselves.
         gradients: "any": gradients may depend on everything sent before, by whomever. "view": they
             are fixed beforehand, or depend on what the attacker sees alone; that is an assumption,
             which training of several agents breaks, and captions say so. Then nothing but what
@@ -145,8 +148,13 @@ class Protect:
 
     @property
     def unit(self) -> str:
-        """What is clipped and protected: "agent" or "record"."""
+        """What is protected: "agent", "record" or "client"."""
         return budget.unit(self.relation)
+
+    @property
+    def clips(self) -> Literal["agent", "record"]:
+        """Of what the gradient is clipped: a client comes with one record at a time."""
+        return budget.clips(self.relation)
 
     @property
     def sensitivity(self) -> float:

@@ -173,6 +173,17 @@ METHODS = (
             "optimizer=plans.optimizers.Sgd(step_size)"
         ),
     ),
+    MethodRow(
+        part="Federated",
+        builds="a server's x + opt(sum / present)",
+        view="none; the sum's",
+        noises=("Aggregate", "Independent"),
+        why=(
+            "its agents know one model, and hide what they send in the sum: give "
+            "noise=plans.aggregate.Aggregate(), or noise.Independent() where single messages are "
+            "seen"
+        ),
+    ),
     *(
         MethodRow(
             part=part,
@@ -294,6 +305,16 @@ NOISES = (
         marker="d", by_round=True, released=False, why=_SCHEDULED,
     ),
     NoiseRow(
+        label="aggregate", part="Aggregate", builds="shares of the noise that a sum needs",
+        view="none; the sum's", title="in a secure sum", colour="#661100", marker="8",
+        attackers=(("aggregator", "any"),), methods=("Federated",), released=False,
+        why=(
+            "its loss is that of sums of which nobody sees a part: give "
+            "method=Federated(aggregate=...) and Protect(..., attacker='aggregator'); a run in one "
+            "process holds all keys, so it is a simulation (release=False)"
+        ),
+    ),
+    NoiseRow(
         label="zip_dl", part="ZeroSum", builds="noises of a sender that sum to zero",
         view="views.zip_dl(W).pndp(nodes)", title="Zip-DL", colour="#DDCC77", marker=">",
         attackers=RECEIVERS, methods=("ZipDL",), released=False,
@@ -360,7 +381,7 @@ _FLIPPED = (
 )
 _DEALT = (
     Rule(
-        lambda c: c.protect.unit == "record",
+        lambda c: c.protect.unit != "agent",
         lambda c: f"under relation {c.protect.relation!r}",
         "an agent takes part in every round: use Random, or protect records",
     ),
@@ -371,6 +392,10 @@ SAMPLERS = (
     SamplerRow(part="Full", builds="all records, in every round"),
     SamplerRow(
         part="Cyclic", builds="all records in turn, each a fixed number of rounds apart",
+        claims="pattern", rules=_DEALT,
+    ),
+    SamplerRow(
+        part="Clients", builds="clients in turn, each with another of its records",
         claims="pattern", rules=_DEALT,
     ),
     SamplerRow(

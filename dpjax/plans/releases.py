@@ -51,7 +51,7 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
     route = None if plan.strategy is None else rounds_.route(plan.strategy, config.rounds)
     assert plan.guarantee.mu is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
-    terms = math.ceil(config.sampler.divisor) if protect.unit == "record" else 1
+    terms = math.ceil(config.sampler.divisor) if protect.clips == "record" else 1
     cost = finite.cost(
         plan.factor,
         config.rounds,

@@ -1,4 +1,4 @@
-"""Which records take part in a round: all, drawn at random, dealt in turn, or by coin flips."""
+"""Which records take part in a round: all, at random, in turn, clients in turn, by coin flips."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
 from dpjax.protocols import Draw
 
-__all__ = ["Cyclic", "Full", "Poisson", "Random"]
+__all__ = ["Clients", "Cyclic", "Full", "Poisson", "Random"]
 
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -241,6 +241,86 @@ class Cyclic(_Plain):
         turn = np.arange(rounds)[:, None] % self.separation
         # Record r is in the rounds r mod b, r mod b + b, ...
         return np.maximum(np.ceil((counts - turn) / self.separation), 0) / self.batch_size
+
+
+@dataclass(frozen=True)
+class Clients(_Plain):
+    """Clients who take turns at the agents' places, each time with another of their records.
+
+    An agent is a place at the server, taken by M clients in turn: client c in the rounds c mod M,
+    c mod M + M, ..., with its N records one after the other, and again in every epoch. Client c of
+    a place has that agent's records c, c + M, c + 2 M, ... So a round joins as many clients as
+    there are places, with one fresh record each, as DOME has it.
+
+    Guarantee: in E M N rounds every record takes part at most E times, exactly M N rounds apart,
+    and every client at most E N times, M rounds apart, with one record each, whatever the data.
+
+    Attributes:
+        clients: Clients of a place, M.
+        examples: Records of a client, N.
+        epochs: How often a record takes part, E.
+
+    Reference:
+        DOME, section 2: every example once an epoch, N a client, E epochs.
+
+    Example:
+        >>> from dpjax.plans.samplers import Clients
+        >>> dealt = Clients(clients=3, examples=2, epochs=4)
+        >>> dealt.participation, dealt.turns, dealt.pattern(24).epochs
+        ((4, 6), (8, 3), 4)
+    """
+
+    clients: int
+    examples: int
+    epochs: int
+
+    divisor: ClassVar[float] = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of clients, records or rounds."""
+        for name in ("clients", "examples", "epochs"):
+            value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
+            object.__setattr__(self, name, value)
+
+    @property
+    def _dealt(self) -> Cyclic:
+        return Cyclic(self.epochs, self.clients * self.examples, 1)
+
+    @property
+    def participation(self) -> tuple[int, int]:
+        """(epochs, separation) of a record."""
+        return self._dealt.participation
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """(times, separation) of a client: N E rounds, M apart."""
+        return self.epochs * self.examples, self.clients
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record takes part.
+
+        Raises:
+            ValueError: For another number of rounds than E M N.
+        """
+        wanted = self.epochs * self.clients * self.examples
+        if rounds != wanted:
+            raise ValueError(
+                f"rounds is {rounds} for sampler {self}; give {wanted}, epochs x clients x "
+                "examples, or other epochs"
+            )
+        return self._dealt.pattern(rounds)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse places with more records than their clients have."""
+        self._dealt.check(counts, agents)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """The round's record of every place, whatever the key."""
+        return self._dealt.draw(key, round, counts)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """Whether a place has a record, [T, n]."""
+        return self._dealt.filled(counts, rounds)
 
 
 @dataclass(frozen=True)

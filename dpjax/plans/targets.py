@@ -26,7 +26,7 @@ def of(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None) -> 
     # Where the sampler claims them, and so keeps to the rules of those that do.
     if counts is not None and config.sampler.capacity is not None:
         rates = config.sampler.rates(counts)
-    divisor = counted(config.sampler, counts).divisor if config.protect.unit == "record" else 1
+    divisor = counted(config.sampler, counts).divisor if config.protect.clips == "record" else 1
     return Target(
         mixing,
         config.budget,

@@ -42,7 +42,10 @@ def test_sensitivity_and_unit_follow_the_relation():
     assert budget.sensitivity("replace_agent", 0.5) == 1.0
     assert budget.sensitivity("replace_record", 0.5) == 1.0
     assert budget.sensitivity("zero_out_record", 0.5) == 0.5
-    assert [budget.unit(relation) for relation in budget.RELATIONS] == ["agent", "record", "record"]
+    units = ["agent", "record", "record", "client", "client"]
+    assert [budget.unit(relation) for relation in budget.RELATIONS] == units
+    clips = ["agent", *["record"] * 4]
+    assert [budget.clips(relation) for relation in budget.RELATIONS] == clips
     for wrong in ("replace", "", None, "add_or_remove"):
         with pytest.raises(ValueError, match="relation is"):
             budget.sensitivity(wrong, 1.0)

@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.exchange import Server, Sum
+from dpjax.algorithms.exchange import Sum, Trusted
+from dpjax.algorithms.federated import Federated
 from dpjax.engine.run import run
 from dpjax.plans import plan
-from dpjax.protocols import Aggregate, Emission
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
 from tests.support import composed, make_config, make_problem
@@ -49,51 +49,12 @@ class Veiled(Drops):
 
 
 @dataclass(frozen=True)
-class Federated:
-    """SGD at a server, whose model all agents know."""
-
-    aggregate: Aggregate = Sum()
-    stochastic = "rows"
-
-    @property
-    def exchange(self):
-        return Server(self.aggregate)
-
-    def start(self, here, models):
-        return here.optimizer.init(models)
-
-    def payload(self, models):
-        return models
-
-    def emit(self, here, seen):
-        answer = here.query(seen.models, here.batch)
-        return Emission(answer.total, metrics=answer.metrics)
-
-    def send(self, here, seen, emission, noisy):
-        return noisy, ()
-
-    def mean(self, here, total, present):
-        return here.mean(total, present)
-
-    def absorb(self, here, seen, carry, received):
-        mean = self.mean(here, *received)
-        each = jax.tree.map(lambda leaf, x: jnp.broadcast_to(leaf, x.shape), mean, seen.models)
-        updates, memory = here.optimizer.update(each, seen.memory, seen.models)
-        return optax.apply_updates(seen.models, updates), memory
-
-    def measured(self, seen):
-        return seen.models
-
-    def released(self, seen):
-        return seen.models
-
-
-@dataclass(frozen=True)
-class OfAll(Federated):
+class OfAll(Drops):
     """The broken twin: as if everybody were present."""
 
-    def mean(self, here, total, present):
-        return here.mean(total, N)
+    def __call__(self, messages):
+        """The sum over those present, and how many all are."""
+        return super().__call__(messages)[0], jnp.float32(N)
 
 
 def step(method, gradients, privatizer=None):
@@ -113,13 +74,36 @@ def test_a_sum_is_divided_by_who_was_present(kind, absent):
     models, _ = step(Federated(kind(absent)), gradients)
     wanted = -np.delete(gradients, absent, axis=0).mean(0)
     np.testing.assert_allclose(models, np.tile(wanted, (N, 1)), rtol=1e-6)
-    wrong, _ = step(OfAll(kind(absent)), gradients)
+    wrong, _ = step(Federated(OfAll(absent)), gradients)
     assert np.allclose(wrong, wanted, rtol=1e-6) == (not absent)
 
 
-def test_a_round_without_anybody_moves_nothing():
-    models, _ = step(Federated(Drops(tuple(range(N)))), np.ones((N, D)))
-    assert not models.any()
+def test_a_trusted_sum_is_opened_for_enough_agents_alone():
+    gradients = np.random.default_rng(2).normal(size=(N, D))
+    models, seen = step(Federated(Trusted(2, (1, 3))), gradients)
+    wanted = -np.delete(gradients, (1, 3), axis=0).mean(0)
+    np.testing.assert_allclose(models, np.tile(wanted, (N, 1)), rtol=1e-6)
+    assert seen.shape == (D,) and Trusted(2).least(N) == N - 2
+    models, seen = step(Federated(Trusted(1, (1, 3))), gradients)
+    assert not models.any() and not np.asarray(seen).any()
+    with pytest.raises(ValueError, match="missing is 3"):
+        Trusted(1, missing=3)
+    with pytest.raises(ValueError, match="aggregate is <class"):
+        Federated(Trusted)
+
+
+@pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(0.1)])
+def test_a_round_without_anybody_moves_nothing(rule):
+    made = composed(
+        COMPLETE, lambda model, batch: batch, rule, method=Federated(Drops(tuple(range(N))))
+    )
+    before = made.init(jnp.ones((N, D)))
+    after, _ = made.step(KEY, before, jnp.ones((N, D)))
+    for old, new in zip(
+        jax.tree.leaves(before._replace(round=0)), jax.tree.leaves(after._replace(round=0)),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(old, new)
 
 
 def test_messages_are_what_who_listens_sees():
@@ -172,8 +156,8 @@ class Leaking(Federated):
     def send(self, here, seen, emission, noisy):
         return (noisy, emission.carry), ()
 
-    def mean(self, here, total, present):
-        return here.mean(total[1], present)
+    def absorb(self, here, seen, carry, received):
+        return super().absorb(here, seen, carry, (received[0][1], received[1]))
 
 
 @pytest.mark.parametrize("aggregate", [Sum(), Veiled()])

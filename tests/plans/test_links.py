@@ -29,8 +29,8 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import parts, placing
 from dpjax.engine.run import run
+from dpjax.plans import aggregate, noise, plan, registry, scheduled
 from dpjax.plans import links as links_
-from dpjax.plans import noise, plan, registry, scheduled
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Answer
@@ -39,7 +39,18 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges
 from tests.support import make_config, make_problem
 
-METHODS = (average, disk, dsgd, pairs, pmlf, random_weights, references, tracking, zip_dl)
+METHODS = (
+    average,
+    disk,
+    dsgd,
+    federated,
+    pairs,
+    pmlf,
+    random_weights,
+    references,
+    tracking,
+    zip_dl,
+)
 T, SHARED = 5, 3.0
 RING = mixing.metropolis_hastings(graphs.ring(7))
 KEY = jax.random.key(7, impl="threefry2x32")
@@ -467,7 +478,7 @@ def test_early_stops_and_phases_under_view(network):
 
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in registry.NOISES:
-        rooms = (noise, links_, scheduled)
+        rooms = (noise, links_, scheduled, aggregate)
         assert row.part is None or any(hasattr(room, row.part) for room in rooms)
         assert plots.TITLES[row.label] == row.title
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
@@ -475,5 +486,5 @@ def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in registry.METHODS:
         assert any(hasattr(room, row.part) for room in METHODS), row.part
     labels = {row.label for row in registry.NOISES if row.part} | {"non_private"}
-    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal)
+    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal, aggregate.Aggregate)
     assert labels == {*noise.LABELS, *(part.label for part in own)}

@@ -1,0 +1,164 @@
+"""Noise in shares of a secure sum: its loss derived again, what joins it, and broken twins."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.accounting import gdp
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.exchange import Sum, Trusted
+from dpjax.algorithms.federated import Federated
+from dpjax.data import partition
+from dpjax.engine.run import run
+from dpjax.engine.trace import trace
+from dpjax.models.linear import Linear
+from dpjax.plans import noise, plan, problem
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Clients, Cyclic, Random
+from dpjax.topology import graphs, mixing
+
+N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
+T = M * EACH * EPOCHS
+COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
+DELTA = 1e-5
+
+
+def task():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N * M * EACH, 4))
+    y = np.where(x @ rng.normal(size=4) > 0, 1, -1)
+    shards = partition.iid(len(x), N, 0)
+    return problem.supervised(Linear(), "logistic", (x, y), (x[:20], y[:20]), shards)
+
+
+def config(relation="zero_out_client", part=None, aggregate=None, **changes):
+    part = Aggregate() if part is None else part
+    aggregate = Trusted(part.dropouts) if aggregate is None else aggregate
+    given = dict(
+        protect=Protect(relation, clip_norm=CLIP, attacker="aggregator"),
+        sampler=Clients(M, EACH, EPOCHS), optimizer=Sgd(0.1), rounds=T, noise=part,
+        budget=Budget(2.0, DELTA), method=Federated(aggregate),
+    )  # fmt: skip
+    return plan.Config(**(given | changes))
+
+
+@pytest.mark.parametrize("dropouts", [0, 2])
+@pytest.mark.parametrize("colluders", [0, 1])
+@pytest.mark.parametrize(
+    ("relation", "moved", "times"),
+    [
+        ("zero_out_record", CLIP, EPOCHS),
+        ("replace_record", 2 * CLIP, EPOCHS),
+        ("zero_out_client", CLIP, EPOCHS * EACH),
+        ("replace_client", 2 * CLIP, EPOCHS * EACH),
+    ],
+)
+def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
+    relation, moved, times, dropouts, colluders
+):
+    """Sums of k rounds as one vector: a mean shift over its covariance, inverted densely."""
+    made = plan.make(config(relation, Aggregate(dropouts, colluders)), COMPLETE)
+    deviation = float(made.noise.scale)
+    # Every share of who is there and does not collude, over all rounds.
+    shares = np.kron(np.eye(times), np.full((1, N - dropouts - colluders), deviation))
+    shift = np.full(times, moved)
+    mu = math.sqrt(shift @ np.linalg.inv(shares @ shares.T) @ shift)
+    assert made.guarantee.mu == pytest.approx(mu, rel=1e-12) and made.guarantee.mu >= mu
+    assert gdp.epsilon(mu, DELTA) == pytest.approx(2.0, rel=1e-5)
+    assert gdp.epsilon(made.guarantee.mu, DELTA) <= 2.0
+    assert made.guarantee.unit == relation.rpartition("_")[2]
+    assert f"per {made.guarantee.unit}" in made.guarantee.statement()
+    assert "sum of the agents' messages" in made.guarantee.statement()
+
+
+def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
+    """Over many seeds the sums' spread, with as many missing as there may be."""
+    missing = (0, 4)
+
+    def spread(part):
+        made = plan.make(config(part=part, aggregate=Trusted(2, missing)), COMPLETE)
+        seen = trace(made, task(), seeds=range(400), read=lambda passed: passed.message, rounds=2)
+        first = np.concatenate([np.asarray(leaf)[:, 0].reshape(400, -1) for leaf in
+                                jax.tree.leaves(seen)], axis=1)  # fmt: skip
+        # Without noise every seed sends the same in the first round, but for its initial model.
+        return made.guarantee.mu, float(np.mean(first.std(axis=0)))
+
+    mu, found = spread(Aggregate(dropouts=2))
+    needed = CLIP * math.sqrt(EPOCHS * EACH) / mu
+    assert found == pytest.approx(needed, rel=0.05)
+    # The broken twin: the shares of who is missing are counted.
+    monkeypatch.setattr(Aggregate, "shares", lambda part, agents: agents)
+    _, twin = spread(Aggregate(dropouts=2))
+    assert twin < 0.9 * needed
+
+
+def test_clients_take_turns_and_records_come_once_an_epoch():
+    sampler = Clients(M, EACH, EPOCHS)
+    counts, key = np.full(N, M * EACH), jax.random.key(0)
+    drawn = [sampler.draw(key, t, counts) for t in range(T)]
+    assert not any(np.asarray(draw.padding).any() for draw in drawn)
+    rows = np.stack([np.asarray(draw.rows)[:, 0] for draw in drawn])
+    for record in range(M * EACH):
+        (rounds,) = np.nonzero(rows[:, 2] == record)
+        assert len(rounds) == sampler.participation[0] == EPOCHS
+        assert (np.diff(rounds) == sampler.participation[1]).all()
+    for client in range(M):
+        (rounds,) = np.nonzero(rows[:, 2] % M == client)
+        assert len(rounds) == sampler.turns[0] == EPOCHS * EACH
+        assert (np.diff(rounds) == sampler.turns[1]).all()
+
+
+def test_places_share_a_model_and_without_noise_it_is_plain_descent():
+    made = plan.make(config(noise=None, budget=None, method=Federated()), COMPLETE)
+    whole = task()
+    found = run(made, whole, seeds=[0])
+    leaves = [np.asarray(leaf)[0, 0].reshape(N, -1) for leaf in jax.tree.leaves(found.params)]
+    params = np.concatenate(leaves, axis=1)  # The bias first.
+    assert (params == params[:1]).all()
+    x, y = np.asarray(whole.x), np.asarray(whole.y)
+    rows = np.asarray(partition.iid(len(x), N, 0).indices)
+    model = np.zeros(x.shape[1] + 1)
+    for t in range(T):
+        record = rows[:, t % (M * EACH)]
+        features = np.column_stack([x[record], np.ones(N)])
+        slope = -y[record] / (1 + np.exp(y[record] * (features @ model)))
+        each = slope[:, None] * features
+        each *= np.minimum(1, CLIP / np.linalg.norm(each, axis=1))[:, None]
+        model -= 0.1 * each.mean(axis=0)
+    np.testing.assert_allclose(params[0], np.roll(model, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"aggregate": Sum()}, "shows single messages"),
+        ({"aggregate": Trusted(2)}, "give dropouts=2"),
+        ({"part": Aggregate(3, 3)}, "none is left"),
+        ({"method": DSGD()}, "which noise Aggregate does not join"),
+        ({"sampler": Random(1)}, "knows no clients"),
+        ({"sampler": Cyclic(EPOCHS, M * EACH, 1)}, "knows no clients"),
+        ({"rounds": T + 1}, "give 12"),
+        ({"release": True}, "release is True"),
+        ({"protect": Protect("zero_out_client", CLIP)}, "attacker 'outsider'"),
+        ({"protect": Protect("replace_agent", CLIP, attacker="aggregator")}, "replace_agent"),
+        ({"noise": noise.Independent()}, "attacker 'aggregator'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        plan.make(config(**change), COMPLETE)
+
+
+def test_single_messages_are_hidden_by_noise_of_their_own():
+    """An outsider's guarantee of a client: as many times the noise as there are shares."""
+    outsider = Protect("zero_out_client", CLIP)
+    given = config(noise=noise.Independent(), method=Federated(), protect=outsider)
+    local = plan.make(given, COMPLETE)
+    shared = plan.make(config(), COMPLETE)
+    assert local.guarantee.attacker == "outsider" and local.guarantee.participation == (4, 3)
+    ratio = float(np.diag(local.factor)[0]) / float(shared.noise.scale)
+    assert ratio == pytest.approx(math.sqrt(N), rel=1e-5)
