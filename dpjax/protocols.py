@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax._values import Algorithm, Answer, Draw, Emission, Info, Received, Seen, State
 
 __all__ = [
-    "Aggregate",
+    "Aggregator",
     "Algorithm",
     "Answer",
     "Draw",
@@ -114,7 +114,7 @@ class Round(NamedTuple):
 
         Args:
             total: A sum of clipped gradients with its noise.
-            present: How many agents' sums it is, from an `Aggregate`; None is one agent's own.
+            present: How many agents' sums it is, from an `Aggregator`; None is one agent's own.
                 Where nobody was present the sum is returned as it is, which is zero.
         """
         if present is not None:
@@ -126,7 +126,7 @@ class Round(NamedTuple):
 
 
 @runtime_checkable
-class Aggregate(Protocol):
+class Aggregator(Protocol):
     """How a server comes by the sum of what agents send; hashable.
 
     What it delivers is the sum over those who were present and how many they were, or, on the host

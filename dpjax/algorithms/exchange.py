@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from dpjax import _validate
-from dpjax.protocols import Aggregate, Received
+from dpjax.protocols import Aggregator, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
@@ -148,7 +148,7 @@ class Server:
         aggregate: How it comes by the sum; a secure sum takes the plain one's place.
     """
 
-    aggregate: Aggregate = Sum()
+    aggregate: Aggregator = Sum()
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""

@@ -9,7 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Server, Sum
-from dpjax.protocols import Aggregate, Emission, Round, Seen
+from dpjax.protocols import Aggregator, Emission, Round, Seen
 
 __all__ = ["Federated"]
 
@@ -39,13 +39,13 @@ class Federated:
         9
     """
 
-    aggregate: Aggregate = Sum()
+    aggregate: Aggregator = Sum()
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
     def __post_init__(self) -> None:
         """Refuse what sums nothing."""
-        if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregate):
+        if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregator):
             raise ValueError(
                 f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum() "
                 "or Trusted()"
