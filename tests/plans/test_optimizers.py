@@ -10,6 +10,7 @@ import pytest
 
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.federated import Federated
 from dpjax.engine import keys, program
 from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
@@ -17,7 +18,6 @@ from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS, lowpass
 from dpjax.transforms.variance import NoiseVariance
-from tests.algorithms.test_aggregate import Federated
 from tests.support import make_config
 
 
@@ -305,7 +305,7 @@ def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small)
 
 def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
     told = optimizers.Chain(_adam, 0.05, uses_noise=True)
-    plain = dataclasses.replace(make_config(), method=Federated())
+    plain = make_config(design="independent", method=Federated())
     with pytest.raises(ValueError, match="uses the noise's variance, but method Federated"):
         dataclasses.replace(plain, optimizer=told)
     with pytest.raises(ValueError, match="but method Average"):
