@@ -20,7 +20,7 @@ Compilation is excluded; times are medians of repeated calls.
 import functools
 import statistics
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,15 @@ from dpjax.results.timing import Bench, turns
 from dpjax.transforms import sketch
 
 RANK = 3
-BASE = {"k": 16, "probes": 4, "forgetting": 0.9, "share": 0.99, "noise": 0.0, "floor": "none"}
+BASE = {
+    "rank": 3,
+    "k": 16,
+    "probes": 4,
+    "forgetting": 0.9,
+    "share": 0.99,
+    "noise": 0.0,
+    "floor": "none",
+}
 SWEEPS: dict[str, list[Any]] = {
     "k": [8, 32],
     "forgetting": [0.5, 0.8, 0.95, 0.99, 1.0],
@@ -42,30 +50,37 @@ SWEEPS: dict[str, list[Any]] = {
 FORGETTINGS = (0.9, 0.97)
 NOISES = (0.03, 0.1, 0.3)
 FLOORS = ("none", "drop", "narrow")
+GROUPS = ("base", *SWEEPS, "worse", "probes", "noise", "memory")
 
 
-def cases() -> Iterator[dict[str, Any]]:
-    """The base, one thing changed at a time, then noise."""
-    yield BASE
-    for name, values in SWEEPS.items():
-        for value in values:
-            yield BASE | {name: value}
-    yield BASE | {"forgetting": 1.0, "share": 1.0}
-    yield BASE | {"share": 1.0, "probes": 0}
-    yield BASE | {"printed": True}
-    for probes in (0, 1, 2, 8, 12):
-        yield BASE | {"noise": 0.1, "probes": probes}
-    for noise in NOISES:
-        for forgetting in FORGETTINGS:
-            for floor in FLOORS:
-                yield BASE | {"noise": noise, "forgetting": forgetting, "floor": floor}
+def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
+    """The base, one thing changed at a time, then noise: those of the groups asked for."""
+    base = BASE | {"rank": rank}
+    changes: dict[str, list[dict[str, Any]]] = {"base": [{}]}
+    changes |= {name: [{name: value} for value in values] for name, values in SWEEPS.items()}
+    changes["worse"] = [
+        {"forgetting": 1.0, "share": 1.0},
+        {"share": 1.0, "probes": 0},
+        {"printed": True},
+    ]
+    changes["probes"] = [{"noise": 0.1, "probes": probes} for probes in (0, 1, 2, 8, 12)]
+    changes["noise"] = [
+        {"noise": noise, "forgetting": forgetting, "floor": floor}
+        for noise in NOISES
+        for forgetting in FORGETTINGS
+        for floor in FLOORS
+    ]
+    changes["memory"] = [{"noise": 0.1, "forgetting": f} for f in (0.8, 0.9, 0.95, 0.98, 0.99)]
+    for group in groups:
+        for change in changes[group]:
+            yield base | change
 
 
 def loop(
     dimension: int, rounds: int, seeds: int, case: dict[str, Any], dtype: Any
 ) -> tuple[np.ndarray, ...]:
     """Angle, missed share and directions kept, each by seed."""
-    k, noise = case["k"], case["noise"]
+    k, rank, noise = case["k"], case["rank"], case["noise"]
     level = None
     if case["floor"] != "none":
         level = sketching.noise_floor(noise**2, k, case["forgetting"])
@@ -78,14 +93,14 @@ def loop(
 
     def one(key: Any) -> tuple[Any, ...]:
         keys = jax.random.split(key, 3)
-        truth = sketch.orthonormal(jax.random.normal(keys[0], (dimension, RANK), dtype))
+        truth = sketch.orthonormal(jax.random.normal(keys[0], (dimension, rank), dtype))
 
         def step(state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, Any]:
             draws, probes, mask = jax.random.split(jax.random.fold_in(keys[2], round), 3)
-            gradient = truth @ jax.random.normal(draws, (RANK,), dtype)
+            gradient = truth @ jax.random.normal(draws, (rank,), dtype)
             z = noise * jax.random.normal(mask, (k,), dtype)
             inside = state.frame.T @ truth
-            missed = 1 - jnp.sum(jnp.square(inside)) / RANK
+            missed = 1 - jnp.sum(jnp.square(inside)) / rank
             decoded = state.frame @ (state.frame.T @ gradient + z)
             new = rule(state, decoded, probes)
             return new, (missed, new.kept)
@@ -93,7 +108,7 @@ def loop(
         first = sketch.start(dimension, k, keys[1], dtype)
         last, (missed, kept) = jax.lax.scan(step, first, jnp.arange(rounds, dtype=jnp.int32))
         late = rounds - max(rounds // 4, 1)
-        angle = sketch.largest_angle(last.basis[:, :RANK], truth)
+        angle = sketch.largest_angle(last.basis[:, :rank], truth)
         return angle, jnp.mean(missed[late:]), jnp.mean(kept[late:].astype(dtype))
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds, dtype=jnp.uint32))
@@ -101,12 +116,9 @@ def loop(
 
 
 def loops(bench: Bench, options: Namespace) -> None:
-    """A row for each case and dimension; the many cases with noise in the smallest alone."""
+    """A row for each case and dimension."""
     for dimension in options.loop_dimensions:
-        for case in cases():
-            few = not case["noise"] or case["noise"] in options.few_noises
-            if dimension != min(options.loop_dimensions) and not few:
-                continue
+        for case in cases(options.groups, options.rank):
             with double_precision():
                 found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
             jax.clear_caches()
@@ -127,7 +139,7 @@ def peer_calls(dimension: int, k: int, rounds: int) -> tuple[dict[str, Callable[
     truth = np.linalg.qr(rng.normal(size=(dimension, RANK)))[0]
     gradients = (rng.normal(size=(rounds, RANK)) @ truth.T).astype(np.float32)
     gradients += (1e-3 / np.sqrt(dimension) * rng.normal(size=gradients.shape)).astype(np.float32)
-    step = jax.jit(sketch.update)
+    step = jax.jit(functools.partial(sketch.update, forgetting=BASE["forgetting"]))
     state = sketch.start(dimension, k, jax.random.key(0))
     for round, gradient in enumerate(gradients):
         state = step(state, gradient, jax.random.fold_in(jax.random.key(1), round))
@@ -179,7 +191,8 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--loop-dimensions", type=int, nargs="+", default=[200, 1000])
     group.add_argument("--rounds", type=int, default=4000)
     group.add_argument("--seeds", type=int, default=3)
-    group.add_argument("--few-noises", type=float, nargs="*", default=[])
+    group.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), help="of cases")
+    group.add_argument("--rank", type=int, default=3, help="of the gradients' space")
     group = bench.parser.add_argument_group("peers")
     group.add_argument("--dimensions", type=int, nargs="+", default=[1000, 10_000, 100_000])
     group.add_argument("--columns", type=int, nargs="+", default=[16])

@@ -155,7 +155,7 @@ def test_without_the_correcting_step_columns_drift(monkeypatch):
 def test_the_cut_keeps_a_share_of_what_was_seen():
     gradients, _ = stream(200, 80, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     for share in (0.5, 0.8, 0.99):
-        found = run(gradients, 10, share=share)
+        found = run(gradients, 10, share=share, forgetting=0.9)
         seen = covariance(gradients, 0.9)
         kept = np.asarray(found.frame)[:, : int(found.kept)].astype(np.float64)
         assert np.trace(kept.T @ seen @ kept) >= (share - 1e-4) * np.trace(seen)
@@ -170,7 +170,7 @@ def test_a_cut_without_order_loses_energy(monkeypatch):
     seen, exact = covariance(gradients, 0.9), sketch._rank_one
 
     def energy(**options):
-        found = run(gradients, 8, **options)
+        found = run(gradients, 8, forgetting=0.9, **options)
         kept = np.asarray(found.frame)[:, : min(int(found.kept), 4)].astype(np.float64)
         return np.trace(kept.T @ seen @ kept) / np.trace(seen)
 
@@ -226,7 +226,7 @@ def missed(rounds, d=60, k=8, noise=1e-3, **options):
 
 
 def test_in_its_own_loop_it_learns_by_probes_and_by_forgetting():
-    learned = missed(600)
+    learned = missed(600, forgetting=0.9)
     assert learned[0] > 0.7 and learned[-100:].mean() < 1e-3
     # Everything kept: no probe is left, and nothing outside the first frame is ever seen.
     closed = missed(600, probes=0, share=1.0)
@@ -287,7 +287,7 @@ def test_zeros_only_forget_and_what_has_no_rank_is_filled():
     same = run(np.repeat(gradients[:1], 60, axis=0), 8)
     assert int(same.kept) == 1 and max(off(same.basis), off(same.frame)) < 1e-5
     square, _ = stream(60, 8, 8)
-    whole = run(square, 8, share=1.0)
+    whole = run(square, 8, share=1.0, forgetting=0.9)
     assert max(off(whole.basis), off(whole.frame)) < 1e-5
     values = np.linalg.eigvalsh(covariance(square, 0.9))
     np.testing.assert_allclose(whole.weights, values[::-1], atol=1e-4 * values[-1])
@@ -351,7 +351,7 @@ import jax, jax.numpy as jnp, numpy as np
 from dpjax.transforms import sketch
 step = jax.jit(sketch.update)
 received = np.random.default_rng(5).normal(size=(40, 8)).astype(np.float32)
-state = sketch.start(3000, 8, jax.random.key(3))
+state = sketch.start(20_000, 8, jax.random.key(3))
 for round, coordinates in enumerate(received):
     key = jax.random.fold_in(jax.random.key(4), round)
     state = step(state, jnp.matmul(state.frame, coordinates), key)
@@ -360,8 +360,8 @@ print(sketch.fingerprint(state))
 
 
 def test_another_process_replays_the_same_bits():
-    """From the k-vectors and a seed alone."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    """From the k-vectors and a seed alone, as many threads stated."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NPROC": "2"}
     command = [sys.executable, "-c", REPLAY]
     runs = [
         subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
