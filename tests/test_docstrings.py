@@ -50,6 +50,7 @@ NAMED = {
     "transforms.lowpass": "lowpass",
     "transforms.momentum": "momentum muon",
     "transforms.sketch": "start update flat fingerprint",
+    "transforms.masks": "masked unmasked_sum",
     "transforms.projections": "gaussian count_sketch oracle second_moment_noise",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",

@@ -1,0 +1,197 @@
+"""Masks of a secure sum inside jit, for thousands of simulated clients: they hide, and cancel.
+
+    y_i = x_i + b_i + sum over neighbours j of +-s_ij    mod 2^b,    s_ij = s_ji
+
+n clients sit on a ring in random order, each linked to the k/2 next ones on both sides (a Harary
+graph, as in `dpjax.secagg`). The client at place p adds the mask that it shares with the one at
+place p + j and that one takes it off, j = 1 to k/2: a loop over j holds the masks of n pairs at
+once, so that memory is O(n d) and not O(n k d).
+
+This is a simulation: one process knows every key. What it has in common with the protocol is what
+a server is sent and how the sum comes out of it: every masked vector is uniform modulo 2^b, also
+one that comes late; masks cancel exactly; what is left of those between survivors and dropouts is
+taken off, and so are the self masks of survivors; sums wrap around modulo 2^b. What it does not
+show is why a server cannot take off more than that: agreed keys, shares and their threshold, who
+answers what, and parties that leave the protocol. That is `dpjax.secagg`.
+
+Reference:
+    Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
+
+from dpjax import _threefry, _validate
+from dpjax.mechanism.x64 import double_precision
+from dpjax.transforms.noise import check_key
+
+__all__ = ["masked", "unmasked_sum"]
+
+_ORDER, _OWN, _PAIRS = 0, 1, 2
+
+
+def masked(
+    values: UInt32[Array, "n d"], key: PRNGKeyArray, degree: int, bits: int = 32
+) -> UInt32[Array, "n d"]:
+    """Return every client's vector under its self mask and one with every neighbour.
+
+    Guarantee: to whoever does not know the key the rows are uniform modulo 2^bits and independent,
+    whatever the values are, if threefry is pseudorandom.
+
+    Args:
+        values: [n, d] whole numbers, read modulo 2^bits; n from 3 on.
+        key: A threefry key, of this sum alone: two sums under one key show the values' differences.
+        degree: k, neighbours of a client: even and below n - 1, or n - 1, everybody; static.
+        bits: b, 1 to 32; static.
+
+    Returns:
+        [n, d] uint32 below 2^bits.
+
+    Raises:
+        ValueError: For other shapes and types, a degree that no such graph has, another key.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import masks
+        >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
+        >>> sent = masks.masked(values, jax.random.key(0), degree=2, bits=8)
+        >>> sent.shape, str(sent.dtype)
+        ((5, 2), 'uint32')
+    """
+    clients, columns, low = _checked("values", values, key, degree, bits)
+    place = jnp.argsort(_order(key, clients))
+
+    def step(distance: Array, total: Array) -> Array:
+        drawn = _shared(key, distance, clients, columns)
+        return total + drawn - jnp.roll(drawn, distance, axis=0)
+
+    start = jnp.zeros((clients, columns), jnp.uint32)
+    between = jax.lax.fori_loop(1, _beyond(degree), step, start)
+    return (values + _own(key, clients, columns) + between[place]) & low
+
+
+def unmasked_sum(
+    masked: UInt32[Array, "n d"],
+    present: Bool[Array, " n"],
+    key: PRNGKeyArray,
+    degree: int,
+    bits: int = 32,
+) -> UInt32[Array, " d"]:
+    """Return the sum of the vectors of those present, as the server computes it.
+
+    It adds up what those present sent and takes off their self masks, and the masks that they
+    share with those who are missing, as a server does that was told their seeds and the mask keys
+    of the missing. It is the plain sum modulo 2^bits, to the bit, whoever is present.
+
+    Args:
+        masked: [n, d] what `masked` returned; rows of missing clients may hold anything.
+        present: [n] whose vectors are in the sum.
+        key: The key of `masked`.
+        degree: k, static.
+        bits: b, static.
+
+    Returns:
+        [d] uint32 below 2^bits.
+
+    Raises:
+        ValueError: As `masked`, and for a presence that is not one a client.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import masks
+        >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
+        >>> sent = masks.masked(values, jax.random.key(0), degree=2, bits=8)
+        >>> present = jnp.array([True, True, False, True, False])
+        >>> masks.unmasked_sum(sent, present, jax.random.key(0), degree=2, bits=8).tolist()
+        [8, 11]
+    """
+    clients, columns, low = _checked("masked", masked, key, degree, bits)
+    if jnp.shape(present) != (clients,) or jnp.result_type(present) != jnp.bool_:
+        raise ValueError(
+            f"present is {jnp.result_type(present)}{list(jnp.shape(present))}; give one bool for "
+            f"each of the {clients} clients"
+        )
+    here = jnp.asarray(present).astype(jnp.uint32)
+    placed = here[_order(key, clients)]
+
+    def step(distance: Array, left: Array) -> Array:
+        # 1 where the one who adds is here alone, -1 where the one who takes off is: modulo 2^32.
+        alone = placed - jnp.roll(placed, -distance)
+        drawn = _shared(key, distance, clients, columns)
+        return left + _total(alone[:, None] * drawn)
+
+    start = jnp.zeros(columns, jnp.uint32)
+    left = jax.lax.fori_loop(1, _beyond(degree), step, start)
+    own = here[:, None] * _own(key, clients, columns)
+    return (_total(here[:, None] * masked) - _total(own) - left) & low
+
+
+def _beyond(degree: int) -> int:
+    """The first distance along the ring at which nobody is a neighbour."""
+    return (degree + 1) // 2 + 1
+
+
+def _total(rows: UInt32[Array, "n d"]) -> UInt32[Array, " d"]:
+    """The sum of rows modulo 2^32."""
+    return jnp.sum(rows, axis=0, dtype=jnp.uint32)
+
+
+def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
+    """Who sits at which place."""
+    return jax.random.permutation(
+        jax.random.fold_in(key, _ORDER), jnp.arange(clients, dtype=jnp.int32)
+    )
+
+
+def _own(key: PRNGKeyArray, clients: int, columns: int) -> UInt32[Array, "n d"]:
+    """Every client's self mask."""
+    return _words(jax.random.fold_in(key, _OWN), clients, columns)
+
+
+def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> UInt32[Array, "n d"]:
+    """The masks of the clients at every place p with the ones at p + distance."""
+    drawn = _words(jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance), clients, columns)
+    # Halfway round an even ring p + distance + distance is p: one mask for two places.
+    once = (2 * distance != clients) | (jnp.arange(clients) < clients // 2)
+    return jnp.where(once[:, None], drawn, np.uint32(0))
+
+
+def _words(key: PRNGKeyArray, rows: int, columns: int) -> UInt32[Array, "n d"]:
+    """Uniform words of 32 bits, every row of a key of its own; both words of each hash."""
+    half = -(-columns // 2)
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    counter = jax.lax.broadcasted_iota(jnp.uint32, (rows, half), 1)
+    first, second = jax.vmap(_threefry.hashed)(keys, jnp.zeros_like(counter), counter)
+    # Through memory: the compiler would hash for each word, and for each use.
+    with double_precision():
+        both = first.astype(jnp.uint64) | (second.astype(jnp.uint64) << np.uint64(32))
+        both = jax.lax.optimization_barrier(both)
+        words = both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
+    return jnp.concatenate(words, axis=1)[:, :columns]
+
+
+def _checked(
+    name: str, values: Any, key: PRNGKeyArray, degree: Any, bits: Any
+) -> tuple[int, int, np.uint32]:
+    """Clients, columns and 2^bits - 1."""
+    check_key(key)
+    if jnp.ndim(values) != 2 or jnp.result_type(values) != jnp.uint32:
+        raise ValueError(
+            f"{name} is {jnp.result_type(values)}{list(jnp.shape(values))}; give uint32 "
+            "[clients, entries]"
+        )
+    clients, columns = jnp.shape(values)
+    if clients < 3 or not columns:
+        raise ValueError(f"{name} is {[clients, columns]}; give 3 clients or more, and an entry")
+    remedy = f"give an even number below {clients - 1}, or {clients - 1}"
+    k = _validate.integer("degree", degree, least=2, most=clients - 1, remedy=remedy)
+    if k % 2 and k != clients - 1:
+        raise ValueError(f"degree is {k}; {remedy}")
+    b = _validate.integer("bits", bits, most=32)
+    return clients, columns, np.uint32(2**b - 1)
