@@ -5,7 +5,17 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-__all__ = ["Algorithm", "Answer", "Draw", "Emission", "Info", "Received", "Seen", "State"]
+__all__ = [
+    "Algorithm",
+    "Answer",
+    "Coded",
+    "Draw",
+    "Emission",
+    "Info",
+    "Received",
+    "Seen",
+    "State",
+]
 
 
 class State(NamedTuple):
@@ -101,6 +111,26 @@ class Received(NamedTuple):
 
     value: Any
     sent: Any
+
+
+class Coded(NamedTuple):
+    """A privatizer whose noisy payload has another form than the payload: whole numbers, say.
+
+    Sums of what it gives are read by ``opened``, which needs nothing secret: whoever receives a sum
+    reads it. The public key is of the round, the same for all who take part, and no noise may
+    depend on it.
+
+    Attributes:
+        init: ``init(payload) -> state``.
+        update: ``update(payload, state, key) -> (noisy, state)``, with the round's public key.
+        opened: ``opened(total, key, like) -> tree``: the sum of payloads that a sum of noisy ones
+            stands for, without the agents' axis; ``like`` has the shapes and dtypes of one
+            agent's payload.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, PRNGKeyArray], tuple[Any, Any]]
+    opened: Callable[[Any, PRNGKeyArray, Any], Any]
 
 
 class Draw(NamedTuple):

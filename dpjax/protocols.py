@@ -23,12 +23,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax._values import Algorithm, Answer, Draw, Emission, Info, Received, Seen, State
+from dpjax._values import Algorithm, Answer, Coded, Draw, Emission, Info, Received, Seen, State
 
 __all__ = [
     "Aggregator",
     "Algorithm",
     "Answer",
+    "Coded",
     "Draw",
     "Emission",
     "Exchange",
@@ -96,6 +97,8 @@ class Round(NamedTuple):
         divisor: What the sampler divides sums by: 1 where one gradient an agent is clipped.
         key: A key of this round without any secret, for public randomness.
         round: Rounds done before this one.
+        opened: ``opened(total)`` reads a sum of noisy payloads of another form (`Coded`); None
+            where they have the payload's own.
     """
 
     arrays: Any
@@ -105,18 +108,23 @@ class Round(NamedTuple):
     divisor: float
     key: PRNGKeyArray
     round: Int[Array, ""]
+    opened: Callable[[Any], Any] | None = None
 
     def mean(self, total: Any, present: Any = None) -> Any:
         """Return a sum over the divisor, and over who is in it: post-processing.
 
-        How many places of a batch are padding is not told. How many agents sent is: whoever adds
-        up knows it.
+        The one place where a sum is read, whatever form the noise gave it: what it returns has the
+        payload's. How many places of a batch are padding is not told. How many agents sent is:
+        whoever adds up knows it.
 
         Args:
             total: A sum of clipped gradients with its noise.
             present: How many agents' sums it is, from an `Aggregator`; None is one agent's own.
                 Where nobody was present the sum is returned as it is, which is zero.
         """
+        if self.opened is not None:
+            each = self.opened if present is not None else jax.vmap(self.opened)
+            total = each(total)
         if present is not None:
             share = 1 / jnp.maximum(present, 1)
             total = jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), total)
@@ -267,8 +275,13 @@ class Privatizer(Protocol):
     the arrays of all plans of a run, [V, ...] each.
     """
 
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+    def transformation(
+        self, arrays: Any, key: PRNGKeyArray
+    ) -> optax.GradientTransformation | Coded:
         """Add the noise to a payload; its state is the only place with a key.
+
+        A `Coded` one gives the payload another form. Methods read its sums by `Round.mean` alone,
+        and its noise design says so: ``coded = True``.
 
         Scalars of whole numbers in that state count rounds; what is neither these nor a key is
         past noise, which is drawn again on resume.

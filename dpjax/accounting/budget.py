@@ -30,6 +30,7 @@ from dpjax.accounting import gdp, precision
 
 __all__ = [
     "Accountant",
+    "ConcentratedLoss",
     "CovarianceLoss",
     "PaperLimits",
     "PureLoss",
@@ -374,6 +375,26 @@ class PureLoss:
     @property
     def exact_epsilon(self) -> np.ndarray:
         """[n] the same: epsilons that add up are tight for pure DP."""
+        return self.epsilon
+
+
+@dataclass(frozen=True, eq=False)
+class ConcentratedLoss:
+    """What a run costs each agent in zCDP: under discrete noise, say, for which there is no mu.
+
+    Attributes:
+        rho: [n] of all rounds, an upper bound that includes rounding.
+        epsilon: [n] epsilon at the budget's delta.
+        worst: The agent with the largest.
+    """
+
+    rho: np.ndarray
+    epsilon: np.ndarray
+    worst: int
+
+    @property
+    def exact_epsilon(self) -> np.ndarray:
+        """[n] the same: no smaller one is known to hold."""
         return self.epsilon
 
 

@@ -77,7 +77,8 @@ class Sum:
     def __call__(self, messages: Any) -> tuple[Any, Array]:
         """Sum over the agents, and their number."""
         present = len(jax.tree.leaves(messages)[0])
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), messages)
+        # In their own type: whole numbers are added modulo 2^32 there.
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
         return total, jnp.float32(present)
 
     def seen(self, messages: Any, total: Any) -> Any:
@@ -130,7 +131,9 @@ class Trusted:
         opened = 0 < len(there) >= self.least(agents)
 
         def total(leaf: Array) -> Array:
-            return jnp.sum(leaf[there], axis=0) if opened else jnp.zeros_like(leaf[0])
+            if not opened:
+                return jnp.zeros_like(leaf[0])
+            return jnp.sum(leaf[there], axis=0, dtype=leaf.dtype)
 
         return jax.tree.map(total, messages), jnp.float32(len(there) if opened else 0)
 

@@ -19,7 +19,7 @@ from dpjax.engine import metrics, parts, slots
 from dpjax.engine.course import Blocks
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
-from dpjax.protocols import Seen, State
+from dpjax.protocols import Coded, Seen, State
 
 __all__: list[str] = []
 
@@ -112,8 +112,10 @@ def replay(
     def of_seed(key: PRNGKeyArray) -> Any:
         link = parts.privatizer(statics, one, key)
         assert link is not None
+        # Any public key: noise depends on none.
+        public = (key,) if isinstance(link, Coded) else ()
         return jax.lax.fori_loop(
-            0, rounds, lambda _, past: link.update(zeros, past)[1], link.init(zeros)
+            0, rounds, lambda _, past: link.update(zeros, past, *public)[1], link.init(zeros)
         )
 
     secret = jax.lax.map(of_seed, noise_keys)

@@ -3,11 +3,22 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax.protocols import Algorithm, Emission, Info, Method, Query, Round, Seen, State
+from dpjax.protocols import (
+    Algorithm,
+    Coded,
+    Emission,
+    Info,
+    Method,
+    Query,
+    Round,
+    Seen,
+    State,
+)
 
 __all__ = ["Halves", "Outgoing", "compose", "halves"]
 
@@ -47,7 +58,7 @@ def halves(
     arrays: Any,
     *,
     query: Query,
-    privatizer: optax.GradientTransformation | None,
+    privatizer: optax.GradientTransformation | Coded | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
 ) -> Halves:
@@ -69,8 +80,9 @@ def halves(
         The halves.
     """
 
-    def here(key: Any, round: Int[Array, ""], batch: Any) -> Round:
-        return Round(arrays, batch, query, optimizer, divisor, key, round)
+    def here(key: Any, round: Int[Array, ""], batch: Any, models: Any = None) -> Round:
+        opened = None if key is None else _opened(privatizer, key, method, models)
+        return Round(arrays, batch, query, optimizer, divisor, key, round, opened)
 
     def init(models: Any) -> State:
         round = jnp.zeros((), jnp.int32)
@@ -79,11 +91,12 @@ def halves(
         return State(models, memory, secret, round)
 
     def outgoing(key: PRNGKeyArray, state: State, batch: Any) -> Outgoing:
-        now, seen = here(key, state.round, batch), Seen(state.models, state.memory)
+        now, seen = here(key, state.round, batch, state.models), Seen(state.models, state.memory)
         emission = method.emit(now, seen)
         noisy, secret = emission.private, state.secret
         if privatizer is not None:
-            noisy, secret = privatizer.update(noisy, secret)
+            public = (key,) if isinstance(privatizer, Coded) else ()
+            noisy, secret = privatizer.update(noisy, secret, *public)
         # What was private is not at hand any more.
         kept = Emission((), emission.public, emission.carry)
         message, carry = method.send(now, seen, kept, noisy)
@@ -92,11 +105,27 @@ def halves(
     def incoming(
         key: PRNGKeyArray, state: State, batch: Any, sent: Outgoing, received: Any
     ) -> State:
-        now, seen = here(key, state.round, batch), Seen(state.models, state.memory)
+        now, seen = here(key, state.round, batch, state.models), Seen(state.models, state.memory)
         models, memory = method.absorb(now, seen, sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
     return Halves(init, outgoing, incoming)
+
+
+def _opened(privatizer: Any, key: PRNGKeyArray, method: Method, models: Any) -> Any:
+    """What reads sums of noisy payloads of another form than the payload; None for the payload's.
+
+    Args:
+        privatizer: What adds the noise.
+        key: The round's public key.
+        method: Whose payload it is.
+        models: Agent-stacked.
+    """
+    if not isinstance(privatizer, Coded):
+        return None
+    payload = jax.eval_shape(method.payload, models)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload)
+    return lambda total: privatizer.opened(total, key, like)
 
 
 def compose(method: Method, arrays: Any, **parts: Any) -> Algorithm:

@@ -15,7 +15,7 @@ from dpjax.engine import arguments, keys, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
-from dpjax.protocols import Seen, State
+from dpjax.protocols import Coded, Seen, State
 
 __all__ = ["Passed", "moves", "trace"]
 
@@ -175,9 +175,9 @@ def _traced(
     shared, owned = (None, (data,)) if statics.own_data else (data, ())
 
     def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, *own: parts.Data) -> Any:
-        link = _playback(noisy) if noisy is not None else parts.privatizer(
-            statics, arrays, noise_key
-        )  # fmt: skip
+        link = parts.privatizer(statics, arrays, noise_key)
+        if noisy is not None:
+            link = _playback(noisy, link)
         cut = parts.halves(statics, arrays, noise_key, frozen, privatizer=_recording(link))
         mine = parts.one(own, shared)
 
@@ -218,24 +218,36 @@ class _Noted(NamedTuple):
     noisy: Any
 
 
-def _recording(link: optax.GradientTransformation | None) -> optax.GradientTransformation:
+def _recording(link: Any) -> Any:
     """A privatizer, or none, that keeps what it was given and what it gave."""
 
     def init(payload: Any) -> _Noted:
-        return _Noted(() if link is None else link.init(payload), payload, payload)
+        inner = () if link is None else link.init(payload)
+        noisy = payload
+        if isinstance(link, Coded):
+            shapes, _ = jax.eval_shape(link.update, payload, inner, jax.random.key(0))
+            noisy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return _Noted(inner, payload, noisy)
 
-    def update(updates: Any, state: _Noted, params: Any = None) -> tuple[Any, _Noted]:
-        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, params)
+    def update(updates: Any, state: _Noted, key: Any = None) -> tuple[Any, _Noted]:
+        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, key)
         return noisy, _Noted(inner, updates, noisy)
 
-    return optax.GradientTransformation(init, update)
+    return _like(link, init, update)
 
 
-def _playback(noisy: Any) -> optax.GradientTransformation:
-    """A privatizer that sends what was sent before; its state counts rounds."""
+def _playback(noisy: Any, link: Any) -> Any:
+    """A privatizer that sends what was sent before by another; its state counts rounds."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del updates, params
+    def update(updates: Any, state: Any, key: Any = None) -> tuple[Any, Any]:
+        del updates, key
         return jax.tree.map(lambda leaf: leaf[state], noisy), state + 1
 
-    return optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    return _like(link, lambda _: jnp.zeros((), jnp.int32), update)
+
+
+def _like(link: Any, init: Any, update: Any) -> Any:
+    """A privatizer whose sums are read as those of another one."""
+    if isinstance(link, Coded):
+        return Coded(init, update, link.opened)
+    return optax.GradientTransformation(init, update)

@@ -76,7 +76,7 @@ class Aggregate(Shaped):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
-        _check_sealed(self, target)
+        check_sealed(self, target)
         rounds = target.over_rounds(None)
         mu = target.protect.sensitivity * math.sqrt(rounds / self.shares(target.agents)) * MARGIN
         return np.full(target.agents, mu)
@@ -108,8 +108,16 @@ class AggregatePrivatizer:
         return noise_.correlated(deviations, key=key, rounds=self.rounds)
 
 
-def _check_sealed(part: Aggregate, target: Target) -> None:
-    """Refuse an exchange that shows single messages, or opens sums of too few."""
+def check_sealed(part: Any, target: Target) -> None:
+    """Refuse an exchange that shows single messages, or opens sums of too few.
+
+    Args:
+        part: Noise in shares, with the ``dropouts`` that it makes up for.
+        target: What it is for.
+
+    Raises:
+        ValueError: Naming the exchange and the remedy.
+    """
     exchange = getattr(target.method, "exchange", None)
     aggregate = exchange.aggregate if isinstance(exchange, Server) else None
     if not getattr(aggregate, "sealed", False):

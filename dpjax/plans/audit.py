@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting.budget import PureLoss
+from dpjax.accounting.budget import ConcentratedLoss, PureLoss
 from dpjax.accounting.sampled import Phase, Pld
 from dpjax.plans import dependence
 from dpjax.plans.calibration import Factored
@@ -33,7 +33,7 @@ def audit(plan: "Plan") -> None:
     if type(config) is not Config:
         raise ValueError(f"config is {type(config).__name__}; give a plans.config.Config itself")
     method: Any = plan.method  # Hashable, as all parts are.
-    dependence.check_method(method, config.optimizer.shared(), plan.mixing.shape)
+    dependence.check_method(method, config.optimizer.shared(), plan.mixing.shape, config.coded)
     matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
     if (plan.noise is None) != (config.noise is None):
@@ -51,6 +51,8 @@ def audit(plan: "Plan") -> None:
     wanted = plan.target
     plan.noise.check(wanted)
     protect = config.protect
+    # Their losses say themselves what the first rounds spend.
+    additive = config.accountant in ("pure", "zcdp")
     runs = {
         "relation": protect.relation,
         "rounds": config.rounds,
@@ -59,13 +61,12 @@ def audit(plan: "Plan") -> None:
         "unit": protect.unit,
         "accountant": config.accountant,
         "release": config.release,
-        "participation": config.participation,
+        "participation": None if additive else config.participation,
         "attacker": protect.attacker,
         "gradients": protect.gradients,
         "nodes": protect.nodes,
         # Of sampled rounds the loss says itself what the first ones spend.
-        "white": wanted.rates is not None or config.accountant == "pure"
-        or plan.noise.white(wanted),
+        "white": wanted.rates is not None or additive or plan.noise.white(wanted),
         "norm": protect.norm,
         "gradient_gap": protect.gradient_gap,
         "smoothness": protect.smoothness,
@@ -91,6 +92,14 @@ def audit(plan: "Plan") -> None:
     worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
     if isinstance(loss, PureLoss):
         said, runs_at, name = getattr(guarantee.loss, "bound", -1.0), loss.epsilon, "bound"
+    elif isinstance(loss, ConcentratedLoss):
+        said, runs_at, name = getattr(guarantee.loss, "rho", -1.0), loss.rho, "rho"
+        if getattr(guarantee.loss, "even", True) and config.pattern.epochs != config.rounds:
+            raise ValueError(
+                f"guarantee has {guarantee.loss}, even over rounds, and a unit takes part in "
+                f"{config.pattern.epochs} of {config.rounds}, maybe the first; make the plan from "
+                "one config with plan.make"
+            )
     else:
         said, runs_at, name = guarantee.mu, loss.mu, "mu"
     if loss.epsilon[worst] > claimed[worst] or said is None or np.max(runs_at) > said:

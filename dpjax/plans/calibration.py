@@ -163,7 +163,9 @@ class Calibrated(Protocol):
         """Refuse arrays of other shapes or types than the target's."""
         ...
 
-    def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
+    def loss(
+        self, target: Target
+    ) -> budget_.CovarianceLoss | budget_.PureLoss | budget_.ConcentratedLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
         ...
 

@@ -103,6 +103,11 @@ class Config:
         return "non_private" if self.noise is None else self.noise.label
 
     @property
+    def coded(self) -> bool:
+        """Whether noise gives the private payload another form, see `dpjax.protocols.Coded`."""
+        return getattr(self.noise, "coded", False)
+
+    @property
     def accountant(self) -> str | None:
         """How the guarantee's epsilon follows: the budget's rule, or the sampled loss's."""
         if self.budget is None:

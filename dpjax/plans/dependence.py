@@ -6,6 +6,7 @@ whatever the values. That is more than the truth (x - x depends on x) and never 
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -123,6 +124,7 @@ def check(
     divisor: float,
     models: Any,
     batch: Any,
+    coded: bool = False,
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.
 
@@ -142,6 +144,7 @@ def check(
         divisor: What sums are divided by.
         models: Agent-stacked models, or their shapes.
         batch: A batch, or its shapes.
+        coded: Whether noise gives the payload another form, of whole numbers.
 
     Raises:
         ValueError: Naming the first leaf of a message, of what is public or of what is released
@@ -150,14 +153,17 @@ def check(
     """
     watched = _Watched(query)
 
+    payload = jax.eval_shape(method.payload, models)
+
     def here(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
-        return Round(arrays, batch, watched, optimizer, divisor, key, round)
+        opened = _opening(payload) if coded and key is not None else None
+        return Round(arrays, batch, watched, optimizer, divisor, key, round, opened)
 
     def start(arrays: Any, models: Any) -> Any:
         return method.start(here(arrays, None, 0, None), models)
 
     memory = jax.eval_shape(start, arrays, models)
-    noisy = jax.eval_shape(method.payload, models)
+    noisy = _whole(payload) if coded else payload
     _check_keys({"models": models, "memory": memory})
 
     def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
@@ -166,7 +172,7 @@ def check(
         emission = method.emit(now, seen)
         if not hasattr(method, "sensitivity"):
             _check_answer(emission.private, watched.totals)
-        _check_payload(emission.private, noisy)
+        _check_payload(emission.private, payload)
         with _explained(method):
             hidden = Emission((), emission.public, emission.carry)
             message, carry = method.send(now, seen, hidden, noisy)
@@ -205,14 +211,40 @@ def check(
         kept = new
 
 
+def _whole(payload: Any) -> Any:
+    """Shapes of a payload as whole numbers: one array of all its entries."""
+    leaves = jax.tree.leaves(payload)
+    size = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    return jax.ShapeDtypeStruct((leaves[0].shape[0], size), jnp.uint32)
+
+
+def _opening(payload: Any) -> Callable[[Any], Any]:
+    """What makes a payload's form of a sum of whole numbers: here, each entry of its own."""
+    leaves, structure = jax.tree.flatten(payload)
+
+    def opened(total: Any) -> Any:
+        parts, start = [], 0
+        for leaf in leaves:
+            size = math.prod(leaf.shape[1:])
+            part = total[start : start + size].astype(leaf.dtype)
+            parts.append(part.reshape(leaf.shape[1:]))
+            start += size
+        return jax.tree.unflatten(structure, parts)
+
+    return opened
+
+
 @functools.lru_cache(maxsize=64)
-def check_method(method: Method, optimizer: Optimizer, mixing: tuple[int, ...]) -> None:
+def check_method(
+    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], coded: bool = False
+) -> None:
     """`check` a method on a small model, once for a method, an optimizer and a network's size.
 
     Args:
         method: What agents compute, keep and send.
         optimizer: What turns noisy means into updates.
         mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
+        coded: As in `check`.
 
     Raises:
         ValueError: As `check`.
@@ -229,6 +261,7 @@ def check_method(method: Method, optimizer: Optimizer, mixing: tuple[int, ...]) 
         divisor=1.0,
         models=models,
         batch=batch,
+        coded=coded,
     )
 
 

@@ -1,5 +1,6 @@
 """The forecast of a plan: what its noise does to a model of a given size, before any training."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting import forecast as forecast_
 from dpjax.accounting.forecast import Forecast
+from dpjax.accounting.losses import Concentrated
 from dpjax.accounting.sampled import Pld
 
 if TYPE_CHECKING:
@@ -83,6 +85,10 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
     config, rounds, loss = plan.config, plan.config.rounds, plan.guarantee.loss
     sampled = loss if isinstance(loss, Pld) else None
     mu = plan.guarantee.mu if sampled is None else sampled.unamplified
+    concentrated = isinstance(loss, Concentrated)
+    if isinstance(loss, Concentrated):
+        # Of real noise that has this rho: what is forecast is no guarantee.
+        mu = math.sqrt(2 * loss.rho)
     assert mu is not None
     asked, budgets = config.budget, None
     if asked is not None and asked.each is not None:
@@ -100,7 +106,7 @@ def of_plan(plan: "Plan", parameters: int, counts: Any = None) -> Forecast:
         sampled=sampled,
         # Without noise neither is read.
         delta=0.5 if asked is None else asked.delta,
-        accountant="gdp" if asked is None else asked.rule,
+        accountant="rdp" if concentrated else "gdp" if asked is None else asked.rule,
         strategy=plan.strategy,
         budgets=budgets,
         filled=1.0 if counts is None else _filled(plan, counts),

@@ -45,14 +45,14 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             other_loss=target.sampled(noise.factor, noise.strategy),
         )
     loss = noise.loss(target)
-    pure, mu = isinstance(loss, budget_.PureLoss), None
+    mu, other = None, _additive(loss, config)
     if isinstance(loss, budget_.CovarianceLoss):
         mu = float(np.max(loss.mu))
     return Guarantee(
         epsilon=budget.largest,
         delta=budget.delta,
         mu=mu,
-        other_loss=losses.Pure(float(np.max(loss.epsilon)), config.rounds) if pure else None,
+        other_loss=other,
         norm=config.protect.norm,
         gradient_gap=config.protect.gradient_gap,
         smoothness=config.protect.smoothness,
@@ -65,10 +65,21 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         accountant=budget.accountant,
         release=config.release,
         per_agent_epsilon=budget.each,
-        white=pure or noise.white(target),
+        white=other is not None or noise.white(target),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
-        participation=config.participation,
+        participation=None if other is not None else config.participation,
     )
+
+
+def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated | None:
+    """A loss that adds up over rounds otherwise than mu, the worst agent's; None for mu."""
+    if isinstance(loss, budget_.PureLoss):
+        return losses.Pure(float(np.max(loss.epsilon)), config.rounds)
+    if isinstance(loss, budget_.ConcentratedLoss):
+        # A unit that is not in all rounds may be in the first ones.
+        even = config.pattern.epochs == config.rounds
+        return losses.Concentrated(float(np.max(loss.rho)), config.rounds, even)
+    return None
 
 
 def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None:

@@ -147,6 +147,28 @@ def _check_bound(protect: Any, row: Any, of_method: Any, name: str, method: Any)
     )
 
 
+def _check_accountant(accountant: str, row: Any, part: str) -> None:
+    """Refuse an accountant of other noise."""
+    kinds = {"pure": row.pure, "zcdp": row.concentrated}
+    if kinds.get(accountant, not any(kinds.values())):
+        return
+    raise ValueError(
+        f"accountant is {accountant!r} with noise {part}: Laplace noise is accounted by 'pure', "
+        "without a delta, discrete noise by 'zcdp', and all real Gaussian noise by 'gdp' or 'rdp'"
+    )
+
+
+def _check_whole(config: Any) -> None:
+    """Refuse an aggregator of whole numbers where messages are none."""
+    aggregate = getattr(getattr(config.method, "exchange", None), "aggregate", None)
+    if getattr(aggregate, "whole", False) and not config.coded:
+        raise ValueError(
+            f"method has aggregate {aggregate}, which adds up whole numbers, with noise "
+            f"{_validate.shown(config.noise)}, which are none; give plans.integers.Discrete, or "
+            "algorithms.exchange.Trusted"
+        )
+
+
 def check(config: Any) -> None:
     """Refuse parts that do not go together.
 
@@ -175,6 +197,7 @@ def check(config: Any) -> None:
             "gives its optimizer something else than the agents' noisy means: make the optimizer "
             "with a variance that you know, uses_noise=False"
         )
+    _check_whole(config)
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__
@@ -186,11 +209,7 @@ def check(config: Any) -> None:
     _check_bound(config.protect, of_noise, of_method, part, config.method)
     if of_noise.by_round:
         _check_moves(config.method, of_method, plain, config.optimizer)
-    if (config.budget.accountant == "pure") != of_noise.pure:
-        raise ValueError(
-            f"accountant is {config.budget.accountant!r} with noise {part}: Laplace noise is "
-            "accounted by 'pure', without a delta, and all Gaussian noise by 'gdp' or 'rdp'"
-        )
+    _check_accountant(config.budget.accountant, of_noise, part)
     if of_noise.by_round and getattr(config.optimizer, "uses_noise", False):
         raise ValueError(
             f"optimizer is {optimizer}, which uses the noise's variance, with noise {part}, "

@@ -36,7 +36,7 @@ from dpjax.transforms import rounds as rounds_
 __all__ = ["Config", "Plan", "Statics", "make"]
 
 
-_TAKEN = {"mixing", "factor", "noise_scale", "noise_profile"}
+_TAKEN = {"mixing", "factor", "noise_grid", "noise_scale", "noise_profile"}
 """Names of arrays that no optimizer may have."""
 
 
@@ -346,7 +346,7 @@ def make(
     n = matrix.shape[-1]
     method: Any = targets.on(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
-    dependence.check_method(method, config.optimizer.shared(), matrix.shape)
+    dependence.check_method(method, config.optimizer.shared(), matrix.shape, config.coded)
     records = guarantees.kept_counts(config, counts, n)
     if config.noise is None:
         for name, piece in (("design", design), ("strategy", strategy)):

@@ -188,7 +188,7 @@ class Budget:
         epsilon: Target epsilon at ``delta``, one number or one an agent.
         delta: Target delta; 0, the default, under "pure" alone.
         accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper"; "pure" adds up
-            the epsilons of Laplace noise.
+            the epsilons of Laplace noise, "zcdp" the rho of discrete noise.
         allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
 
     Example:
@@ -199,7 +199,7 @@ class Budget:
 
     epsilon: float | tuple[float, ...]
     delta: float = 0.0
-    accountant: Literal["gdp", "rdp", "paper", "pure"] = "gdp"
+    accountant: Literal["gdp", "rdp", "paper", "pure", "zcdp"] = "gdp"
     allow_unsound: bool = False
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Budget:
             _validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])
         ]
         object.__setattr__(self, "epsilon", tuple(numbers) if listed else numbers[0])
-        _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure"))
+        _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure", "zcdp"))
         if self.accountant == "pure":
             if _validate.number("delta", self.delta) != 0:
                 raise ValueError(
@@ -234,8 +234,13 @@ class Budget:
         """The accountant of Gaussian noise.
 
         Raises:
-            ValueError: For "pure", which Gaussian noise keeps at no scale.
+            ValueError: For "pure", which Gaussian noise keeps at no scale, and "zcdp".
         """
+        if self.accountant == "zcdp":
+            raise ValueError(
+                "accountant is 'zcdp', of discrete noise, for real noise; give 'gdp', which is "
+                "exact, or plans.integers.Discrete"
+            )
         if self.accountant == "pure":
             raise ValueError(
                 "accountant is 'pure' for Gaussian noise, which is pure at no scale; give "

@@ -68,6 +68,7 @@ class NoiseRow:
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
         methods: Names of the methods it joins; None is all whose payload is one an agent.
         pure: True where its loss is pure, epsilon at every delta.
+        concentrated: True where its loss is known in zCDP alone.
         by_round: True where its scale changes by round and its loss follows from how far the
             payload moves, which any method may say of its own: clipped in the norm that the noise
             asks for, or under an assumed gap.
@@ -86,6 +87,7 @@ class NoiseRow:
     methods: tuple[str, ...] | None = None
     by_round: bool = False
     pure: bool = False
+    concentrated: bool = False
     released: bool = True
     why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
 
@@ -177,7 +179,7 @@ METHODS = (
         part="Federated",
         builds="a server's x + opt(sum / present)",
         view="none; the sum's",
-        noises=("Aggregate", "Independent"),
+        noises=("Aggregate", "Discrete", "Independent"),
         why=(
             "its agents know one model, and hide what they send in the sum: give "
             "noise=plans.aggregate.Aggregate(), or noise.Independent() where single messages are "
@@ -308,6 +310,17 @@ NOISES = (
         label="aggregate", part="Aggregate", builds="shares of the noise that a sum needs",
         view="none; the sum's", title="in a secure sum", colour="#661100", marker="8",
         attackers=(("aggregator", "any"),), methods=("Federated",), released=False,
+        why=(
+            "its loss is that of sums of which nobody sees a part: give "
+            "method=Federated(aggregate=...) and Protect(..., attacker='aggregator'); a run in one "
+            "process holds all keys, so it is a simulation (release=False)"
+        ),
+    ),
+    NoiseRow(
+        label="discrete", part="Discrete", builds="shares of whole numbers, discrete Gaussian",
+        view="none; the sum's", title="whole numbers in a secure sum", colour="#6699CC",
+        marker="H", attackers=(("aggregator", "any"),), methods=("Federated",), concentrated=True,
+        released=False,
         why=(
             "its loss is that of sums of which nobody sees a part: give "
             "method=Federated(aggregate=...) and Protect(..., attacker='aggregator'); a run in one "

@@ -19,7 +19,7 @@ from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms.discrete import discrete_gaussians
 from dpjax.transforms.noise import check_key
 
-__all__ = ["contributions", "decode", "encode"]
+__all__ = ["contributions", "decode", "encode", "noisy", "signs"]
 
 
 def encode(
@@ -78,6 +78,53 @@ def encode(
     return jnp.where(fine[:, None], kept, 0), fine
 
 
+def signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
+    """Return public signs, +-1 in float32, as ``code.signs`` does of bytes.
+
+    Args:
+        code: What all agree on, static.
+        key: A public key of this round alone, which the vectors do not depend on.
+    """
+    if not code.rotated:
+        return jnp.ones(code.padded, jnp.float32)
+    words = jax.random.bits(key, (-(-code.padded // 32),), jnp.uint32)
+    bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32) & np.uint32(1)
+    return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
+
+
+def noisy(
+    code: SumCode,
+    values: Float[Array, "n k"],
+    signs: Float[Array, " K"],
+    key: PRNGKeyArray,
+    weights: Float[Array, " n"] | None = None,
+) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
+    """Return every client's whole numbers and noise, as they are.
+
+    Guarantee: as `dpjax.secagg.fixed.noisy`, for whoever does not know the key; a row whose vector
+    is not sent is its noise.
+
+    Args:
+        code: What all agree on, static.
+        values: [n, k] reals.
+        signs: [K], public.
+        key: A threefry key, of this round alone.
+        weights: As `encode`.
+
+    Returns:
+        ([n, K] int32, [n] True where a row is its vector's).
+
+    Raises:
+        ValueError: As `encode`.
+    """
+    check_key(key)
+    whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0), weights)
+    if code.variance:
+        shape = len(whole), code.padded
+        whole = whole + discrete_gaussians(jax.random.fold_in(key, 1), shape, code.variance)
+    return whole, fine
+
+
 def contributions(
     code: SumCode,
     values: Float[Array, "n k"],
@@ -85,10 +132,10 @@ def contributions(
     key: PRNGKeyArray,
     weights: Float[Array, " n"] | None = None,
 ) -> tuple[UInt32[Array, "n K"], Bool[Array, " n"]]:
-    """Return what every client hands to the secure sum: whole numbers and noise, modulo 2^b.
+    """Return what every client hands to a secure sum modulo 2^b: whole numbers and noise.
 
-    Guarantee: as `dpjax.secagg.fixed.contribution`, for whoever does not know the key; a row
-    whose vector is not sent is its noise.
+    Guarantee: that of `noisy`, where they are added up modulo 2^b: sums in more bits would also
+    show how many of the numbers were below zero.
 
     Args:
         code: What all agree on, static.
@@ -103,11 +150,7 @@ def contributions(
     Raises:
         ValueError: As `encode`.
     """
-    check_key(key)
-    whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0), weights)
-    if code.variance:
-        shape = len(whole), code.padded
-        whole = whole + discrete_gaussians(jax.random.fold_in(key, 1), shape, code.variance)
+    whole, fine = noisy(code, values, signs, key, weights)
     return whole.astype(jnp.uint32) & np.uint32(2**code.bits - 1), fine
 
 

@@ -1,0 +1,303 @@
+"""Noise of whole numbers for a secure sum: what crosses the network is what is accounted for."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from dpjax import _lattice, _validate
+from dpjax._sums import SumCode
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import discrete, finite, losses
+from dpjax.mechanism import design as design_
+from dpjax.plans import joins
+from dpjax.plans.aggregate import check_sealed
+from dpjax.plans.calibration import Target
+from dpjax.protocols import Coded
+from dpjax.transforms import coded as coded_
+
+__all__ = ["Discrete"]
+
+_LEAST = 4
+"""Variance of one client's noise, in squared grid units: below, sums are not quite what they are
+taken for, and at 1 that costs more than the noise is worth."""
+_LONGER = 1.01
+"""What rounding may make of a vector's length, where the variance is left to the budget."""
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Whole numbers with discrete Gaussian noise in shares, for a sum that is opened alone.
+
+    A payload of k entries is rotated by public signs and a Hadamard matrix, rounded on a grid,
+    and given noise; what an agent sends is whole numbers, and whoever receives their sum reads it.
+    The signs are drawn anew in every round, from the round's public key: the vectors do not depend
+    on them.
+
+    Guarantee: against an "aggregator", who receives the sum of every round and no single message,
+    and knows the noise of at most ``colluders`` agents; of n agents at most ``dropouts`` are
+    missing from a sum that is opened (the method's aggregate aborts earlier). A unit is moved out
+    of k sums ("zero_out") by sqrt(limit) grid units each, limit being of the squares of what is
+    sent after rounding, tested in whole numbers, or replaced in them, by twice that. The noise
+    of the n - dropouts - colluders others, of variance v each, then gives rho-zCDP,
+
+        rho = k e^2 / 2,   e = move / sqrt((n - dropouts - colluders) v) + tau sqrt(K),
+
+    whatever gradients depend on; no mu is stated, which is of real noise. Exact: nothing is
+    rounded after the noise, and all arithmetic from rounding on is of whole numbers. For one
+    gradient an agent, clipped to C, a round: batches of one record, or clipped agents. A round
+    whose sum may have been opened counts, finished or not. A simulation's: one process has all
+    keys (clients on their own draw with `dpjax.secagg.discrete`). Sums wrap around modulo 2^b with
+    a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
+
+    Attributes:
+        size: k, entries of the payload: of a model, or of a sketch of its gradient.
+        dropouts: Agents that may be missing from a sum, at most.
+        colluders: Agents that may show the aggregator what they know, at most.
+        variance: v, of an agent's noise in squared grid units, at least 4: the grid then follows
+            from the budget. More of it makes a finer grid and longer numbers. None takes the least
+            power of two at which rounding lengthens no vector by more than 1 %.
+
+    Reference:
+        Kairouz, Liu and Steinke (2021), The distributed discrete Gaussian mechanism for federated
+        learning with secure aggregation.
+
+    Example:
+        >>> from dpjax.plans.integers import Discrete
+        >>> Discrete(size=124, dropouts=3).label
+        'discrete'
+    """
+
+    size: int
+    dropouts: int = 0
+    colluders: int = 0
+    variance: int | None = None
+
+    label: ClassVar[str] = "discrete"
+    coded: ClassVar[bool] = True
+    temporal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no vector, no number of agents, or too little noise for a grid."""
+        object.__setattr__(self, "size", _validate.integer("size", self.size, most=2**24))
+        for name in ("dropouts", "colluders"):
+            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
+            object.__setattr__(self, name, value)
+        if self.variance is not None:
+            variance = _validate.integer(
+                "variance", self.variance, least=_LEAST, most=_lattice.MOST
+            )
+            object.__setattr__(self, "variance", variance)
+
+    def cohort(self, agents: int) -> discrete.Cohort:
+        """The agents of a round.
+
+        Args:
+            agents: Number of agents n.
+
+        Raises:
+            ValueError: Where none is left to hide the others.
+        """
+        if agents - self.dropouts - self.colluders < 1:
+            raise ValueError(
+                f"noise is {self} for {agents} agents, of whom none is left to hide the others; "
+                "give fewer dropouts and colluders"
+            )
+        return discrete.Cohort(agents, self.dropouts, self.colluders)
+
+    def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Lattice":
+        """Choose grid and modulus for a budget.
+
+        Args:
+            target: What it is for.
+            design: None; there is no design over agents to give.
+            strategy: None.
+
+        Returns:
+            The noise, on the finest grid on which it keeps the budget.
+
+        Raises:
+            ValueError: For a given design or strategy, an aggregate that shows single messages or
+                opens sums of too few, batches of several records, or a budget that no grid keeps.
+        """
+        joins.check_alone(self.label, design=design, strategy=strategy)
+        self.check(target)
+        if self.variance is not None:
+            return self._on_grid(target, self.variance)
+        variance = _LEAST
+        while variance <= _lattice.MOST:
+            try:
+                made = self._on_grid(target, variance)
+            except ValueError:  # Rounding alone takes the budget, or the grid is too fine.
+                made = None
+            if made is not None and made.code.sensitivity <= _LONGER * made.code.bound:
+                return made
+            variance *= 2
+        raise ValueError(
+            f"budget is {target.budget}, and there is no grid on which rounding {self.size} "
+            "entries lengthens a vector by at most 1 %; give variance, fewer entries, more agents, "
+            "or a larger budget"
+        )
+
+    def check(self, target: Target) -> None:
+        """Refuse a target of other noise.
+
+        Args:
+            target: What the noise is for.
+
+        Raises:
+            ValueError: As `calibrate`.
+        """
+        joins.check_noise(self, target.method, target.protect)
+        check_sealed(self, target)
+        self.cohort(target.agents)
+        _validate.one_of("accountant", target.budget.accountant, ("zcdp",))
+        if target.budget.each is not None:
+            raise ValueError(
+                f"epsilon is {target.budget.epsilon} for noise {self.label!r}; give one for all"
+            )
+        if target.divisor != 1:
+            raise ValueError(
+                f"sampler divides by {target.divisor:g} with noise {self.label!r}, which rounds "
+                "one clipped gradient an agent: give batches of one record (samplers.Clients, "
+                "Random(1), Cyclic(epochs, separation, 1)), or protect agents"
+            )
+
+    def _on_grid(self, target: Target, variance: int) -> "Lattice":
+        """The noise of a variance, on the finest grid that keeps the budget."""
+        budget, clip_norm = target.budget, target.protect.clip_norm
+        padded = 1 << (self.size - 1).bit_length()
+        grid = discrete.smallest_grid(
+            *(clip_norm, discrete.largest_rho(budget.largest, budget.delta)),
+            *(self.cohort(target.agents), padded),
+            variance=variance,
+            participations=target.pattern.epochs,
+            relation=relation(target),
+        )
+        made = Lattice(self, self._code(target, grid, variance))
+        while float(made.loss(target).epsilon[0]) > budget.largest:
+            grid *= 1 + 1e-9
+            made = Lattice(self, self._code(target, grid, variance))
+        return made
+
+    def _code(self, target: Target, grid: float, variance: int) -> SumCode:
+        return SumCode(self.size, target.protect.clip_norm, grid, target.agents, variance)
+
+
+def relation(target: Target) -> Literal["zero_out", "replace"]:
+    """What becomes of a unit's vectors.
+
+    Args:
+        target: What noise is for.
+    """
+    return "zero_out" if target.protect.relation.startswith("zero_out") else "replace"
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """Whole numbers and their noise, at the grid that keeps a budget.
+
+    Guarantee: `loss` is that of `Discrete`, from the very code that runs.
+
+    Attributes:
+        part: The design.
+        code: Grid, limit, noise and modulus.
+    """
+
+    part: Discrete
+    code: SumCode
+
+    strategy: ClassVar[None] = None
+    design: ClassVar[design_.Design | None] = None
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The grid, for records: the program has it as a constant."""
+        return {"noise_grid": np.asarray(self.code.grid)}
+
+    @property
+    def factor(self) -> Float[np.ndarray, "n n"]:
+        """Deviation of each agent's noise, in units of what is clipped; rounding is not in it."""
+        deviation = self.code.grid * math.sqrt(self.code.variance)
+        return np.diag(np.full(self.code.clients, deviation, np.float32))
+
+    def white(self, target: Target) -> bool:
+        """The loss says itself what the first rounds spend."""
+        return True
+
+    def frozen(self) -> "Lattice":
+        """Itself: nothing in it changes."""
+        return self
+
+    def check(self, target: Target) -> None:
+        """Refuse a code of other vectors, agents or noise than the target's.
+
+        Raises:
+            ValueError: Naming what does not fit.
+        """
+        self.part.check(target)
+        wanted = {
+            "size": self.part.size,
+            "clients": target.agents,
+            "bound": target.protect.clip_norm,
+            "variance": self.part.variance or self.code.variance,
+            "weighted": False,
+        }
+        for name, value in wanted.items():
+            if getattr(self.code, name) != value:
+                raise ValueError(
+                    f"code has {name} {getattr(self.code, name)}, the plan {value}; make the plan "
+                    "from one config with plan.make"
+                )
+        if self.code.variance < _LEAST:
+            raise ValueError(
+                f"code has variance {self.code.variance} squared grid units; give 4 or more"
+            )
+
+    def loss(self, target: Target) -> budget_.ConcentratedLoss:
+        """What every agent loses to the target's attacker."""
+        spent: losses.Concentrated = discrete.loss(
+            *(math.sqrt(self.code.limit), self.code.variance),
+            *(self.part.cohort(target.agents), self.code.padded),
+            rounds=target.rounds,
+            participations=target.pattern.epochs,
+            relation=relation(target),
+        )
+        every = np.ones(target.agents)
+        epsilon = spent.epsilon(target.budget.delta)
+        return budget_.ConcentratedLoss(spent.rho * every, epsilon * every, 0)
+
+    def grid(self, target: Target) -> finite.Grid:
+        """Refused: its releases are many processes, each with keys of its own.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"release is True with noise {self.part.label!r}; a run in one process holds all"
+        )
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> "DiscretePrivatizer":
+        """How it is drawn."""
+        return DiscretePrivatizer(target.rounds, self.code)
+
+
+@dataclass(frozen=True)
+class DiscretePrivatizer:
+    """How `Discrete` is drawn; see `dpjax.transforms.coded.discrete`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        code: What all agree on.
+    """
+
+    rounds: int
+    code: SumCode
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> Coded:
+        """The noise of one plan."""
+        del arrays
+        return coded_.discrete(self.code, key=key, rounds=self.rounds)

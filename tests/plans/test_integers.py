@@ -1,0 +1,286 @@
+"""Whole numbers with noise in shares of a secure sum: their loss derived again, broken twins."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+from dpjax.accounting import losses
+from dpjax.accounting.discrete import Cohort
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.exchange import Server, Sum, Trusted
+from dpjax.engine.run import run
+from dpjax.engine.trace import moves, trace
+from dpjax.plans import plan
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.integers import Discrete, Lattice
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Random
+from dpjax.protocols import Emission, Round
+from dpjax.transforms import coded
+from tests.plans.test_aggregate import CLIP, COMPLETE, DELTA, EACH, EPOCHS, N, T, config, task
+from tests.support import composed, cut_and_resumed
+
+SIZE = 5
+ZCDP = Budget(2.0, DELTA, accountant="zcdp")
+
+
+def made(part, relation="zero_out_client", **changes):
+    return plan.make(config(relation, part, **{"budget": ZCDP} | changes), COMPLETE)
+
+
+def epsilon_of(rho, delta):
+    """The best order of zCDP's conversion, over a fine list of them."""
+    alpha = 1 + np.geomspace(1e-2, 1e4, 200_000)
+    terms = rho * alpha + np.log1p(-1 / alpha) - (np.log(delta) + np.log(alpha)) / (alpha - 1)
+    return terms.min()
+
+
+@pytest.mark.parametrize(("dropouts", "colluders"), [(0, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("relation", "copies", "times"),
+    [
+        ("zero_out_record", 1, EPOCHS),
+        ("replace_record", 2, EPOCHS),
+        ("zero_out_client", 1, EPOCHS * EACH),
+        ("replace_client", 2, EPOCHS * EACH),
+    ],
+)
+def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
+    relation, copies, times, dropouts, colluders
+):
+    """Sums of k rounds as one vector: a shift over its covariance, inverted densely."""
+    one = made(Discrete(SIZE, dropouts, colluders), relation)
+    code, guarantee = one.noise.code, one.guarantee
+    deviation = math.sqrt(code.variance)
+    shares = np.kron(np.eye(times), np.full((1, N - dropouts - colluders), deviation))
+    shift = np.full(times, copies * math.sqrt(code.limit))
+    rho = shift @ np.linalg.inv(shares @ shares.T) @ shift / 2
+    assert isinstance(guarantee.loss, losses.Concentrated)
+    # What sums of discrete Gaussians add, tau, is below 1e-15 from a variance of four on.
+    assert guarantee.loss.rho == pytest.approx(rho, rel=1e-9) and guarantee.loss.rho >= rho
+    assert epsilon_of(rho, DELTA) == pytest.approx(2.0, rel=1e-5)
+    assert guarantee.loss.epsilon(DELTA) <= guarantee.epsilon == 2.0
+    assert (guarantee.mu, guarantee.accountant) == (None, "zcdp")
+    assert guarantee.unit == relation.rpartition("_")[2]
+    assert "concentrated DP" in guarantee.statement()
+    assert "sum of the agents' messages" in guarantee.statement()
+    assert CLIP < code.sensitivity <= 1.01 * CLIP and code.bits <= 24
+
+
+def divergence(one, survivors):
+    """Largest Renyi divergence over its order of one opened sum and the same moved, exactly."""
+    code = one.noise.code
+    reach = 60 * int(math.sqrt(code.variance))
+    law = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * code.variance))
+    law /= law.sum()
+    total = np.ones(1)
+    for _ in range(survivors):
+        total = np.convolve(total, law)
+    moved = math.isqrt(code.limit)
+    here, there = total[moved:], total[:-moved]
+    near = (here > 1e-250) & (there > 1e-250)
+    here, there = np.log(here[near]), np.log(there[near])
+    orders = np.array([1.5, 2.0, 4.0])
+    return max(np.log(np.exp(a * here - (a - 1) * there).sum()) / (a - 1) / a for a in orders)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_the_sum_of_those_who_are_left_has_the_loss_that_is_stated(twin, monkeypatch):
+    """The twin counts the noise of agents who are gone, and of those who collude."""
+    if twin:
+        monkeypatch.setattr(Discrete, "cohort", lambda part, agents: Cohort(agents, 0, 0))
+    one = made(Discrete(1, dropouts=2, colluders=1, variance=2**10))
+    stated = one.guarantee.loss.rho / (EPOCHS * EACH)
+    found = divergence(one, N - 3)
+    assert (found <= stated) == (not twin)
+    assert twin or found == pytest.approx(stated, rel=0.15)
+
+
+def opened_noise(part, aggregate, survivors, seeds=40, **changes):
+    """What is left of the opened sums of a run, over the noise of one agent."""
+    one = plan.make(config(part=part, aggregate=aggregate, **changes), COMPLETE)
+
+    def read(passed):
+        return passed.private, passed.before.models, passed.after.models
+
+    private, before, after = trace(one, task(), seeds=range(seeds), read=read)
+    flat = lambda tree: np.concatenate(  # noqa: E731
+        [np.asarray(leaf).reshape(seeds, T, N, -1) for leaf in jax.tree.leaves(tree)], axis=-1
+    )
+    steps = (flat(before) - flat(after))[:, :, 0] / 0.1
+    noise = len(survivors) * steps - flat(private)[:, :, survivors].sum(2)
+    return one, (noise / float(one.factor[0, 0])).ravel()
+
+
+def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
+    """And on a fine grid it is that of real noise, as far as a test can tell."""
+    there = [1, 2, 3, 5]
+    part = Discrete(SIZE, dropouts=2)
+    one, noise = opened_noise(part, Trusted(2, (0, 4)), there, budget=ZCDP)
+    assert stats.kstest(noise, "norm", (0, 2)).pvalue > 0.01
+    assert stats.kstest(noise, "norm", (0, 2.4)).pvalue < 1e-3
+    _, real = opened_noise(Aggregate(dropouts=2), Trusted(2, (0, 4)), there)
+    assert stats.ks_2samp(noise, real).pvalue > 0.01
+    assert stats.ks_2samp(noise, 1.25 * real).pvalue < 1e-3
+    # What the guarantee takes: a move of `sensitivity` over four shares, in every round.
+    needed = one.noise.code.sensitivity * math.sqrt(EPOCHS * EACH / (2 * one.guarantee.loss.rho))
+    found = float(one.factor[0, 0]) * noise.std()
+    assert found == pytest.approx(needed, rel=0.05)
+    # The broken twin: the shares of who is missing are counted.
+    monkeypatch.setattr(Discrete, "cohort", lambda part, agents: Cohort(agents, 0, 0))
+    twin = made(Discrete(SIZE, dropouts=2))
+    assert 2 * float(twin.factor[0, 0]) < 0.9 * needed
+
+
+def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
+    one = made(Discrete(SIZE, dropouts=1))
+    options = dict(seeds=[0, 1], eval_every=3)
+    whole = run(one, task(), **options)
+    again = cut_and_resumed(one, task(), tmp_path, **options)
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert whole.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
+
+
+def test_neighbours_move_payloads_by_less_than_is_hidden():
+    """What was sent is played back, in its whole numbers, on other data."""
+    one, here = made(Discrete(SIZE)), task()
+    there = dataclasses.replace(here, y=-np.asarray(here.y))
+    found = moves(one, here, there, seeds=[0])
+    assert 0 < found.max() and np.sqrt((found**2).sum(-1)).max() <= 2 * CLIP * (1 + 1e-6)
+
+
+def test_the_first_rounds_and_runs_in_a_row_are_stated():
+    guarantee = made(Discrete(SIZE)).guarantee
+    # A client may be in the first rounds: the whole loss, though fewer rounds.
+    assert guarantee.after(3).loss.rho == guarantee.loss.rho and guarantee.after(0).epsilon == 0
+    every = made(
+        Discrete(SIZE), protect=Protect("replace_agent", CLIP, attacker="aggregator"),
+        sampler=Random(1),
+    ).guarantee  # fmt: skip
+    assert every.after(T // 2).loss.rho == pytest.approx(every.loss.rho / 2, rel=1e-9)
+    both = guarantee.followed_by(guarantee, planned=True)
+    assert both.loss.rho == pytest.approx(2 * guarantee.loss.rho)
+    assert type(guarantee).from_dict(guarantee.to_dict()) == guarantee
+    with pytest.raises(ValueError, match="Gaussian losses"):
+        guarantee.stopping_at([6, 12])
+
+
+def test_a_plan_of_other_numbers_is_refused():
+    one = made(Discrete(SIZE))
+    code = one.noise.code
+    for change, message in [
+        ({"grid": 0.9 * code.grid}, "guarantee states"),
+        ({"variance": code.variance // 2}, "guarantee states"),
+        ({"variance": 2}, "give 4 or more"),
+        ({"bound": 0.4}, "bound 0.4"),
+        ({"clients": 5}, "clients 5"),
+        ({"beta": 0.0}, "guarantee states"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(
+                one, noise=Lattice(one.config.noise, dataclasses.replace(code, **change))
+            )
+    even = dataclasses.replace(one.guarantee.loss, even=True)
+    stated = dataclasses.replace(one.guarantee, other_loss=even)
+    with pytest.raises(ValueError, match="even over rounds"):
+        dataclasses.replace(one, guarantee=stated)
+    other = made(Discrete(SIZE, variance=2**12))
+    assert other.fingerprint() != one.fingerprint() and one.forecast(5).ratio > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"aggregate": Sum()}, "shows single messages"),
+        ({"aggregate": Trusted(2)}, "give dropouts=2"),
+        ({"part": Discrete(SIZE, 3, 3)}, "none is left"),
+        ({"method": DSGD()}, "which noise Discrete does not join"),
+        ({"budget": Budget(2.0, DELTA)}, "discrete noise by 'zcdp'"),
+        ({"part": Aggregate(), "budget": ZCDP}, "discrete noise by 'zcdp'"),
+        ({"release": True}, "release is True"),
+        ({"protect": Protect("zero_out_client", CLIP)}, "attacker 'outsider'"),
+        (
+            {"protect": Protect("zero_out_record", CLIP, attacker="aggregator"),
+             "sampler": Random(2)},
+            "batches of one record",
+        ),
+        ({"budget": Budget(1e-4, 1e-30, accountant="zcdp")}, "no grid"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        made(**{"part": Discrete(SIZE), **change})
+
+
+def test_payloads_of_another_size_and_too_little_noise_are_refused():
+    with pytest.raises(ValueError, match="give size=5"):
+        run(made(Discrete(4)), task(), seeds=[0])
+    with pytest.raises(ValueError, match="variance is 3"):
+        Discrete(4, variance=3)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Another method over a server: what it keeps is an average of opened sums."""
+
+    aggregate: Trusted = Trusted()
+    stochastic: ClassVar[str] = "rows"
+
+    @property
+    def exchange(self):
+        return Server(self.aggregate)
+
+    def start(self, here: Round, models):
+        return jax.tree.map(jnp.zeros_like, models)
+
+    def payload(self, models):
+        return models
+
+    def emit(self, here, seen):
+        return Emission(here.query(seen.models, here.batch).total)
+
+    def send(self, here, seen, emission, noisy):
+        return noisy, ()
+
+    def absorb(self, here, seen, carry, received):
+        mean = here.mean(*received)
+        memory = jax.tree.map(lambda old, new: 0.5 * old + new, seen.memory, mean)
+        return jax.tree.map(lambda x, m: x - m, seen.models, memory), memory
+
+    def released(self, seen):
+        return seen.models
+
+
+@pytest.mark.parametrize("missing", [(), (1, 2)])
+def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
+    """Not one of the package's own: the same step with noise's form as without it."""
+    code = made(Discrete(SIZE)).noise.code
+    fine = dataclasses.replace(code, size=8, grid=2.0**-18, variance=4)
+    gradients = np.random.default_rng(0).normal(size=(N, 8)).astype(np.float32) / 10
+    key = jax.random.key(3, impl="threefry2x32")
+
+    def models(privatizer):
+        algorithm = composed(
+            COMPLETE, lambda model, batch: batch, optax.identity(),
+            method=Momentum(Trusted(2, missing)), privatizer=privatizer,
+        )  # fmt: skip
+        state = algorithm.init(jnp.zeros((N, 8)))
+        step = jax.jit(algorithm.step)
+        for round in range(2):
+            state, info = step(jax.random.fold_in(key, round), state, gradients)
+        return np.asarray(state.models), info
+
+    bare, _ = models(None)
+    noisy, info = models(coded.discrete(fine, key=key, rounds=2))
+    assert info.messages.dtype == jnp.uint32 and info.messages.shape == (8,)
+    np.testing.assert_allclose(noisy, bare, atol=2e-4)
+    assert np.abs(noisy - bare).max() > 1e-6

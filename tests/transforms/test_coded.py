@@ -1,0 +1,180 @@
+"""Payloads as whole numbers with their noise: law, signs, modulus, and broken twins of each."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax._sums import SumCode
+from dpjax.transforms import coded, discrete, fixed
+
+N, K, BOUND = 6, 300, 1.0
+NOISE, PUBLIC = jax.random.split(jax.random.key(4, impl="threefry2x32"))
+CODE = SumCode(size=K, bound=BOUND, grid=1 / 64, clients=N, variance=4)
+
+
+def vectors(length=BOUND, seed=0):
+    x = np.random.default_rng(seed).normal(size=(N, K)).astype(np.float32)
+    return length * x / np.linalg.norm(x, axis=1, keepdims=True) * np.float32(1 - 1e-6)
+
+
+def split(values):
+    """As a tree of two leaves."""
+    return {"a": values[:, :100].reshape(N, 10, 10), "b": values[:, 100:]}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sent_of(code, payload, key, public, round):
+    add = coded.discrete(code, key=key, rounds=5)
+    state = add.init(payload)._replace(round=round)
+    return add.update(payload, state, public)
+
+
+def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
+    payload = split(vectors()) if payload is None else payload
+    return np.asarray(sent_of(code, payload, key, public, jnp.int32(round))[0])
+
+
+encoded = jax.jit(functools.partial(fixed.encode, CODE))
+
+
+def opened(code, total, public, like):
+    return coded.discrete(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
+
+
+def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
+    whole = sent()
+    assert whole.dtype == np.uint32 and whole.shape == (N, 512)
+    like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
+    exact = whole.sum(0, dtype=np.uint32)
+    for total in (exact, exact & np.uint32(2**CODE.bits - 1)):
+        found = opened(CODE, total, PUBLIC, like)
+        for leaf, wanted in zip(
+            jax.tree.leaves(found), jax.tree.leaves(split(vectors())), strict=True
+        ):
+            assert leaf.shape == wanted.shape[1:] and leaf.dtype == wanted.dtype
+            # Six noises of variance 4, and six roundings of a sixth on average, on a 1/64 grid.
+            deviation = np.sqrt(6 * (4 + 1 / 6)) / 64
+            assert np.std(leaf - wanted.sum(0)) == pytest.approx(deviation, rel=0.2)
+
+
+def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
+    """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
+    signs = coded.public_signs(CODE, PUBLIC)
+    own = jax.random.fold_in(NOISE, 0)
+    rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
+    noise = discrete.discrete_gaussians(jax.random.fold_in(own, 1), rounded.shape, 4)
+    np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
+    squares = np.square(np.asarray(rounded, np.int64)).sum(1)
+    assert (squares <= CODE.limit).all() and (squares > 0).all()
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
+    if twin:
+
+        def floats(key, shape, variance):
+            return jnp.round(jax.random.normal(key, shape) * np.sqrt(variance)).astype(jnp.int32)
+
+        monkeypatch.setattr(fixed, "discrete_gaussians", floats)
+    code = SumCode(size=2**15, bound=BOUND, grid=1 / 64, clients=24, variance=4)
+    zeros = np.zeros((code.clients, code.size), np.float32)
+    # Under another name: what is compiled is kept by it.
+    made = jax.jit(lambda key: fixed.noisy(code, zeros, fixed.signs(code, PUBLIC), key)[0])
+    noise = np.asarray(made(NOISE)).ravel()
+    around = np.arange(-40, 41)
+    law = np.exp(-(around**2) / 8)
+    law /= law.sum()
+    found = np.bincount(noise + 40, minlength=81)[:81] / noise.size
+    cells = law * noise.size > 20
+    chi = noise.size * ((found - law)[cells] ** 2 / law[cells]).sum()
+    # 10 to 20 cells: 60 is past any chance.
+    assert (chi > 60) == twin, chi
+
+
+def test_signs_are_public_and_new_in_every_round():
+    rounds = [jax.random.fold_in(PUBLIC, t) for t in range(4)]
+    signs = np.stack([np.asarray(coded.public_signs(CODE, key)) for key in rounds])
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    # Independent: no two rounds agree in more places than chance lets, nor does any lean.
+    assert np.abs(signs @ signs.T - 512 * np.eye(4)).max() < 5 * np.sqrt(512)
+    assert np.abs(signs.sum(1)).max() < 5 * np.sqrt(512)
+    # The twin: reused signs.
+    same = np.tile(signs[:1], (4, 1))
+    assert not np.abs(same @ same.T - 512 * np.eye(4)).max() < 5 * np.sqrt(512)
+
+
+def test_no_sign_comes_from_the_noise_key():
+    """Whoever reads a sum knows the public key alone; the twin rotates by the noise key."""
+    like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
+    wanted = vectors()[:, 100:].sum(0)
+
+    def off(whole):
+        found = opened(CODE, whole.sum(0, dtype=np.uint32), PUBLIC, like)
+        return np.abs(np.asarray(found["b"]) - wanted).max()
+
+    for seed in range(2):
+        key = jax.random.key(seed, impl="threefry2x32")
+        assert off(sent(key=key)) < 0.6
+        rounded, _ = encoded(vectors(), coded.public_signs(CODE, key), key)
+        assert off(np.asarray(rounded).view(np.uint32)) > 0.6
+        right, _ = encoded(vectors(), coded.public_signs(CODE, PUBLIC), key)
+        assert off(np.asarray(right).view(np.uint32)) < 0.3
+
+
+def test_a_sum_that_overflows_is_another_one():
+    """All agents alike and longest: 2^b holds the sum; three bits fewer, unsaid, do not."""
+    alike = np.tile(vectors()[:1], (N, 1))
+    total = sent(payload=split(alike)).sum(0, dtype=np.uint32)
+    like = jax.tree.map(lambda leaf: leaf[0], split(alike))
+
+    def off(code):
+        found = opened(code, total, PUBLIC, like)
+        return np.abs(np.asarray(found["b"]) - alike[:, 100:].sum(0)).max()
+
+    class Narrow(SumCode):
+        bits = 5  # type: ignore[assignment]
+
+    assert CODE.bits > 7 and off(CODE) < 0.5
+    assert off(Narrow(K, BOUND, 1 / 64, N, 4)) > 0.5
+
+
+def test_a_sum_shows_no_more_than_the_sum():
+    """Numbers modulo 2^b added in more bits show how many were below zero: the twin."""
+    signed = sent().view(np.int32).astype(np.int64)
+    total = sent().sum(0, dtype=np.uint32).view(np.int32)
+    np.testing.assert_array_equal(total, signed.sum(0))
+    residues = (signed & (2**CODE.bits - 1)).sum(0)
+    below = (residues - signed.sum(0)) >> CODE.bits
+    np.testing.assert_array_equal(below, (signed < 0).sum(0))
+
+
+def test_rows_that_are_no_vectors_are_noise_alone():
+    bad = vectors()
+    bad[1] = np.nan
+    bad[3] *= 3
+    whole, same = sent(payload=split(bad)), sent()
+    zeros = sent(payload=split(np.zeros_like(bad)))
+    for row in range(N):
+        np.testing.assert_array_equal(whole[row], (zeros if row in (1, 3) else same)[row])
+
+
+def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
+    first, second = sent(round=0), sent(round=1)
+    assert (first != second).mean() > 0.5
+    assert not sent(round=5).any()
+    add = coded.discrete(CODE, key=NOISE, rounds=5)
+    state = add.init(split(vectors()))._replace(round=jnp.int32(5))
+    with pytest.raises(ValueError, match="accounted for 5 rounds"):
+        add.update(split(vectors()), state, PUBLIC)
+
+
+def test_other_payloads_are_refused():
+    with pytest.raises(ValueError, match="give size=299"):
+        coded.discrete(CODE, key=NOISE, rounds=5).init(vectors()[:, 1:])
+    with pytest.raises(ValueError, match="of 7 agents"):
+        coded.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
+    with pytest.raises(ValueError, match="floating leaves"):
+        coded.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
