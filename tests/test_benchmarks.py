@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import bench_dpsgd, bench_precision, bench_sketch, bench_tracking
+from benchmarks import bench_dpsgd, bench_precision, bench_secagg, bench_sketch, bench_tracking
 
 
 def summed(way: str, size: int) -> list[np.ndarray]:
@@ -118,3 +118,25 @@ def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     angle, missed, kept = bench_sketch.loop(40, 50, 2, case, np.float32)
     assert angle.shape == missed.shape == kept.shape == (2,)
     assert (0 < missed).all() and (missed < 1).all() and (kept <= 4).all()
+
+
+def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None:
+    for name in ("cryptography", "msgpack"):
+        pytest.importorskip(name, reason="the extra `secure` is not installed")
+    sizes = ["--clients", "20", "--jit-clients", "20", "--lengths", "8", "--repeats", "0"]
+    assert bench_secagg.main([*sizes, "--peer-clients", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"what {what}" in shown for what in ("protocol", "tcp", "jit"))
+    values = bench_secagg.vectors_of(5, 3)
+    bench_secagg.check(values, [0, 2], values[0] + values[2])
+    with pytest.raises(AssertionError, match="the sum is wrong"):
+        bench_secagg.check(values, [0, 2], values[0] + values[1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="the bench extra is not here")
+@pytest.mark.filterwarnings("ignore:'click.utils.:DeprecationWarning")  # flwr's, on import
+def test_the_peer_sums_the_same_vectors() -> None:
+    terms, values = bench_secagg.terms_of(20, 8), bench_secagg.vectors_of(20, 8)
+    leaves = bench_secagg.leaves_of(terms, ("mask",))
+    ours = bench_secagg.dpjax_sum(terms, values, leaves)
+    assert bench_secagg.flower_sum(terms, values, leaves).keys() == ours.keys()

@@ -92,7 +92,7 @@ def demo(command: Demo) -> int:
     rows = random.sample(range(terms.clients), terms.clients - terms.minimum)
     leaves = {row: local.STAGES[1 + at % 3] for at, row in enumerate(rows)}
     started = time.perf_counter()
-    total, received, sent = local.over_tcp(terms, values, leaves)
+    total, received, sent = local.over_tcp(terms, values, leaves)[:3]
     seconds = time.perf_counter() - started
     for row, stage in sorted(leaves.items()):
         print(f"  client {row} left {LEFT[stage]}")

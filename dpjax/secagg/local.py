@@ -6,6 +6,7 @@ the process holds them all.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,11 +32,15 @@ class Carried(NamedTuple):
         total: The sum and its survivors, by their rows.
         received: Bytes from clients.
         sent: Bytes to clients.
+        server: The process's own seconds for the server; of `summed` alone.
+        clients: Those of all clients together.
     """
 
     total: Total
     received: int
     sent: int
+    server: float | None = None
+    clients: float | None = None
 
 
 def summed(
@@ -54,7 +59,7 @@ def summed(
         generator: Draws the graph; None is the operating system's.
 
     Returns:
-        The sum, and bytes as messages have them.
+        The sum, bytes as messages have them, and seconds.
 
     Raises:
         Abort: Where there is no sum.
@@ -68,18 +73,24 @@ def summed(
         >>> local.summed(terms, np.arange(8).reshape(4, 2), {3: "mask"}).total.values
         array([6, 9])
     """
+    clock = time.process_time
+    began = clock()
     clients, stays = _parties(terms, rows, leaves)
+    spent = clock() - began
     server = Server(terms, generator)
     received = sent = 0
 
     def say(row: int, message: Message) -> Message | None:
-        nonlocal received, sent
+        nonlocal received, sent, spent
         data = encoded(message)
         sent += len(data)
+        asked = clock()
         try:
             answer = encoded(tcp.said(clients[row], decoded(data)))
         except Abort:
             return None
+        finally:
+            spent += clock() - asked
         received += len(answer)
         return decoded(answer)
 
@@ -95,7 +106,8 @@ def summed(
             answer = say(enrolled[number], message) if stays[enrolled[number]] > stage else None
             if answer is not None:
                 server.accept(number, answer)
-    return Carried(_by_row(server.total(), clients), received, sent)
+    total = server.total()
+    return Carried(_by_row(total, clients), received, sent, clock() - began - spent, spent)
 
 
 def over_tcp(

@@ -27,6 +27,8 @@ def test_both_give_the_sum_of_the_survivors_by_row(leaves):
     # A vector of 256 bytes each, and what it takes to unmask it.
     assert len(rows) * 256 < without.received < over.received < 9 * 2000
     assert without.sent > 9 * 100
+    assert 0 < without.server < 60 and 0 < without.clients < 60
+    assert over.server is None and over.clients is None
 
 
 def test_too_many_that_leave_are_an_abort_either_way():
@@ -48,7 +50,7 @@ def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
     leaves = {int(row): local.STAGES[at % 4] for at, row in enumerate(rows)}
     values = vectors(terms)
     limits = tcp.Limits(enrol=60.0, stage=200.0, send=60.0)
-    total, received, sent = local.over_tcp(terms, values, leaves, limits=limits)
+    total, received, sent = local.over_tcp(terms, values, leaves, limits=limits)[:3]
     present = [row for row in range(1000) if leaves.get(row) in (None, "unmask")]
     assert total.survivors == tuple(present)
     np.testing.assert_array_equal(total.values, values[present].sum(axis=0))
