@@ -4,9 +4,15 @@
   rounds, so that the sketch learns from its own frame. ``angle``: the largest between that space
   and as many leading directions of the basis, after all rounds, in radians, the mean over seeds
   with the least and the largest. ``missed``: the share of the gradients' energy that the frame
-  misses, over the last quarter of the rounds. ``kept``: directions kept, over the same rounds. One
-  parameter is changed at a time; noise, forgetting and the floor under what is kept together. The
+  misses, over the last quarter of the rounds. ``kept``: directions kept, over the same rounds;
+  ``columns``: numbers sent. ``error``: squared error of decoded gradients, noise and what is missed
+  together, over the gradients' energy. One parameter is changed at a time; noise, forgetting and
+  the floor under what is kept together ("late": narrow in the second half of the rounds alone). The
   unit of noise is a gradient's deviation in each direction.
+- ``moving``: no times. The frames of such a loop in its last rounds, under noise correlated over
+  rounds: mean squared error of running sums of decoded noise over that of white noise in the same
+  frames, at the same guarantee for a unit of one round (`dpjax.mechanism.moving`), by strategy and
+  way of drawing.
 - ``peers``: seconds a gradient. ``update`` is dpjax's, probes included; ``svd`` decomposes all
   gradients that still weigh more than 1e-4, anew in every round; ``incremental_pca`` is
   scikit-learn's `partial_fit`, given one gradient a call, and ``incremental_pca by k`` given k a
@@ -27,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.mechanism import sketching
+from dpjax.mechanism import moving, sketching
 from dpjax.mechanism.x64 import double_precision
 from dpjax.results.timing import Bench, turns
 from dpjax.transforms import sketch
@@ -50,7 +56,7 @@ SWEEPS: dict[str, list[Any]] = {
 FORGETTINGS = (0.9, 0.97)
 NOISES = (0.03, 0.1, 0.3)
 FLOORS = ("none", "drop", "narrow")
-GROUPS = ("base", *SWEEPS, "worse", "probes", "noise", "memory")
+GROUPS = ("base", *SWEEPS, "worse", "probes", "noise", "memory", "floor")
 
 
 def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
@@ -71,6 +77,12 @@ def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
         for floor in FLOORS
     ]
     changes["memory"] = [{"noise": 0.1, "forgetting": f} for f in (0.8, 0.9, 0.95, 0.98, 0.99)]
+    changes["floor"] = [
+        {"noise": noise, "forgetting": forgetting, "floor": floor}
+        for noise in (0.003, 0.01, 0.03, 0.1)
+        for forgetting in (0.9, 0.95)
+        for floor in (*FLOORS, "late")
+    ]
     for group in groups:
         for change in changes[group]:
             yield base | change
@@ -79,37 +91,44 @@ def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
 def loop(
     dimension: int, rounds: int, seeds: int, case: dict[str, Any], dtype: Any
 ) -> tuple[np.ndarray, ...]:
-    """Angle, missed share and directions kept, each by seed."""
+    """Angle, missed share, directions kept, columns in use and error, each by seed."""
     k, rank, noise = case["k"], case["rank"], case["noise"]
     level = None
     if case["floor"] != "none":
         level = sketching.noise_floor(noise**2, k, case["forgetting"])
     if case.get("printed"):
-        rule = functools.partial(sketch.update, share=case["share"], printed=True)
+        rules = [functools.partial(sketch.update, share=case["share"], printed=True)]
     else:
         options = {name: case[name] for name in ("probes", "forgetting", "share")}
-        narrow = case["floor"] == "narrow"
-        rule = functools.partial(sketch.update, floor=level, narrow=narrow, **options)
+        narrow = {"narrow": (True,), "late": (False, True)}.get(case["floor"], (False,))
+        rules = [
+            functools.partial(sketch.update, floor=level, narrow=each, **options) for each in narrow
+        ]
 
     def one(key: Any) -> tuple[Any, ...]:
         keys = jax.random.split(key, 3)
         truth = sketch.orthonormal(jax.random.normal(keys[0], (dimension, rank), dtype))
 
-        def step(state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, Any]:
+        def step(rule: Any, state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, Any]:
             draws, probes, mask = jax.random.split(jax.random.fold_in(keys[2], round), 3)
             gradient = truth @ jax.random.normal(draws, (rank,), dtype)
             z = noise * jax.random.normal(mask, (k,), dtype)
             inside = state.frame.T @ truth
             missed = 1 - jnp.sum(jnp.square(inside)) / rank
             decoded = state.frame @ (state.frame.T @ gradient + z)
+            error = jnp.sum(jnp.square(decoded - gradient)) / rank
+            columns = jnp.sum(jnp.any(state.frame, axis=0)).astype(dtype)
             new = rule(state, decoded, probes)
-            return new, (missed, new.kept)
+            return new, (missed, new.kept.astype(dtype), columns, error)
 
-        first = sketch.start(dimension, k, keys[1], dtype)
-        last, (missed, kept) = jax.lax.scan(step, first, jnp.arange(rounds, dtype=jnp.int32))
+        last, parts = sketch.start(dimension, k, keys[1], dtype), []
+        for rule, part in zip(rules, np.array_split(np.arange(rounds), len(rules)), strict=True):
+            numbers = jnp.asarray(part, jnp.int32)
+            last, found = jax.lax.scan(functools.partial(step, rule), last, numbers)
+            parts.append(found)
         late = rounds - max(rounds // 4, 1)
-        angle = sketch.largest_angle(last.basis[:, :rank], truth)
-        return angle, jnp.mean(missed[late:]), jnp.mean(kept[late:].astype(dtype))
+        means = (jnp.mean(jnp.concatenate(each)[late:]) for each in zip(*parts, strict=True))
+        return sketch.largest_angle(last.basis[:, :rank], truth), *means
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds, dtype=jnp.uint32))
     return tuple(map(np.asarray, jax.jit(jax.vmap(one))(keys)))
@@ -122,13 +141,61 @@ def loops(bench: Bench, options: Namespace) -> None:
             with double_precision():
                 found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
             jax.clear_caches()
-            angle, missed, kept = found
+            angle, missed, kept, columns, error = found
             row = {"algorithm": "printed" if case.get("printed") else "sketch"}
             row |= {"dimension": dimension, "rounds": options.rounds, "seeds": options.seeds}
             row |= {name: case[name] for name in BASE}
             row |= {"angle": float(angle.mean()), "angle_least": float(angle.min())}
             row |= {"angle_most": float(angle.max()), "missed": float(missed.mean())}
+            row |= {"columns": float(columns.mean()), "error": float(error.mean())}
             bench.row(section="loop", **row, kept=float(kept.mean()))
+
+
+def motions(dimension: int, rounds: int, last: int, case: dict[str, Any]) -> np.ndarray:
+    """Frames [last, d, k] of the last rounds of a loop, one seed."""
+    k, rank, noise = case["k"], case["rank"], case["noise"]
+    options = {name: case[name] for name in ("probes", "forgetting", "share")}
+
+    def step(state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, None]:
+        draws, probes, mask = jax.random.split(jax.random.fold_in(jax.random.key(2), round), 3)
+        numbers = truth @ jax.random.normal(draws, (rank,), truth.dtype)
+        z = noise * jax.random.normal(mask, (k,), truth.dtype)
+        decoded = state.frame @ (state.frame.T @ numbers + z)
+        return sketch.update(state, decoded, probes, **options), None
+
+    truth = sketch.orthonormal(jax.random.normal(jax.random.key(0), (dimension, rank)))
+    state = sketch.start(dimension, k, jax.random.key(1), truth.dtype)
+    state = jax.lax.scan(step, state, jnp.arange(rounds - last, dtype=jnp.int32))[0]
+    frames, one = [], jax.jit(step)
+    for round in range(rounds - last, rounds):
+        frames.append(np.asarray(state.frame, np.float64))
+        state, _ = one(state, jnp.int32(round))
+    return np.stack(frames)
+
+
+def moved(bench: Bench, options: Namespace) -> None:
+    """A row for each case, strategy and way of drawing."""
+    last = 64
+    root = np.cumprod([1.0, *((2 * i - 1) / (2 * i) for i in range(1, last))])
+    strategies = {
+        "prefix sums": np.sum([c * np.eye(last, k=-i) for i, c in enumerate(root)], axis=0),
+        "bands (1, .5)": np.eye(last) + 0.5 * np.eye(last, k=-1),
+    }
+    for dimension in options.loop_dimensions:
+        for k, probes in ((16, 4), (4, 1), (4, 0)):
+            case = BASE | {"k": k, "probes": probes, "share": 0.999, "noise": 0.03}
+            case |= {"forgetting": 0.95}
+            frames = motions(dimension, options.rounds, last, case)
+            white = np.trace(moving.running(np.eye(last), frames), axis1=1, axis2=2).mean()
+            for name, strategy in strategies.items():
+                scale = np.square(strategy).sum(axis=0).max()
+                for draws in moving.DRAWS:
+                    if draws == "frame":
+                        continue
+                    found = moving.running(strategy, frames, draws)
+                    error = scale * np.trace(found, axis1=1, axis2=2).mean() / white
+                    row = {"dimension": dimension, "k": k, "probes": probes, "strategy": name}
+                    bench.row(section="moving", **row, algorithm=draws, error=float(error))
 
 
 def peer_calls(dimension: int, k: int, rounds: int) -> tuple[dict[str, Callable[[], Any]], Any]:
@@ -179,7 +246,7 @@ def peers(bench: Bench, options: Namespace) -> None:
                 bench.row(section="peers", **row)
 
 
-SECTIONS = {"loop": loops, "peers": peers}
+SECTIONS = {"loop": loops, "moving": moved, "peers": peers}
 """What ``--what`` chooses from: functions of the bench and its options."""
 
 

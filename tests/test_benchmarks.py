@@ -115,9 +115,18 @@ def test_ways_to_follow_a_space_find_the_same_one() -> None:
 
 def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     case = bench_sketch.BASE | {"k": 8, "noise": 0.01, "floor": "narrow"}
-    angle, missed, kept = bench_sketch.loop(40, 50, 2, case, np.float32)
-    assert angle.shape == missed.shape == kept.shape == (2,)
+    angle, missed, kept, columns, error = bench_sketch.loop(40, 50, 2, case, np.float32)
+    assert angle.shape == missed.shape == kept.shape == columns.shape == (2,)
     assert (0 < missed).all() and (missed < 1).all() and (kept <= 4).all()
+    np.testing.assert_allclose(columns, kept + 4, atol=0.5)  # a round apart, of those to come
+    assert (error >= 0.5 * missed).all()
+
+
+def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
+    frames = bench_sketch.motions(30, 12, 4, bench_sketch.BASE | {"k": 6})
+    products = frames.transpose(0, 2, 1) @ frames
+    np.testing.assert_allclose(products, np.stack([np.eye(6)] * 4), atol=1e-4)
+    assert np.abs(frames[1:] - frames[:-1]).max() > 0.1
 
 
 def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None:

@@ -26,7 +26,15 @@ from dpjax import _validate
 from dpjax.transforms import sketch
 from dpjax.transforms.normals import normals, words
 
-__all__ = ["CountSketch", "Frame", "count_sketch", "gaussian", "oracle", "second_moment_noise"]
+__all__ = [
+    "CountSketch",
+    "Frame",
+    "aligned",
+    "count_sketch",
+    "gaussian",
+    "oracle",
+    "second_moment_noise",
+]
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -188,6 +196,30 @@ def oracle(vectors: Float[Array, "m d"], k: int) -> Frame:
     k = _validate.integer("k", k, most=min(vectors.shape))
     _, _, directions = jnp.linalg.svd(vectors, full_matrices=False)
     return Frame(directions[:k].T)
+
+
+def aligned(columns: Float[Array, "d k"], before: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    """Return a frame's columns turned so that they are as near as they can be to another frame's.
+
+    S Q with the orthogonal Q that makes |S Q - S_before| least (Procrustes). The space is the same;
+    a sketch's numbers then mean nearly what they meant a round before, and noise that is taken back
+    in later rounds cancels as far as the spaces agree (`dpjax.mechanism.moving`).
+
+    Args:
+        columns: S [d, k], orthonormal.
+        before: The aligned frame of the round before, orthonormal. A narrow frame's columns of
+            zeros would be mixed with the others: give frames of full width.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import projections
+        >>> frame = jnp.eye(3)[:, :2]
+        >>> projections.aligned(frame[:, ::-1], frame).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    turn = jnp.matmul(columns.T, before, precision=_EXACT)
+    left, _, right = jnp.linalg.svd(turn, full_matrices=False)
+    return jnp.matmul(columns, jnp.matmul(left, right, precision=_EXACT), precision=_EXACT)
 
 
 def second_moment_noise(

@@ -1,0 +1,280 @@
+"""Scales from released numbers keep the plan's sensitivity; from raw gradients they do not."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize
+
+from dpjax.algorithms.exchange import Server
+from dpjax.plans import dependence
+from dpjax.plans.optimizers import Sgd
+from dpjax.protocols import Emission
+from dpjax.transforms import clipping, scaling, sketch
+
+F32 = np.float32
+C = 0.5
+RULES = [
+    scaling.Norm(clip_norm=C, first=3.0),
+    scaling.Quantile(clip_norm=C, first=3.0),
+    scaling.Quantile(clip_norm=C, first=1e-3, share=0.9),
+]
+
+
+def clipped(vectors):
+    """The plan's clip, one vector a record."""
+    clip = clipping.per_agent(C)
+    return np.asarray(clip.update(jnp.asarray(vectors), clip.init(vectors))[0], np.float64)
+
+
+def total(rule, state, shape, records):
+    """What is summed before noise, [k']."""
+    return clipped(jax.vmap(lambda s: rule.encode(state, s / shape))(records)).sum(axis=0)
+
+
+def moved(rule, state, shape, records):
+    """How far the sum moves at most when one record is taken out, scales held."""
+    whole = total(rule, state, shape, records)
+    without = [total(rule, state, shape, np.delete(records, i, axis=0)) for i in range(3)]
+    return max(np.linalg.norm(whole - other) for other in without)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["norm", "quantile", "tight"])
+def test_one_record_moves_the_sum_by_the_plan_s_clip_norm_at_most(rule):
+    """At any public state and shape; decoded, the ellipsoid is that of the noise."""
+    rng = np.random.default_rng(0)
+    records = (rng.normal(size=(5, 8)) * 10.0 ** rng.uniform(-3, 3, (5, 1))).astype(F32)
+    for bound in (1e-6, 0.2, 3.0, 1e6):
+        state = rule.start()._replace(bound=jnp.float32(bound))
+        shape = scaling.ellipsoid(jnp.asarray(10.0 ** rng.uniform(-6, 3, 8), jnp.float32))
+        assert moved(rule, state, shape, records) <= C
+        # Whoever decodes multiplies noise and signal alike.
+        gain = float(rule.gain(state))
+        ones = jnp.ones(rule.size(8), jnp.float32)
+        np.testing.assert_allclose(rule.decode(state, ones), np.full(8, gain), rtol=1e-6)
+
+
+def test_scales_from_raw_gradients_move_the_sum_further():
+    """The twin: the shape, or the clip norm, read off the very records that are summed."""
+    rule = RULES[0]
+    records = np.full((5, 8), 1e-2, F32)
+    records[0] = [30.0] + [1e-2] * 7
+
+    def raw(given):
+        shape = scaling.ellipsoid(jnp.asarray(np.mean(np.square(given), axis=0), jnp.float32))
+        state = rule.start()._replace(bound=jnp.float32(np.linalg.norm(given, axis=1).max()))
+        return state, shape
+
+    def released(given, state, shape):
+        return np.asarray(shape * rule.decode(state, total(rule, state, shape, given)), float)
+
+    state, shape = raw(records)
+    one, other = released(records, state, shape), released(records[1:], *raw(records[1:]))
+    units = np.asarray(shape) * float(rule.gain(state))
+    assert np.linalg.norm((one - released(records[1:], state, shape)) / units) <= C
+    # The noise is scaled for one of the two only, and the other's tells which it was.
+    twin = np.asarray(raw(records[1:])[1]) * float(rule.gain(raw(records[1:])[0]))
+    assert np.linalg.norm((one - other) / twin) > 3 * C
+
+
+def test_noise_as_printed_has_another_sensitivity_than_the_clip():
+    """Equation (40): clip in L2, then noise sigma Z; C / min(sigma) and not C."""
+    moments = jnp.asarray([1.0, 1e-4, 1e-4], jnp.float32)
+    sigma = np.sqrt(np.asarray(moments) * 3 / np.asarray(moments).sum())
+    rare = clipped(np.array([[0.0, 5.0, 0.0]], F32))[0]
+    assert np.linalg.norm(rare / sigma) > 10 * C
+    shape = np.asarray(scaling.ellipsoid(moments))
+    assert np.linalg.norm(clipped(np.array([[0.0, 5.0, 0.0]], F32) / shape)[0]) <= C
+
+
+def test_the_ellipsoid_is_the_best_at_equal_sensitivity():
+    """Against a search over all shapes; round noise and the printed one add more."""
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        m, w = 10.0 ** rng.uniform(-2, 1, 5), 10.0 ** rng.uniform(-1, 1, 5)
+        for cost in (np.ones(5), w):
+            found = scaling.ellipsoid(
+                jnp.asarray(m, jnp.float32), weights=jnp.asarray(cost, jnp.float32), least=1e-6
+            )
+            squares = np.asarray(found, float) ** 2
+            assert (m / squares).sum() == pytest.approx(m.sum(), rel=1e-5)
+
+            def noise(logs, m=m, cost=cost):
+                shape = np.exp(logs)
+                return (cost * shape).sum() * (m / shape).sum() / m.sum()
+
+            starts = [rng.normal(size=5) for _ in range(4)]
+            best = min(optimize.minimize(noise, start).fun for start in starts)
+            assert (cost * squares).sum() == pytest.approx(best, rel=1e-5)
+            assert noise(np.zeros(5)) > 1.02 * best
+        plain = np.asarray(scaling.ellipsoid(jnp.asarray(m, jnp.float32), least=1e-6), float) ** 2
+        assert plain.sum() == pytest.approx(np.sqrt(m).sum() ** 2 / m.sum(), rel=1e-5)
+        # In proportion to the second moment: as much as round noise, and best in Adam's units.
+        printed = m * 5 / m.sum()
+        assert printed.sum() == pytest.approx(5.0) and (m / printed).sum() == pytest.approx(m.sum())
+        adam = scaling.ellipsoid(
+            jnp.asarray(m, jnp.float32), weights=jnp.asarray(1 / m, jnp.float32), least=1e-6
+        )
+        np.testing.assert_allclose(np.square(adam), printed, rtol=1e-5)
+
+
+def test_a_shape_of_nothing_known_is_round_and_little_is_raised():
+    for nothing in (np.zeros(3, F32), np.full(3, -1, F32), np.array([np.nan, 1, 1], F32)):
+        np.testing.assert_array_equal(scaling.ellipsoid(jnp.asarray(nothing)), np.ones(3, F32))
+    found = scaling.ellipsoid(jnp.asarray([1.0, 0.0, -1.0], jnp.float32), least=1e-2)
+    assert float(found[0] / found[1]) == pytest.approx(100**0.25, rel=1e-5)
+    assert found[1] == found[2]
+
+
+def lengths(rng, rounds, batch, k, spread):
+    """Records [T, B, k] of log-normal lengths around 1 and any direction."""
+    drawn = rng.normal(size=(rounds, batch, k))
+    drawn /= np.linalg.norm(drawn, axis=-1, keepdims=True)
+    return (drawn * np.exp(spread * rng.normal(size=(rounds, batch, 1)))).astype(F32)
+
+
+def learned(rule, records, deviation, seed=0):
+    """Bounds over rounds, from noisy averages of clipped records alone."""
+    rng = np.random.default_rng(seed)
+    noise = (deviation * rng.normal(size=(len(records), rule.size(records.shape[-1])))).astype(F32)
+    clip = clipping.per_agent(C)
+
+    def step(state, given):
+        vectors, z = given
+        encoded = jax.vmap(lambda s: rule.encode(state, s))(vectors)
+        mean = jnp.mean(clip.update(encoded, None)[0], axis=0) + z
+        new = rule.learn(state, mean, jnp.float32(deviation**2))
+        return new, new.bound
+
+    return np.asarray(jax.lax.scan(step, rule.start(), (records, noise))[1])
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+def test_a_quantile_is_found_from_noisy_averages(quantile):
+    """From 100 times too large and too small; the noise on the fraction is a fifth."""
+    records = lengths(np.random.default_rng(2), 600, 50, 6, 0.5)
+    truth = np.quantile(np.linalg.norm(records, axis=-1), quantile)
+    for first in (1e-2, 1e2):
+        rule = scaling.Quantile(clip_norm=C, first=first, quantile=quantile)
+        bounds = learned(rule, records, 0.02)[-300:]
+        assert np.exp(np.log(bounds).mean()) == pytest.approx(truth, rel=0.07)
+        # Its twin, that learns the opposite, would be at another quantile.
+        other = np.quantile(np.linalg.norm(records, axis=-1), 1.4 - quantile)
+        assert abs(np.log(bounds).mean() - np.log(other)) > 0.3
+
+
+def test_a_norm_is_that_of_averages_without_their_noise():
+    """Where records agree it follows them; where not, it shrinks to nothing, as it says."""
+    rng = np.random.default_rng(3)
+    one = np.repeat(lengths(rng, 500, 1, 20, 0.1), 4, axis=1)
+    rule = scaling.Norm(clip_norm=C, first=10.0, multiple=2.0, rate=0.05)
+    found = learned(rule, one, 0.05)[-100:].mean()
+    assert found == pytest.approx(2.0, rel=0.1)
+
+    # The twin, which takes no noise off, is told of 20 coordinates of it.
+    class Noisy(scaling.Norm):
+        def learn(self, state, mean, variance):
+            return super().learn(state, mean, 0 * variance)
+
+    twin = Noisy(clip_norm=C, first=10.0, multiple=2.0, rate=0.05)
+    assert learned(twin, one, 0.05)[-100:].mean() > 2.5
+    apart = lengths(rng, 500, 50, 20, 0.1)
+    assert learned(rule, apart, 0.001)[-1] < 0.1
+
+
+def test_numbers_that_are_none_teach_nothing_and_sizes_do_not_matter():
+    for rule in RULES:
+        state = rule.start()
+        for bad in (np.nan, np.inf):
+            mean = jnp.full(rule.size(4), bad, jnp.float32)
+            assert float(rule.learn(state, mean, 0.0).bound) == float(state.bound)
+        for size in (1e-30, 1e30):
+            encoded = rule.encode(state, jnp.full(4, size, jnp.float32))
+            assert np.isfinite(np.asarray(encoded)).all() and encoded.dtype == jnp.float32
+        assert rule.start(jnp.float32).bound.dtype == jnp.float32
+
+
+def test_moments_are_those_of_the_frame_s_directions():
+    """Fed directions with noise: mean squares without it, 0 for probes."""
+    rng = np.random.default_rng(4)
+    truth = np.linalg.qr(rng.normal(size=(40, 2)))[0]
+    gradients = (rng.normal(size=(400, 2)) * [3, 1] @ truth.T).astype(F32)
+    gradients += (0.2 * rng.normal(size=gradients.shape)).astype(F32)
+    for forgetting in (1.0, 0.98):
+
+        def step(state, given, forgetting=forgetting):
+            round, gradient = given
+            key = jax.random.fold_in(jax.random.key(0), round)
+            options = {"forgetting": forgetting, "probes": 3, "share": 0.95}
+            return sketch.update(state, gradient, key, **options), None
+
+        first = sketch.start(40, 6, jax.random.key(1), jnp.float32)
+        found = jax.lax.scan(step, first, (jnp.arange(400), gradients))[0]
+        moments = scaling.second_moments(found, forgetting=forgetting, rounds=400, variance=0.04)
+        np.testing.assert_allclose(moments[:2], [9, 1], rtol=0.45)
+        assert not np.asarray(moments[int(found.kept) :]).any()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A server's mean under a clip norm that is learned: of noisy sums, or (the twin) of raw."""
+
+    raw: bool
+    stochastic = "rows"
+    rule = RULES[1]
+
+    @property
+    def exchange(self):
+        return Server()
+
+    def start(self, here, models):
+        return self.rule.start()
+
+    def payload(self, models):
+        shape = (models["w"].shape[0], self.rule.size(models["w"].shape[1]))
+        return jnp.zeros(shape, jnp.float32)
+
+    def emit(self, here, seen):
+        def encode(gradient):
+            return self.rule.encode(seen.memory, gradient["w"])
+
+        total: Any = here.query(seen.models, here.batch, encode).total
+        return Emission(total, carry=total if self.raw else ())
+
+    def send(self, here, seen, emission, noisy):
+        return noisy, emission.carry
+
+    def absorb(self, here, seen, carry, received):
+        mean = received[0] / received[1]
+        taught = jnp.mean(carry, axis=0) if self.raw else mean
+        step = self.rule.decode(seen.memory, mean)
+        models = {"w": seen.models["w"] - 0.1 * step}
+        return models, self.rule.learn(seen.memory, taught)
+
+    def released(self, seen):
+        return seen.models
+
+
+def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
+    dependence.check_method(Scaled(raw=False), Sgd(0.1), (4, 4))
+    with pytest.raises(ValueError, match="depends on data otherwise"):
+        dependence.check_method(Scaled(raw=True), Sgd(0.1), (4, 4))
+
+
+def test_refusals():
+    found = sketch.start(9, 2, jax.random.key(0))
+    for wrong, named in (
+        (lambda: scaling.Norm(clip_norm=0.0, first=1.0), "clip_norm"),
+        (lambda: scaling.Norm(clip_norm=1.0, first=np.inf), "first"),
+        (lambda: scaling.Norm(clip_norm=1.0, first=1.0, multiple=0.5), "multiple"),
+        (lambda: scaling.Quantile(clip_norm=1.0, first=1.0, quantile=1.0), "quantile"),
+        (lambda: scaling.Quantile(clip_norm=1.0, first=1.0, share=0.0), "share"),
+        (lambda: scaling.Quantile(clip_norm=1.0, first=1.0, rate=2.0), "rate"),
+        (lambda: scaling.ellipsoid(jnp.ones(2), least=0.0), "least"),
+        (lambda: scaling.second_moments(found, forgetting=1.5, rounds=1), "forgetting"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            wrong()
