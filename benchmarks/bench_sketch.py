@@ -178,7 +178,7 @@ def moved(bench: Bench, options: Namespace) -> None:
     last = 64
     root = np.cumprod([1.0, *((2 * i - 1) / (2 * i) for i in range(1, last))])
     strategies = {
-        "prefix sums": np.sum([c * np.eye(last, k=-i) for i, c in enumerate(root)], axis=0),
+        "prefix sums": np.stack([np.eye(last, k=-i) * c for i, c in enumerate(root)]).sum(0),
         "bands (1, .5)": np.eye(last) + 0.5 * np.eye(last, k=-1),
     }
     for dimension in options.loop_dimensions:

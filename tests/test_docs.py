@@ -16,7 +16,7 @@ PAGES = [
     *("docs/own_loop.md", "docs/models.md", "docs/architecture.md", "docs/filters.md"),
     *("docs/floating-point.md", "docs/integers.md", "docs/leakage.md", "docs/paillier.md"),
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
-    *("docs/tracking.md", "docs/reproduction-tracking.md"),
+    *("docs/tracking.md", "docs/reproduction-tracking.md", "docs/sketching.md"),
 ]
 
 

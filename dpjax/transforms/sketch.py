@@ -26,7 +26,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.transforms.normals import normals
@@ -92,7 +92,7 @@ def update(
     probes: int = 4,
     share: float = 0.99,
     floor: float | Float[Array, ""] | None = None,
-    narrow: bool = False,
+    narrow: bool | Bool[Array, ""] = False,
     printed: bool = False,
 ) -> Sketch:
     """Take in a privatised gradient and make the frame of the next round.
@@ -123,7 +123,8 @@ def update(
             a loop is learned anew from probes, which weak gradients never manage: without a floor
             more was found, by the same measurements.
         narrow: The frame has r + p columns, zeros beyond: so many numbers need noise and sending.
-            Without, probes take the places of all that is not kept, and more is learned a round.
+            Without, probes take the places of all that is not kept, and more is learned a round:
+            narrow frames pay from the round on where the directions are found (``round >= 500``).
         printed: The paper's lines: QR of Y = U Lam + g (g' U), weights the norms of Y's columns,
             the share that of their squares, no order, no forgetting, r up to k. Of the other
             arguments only ``share`` is read.
@@ -160,7 +161,7 @@ def update(
     kept = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
     if floor is not None and not printed:
         kept = jnp.minimum(kept, jnp.sum(weights > floor, dtype=jnp.int32))
-    columns = kept + probes if narrow and not printed else jnp.int32(k)
+    columns = jnp.int32(k) if printed else jnp.where(narrow, kept + probes, k)
     return Sketch(rows.T, weights, _frame(rows, kept, columns, key).T, kept)
 
 

@@ -313,6 +313,11 @@ def test_a_floor_drops_directions_and_narrows_the_frame():
     assert not np.asarray(found.frame[:, 4:]).any()
     assert angle(found.frame[:, :2], truth[:, :2]) < 0.1
     assert int(run(gradients, 10, share=1.0, floor=1e-3, probes=2).kept) == 4
+    # From a round on: known when it runs.
+    step = jax.jit(functools.partial(sketch.update, share=1.0, floor=3.0, probes=2))
+    wide, cut = (step(found, gradients[0], jax.random.key(3), narrow=t >= 5) for t in (4, 5))
+    assert off(wide.frame) < 1e-5 and not np.asarray(cut.frame[:, 4:]).any()
+    np.testing.assert_array_equal(cut.basis, wide.basis)
 
 
 def test_compiled_vmapped_and_by_hand_are_one():
