@@ -65,11 +65,11 @@ class Algorithm(NamedTuple):
     """A pair of pure functions, which engine and tests call alike.
 
     Attributes:
-        init: ``init(models) -> State``.
+        init: ``init(models, key=None) -> State``; the key is public, for methods that draw one.
         step: ``step(key, state, batch) -> (State, Info)``, one round.
     """
 
-    init: Callable[[Any], State]
+    init: Callable[..., State]
     step: Callable[[PRNGKeyArray, State, Any], tuple[State, Info]]
 
 

@@ -95,7 +95,8 @@ class Round(NamedTuple):
         query: How gradients of it are read.
         optimizer: What turns noisy means into updates; its state is in the method's memory.
         divisor: What the sampler divides sums by: 1 where one gradient an agent is clipped.
-        key: A key of this round without any secret, for public randomness.
+        key: A key of this round without any secret, for public randomness; in `Method.start` one of
+            the run's own, of no round.
         round: Rounds done before this one.
         opened: ``opened(total)`` reads a sum of noisy payloads of another form (`Coded`); None
             where they have the payload's own.
@@ -190,7 +191,8 @@ class Method(Protocol):
     round, all messages before held, given how far answers are apart (``answer(distance)`` for
     points that far apart), the step sizes [T], the sampler's divisor and the mixing matrix. Where
     gradients are asked at models that others do not know, ``asks_own`` is True and the moves
-    count how far these are apart.
+    count how far these are apart. ``entries`` is the least number of entries of a model that it
+    runs on, where that is above 1.
     """
 
     @property
@@ -204,7 +206,7 @@ class Method(Protocol):
         ...
 
     def start(self, here: Round, models: Any) -> Any:
-        """The memory before the first round; ``here`` without batch, query and key."""
+        """The memory before the first round; ``here`` without batch and query."""
         ...
 
     def payload(self, models: Any) -> Any:

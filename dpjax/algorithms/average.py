@@ -118,6 +118,11 @@ class Average:
         """Whether the method asks for gradients at models that nobody else knows."""
         return getattr(self.method, "asks_own", False)
 
+    @property
+    def entries(self) -> int:
+        """The least entries of a model that the method runs on."""
+        return getattr(self.method, "entries", 1)
+
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
         """Weight w of the newest models after a round.
 

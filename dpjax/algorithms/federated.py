@@ -1,36 +1,76 @@
 """Training at a server: agents send clipped gradients, and the server steps by their sum."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Int
 
 from dpjax import _validate
+from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum
 from dpjax.protocols import Aggregator, Emission, Round, Seen
+from dpjax.transforms.sketch import flat
+from dpjax.transforms.variance import SHARES
 
-__all__ = ["Federated"]
+__all__ = ["Federated", "dome"]
+
+_PLAIN = Sum()
+
+
+class Memory(NamedTuple):
+    """What the server keeps, and every client who follows: functions of sums and public keys.
+
+    Attributes:
+        optimizer: The optimizer's state, of one model.
+        sketch: The sketch's; nothing without.
+        centre: Running mean of gradients m, like one model; nothing without.
+        opened: Sums that were opened.
+    """
+
+    optimizer: Any
+    sketch: Any
+    centre: Any
+    opened: Int[Array, ""]
 
 
 @dataclass(frozen=True)
 class Federated:
-    """x <- x + opt(sum / present): one model at a server, which all agents know.
+    """x <- x + opt(A q + m): one model at a server, which all agents know.
 
-    An agent is a place at the server; `dpjax.plans.samplers.Clients` lets clients take turns at
-    it. The optimizer's state is the server's. A round whose sum was not opened (present = 0) moves
-    nothing.
+        client    s = clip(A' (g - m))               g its gradient, A the sketch, m the centre
+        server    q = noisy sum of s / present       A and m of this round, both public
+
+    Without a sketch A is the identity, and without a centre m is 0. An agent is a place at the
+    server; `dpjax.plans.samplers.Clients` lets clients take turns at it. All else is the server's:
+    optimizer, sketch and centre follow from sums, so that clients who replay them need no more than
+    the sum of every round. A round whose sum was not opened (present = 0) moves nothing. An
+    optimizer that uses the noise's variance (``Chain(..., uses_noise=True)``, as
+    `dpjax.transforms.adam.scale_by_adam` does) is told that of every coordinate, for those who were
+    there.
 
     Guarantee: none by itself; it is the plan's. Sums are all that models depend on, through noise
     that their parts were given (`dpjax.plans.aggregate.Aggregate`), or single messages with noise
-    enough each (`dpjax.plans.noise.Independent`).
+    enough each (`dpjax.plans.noise.Independent`). The clip comes after the sketch, which may
+    lengthen a gradient: what one unit sends has norm C at most whatever A and m are, and these
+    depend on what went before through noise alone.
 
     Attributes:
         aggregate: How the server comes by the sum; `Sum` shows every message.
+        sketch: What is sent in place of a gradient, `dpjax.algorithms.sketches`; None sends it as
+            it is.
+        centre: Decay of the running mean m, below 1; 0 is no centre. The mean is corrected for its
+            start at 0, as Adam's first moment is, which it equals at the same decay.
+
+    Raises:
+        ValueError: For what sums nothing or is no sketch, or a decay out of range.
 
     Reference:
-        McMahan et al. (2017), FedSGD; with an optimizer at the server, Reddi et al. (2021).
+        McMahan et al. (2017), FedSGD; with an optimizer at the server, Reddi et al. (2021); with a
+        learned sketch and a centre, Nicolas et al., Algorithm 1 (`dome`).
 
     Example:
         >>> from dpjax.algorithms.exchange import Trusted
@@ -40,33 +80,58 @@ class Federated:
     """
 
     aggregate: Aggregator = Sum()
+    sketch: sketches.LinearSketch | None = None
+    centre: float = 0.0
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
     def __post_init__(self) -> None:
-        """Refuse what sums nothing."""
+        """Refuse what sums nothing, and what is no sketch."""
         if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregator):
             raise ValueError(
                 f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum() "
                 "or Trusted()"
             )
+        given: Any = self.sketch
+        if isinstance(given, type) or not isinstance(given, sketches.LinearSketch | None):
+            raise ValueError(
+                f"sketch is {_validate.shown(given)}; give one of algorithms.sketches, such as "
+                "Learned(16), or None"
+            )
+        if not 0 <= _validate.number("centre", self.centre) < 1:
+            raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
 
     @property
     def exchange(self) -> Server:
         """A sum at the server."""
         return Server(self.aggregate)
 
-    def start(self, here: Round, models: Any) -> Any:
-        """The server's optimizer, of one model."""
-        return here.optimizer.init(_one(models))
+    @property
+    def entries(self) -> int:
+        """The least entries of a model: the sketch's."""
+        return 1 if self.sketch is None else self.sketch.entries
+
+    def start(self, here: Round, models: Any) -> Memory:
+        """The server's optimizer, of one model; a sketch that knows nothing; a centre of 0."""
+        one = _one(models)
+        optimizer = here.optimizer.init(one)
+        sketch: Any = ()
+        if self.sketch is not None:
+            vector, _ = flat(_bare(one))
+            sketch = self.sketch.start(here.key, vector.size, vector.dtype)
+        centre = jax.tree.map(jnp.zeros_like, _bare(one)) if self.centre else ()
+        return Memory(optimizer, sketch, centre, jnp.zeros((), jnp.int32))
 
     def payload(self, models: Any) -> Any:
-        """One gradient for each place."""
-        return models
+        """One gradient for each place, or one k-vector."""
+        if self.sketch is None:
+            return models
+        leaves = jax.tree.leaves(models)
+        return jnp.zeros((len(leaves[0]), self.sketch.k), jnp.result_type(*leaves))
 
     def emit(self, here: Round, seen: Seen) -> Emission:
-        """The gradients are private."""
-        answer = here.query(seen.models, here.batch)
+        """The gradients are private, as they are sent."""
+        answer = here.query(seen.models, here.batch, self._encoder(seen.memory))
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
@@ -76,22 +141,120 @@ class Federated:
     def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
         """The server's step, sent to all places; none where no sum was opened."""
         total, present = received
-        mean = jax.tree.map(lambda leaf: leaf[None], here.mean(total, present))
-        one = _one(seen.models)
-        updates, memory = here.optimizer.update(mean, seen.memory, one)
-        moved = optax.apply_updates(one, updates)
+        one, memory = _one(seen.models), seen.memory
+        gradient = self._decoded(memory, here.mean(total, present), _bare(one))
+        updates, optimizer = here.optimizer.update(
+            _stacked(gradient), memory.optimizer, one, **self._told(here, memory, present, one)
+        )
+        after = Memory(
+            optimizer, self._learned(here, memory, gradient), self._mean(memory, gradient),
+            memory.opened + 1,
+        )  # fmt: skip
         opened = present > 0
-        moved, memory = jax.tree.map(
-            lambda new, old: jnp.where(opened, new, old), (moved, memory), (one, seen.memory)
+        moved, after = jax.tree.map(
+            lambda new, old: jnp.where(opened, new, old),
+            (optax.apply_updates(one, updates), after),
+            (one, memory),
         )
         models = jax.tree.map(lambda x, new: jnp.broadcast_to(new, x.shape), seen.models, moved)
-        return models, memory
+        return models, after
 
     def released(self, seen: Seen) -> Any:
         """The model: a function of sums."""
         return seen.models
 
+    def _encoder(self, memory: Memory) -> Callable[[Any], Any] | None:
+        """What is done to one gradient before the clip."""
+        if self.sketch is None and not self.centre:
+            return None
+        centre = self._centre(memory)
+        projection = None if self.sketch is None else self.sketch.projection(memory.sketch)
+
+        def encode(gradient: Any) -> Any:
+            if centre is not None:
+                gradient = jax.tree.map(jnp.subtract, gradient, centre)
+            return gradient if projection is None else projection.encode(flat(gradient)[0])
+
+        return encode
+
+    def _decoded(self, memory: Memory, mean: Any, one: Any) -> Any:
+        """A q + m, like one model."""
+        if self.sketch is not None:
+            _, back = flat(one)
+            mean = back(self.sketch.projection(memory.sketch).decode(mean))
+        centre = self._centre(memory)
+        return mean if centre is None else jax.tree.map(jnp.add, mean, centre)
+
+    def _centre(self, memory: Memory) -> Any:
+        """The running mean, corrected for its start; 0 before the first sum."""
+        if not self.centre:
+            return None
+        known = 1 - jnp.float32(self.centre) ** memory.opened
+        share = 1 / jnp.where(memory.opened > 0, known, 1)
+        return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
+
+    def _mean(self, memory: Memory, gradient: Any) -> Any:
+        """The running mean with one gradient more."""
+        if not self.centre:
+            return ()
+        return jax.tree.map(
+            lambda old, new: self.centre * old + (1 - self.centre) * new, memory.centre, gradient
+        )
+
+    def _learned(self, here: Round, memory: Memory, gradient: Any) -> Any:
+        """The sketch of the next round."""
+        if self.sketch is None:
+            return ()
+        return self.sketch.learn(memory.sketch, flat(gradient)[0], here.key)
+
+    def _told(self, here: Round, memory: Memory, present: Any, one: Any) -> dict[str, Any]:
+        """The variance of the noise in every coordinate, for an optimizer that asks for it."""
+        if SHARES not in here.arrays:
+            return {}
+        share = jnp.mean(here.arrays[SHARES])
+        present = jnp.maximum(present, 1)
+        if self.sketch is None:
+            return {"noise_variance": (share / present)[None]}
+        _, back = flat(_bare(one))
+        return {"noise_variance": _stacked(back(self.sketch.noise(memory.sketch, share, present)))}
+
+
+def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
+    """Return DOME: a learned sketch of k columns, and gradients less their running mean.
+
+    With ``Chain(UpdateRule("adam"), step_size, uses_noise=True)`` as the optimizer it is the
+    paper's Algorithm 1, corrected: t begins at 1, and what is taken off the second moment is
+    (a^2 / B) diag(S_t S_t') for the B who were there. ``printed=True`` takes the paper's lines.
+
+    Args:
+        k: Columns of the sketch.
+        aggregate: How the server comes by the sum.
+        options: Of `dpjax.algorithms.sketches.Learned`.
+
+    Raises:
+        ValueError: For options out of range.
+
+    Reference:
+        Nicolas et al., Algorithm 1, with beta_1 = .9 for the mean.
+
+    Example:
+        >>> from dpjax.algorithms.federated import dome
+        >>> dome(16).sketch.k, dome(16).centre
+        (16, 0.9)
+    """
+    return Federated(aggregate, sketches.Learned(k, **options), centre=0.9)
+
 
 def _one(models: Any) -> Any:
     """The model that all places share, [1, ...]."""
     return jax.tree.map(lambda leaf: leaf[:1], models)
+
+
+def _bare(one: Any) -> Any:
+    """A model without its axis of agents."""
+    return jax.tree.map(lambda leaf: leaf[0], one)
+
+
+def _stacked(model: Any) -> Any:
+    """A model with an axis of agents of one."""
+    return jax.tree.map(lambda leaf: leaf[None], model)

@@ -126,7 +126,7 @@ class Job:
             start: Models, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
         """
-        state = program.initial(self.statics, self.arrays, start, noise_keys)
+        state = program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
         return state._replace(models=sharding.place(state.models, self.mesh, 2))
 
     def computed(

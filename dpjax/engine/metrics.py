@@ -59,7 +59,7 @@ def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGK
     """What a round reports; only traced, once for all runs of a kind."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     cut = parts.halves(statics, one, key, data.frozen)
-    state = cut.init(models)
+    state = cut.init(models, parts.beginning(key))
     drawn = parts.batch(statics, parts.first(statics, data), key, key, state.round)
     return dict(cut.outgoing(key, state, drawn).metrics)
 

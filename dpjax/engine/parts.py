@@ -17,8 +17,9 @@ from dpjax.protocols import Algorithm, Coded, Method, Optimizer, Privatizer, Que
 __all__: list[str] = []
 
 _INSIDE = "promise_in_bounds"
-# Above every number of a round; folded into another key each.
+# Above every number of a round; those of one key apart.
 _BATCHES = _VARIANTS = 2**32 - 1
+_START = 2**32 - 2
 
 
 class Statics(NamedTuple):
@@ -151,6 +152,15 @@ def one(own: Sequence[Data], shared: Data | None) -> Data:
     (chosen,) = own or (shared,)
     assert chosen is not None
     return chosen
+
+
+def beginning(batch_key: PRNGKeyArray) -> PRNGKeyArray:
+    """A seed's public key before the first round.
+
+    Args:
+        batch_key: Its key of the batches.
+    """
+    return jax.random.fold_in(batch_key, _START)
 
 
 def batch(

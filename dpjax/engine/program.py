@@ -35,35 +35,42 @@ def traces() -> int:
 def _template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
     """Structure of the state of one plan and one seed."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    return jax.eval_shape(lambda p, k: parts.algorithm(statics, one, k).init(p), models, key)
+    return jax.eval_shape(lambda p, k: parts.algorithm(statics, one, k).init(p, k), models, key)
 
 
 @functools.partial(jax.jit, static_argnames="statics")
-def initial(statics: Statics, arrays: Any, models: Any, noise_keys: PRNGKeyArray) -> State:
+def initial(
+    statics: Statics,
+    arrays: Any,
+    models: Any,
+    batch_keys: PRNGKeyArray,
+    noise_keys: PRNGKeyArray,
+) -> State:
     """Build the stacked initial state.
 
     Args:
         statics: What is static.
         arrays: Stacked over V plans.
         models: Models to start from, leaves [S, V, n, ...].
+        batch_keys: [S] keys of the batches, of which the methods' public ones are made.
         noise_keys: [S] noise keys.
 
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
 
-    def of_seed(models: Any, key: PRNGKeyArray) -> State:
+    def of_seed(models: Any, batch_key: PRNGKeyArray, key: PRNGKeyArray) -> State:
         one = jax.tree.map(lambda leaf: leaf[0], models)
         axes = slots.axes(_template(statics, arrays, one, key), "plans")
 
         def of_plan(arrays: Any, models: Any) -> State:
-            return parts.algorithm(statics, arrays, key).init(models)
+            return parts.algorithm(statics, arrays, key).init(models, parts.beginning(batch_key))
 
         return jax.vmap(of_plan, out_axes=axes)(arrays, models)
 
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
     axes = slots.axes(_template(statics, arrays, one, noise_keys[0]), "seeds")
-    return jax.vmap(of_seed, out_axes=axes)(models, noise_keys)
+    return jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys)
 
 
 @functools.partial(jax.jit, static_argnames=("statics", "own"))

@@ -43,7 +43,7 @@ class Halves(NamedTuple):
     """A round cut where it crosses the network, for a loop that sends messages itself.
 
     Attributes:
-        init: ``init(models) -> State``.
+        init: ``init(models, key=None) -> State``; the key is public, see `Round.key`.
         outgoing: ``outgoing(key, state, batch) -> Outgoing``.
         incoming: ``incoming(key, state, batch, outgoing, received) -> State``.
     """
@@ -84,9 +84,9 @@ def halves(
         opened = None if key is None else _opened(privatizer, key, method, models)
         return Round(arrays, batch, query, optimizer, divisor, key, round, opened)
 
-    def init(models: Any) -> State:
+    def init(models: Any, key: PRNGKeyArray | None = None) -> State:
         round = jnp.zeros((), jnp.int32)
-        memory = method.start(here(None, round, None), models)
+        memory = method.start(here(key, round, None), models)
         secret = () if privatizer is None else privatizer.init(method.payload(models))
         return State(models, memory, secret, round)
 

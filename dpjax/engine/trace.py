@@ -192,7 +192,8 @@ def _traced(
             passed = Passed(noted.private, noted.noisy, received.sent, before, after)
             return new, _arrays(read(passed))
 
-        return jax.lax.scan(one_round, cut.init(models), None, length=rounds)[1]
+        state = cut.init(models, parts.beginning(batch_key))
+        return jax.lax.scan(one_round, state, None, length=rounds)[1]
 
     axes = (0, 0, 0, None if sent is None else 0, *[0] * len(owned))
     return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, *owned)

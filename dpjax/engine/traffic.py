@@ -73,7 +73,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     def message(models: Any, key: Any) -> Any:
         cut = parts.halves(job.statics, arrays, key, job.data.frozen)
-        state = cut.init(models)
+        state = cut.init(models, parts.beginning(key))
         batch = parts.batch(job.statics, parts.first(job.statics, job.data), key, key, state.round)
         sent = cut.outgoing(key, state, batch)
         return job.statics.method.exchange(arrays, state.round, sent.message).sent

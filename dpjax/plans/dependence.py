@@ -159,10 +159,11 @@ def check(
         opened = _opening(payload) if coded and key is not None else None
         return Round(arrays, batch, watched, optimizer, divisor, key, round, opened)
 
-    def start(arrays: Any, models: Any) -> Any:
-        return method.start(here(arrays, None, 0, None), models)
+    def start(arrays: Any, models: Any, key: Any) -> Any:
+        return method.start(here(arrays, key, 0, None), models)
 
-    memory = jax.eval_shape(start, arrays, models)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    memory = jax.eval_shape(start, arrays, models, key)
     noisy = _whole(payload) if coded else payload
     _check_keys({"models": models, "memory": memory})
 
@@ -185,7 +186,6 @@ def check(
         shown = _Shown(emission.public, message, received.sent, released, asked)
         return tuple(new), shown
 
-    key = jax.eval_shape(lambda: jax.random.key(0))
     round = jax.ShapeDtypeStruct((), jnp.int32)
     inputs = ((models, memory), batch, arrays, key, round, noisy)
     closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
@@ -251,7 +251,8 @@ def check_method(
     """
     arrays: dict[str, Any] = {"mixing": jax.ShapeDtypeStruct(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
-    models = {"w": jax.ShapeDtypeStruct((mixing[-1], 2), jnp.float32)}
+    entries = max(2, getattr(method, "entries", 1))
+    models = {"w": jax.ShapeDtypeStruct((mixing[-1], entries), jnp.float32)}
     batch = jax.ShapeDtypeStruct((mixing[-1], 1), jnp.float32)
     check(
         method,

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from dpjax import _validate
-from dpjax.plans import registry
+from dpjax.plans import optimizers, registry
 from dpjax.protocols import Timed
 
 __all__: list[str] = []
@@ -198,6 +198,8 @@ def check(config: Any) -> None:
             "with a variance that you know, uses_noise=False"
         )
     _check_whole(config)
+    if getattr(config.optimizer, "uses_noise", False) and of_method.noisy_means == "sums":
+        optimizers.check_told(config.optimizer)
     if config.noise is None:
         return
     of_noise, part = registry.noise(config.noise), type(config.noise).__name__

@@ -13,12 +13,12 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism.strategy import inverse_of
-from dpjax.transforms.variance import LAGS, NoiseVariance
+from dpjax.transforms.variance import LAGS, SHARES, TOLD, NoiseVariance
 
 __all__ = ["Chain", "Sgd"]
 
 _SMALLEST, _LARGEST = 1e-37, 1e37
-_SCALE, _PROFILE = "noise_scale", "noise_profile"
+_SCALE, _PROFILE = "noise_variance", "noise_profile"
 _REMEDY = (
     "give a function of the step size, which is traced, that returns an optax chain of functions "
     "of updates, state and parameters alone, for parameters of any tree"
@@ -144,7 +144,8 @@ class Chain:
         step_size: A number, or an optax schedule of the round, which starts at no less than 0.
         uses_noise: True for ``make(step_size, noise)``, where ``noise`` is the variance of the
             noise in a coordinate of the agent's noisy mean,
-            `dpjax.transforms.variance.NoiseVariance`: the plan's, public, and 0 without noise.
+            `dpjax.transforms.variance.NoiseVariance`: the plan's, public, and 0 without noise. At a
+            server it is `dpjax.transforms.variance.TOLD`, since it follows from who was there.
 
     Raises:
         ValueError: For what is no such function or step, when it is made and not in the run.
@@ -205,6 +206,8 @@ class Chain:
         step = self.step_size if callable(self.step_size) else arrays["step_size"]
         if not self.uses_noise:
             return _each(lambda _: self.make(step), None)
+        if SHARES in arrays:
+            return _each(lambda _: self.make(step, TOLD), None)
         # Plans without noise have no such arrays.
         profile = arrays.get(_PROFILE)
         profile = None if profile is None else profile.reshape(-1, LAGS)
@@ -277,6 +280,29 @@ def _try(chain: Chain) -> None:
             )
 
 
+def check_told(chain: Any) -> None:
+    """Refuse an optimizer that is not told its noise's variance with every update.
+
+    Args:
+        chain: One with ``uses_noise``.
+
+    Raises:
+        ValueError: For links that ask for a number.
+    """
+    model = {"w": jnp.zeros((1, 2), jnp.float32)}
+
+    def one(arrays: Any) -> Any:
+        made = chain.chain({**arrays, SHARES: jnp.zeros(1, jnp.float32)})
+        return made.update(model, made.init(model), model, noise_variance=model)
+
+    try:
+        jax.eval_shape(one, chain.arrays())
+    except ValueError as error:
+        raise ValueError(
+            f"optimizer is {_validate.shown(chain)}, which does not join sums at a server: {error}"
+        ) from error
+
+
 def _said(error: Exception) -> str:
     """The first line of an error, with its kind."""
     first = (str(error).splitlines() or [""])[0]
@@ -303,12 +329,14 @@ def _each(
     def init(models: Any) -> Any:
         return over_agents(lambda own, one: of_agent(own).init(one), own, models)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return over_agents(
-            lambda own, *given: of_agent(own).update(*given), own, updates, state, params
-        )
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        def one(own: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
+            link = optax.with_extra_args_support(of_agent(own))
+            return link.update(updates, state, params, **extra)
 
-    return optax.GradientTransformation(init, update)
+        return over_agents(one, own, updates, state, params, extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def noise_arrays(
@@ -316,6 +344,8 @@ def noise_arrays(
     factor: Float[np.ndarray, "n q"] | None,
     strategy: Float[np.ndarray, "t t"] | None,
     divisor: float,
+    *,
+    in_sums: bool = False,
 ) -> dict[str, np.ndarray]:
     """What an optimizer that uses the noise's variance is told of it, float32 by name.
 
@@ -325,12 +355,21 @@ def noise_arrays(
             it, which no such optimizer joins.
         strategy: C over rounds; None is the identity.
         divisor: What sums are divided by.
+        in_sums: Whether the optimizer is given means over agents, and is told with each.
+
+    Raises:
+        ValueError: In sums, for a strategy.
     """
     if not getattr(optimizer, "uses_noise", False):
         return {}
     assert factor is not None
     sums = np.square(factor.astype(np.float64)).sum(axis=1)
-    arrays = {_SCALE: (sums / divisor**2).astype(np.float32)}
+    variances = (sums / divisor**2).astype(np.float32)
+    if in_sums:
+        if strategy is not None:
+            raise ValueError("strategy is given with sums at a server, which no such noise joins")
+        return {SHARES: variances}
+    arrays = {_SCALE: variances}
     if strategy is not None:
         inverse = inverse_of(strategy)
         profile = np.zeros((len(inverse), LAGS))

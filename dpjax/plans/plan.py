@@ -23,7 +23,7 @@ from dpjax.accounting import finite
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, guarantees, releases, targets
+from dpjax.plans import dependence, export, forecasts, guarantees, registry, releases, targets
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
@@ -36,7 +36,10 @@ from dpjax.transforms import rounds as rounds_
 __all__ = ["Config", "Plan", "Statics", "make"]
 
 
-_TAKEN = {"mixing", "factor", "noise_grid", "noise_scale", "noise_profile"}
+_TAKEN = {
+    *("mixing", "factor", "noise_grid", "noise_scale", "noise_variance", "noise_profile"),
+    "share_variance",
+}
 """Names of arrays that no optimizer may have."""
 
 
@@ -199,7 +202,13 @@ class Plan:
         """What the optimizer is told of the noise, in units of the means that it is given."""
         divisor, noise = self.target.divisor, self.noise
         assert noise is not None
-        return noise_arrays(self.config.optimizer, noise.factor, noise.strategy, divisor)
+        return noise_arrays(
+            self.config.optimizer,
+            noise.factor,
+            noise.strategy,
+            divisor,
+            in_sums=registry.method(self.method).noisy_means == "sums",
+        )
 
     @functools.cached_property
     def statics(self) -> Statics:

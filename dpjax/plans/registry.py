@@ -36,8 +36,9 @@ class MethodRow:
             ones of "constant" size.
         one_answer: True where an agent's private payload takes one gradient a round as it is, so
             that an assumed gap between gradients says how far it moves.
-        noisy_means: True where the optimizer is given the mean of each agent's own noisy sum, so
-            that the variance of the noise in it is the plan's.
+        noisy_means: "own" where the optimizer is given the mean of each agent's own noisy sum, so
+            that the variance of the noise in it is the plan's; "sums" where it is given means over
+            agents, and told the variance with each; None where it is given something else.
         why: Why no others, with the remedy.
         wraps: Name of its field that holds another method, whose joins are its own.
     """
@@ -47,7 +48,7 @@ class MethodRow:
     view: str
     noises: tuple[str, ...] | None = None
     steps: Literal["any", "plain", "constant"] = "any"
-    noisy_means: bool = False
+    noisy_means: Literal["own", "sums"] | None = None
     one_answer: bool = False
     why: str = ""
     wraps: str | None = None
@@ -143,7 +144,7 @@ METHODS = (
         part="DSGD",
         builds="x <- W^K (x + opt(noisy sum)); K > 1 is Muffliato",
         view="views.dsgd(W), views.muffliato(W, K)",
-        noisy_means=True,
+        noisy_means="own",
         one_answer=True,
     ),
     MethodRow(
@@ -155,7 +156,7 @@ METHODS = (
         part="PMLF",
         builds="x <- W^K (x + opt(sum)), gradients at the last models averaged before the clip",
         view="views.dsgd(W)",
-        noisy_means=True,
+        noisy_means="own",
     ),
     MethodRow(
         part="Average",
@@ -177,8 +178,9 @@ METHODS = (
     ),
     MethodRow(
         part="Federated",
-        builds="a server's x + opt(sum / present)",
+        builds="a server's x + opt(sum / present), through a sketch or not",
         view="none; the sum's",
+        noisy_means="sums",
         noises=("Aggregate", "Discrete", "Independent"),
         why=(
             "its agents know one model, and hide what they send in the sum: give "

@@ -96,11 +96,14 @@ class UpdateRule:
         rank: Of GaLore's projection; None is a quarter of each matrix's shorter side, so that
             small networks are projected, too.
         every: Rounds between changes of GaLore's space.
+        floor: Least second moment of Adam and GaLore. Where noise rules, a second moment less the
+            noise's variance is around 0, and the floor is what steps are divided by: tune it.
 
     Raises:
         ValueError: For another base or schedule, a schedule without rounds, other numbers than
-            beta in (0, 1), 2 to `LAGS` taps, a rank and an interval of at least 1, or a filter that
-            the base cannot have; in a config, for a cosine over other rounds than the run's.
+            beta in (0, 1), 2 to `LAGS` taps, a rank and an interval of at least 1, a floor above 0,
+            or a filter that the base cannot have; in a config, for a cosine over other rounds
+            than the run's.
 
     Example:
         >>> from dpjax.plans.rules import UpdateRule, read_filter
@@ -117,6 +120,7 @@ class UpdateRule:
     taps: int = 4
     rank: int | None = None
     every: int = 50
+    floor: float = 1e-8
 
     def __post_init__(self) -> None:
         """Refuse what makes no optimizer."""
@@ -133,6 +137,7 @@ class UpdateRule:
         if self.rank is not None:
             object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
         object.__setattr__(self, "every", _validate.integer("every", self.every))
+        object.__setattr__(self, "floor", _validate.positive("floor", self.floor))
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
             made = filters.read(self.filter)
@@ -187,9 +192,13 @@ class UpdateRule:
         steps = self._steps(step_size)
         moment: Any = self.filter
         if self.base == "adam":
-            links = [scale_by_adam(noise, filter=moment)]
+            links = [scale_by_adam(noise, floor=self.floor, filter=moment)]
         elif self.base == "galore":
-            links = [scale_by_galore(noise, rank=self.rank, every=self.every, filter=moment)]
+            links = [
+                scale_by_galore(
+                    noise, rank=self.rank, every=self.every, floor=self.floor, filter=moment
+                )
+            ]
         else:
             links = self._filters(noise)
         if self.base == "muon":

@@ -25,7 +25,7 @@ class AdamState(NamedTuple):
 
     Attributes:
         first: State of the first moment's filter.
-        second: Running means of squared gradients, noise included.
+        second: Running means of squared gradients, noise included, but for one that was told.
         noise: Running mean of the noise's variance, which ``second`` includes.
         rounds: Rounds done.
     """
@@ -54,23 +54,26 @@ def scale_by_adam(
 
     Args:
         noise: Variance of the noise in a coordinate of what comes in, (sigma C / B)^2 for a mean of
-            B records; or a function of the round where it changes.
+            B records; or a function of the round where it changes; or
+            `dpjax.transforms.variance.TOLD`, where every update comes with it: a number, or a tree
+            like the update's, by coordinate.
         b1: Decay of the first moment, without a filter.
         b2: Decay of the second.
         floor: Least second moment.
         filter: (b, a) of a low-pass filter as the first moment.
 
     Returns:
-        The transformation, without a step size; its state is an `AdamState`.
+        The transformation, without a step size; its state is an `AdamState`. Its ``update`` takes
+        ``noise_variance``, where noise is told, and only there.
 
     Raises:
         ValueError: For noise below 0, decays outside [0, 1), a floor of 0, or a filter that
             `lowpass` refuses.
 
     Reference:
-        Tang et al., DP-AdamBC (2024), Algorithm 1; Zhang et al., DOPPLER, Algorithm 3, whose v is
-        corrected by 1 - beta^t where its recursion, counting from 0, needs 1 - (1 - beta)^(t+1),
-        and keeps the noise.
+        Tang et al., DP-AdamBC (2024), Algorithm 1; by coordinate, Nicolas et al., Lemma 3.2; Zhang
+        et al., DOPPLER, Algorithm 3, whose v is corrected by 1 - beta^t where its recursion,
+        counting from 0, needs 1 - (1 - beta)^(t+1), and keeps the noise.
     """
     of_round = variance.per_round(noise)
     _validate.positive("floor", floor)
@@ -85,15 +88,28 @@ def scale_by_adam(
         rounds = jnp.zeros((), jnp.int32)
         return AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
 
-    def update(updates: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
-        del params
+    def update(
+        updates: Any,
+        state: AdamState,
+        params: Any = None,
+        *,
+        noise_variance: Any = None,
+        **others: Any,
+    ) -> tuple[Any, AdamState]:
+        del params, others
         mean, kept = first.update(updates, state.first)
-        second = jax.tree.map(
-            lambda old, new: b2 * old + (1 - b2) * jnp.square(new), state.second, updates
-        )
+        squares = jax.tree.map(jnp.square, updates)
+        if noise is variance.TOLD:
+            # By coordinate, so off each square: a mean of its own would be one more model to keep.
+            if noise_variance is None:
+                raise ValueError("noise_variance is None for noise that is told; give the variance")
+            squares, now = _off(squares, noise_variance), jnp.float32(0)
+        else:
+            now = of_round(state.rounds)
+        second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
-        known = b2 * state.noise + (1 - b2) * of_round(state.rounds)
+        known = b2 * state.noise + (1 - b2) * now
         out = jax.tree.map(
             lambda m, v: m / jnp.sqrt(jnp.maximum((v - known) / correction, floor)).astype(m.dtype),
             mean,
@@ -101,4 +117,13 @@ def scale_by_adam(
         )
         return out, AdamState(kept, second, known.astype(jnp.float32), done)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _off(squares: Any, noise_variance: Any) -> Any:
+    """Squares less what noise adds to them on average."""
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)) and (
+        jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance))
+    ):
+        noise_variance = jax.tree.map(lambda _: noise_variance, squares)
+    return jax.tree.map(lambda s, v: s - jnp.asarray(v, s.dtype), squares, noise_variance)

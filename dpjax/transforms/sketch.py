@@ -31,7 +31,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax.transforms.normals import normals
 
-__all__ = ["Sketch", "fingerprint", "flat", "largest_angle", "orthonormal", "start", "update"]
+__all__ = [
+    "Sketch",
+    "fingerprint",
+    "flat",
+    "largest_angle",
+    "orthonormal",
+    "start",
+    "update",
+    "within",
+]
 
 _EXACT = jax.lax.Precision.HIGHEST
 _WIDE = 8
@@ -147,13 +156,13 @@ def update(
     gradient = jnp.asarray(gradient, sketch.basis.dtype)
     if gradient.shape != (d,):
         raise ValueError(f"gradient has shape {gradient.shape}; give a flat one of {d} entries")
-    share = _within("share", share)
+    share = within("share", share)
     sound = jnp.isfinite(_dot(gradient, gradient))
     gradient = jnp.where(sound, gradient, 0)
     if printed:
         rows, weights = _printed(sketch, gradient)
     else:
-        forgetting = _within("forgetting", forgetting)
+        forgetting = within("forgetting", forgetting)
         probes = _validate.integer("probes", probes, least=0, most=k)
         rows, weights = _rank_one(sketch, gradient, forgetting)
     rows = jnp.where(sound, rows, sketch.basis.T)
@@ -247,7 +256,16 @@ def _dot(one: Array, other: Array) -> Array:
     return jnp.matmul(one, other, precision=_EXACT)
 
 
-def _within(name: str, value: float) -> float:
+def within(name: str, value: float) -> float:
+    """Return a share of something as a float, refused outside 0 (excluded) .. 1.
+
+    Args:
+        name: What messages call it.
+        value: The share.
+
+    Raises:
+        ValueError: For another number.
+    """
     value = _validate.positive(name, value, remedy="give a number above 0, at most 1")
     if value > 1:
         raise ValueError(f"{name} is {value!r}; give a number above 0, at most 1")

@@ -9,12 +9,16 @@ from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 
-__all__ = ["LAGS", "NoiseVariance"]
+__all__ = ["LAGS", "SHARES", "TOLD", "NoiseVariance"]
 
 Variance = float | Float[Array, ""] | Callable[..., Any]
 
 LAGS = 64
 """Lags at which noise that is correlated over rounds is known to an optimizer."""
+
+
+SHARES = "share_variance"
+"""Name, among a plan's arrays, of the variances [n] of agents' shares in a sum."""
 
 
 class NoiseVariance(NamedTuple):
@@ -52,6 +56,25 @@ class NoiseVariance(NamedTuple):
         if self.profile is not None:
             return self.scale * jnp.asarray(self.profile)[round, lag]
         return self.scale if lag == 0 else self.scale * 0.0
+
+
+class _Told:
+    """Stands for a variance that every update comes with."""
+
+    def __call__(self, round: Any, lag: int = 0) -> Any:
+        """Refuse: it is no function of the round."""
+        del round, lag
+        raise ValueError(
+            "noise is told with every update, by coordinate, and this link asks for one number a "
+            "round; give one that reads update(..., noise_variance=), as transforms.adam does"
+        )
+
+
+TOLD = _Told()
+"""The ``noise`` of a link that is told its variance with every update, ``noise_variance=``.
+
+What a server's mean has depends on who was there, and behind a sketch on the coordinate.
+"""
 
 
 def per_round(noise: Variance) -> Any:

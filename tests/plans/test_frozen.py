@@ -169,7 +169,7 @@ def constants(task, one):
         lambda leaf: jnp.broadcast_to(leaf, (1, 1, AGENTS, *leaf.shape)), task.init(KEY)
     )
     keys = jax.random.split(KEY, 1)
-    state = program.initial(statics, arrays, models, keys)
+    state = program.initial(statics, arrays, models, keys, keys)
     traced = program.advance.trace(statics, arrays, data, state, keys, keys, Blocks(1, 2))
     held = [np.shape(each) for each in identity._constants(traced.jaxpr)]
     made = [

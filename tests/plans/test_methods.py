@@ -486,5 +486,5 @@ def test_a_run_that_carries_on_starts_its_memory_from_the_given_models():
     statics, _ = parts(one)
     given = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}
     keys_ = jax.random.split(KEY, 2)
-    state = program.initial(statics, placing.arrays((one,), None), given, keys_)
+    state = program.initial(statics, placing.arrays((one,), None), given, keys_, keys_)
     np.testing.assert_array_equal(state.memory[1]["w"], given["w"])

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from dpjax.algorithms.average import Average
+from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.engine import keys, program
@@ -305,11 +306,13 @@ def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small)
 
 def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
     told = optimizers.Chain(_adam, 0.05, uses_noise=True)
-    plain = make_config(design="independent", method=Federated())
-    with pytest.raises(ValueError, match="uses the noise's variance, but method Federated"):
-        dataclasses.replace(plain, optimizer=told)
+    plain = make_config(design="independent")
+    with pytest.raises(ValueError, match="uses the noise's variance, but method DiSK"):
+        dataclasses.replace(plain, optimizer=told, method=DiSK())
     with pytest.raises(ValueError, match="but method Average"):
-        dataclasses.replace(plain, optimizer=told, method=Average(Federated()))
+        dataclasses.replace(plain, optimizer=told, method=Average(DiSK()))
+    for method in (Federated(), Average(Federated())):
+        assert dataclasses.replace(plain, optimizer=told, method=method).optimizer == told
     assert dataclasses.replace(plain, optimizer=told, method=Average(DSGD())).optimizer == told
     with pytest.raises(ValueError, match="uses_noise is 'yes'"):
         optimizers.Chain(optax.adam, 0.1, uses_noise="yes")

@@ -1,0 +1,297 @@
+"""What stands between a gradient and what a client sends of it: linear sketches, learned or not.
+
+    client    s = A_t' (g - m_t)        clipped after this, so that noise is for k numbers
+    server    g^ = A_t q + m_t          q the noisy mean of what clients sent
+
+A_t and m_t follow from sums of earlier rounds and from public keys, and every client replays them.
+Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federated`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax._arrays import fixed
+from dpjax.transforms import projections
+from dpjax.transforms import sketch as sketch_
+from dpjax.transforms.projections import CountSketch, Frame
+
+__all__ = ["Count", "Fixed", "Given", "Learned", "LinearSketch"]
+
+
+@runtime_checkable
+class LinearSketch(Protocol):
+    """A linear sketch that may change from round to round; hashable."""
+
+    @property
+    def k(self) -> int:
+        """Numbers that stand for a gradient."""
+        ...
+
+    @property
+    def entries(self) -> int:
+        """The least entries of a gradient."""
+        ...
+
+    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Any:
+        """What is known before the first round.
+
+        Args:
+            key: Public, of the run alone.
+            entries: d.
+            dtype: Of gradients.
+        """
+        ...
+
+    def projection(self, state: Any) -> Frame | CountSketch:
+        """A of this round."""
+        ...
+
+    def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
+        """What noise adds to squares of the decoded mean, by coordinate.
+
+        Args:
+            state: Of this round.
+            variance: Of one client's noise in a coordinate.
+            present: Clients in the mean.
+        """
+        ...
+
+    def learn(self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray) -> Any:
+        """What is known after a round.
+
+        Args:
+            state: Of this round.
+            gradient: The decoded mean, privatised.
+            key: The round's public key.
+        """
+        ...
+
+
+class _Known:
+    """A projection that stays: its state is the projection."""
+
+    def projection(self, state: Frame | CountSketch) -> Frame | CountSketch:
+        """The one of the first round."""
+        return state
+
+    def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
+        """(a^2 / B) diag(A A')."""
+        return projections.second_moment_noise(state, variance, present)
+
+    def learn(self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray) -> Any:
+        """Nothing."""
+        del gradient, key
+        return state
+
+
+@dataclass(frozen=True)
+class Fixed(_Known):
+    """A random frame, drawn once.
+
+    Attributes:
+        k: Columns.
+        is_orthonormal: Whether its columns are; else entries are N(0, 1/k), and A A' is the
+            identity on average.
+
+    Reference:
+        `dpjax.transforms.projections.gaussian`.
+    """
+
+    k: int
+    is_orthonormal: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of columns."""
+        object.__setattr__(self, "k", _validate.integer("k", self.k))
+        _validate.flag("is_orthonormal", self.is_orthonormal)
+
+    @property
+    def entries(self) -> int:
+        """As many as columns, where these are orthonormal."""
+        return self.k if self.is_orthonormal else 1
+
+    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
+        """The frame."""
+        _check_entries(self, entries)
+        return projections.gaussian(
+            entries, self.k, key, is_orthonormal=self.is_orthonormal, dtype=dtype
+        )
+
+
+@dataclass(frozen=True)
+class Count(_Known):
+    """A count sketch, drawn once: the sparse projection of Chen et al. (2022).
+
+    Attributes:
+        k: Buckets in all; a multiple of rows.
+        rows: Independent hashes of every coordinate.
+
+    Reference:
+        `dpjax.transforms.projections.count_sketch`.
+    """
+
+    k: int
+    rows: int = 1
+
+    entries: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        """Refuse buckets that rows do not divide."""
+        for name in ("k", "rows"):
+            object.__setattr__(self, name, _validate.integer(name, getattr(self, name)))
+        if self.k % self.rows:
+            raise ValueError(f"k is {self.k}, no multiple of rows, {self.rows}; give one that is")
+
+    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> CountSketch:
+        """The hashes."""
+        del dtype
+        return projections.count_sketch(entries, self.k, key, rows=self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Given(_Known):
+    """A frame that is given: the oracle's, of public gradients.
+
+    Attributes:
+        columns: [d, k], public or privatised.
+
+    Reference:
+        `dpjax.transforms.projections.oracle` makes one.
+    """
+
+    columns: Float[np.ndarray, "d k"]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no matrix of finite numbers."""
+        columns = _validate.finite_array("columns", self.columns, ndim=2)
+        object.__setattr__(self, "columns", fixed(columns, np.float32))
+
+    def __eq__(self, other: Any) -> bool:
+        """Whether the numbers are the same."""
+        return isinstance(other, Given) and np.array_equal(self.columns, other.columns)
+
+    def __hash__(self) -> int:
+        """Of the numbers."""
+        return hash((self.columns.shape, self.columns.tobytes()))
+
+    def __repr__(self) -> str:
+        """Its size."""
+        return f"Given(columns={self.columns.shape})"
+
+    @property
+    def k(self) -> int:
+        """Columns."""
+        return self.columns.shape[1]
+
+    @property
+    def entries(self) -> int:
+        """Rows."""
+        return self.columns.shape[0]
+
+    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
+        """The frame."""
+        del key
+        if entries != self.entries:
+            raise ValueError(
+                f"columns is {self.columns.shape} for a model of {entries:,} entries; give one row "
+                "an entry"
+            )
+        return Frame(jnp.asarray(self.columns, dtype))
+
+
+class LearnedState(NamedTuple):
+    """What `Learned` keeps.
+
+    Attributes:
+        sketch: Basis, weights and frame.
+        before: Frame of the round before, [d, k], which the paper's lines read; else nothing.
+    """
+
+    sketch: sketch_.Sketch
+    before: Any
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The leading directions of past privatised gradients, and probes: DOME's sketch.
+
+    Attributes:
+        k: Columns.
+        forgetting: Of what is known in a round, above 0, at most 1.
+        probes: Random columns at least.
+        share: Of the weights, which the directions kept hold at least.
+        printed: The paper's lines: its UpdateSketch, and a^2 diag(S_t-1 S_t-1') off the second
+            moment, which is B times too much and of the round before.
+
+    Reference:
+        Nicolas et al., Algorithms 1 and 2; `dpjax.transforms.sketch.update`.
+
+    Example:
+        >>> from dpjax.algorithms.sketches import Learned
+        >>> Learned(16).entries
+        16
+    """
+
+    k: int
+    forgetting: float = 0.95
+    probes: int = 4
+    share: float = 0.99
+    printed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what `update` would refuse in a run."""
+        object.__setattr__(self, "k", _validate.integer("k", self.k))
+        for name in ("forgetting", "share"):
+            object.__setattr__(self, name, sketch_.within(name, getattr(self, name)))
+        probes = _validate.integer("probes", self.probes, least=0, most=self.k)
+        object.__setattr__(self, "probes", probes)
+        _validate.flag("printed", self.printed)
+
+    @property
+    def entries(self) -> int:
+        """As many as columns."""
+        return self.k
+
+    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> LearnedState:
+        """A random frame, nothing known."""
+        _check_entries(self, entries)
+        first = sketch_.start(entries, self.k, key, dtype)
+        return LearnedState(first, first.frame if self.printed else ())
+
+    def projection(self, state: LearnedState) -> Frame:
+        """S_t."""
+        return Frame(state.sketch.frame)
+
+    def noise(self, state: LearnedState, variance: Any, present: Any) -> Float[Array, " d"]:
+        """(a^2 / B) diag(S_t S_t'), or what the paper prints."""
+        frame = Frame(state.before if self.printed else state.sketch.frame)
+        return projections.second_moment_noise(frame, variance, present, printed=self.printed)
+
+    def learn(
+        self, state: LearnedState, gradient: Float[Array, " d"], key: PRNGKeyArray
+    ) -> LearnedState:
+        """UpdateSketch."""
+        new = sketch_.update(
+            state.sketch,
+            gradient,
+            key,
+            forgetting=self.forgetting,
+            probes=self.probes,
+            share=self.share,
+            printed=self.printed,
+        )
+        return LearnedState(new, state.sketch.frame if self.printed else ())
+
+
+def _check_entries(sketch: Any, entries: int) -> None:
+    """Refuse more columns than a gradient has entries."""
+    if entries < sketch.entries:
+        raise ValueError(
+            f"k is {sketch.k} for a model of {entries:,} entries; give at most as many, or no "
+            "sketch"
+        )
