@@ -1,6 +1,6 @@
 """Time and bytes of secure sums: python benchmarks/bench_secagg.py
 
-Vectors are whole numbers below 2^20 in size, modulo 2^32, the same for all ways; corrupt and
+Vectors are whole numbers of at most 2^17 in size, modulo 2^32, the same for all ways; corrupt and
 dropout are .05, and that many clients leave after they have shared their secrets.
 
 - ``protocol`` rows: all parties in one process, without a network. ``dpjax`` is
@@ -44,9 +44,9 @@ from dpjax.secagg.terms import Terms
 from dpjax.transforms import masks
 
 BITS = 32
-BOUND = 2**20
-RANGE = 2**21
-"""Whole numbers that Flower rounds reals to: from 0, where -2^20 is, to this one."""
+BOUND = 2**17
+RANGE = 2**18
+"""Whole numbers that Flower rounds reals to: from 0, where -2^17 is, to this one."""
 SHARE = 0.05
 SIDES = ("clients", "server")
 LONG = 100.0
@@ -59,7 +59,7 @@ def terms_of(clients: int, length: int) -> Terms:
 
 
 def vectors_of(clients: int, length: int) -> np.ndarray:
-    """Whole numbers from -2^20 to 2^20."""
+    """Whole numbers from -2^17 to 2^17."""
     drawn = np.random.default_rng(0).integers(-BOUND, BOUND, (clients, length), endpoint=True)
     return drawn.astype(np.int64)
 
