@@ -92,10 +92,10 @@ def parameters(
     1 - 2^-20 every secret that is needed keeps t neighbours. The order on the ring must be uniform
     and unknown to whoever corrupts or removes clients. ``semi_malicious`` raises the threshold so
     that no two stories told to survivors open both secrets of one client. It is the bound alone:
-    the server still collects keys and draws the graph honestly, and `dpjax.secagg` does not
-    exchange the acknowledgements between neighbours of Bell et al.'s second protocol, without which
-    such a server may still choose whose sum it opens. A server that invents clients (Sybils) or
-    keys is outside of both: keys have no signatures here.
+    the server still collects keys and draws the graph honestly, and clients do not compare what
+    they were told: a server that tells the neighbours of a client that others of them have left
+    may read that client's vector (docs/secagg.md). A server that invents clients (Sybils) or keys
+    is outside of both: keys have no signatures here.
 
     Args:
         clients: n, 3 to 1,000,000.

@@ -48,7 +48,7 @@ class Terms:
     protocol while keys are collected (no key is signed: it can invent clients and stand between
     any two), clients that send wrong values (the sum is then that of what they sent), and who
     takes part, which everybody may see. `dpjax.secagg.graph.parameters` says what
-    ``semi_malicious`` adds.
+    little ``semi_malicious`` adds.
 
     Args:
         clients: Most clients that may enrol, at least 3.
