@@ -85,6 +85,20 @@ class Query(Protocol):
         """
         ...
 
+    def along(self, steps: int, step_size: float) -> "Query":
+        """The query of local training: plain steps on one record's (or agent's) data.
+
+        In the place of a gradient at x_0 it has the mean of those at x_0, .., x_{K-1}, where
+        x_{j+1} = x_j - step_size grad f(x_j), so (x_0 - x_K) / (K step_size); that is what
+        ``encode`` gets and what is clipped, as a whole. An answer moves no farther than one of
+        gradients.
+
+        Args:
+            steps: K.
+            step_size: Of the local steps.
+        """
+        ...
+
 
 class Round(NamedTuple):
     """What a method works with in a round.

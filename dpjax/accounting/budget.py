@@ -60,8 +60,9 @@ def sensitivity(relation: Relation, clip_norm: float) -> float:
     2 C when data are replaced, C when they are zeroed out.
 
     Guarantee: holds when what is clipped to ``clip_norm`` matches the relation: the agent's
-    gradient under "replace_agent", every record's gradient (summed, not averaged, before the
-    noise, each record at most once a round, and no two of a client) under the others.
+    gradient under "replace_agent", a client's, of all its records in a round together, under the
+    relations of clients, every record's gradient (summed, not averaged, before the noise, each
+    record at most once a round) under the others.
 
     Args:
         relation: Neighbouring relation; one of `RELATIONS`, no default.
@@ -95,7 +96,9 @@ def unit(relation: Relation) -> Literal["agent", "record", "client"]:
 
 
 def clips(relation: Relation) -> Literal["agent", "record"]:
-    """Of what the gradient is clipped under a relation: a client comes with one record at a time.
+    """Of what the gradient is clipped under a relation.
+
+    A client stands at an agent's place in a round, so that its gradient is the agent's there.
 
     Args:
         relation: One of `RELATIONS`.
@@ -106,7 +109,7 @@ def clips(relation: Relation) -> Literal["agent", "record"]:
     Raises:
         ValueError: For another relation.
     """
-    return "agent" if unit(relation) == "agent" else "record"
+    return "record" if unit(relation) == "record" else "agent"
 
 
 class PaperLimits(NamedTuple):

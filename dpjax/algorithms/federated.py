@@ -62,6 +62,9 @@ class Federated:
         aggregate: How the server comes by the sum; `Sum` shows every message.
         sketch: What is sent in place of a gradient, `dpjax.algorithms.sketches`; None sends it as
             it is.
+        local_steps: Steps of every client's own before it sends, K: what it sends is the mean of
+            their gradients, (x_0 - x_K) / (K local_step_size).
+        local_step_size: Of each of these.
         centre: Decay of the running mean m, below 1; 0 is no centre. The mean is corrected for its
             start at 0, as Adam's first moment is, which it equals at the same decay.
 
@@ -69,8 +72,10 @@ class Federated:
         ValueError: For what sums nothing or is no sketch, or a decay out of range.
 
     Reference:
-        McMahan et al. (2017), FedSGD; with an optimizer at the server, Reddi et al. (2021); with a
-        learned sketch and a centre, Nicolas et al., Algorithm 1 (`dome`).
+        McMahan et al. (2017), FedSGD and, with local steps, FedAvg; with noise, McMahan et al.
+        (2018), Learning differentially private recurrent language models, Algorithm 1; with an
+        optimizer at the server, Reddi et al. (2021); with a learned sketch and a centre, Nicolas et
+        al., Algorithm 1 (`dome`).
 
     Example:
         >>> from dpjax.algorithms.exchange import Trusted
@@ -82,6 +87,8 @@ class Federated:
     aggregate: Aggregator = Sum()
     sketch: sketches.LinearSketch | None = None
     centre: float = 0.0
+    local_steps: int = 1
+    local_step_size: float = 1.0
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
@@ -100,6 +107,9 @@ class Federated:
             )
         if not 0 <= _validate.number("centre", self.centre) < 1:
             raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
+        object.__setattr__(self, "local_steps", _validate.integer("local_steps", self.local_steps))
+        step = _validate.positive("local_step_size", self.local_step_size)
+        object.__setattr__(self, "local_step_size", step)
 
     @property
     def exchange(self) -> Server:
@@ -131,7 +141,10 @@ class Federated:
 
     def emit(self, here: Round, seen: Seen) -> Emission:
         """The gradients are private, as they are sent."""
-        answer = here.query(seen.models, here.batch, self._encoder(seen.memory))
+        query = here.query
+        if self.local_steps > 1:
+            query = query.along(self.local_steps, self.local_step_size)
+        answer = query(seen.models, here.batch, self._encoder(seen.memory))
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:

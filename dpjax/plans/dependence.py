@@ -317,6 +317,12 @@ class _Watched:
         wide.totals, wide.asked = self.totals, self.asked
         return wide
 
+    def along(self, steps: int, step_size: float) -> "_Watched":
+        """Of local training, remembered together."""
+        local = _Watched(self.query.along(steps, step_size))
+        local.combined, local.totals, local.asked = self.combined, self.totals, self.asked
+        return local
+
 
 class _Toy:
     """A query of any model whose answer depends on all of the batch."""
@@ -337,6 +343,11 @@ class _Toy:
     def points(self, weights: Sequence[float] | None = None) -> "_Toy":
         """Itself: any shapes will do, and sums in the place of weighted ones."""
         return _Toy(weights is not None)
+
+    def along(self, steps: int, step_size: float) -> "_Toy":
+        """Itself: shapes stay."""
+        del steps, step_size
+        return self
 
 
 def _check_keys(slots: dict[str, Any]) -> None:

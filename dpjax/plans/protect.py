@@ -153,7 +153,7 @@ class Protect:
 
     @property
     def clips(self) -> Literal["agent", "record"]:
-        """Of what the gradient is clipped: a client comes with one record at a time."""
+        """Of what the gradient is clipped: a client's is that of the agent whose place it has."""
         return budget.clips(self.relation)
 
     @property

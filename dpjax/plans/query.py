@@ -23,6 +23,44 @@ __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 _Loss = Callable[[Any, Any, Any], Any]
 
 
+class Walk(NamedTuple):
+    """Plain local steps x_{j+1} = x_j - step_size grad f(x_j), from the model that is asked at.
+
+    Attributes:
+        steps: K.
+        step_size: Of each.
+    """
+
+    steps: int
+    step_size: float
+
+    def of(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss whose gradient at a model is (x_0 - x_K) / (K step_size): the mean of K gradients.
+
+        Args:
+            loss: ``loss(params, *data) -> scalar``, of a batch or one example.
+        """
+
+        def walked(params: Any, *data: Any) -> Any:
+            start = jax.lax.stop_gradient(params)
+            gradient = jax.grad(loss)
+
+            def step(_: Any, at: Any) -> Any:
+                x, total = at
+                found = gradient(x, *data)
+                moved = jax.tree.map(lambda p, g: p - self.step_size * g, x, found)
+                return moved, jax.tree.map(jnp.add, total, found)
+
+            zeros = jax.tree.map(jnp.zeros_like, start)
+            # One gradient is one, to the bit.
+            _, total = jax.lax.fori_loop(0, self.steps, step, (start, zeros))
+            mean = jax.tree.map(lambda leaf: leaf * (1 / self.steps), total)
+            products = jax.tree.map(lambda m, p: jnp.sum(m * p), mean, params)
+            return sum(jax.tree.leaves(products))
+
+        return walked
+
+
 @dataclass(frozen=True)
 class AgentQuery:
     """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
@@ -41,6 +79,7 @@ class AgentQuery:
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
         norm: Which norm is bounded, "l2" or "l1".
+        walk: Local steps, whose mean gradient takes the place of one; or None.
     """
 
     loss: _Loss
@@ -51,6 +90,7 @@ class AgentQuery:
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
+    walk: Walk | None = None
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -59,7 +99,8 @@ class AgentQuery:
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        gradients = jax.vmap(jax.grad(self._mean_loss))(models, batch)
+        loss = self._mean_loss if self.walk is None else self.walk.of(self._mean_loss)
+        gradients = jax.vmap(jax.grad(loss))(models, batch)
         encode = _combining(self.weights, encode)
         if encode is not None:
             gradients = jax.vmap(encode)(gradients)
@@ -83,6 +124,10 @@ class AgentQuery:
     def points(self, weights: Sequence[float] | None = None) -> "AgentQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self._of(_over_points), weights=_plain(weights))
+
+    def along(self, steps: int, step_size: float) -> "AgentQuery":
+        """The query of local training; see `dpjax.protocols.Query`."""
+        return dataclasses.replace(self, walk=Walk(steps, step_size))
 
     def _of(self, made: Callable[[_Loss], _Loss]) -> "AgentQuery":
         whole = None if self.batch_loss is None else made(self.batch_loss)
@@ -108,8 +153,8 @@ class AgentQuery:
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
         if padding is None:
             return jnp.mean(losses)
-        # Over the agent's own records, however many.
-        return jnp.sum(jnp.where(padding, 0, losses)) / jnp.sum(~padding)
+        # Over the agent's own records, however many; without any the gradient is zero.
+        return jnp.sum(jnp.where(padding, 0, losses)) / jnp.maximum(jnp.sum(~padding), 1)
 
 
 @dataclass(frozen=True)
@@ -192,6 +237,17 @@ class RecordQuery:
             own = made(plain)
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=own, weights=plain)
+
+    def along(self, steps: int, step_size: float) -> "RecordQuery":
+        """The query of local training; see `dpjax.protocols.Query`."""
+        walk = Walk(steps, step_size)
+        if self.copies is not None:
+            raise ValueError(
+                "copies are given with local steps, which would see other variants in each; give "
+                "one variant, or no local steps"
+            )
+        # A model's own sum knows of one model.
+        return dataclasses.replace(self, loss=walk.of(self.loss), weighted=None)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -295,6 +351,10 @@ class Passes:
     def points(self, weights: Sequence[float] | None = None) -> "Passes":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self, inner=self.inner.points(weights))
+
+    def along(self, steps: int, step_size: float) -> "Passes":
+        """The query of local training; see `dpjax.protocols.Query`."""
+        return dataclasses.replace(self, inner=self.inner.along(steps, step_size))
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None

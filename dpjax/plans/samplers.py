@@ -252,13 +252,17 @@ class Clients(_Plain):
     a place has that agent's records c, c + M, c + 2 M, ... So a round joins as many clients as
     there are places, with one fresh record each, as DOME has it.
 
-    Guarantee: in E M N rounds every record takes part at most E times, exactly M N rounds apart,
-    and every client at most E N times, M rounds apart, with one record each, whatever the data.
+    With a ``batch`` b it comes with b of them at once, and a place is through in M N / b rounds.
+
+    Guarantee: in E M N / b rounds every record takes part at most E times, exactly M N / b rounds
+    apart, and every client at most E N / b times, M rounds apart, with b records each, whatever the
+    data.
 
     Attributes:
         clients: Clients of a place, M.
         examples: Records of a client, N.
         epochs: How often a record takes part, E.
+        batch: Records of a client that take part together, b; divides N.
 
     Reference:
         DOME, section 2: every example once an epoch, N a client, E epochs.
@@ -273,18 +277,28 @@ class Clients(_Plain):
     clients: int
     examples: int
     epochs: int
-
-    divisor: ClassVar[float] = 1
+    batch: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what is no number of clients, records or rounds."""
-        for name in ("clients", "examples", "epochs"):
+        for name in ("clients", "examples", "epochs", "batch"):
             value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
             object.__setattr__(self, name, value)
 
+        if self.examples % self.batch:
+            raise ValueError(
+                f"batch is {self.batch}, which does not divide examples, {self.examples}; give one "
+                "that does"
+            )
+
+    @property
+    def divisor(self) -> float:
+        """Sums over records are divided by those of a client in a round."""
+        return self.batch
+
     @property
     def _dealt(self) -> Cyclic:
-        return Cyclic(self.epochs, self.clients * self.examples, 1)
+        return Cyclic(self.epochs, self.clients * self.examples // self.batch, self.batch)
 
     @property
     def participation(self) -> tuple[int, int]:
@@ -293,20 +307,20 @@ class Clients(_Plain):
 
     @property
     def turns(self) -> tuple[int, int]:
-        """(times, separation) of a client: N E rounds, M apart."""
-        return self.epochs * self.examples, self.clients
+        """(times, separation) of a client: N E / b rounds, M apart."""
+        return self.epochs * self.examples // self.batch, self.clients
 
     def pattern(self, rounds: int) -> Participation:
         """Rounds in which one record takes part.
 
         Raises:
-            ValueError: For another number of rounds than E M N.
+            ValueError: For another number of rounds than E M N / b.
         """
-        wanted = self.epochs * self.clients * self.examples
+        wanted = self.epochs * self.clients * self.examples // self.batch
         if rounds != wanted:
             raise ValueError(
                 f"rounds is {rounds} for sampler {self}; give {wanted}, epochs x clients x "
-                "examples, or other epochs"
+                "examples / batch, or other epochs"
             )
         return self._dealt.pattern(rounds)
 
@@ -315,11 +329,11 @@ class Clients(_Plain):
         self._dealt.check(counts, agents)
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """The round's record of every place, whatever the key."""
+        """The round's records of every place, whatever the key."""
         return self._dealt.draw(key, round, counts)
 
     def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """Whether a place has a record, [T, n]."""
+        """How much of a place's batch is records, [T, n]."""
         return self._dealt.filled(counts, rounds)
 
 
