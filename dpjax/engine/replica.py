@@ -1,0 +1,266 @@
+"""Clients who follow a server by the sums of its rounds, and what it sends them for that.
+
+A server's step is a function of the sum that was opened, of how many were in it, and of public keys
+(`dpjax.algorithms.federated.Federated`). So clients need neither model nor sketch from it: they
+replay every step. Who missed rounds fetches their sums, or the whole state where that is shorter. A
+hash of every round's state tells both sides apart that computed differently, and the whole state is
+sent then.
+
+Guarantee: none of its own and none lost: everything here is a function of sums that were opened.
+Equal bits are promised on one platform, with one build and number of threads
+(`dpjax.transforms.sketch.fingerprint`); elsewhere the hash decides.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.engine import arguments, parts
+from dpjax.engine.job import Job, prepared
+from dpjax.engine.rounds import Outgoing
+from dpjax.plans.plan import Plan, shared
+from dpjax.plans.problem import Problem
+from dpjax.protocols import State
+from dpjax.transforms.sketch import fingerprint
+
+__all__ = ["Feed", "Replica", "Update"]
+
+DIGEST = 32
+"""Bytes of a hash."""
+
+
+class Replica:
+    """The state of a run at a server, from the sums of its rounds alone.
+
+    Args:
+        plan: The plan of the run.
+        problem: Its model and number of agents; no data are read.
+        seed: The run's seed, from which models and public keys follow; never the noise.
+
+    Raises:
+        ValueError: For a method whose agents keep something of a round to themselves, which sums do
+            not tell.
+
+    Example:
+        >>> from dpjax.algorithms.federated import Federated
+        >>> from dpjax.engine.replica import Feed, Replica
+        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.topology import graphs, mixing
+        >>> config = plan.Config(
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.1), method=Federated(),
+        ... )
+        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(3)))
+        >>> task = problem.quadratics(3)
+        >>> server, client = Feed(Replica(made, task)), Replica(made, task)
+        >>> import numpy as np
+        >>> server.publish((np.ones(2, np.float32), np.float32(3)))
+        >>> client.follow(server), client.round
+        (44, 1)
+    """
+
+    def __init__(self, plan: Plan, problem: Problem, seed: int = 0):
+        arguments.check(plan, problem, (seed,))
+        self._job = prepared((plan,), (problem,), (seed,), shared([plan]), None, 0)
+        self.round = 0
+        self._wanted = _received(self._job)
+        start = self._job.start(None, 1)
+        state = self._job.initial(start, self._job.batch_keys)
+        self._state = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
+
+    def receive(self, received: Any) -> None:
+        """Replay the next round.
+
+        Args:
+            received: What the server had of it, ``(sum, present)``.
+
+        Raises:
+            ValueError: For other shapes or dtypes than the exchange delivers.
+        """
+        told, given = (
+            jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", tree)
+            for tree in (jax.tree.map(_empty, self._wanted), received)
+        )
+        if told != given:
+            raise ValueError(f"received is {given}, the method's exchange delivers {told}")
+        job = self._job
+        given = job.arrays, job.batch_keys, job.data.frozen
+        self._state = _replayed(job.statics, *given, self._state, jnp.int32(self.round), received)
+        self.round += 1
+
+    @property
+    def state(self) -> Any:
+        """Models, agent-stacked, and memory, on the host."""
+        return jax.device_get(self._state)
+
+    @property
+    def model(self) -> Any:
+        """The model that all agents share."""
+        return jax.tree.map(lambda leaf: leaf[0], self.state[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole state, with one model in it."""
+        return _bytes((self.model, self.state[1]))
+
+    def fingerprint(self) -> str:
+        """Hash of every bit of the state, 64 hexadecimal digits."""
+        return fingerprint(self.state)
+
+    def adopt(self, state: Any, round: int) -> None:
+        """Take a whole state in place of one's own.
+
+        Args:
+            state: As `state`.
+            round: Rounds that it has behind it.
+
+        Raises:
+            ValueError: For one of other shapes or dtypes.
+        """
+        told, given = (
+            jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
+            for tree in (self.state, state)
+        )
+        if told != given:
+            raise ValueError(f"state is {_validate.shown(given)}; give one of {told}")
+        self.round = _validate.integer("round", round, least=0)
+        self._state = jax.tree.map(jnp.asarray, state)
+
+    def follow(self, feed: "Feed") -> int:
+        """Catch up with a server, and check the hash; ask for the whole state where they differ.
+
+        Args:
+            feed: The server's.
+
+        Returns:
+            Bytes that were received.
+        """
+        update = feed.since(self.round)
+        taken = update.size
+        if update.state is not None:
+            self.adopt(update.state, update.round)
+        for received in update.sums:
+            self.receive(received)
+        if self.fingerprint() != update.fingerprint:
+            whole = feed.whole()
+            self.adopt(whole.state, whole.round)
+            taken += whole.size
+        return taken
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client gets who has missed rounds.
+
+    Attributes:
+        round: Rounds done by the server.
+        fingerprint: Hash of its state.
+        sums: What it received in each of the missed rounds, the oldest first; or none.
+        state: Its whole state; or None.
+        size: Bytes: sums or state, and the hash.
+    """
+
+    round: int
+    fingerprint: str
+    sums: tuple[Any, ...]
+    state: Any
+    size: int
+
+
+class Feed:
+    """A server's own replica, and the sums of its rounds.
+
+    Args:
+        replica: At the first round.
+    """
+
+    def __init__(self, replica: Replica):
+        self.replica, self._sums = replica, list[Any]()
+
+    def publish(self, received: Any) -> None:
+        """Replay a round at the server, and keep its sum for clients.
+
+        Args:
+            received: ``(sum, present)``.
+        """
+        self.replica.receive(received)
+        self._sums.append(jax.device_get(received))
+
+    def since(self, round: int) -> Update:
+        """What a client needs who has seen so many rounds: sums, or the state if that is shorter.
+
+        Args:
+            round: Rounds that it has replayed.
+
+        Raises:
+            ValueError: For more rounds than there were.
+        """
+        done = self.replica.round
+        round = _validate.integer("round", round, least=0)
+        if round > done:
+            raise ValueError(f"round is {round} of a server that has done {done}; begin again")
+        sums = tuple(self._sums[round - done :]) if round < done else ()
+        if self.replica.size < _bytes(sums):
+            return self.whole()
+        return Update(done, self.replica.fingerprint(), sums, None, _bytes(sums) + DIGEST)
+
+    def whole(self) -> Update:
+        """The whole state."""
+        one = self.replica
+        return Update(one.round, one.fingerprint(), (), one.state, one.size + DIGEST)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
+
+
+def _empty(leaf: Any) -> np.ndarray:
+    return np.zeros(leaf.shape, leaf.dtype)
+
+
+def _received(job: Job) -> Any:
+    """Shapes of what the exchange delivers; refused where agents keep something of a round."""
+    statics = job.statics
+
+    def one(arrays: Any, data: parts.Data, models: Any, key: Any) -> Any:
+        cut = parts.halves(statics, arrays, key, data.frozen)
+        state = cut.init(models, parts.beginning(key))
+        batch = parts.batch(statics, parts.first(statics, data), key, key, state.round)
+        sent = cut.outgoing(key, state, batch)
+        return sent.carry, statics.method.exchange(arrays, state.round, sent.message).value
+
+    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
+    models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))
+    carry, value = jax.eval_shape(one, arrays, job.data, models, job.batch_keys[0])
+    if jax.tree.leaves(carry):
+        raise ValueError(
+            f"method is {type(statics.method).__name__}, whose agents keep something of a round to "
+            "themselves, which sums do not tell; give one of algorithms.federated"
+        )
+    return value
+
+
+@functools.partial(jax.jit, static_argnames="statics")
+def _replayed(
+    statics: parts.Statics,
+    arrays: Any,
+    batch_keys: Any,
+    frozen: Any,
+    state: Any,
+    round: Any,
+    received: Any,
+) -> Any:
+    """Models and memory after a round."""
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    # The privatizer reads sums of another form, by public keys; no noise is drawn here.
+    cut = parts.halves(statics, one, batch_keys[0], frozen)
+    models, memory = state
+    now = State(models, memory, (), round)
+    key = jax.random.fold_in(batch_keys[0], round)
+    new = cut.incoming(key, now, None, Outgoing((), (), {}, ()), received)
+    return new.models, new.memory
