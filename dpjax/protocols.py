@@ -157,7 +157,8 @@ class Aggregator(Protocol):
 
     One with ``sealed = True`` shows nobody a single message, and has ``least(agents)``: how many
     agents are in a sum that is opened, at least. Noise in shares (`plans.aggregate`) joins no
-    other.
+    other. ``whole = True`` says that it adds up whole numbers alone (`Coded` noise makes them);
+    and what differs between rounds has ``at(round)``, which returns the aggregator of one.
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:

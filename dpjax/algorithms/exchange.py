@@ -1,19 +1,21 @@
 """How messages cross a network: gossip with a mixing matrix, or a sum at a server."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
-from dpjax import _validate
+from dpjax import _threefry, _validate
 from dpjax.protocols import Aggregator, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
+from dpjax.transforms import masks
 
-__all__ = ["Copies", "Gossip", "Server", "Sum", "Trusted"]
+__all__ = ["Copies", "Gossip", "Masked", "Server", "Sum", "Trusted"]
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,12 @@ class Trusted:
 
     Attributes:
         dropouts: Agents that may be missing from a sum, at most; it is not opened with more.
-        missing: Agents that are missing in every round, to try this out.
+        missing: Agents that are missing in every round, to try this out; or tuples of them, one a
+            round, in turn.
     """
 
     dropouts: int = 0
-    missing: tuple[int, ...] = ()
+    missing: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
 
     sealed: ClassVar[bool] = True
 
@@ -113,8 +116,10 @@ class Trusted:
         given: Any = self.missing
         if not isinstance(given, list | tuple):
             raise ValueError(f"missing is {_validate.shown(given)}; give agents, as in (0, 3)")
-        absent = {_validate.integer("missing", agent, least=0, most=2**31 - 2) for agent in given}
-        object.__setattr__(self, "missing", tuple(sorted(absent)))
+        if given and all(isinstance(each, list | tuple) for each in given):
+            object.__setattr__(self, "missing", tuple(map(_agents, given)))
+        else:
+            object.__setattr__(self, "missing", _agents(given))
 
     def least(self, agents: int) -> int:
         """Agents in a sum that is opened, at least.
@@ -124,23 +129,124 @@ class Trusted:
         """
         return agents - self.dropouts
 
+    def at(self, round: Any) -> Callable[[Any], tuple[Any, Array]]:
+        """The aggregator of a round.
+
+        Args:
+            round: Rounds done before, traced or not.
+        """
+
+        def aggregate(messages: Any) -> tuple[Any, Array]:
+            agents = len(jax.tree.leaves(messages)[0])
+            if self.missing and isinstance(self.missing[0], tuple):
+                there = self._there(agents, round)
+                present = jnp.sum(there, dtype=jnp.int32)
+                opened = (present > 0) & (present >= self.least(agents))
+            else:
+                chosen = np.setdiff1d(np.arange(agents), self.missing)
+                there = chosen  # What is left out is not read.
+                present, opened = len(chosen), 0 < len(chosen) >= self.least(agents)
+            total = self._total(messages, there, round)
+            total = jax.tree.map(lambda leaf: jnp.where(opened, leaf, jnp.zeros_like(leaf)), total)
+            return total, jnp.where(opened, present, 0).astype(jnp.float32)
+
+        return aggregate
+
     def __call__(self, messages: Any) -> tuple[Any, Array]:
         """Sum over the agents that are there; zero and nobody where they are too few."""
-        agents = len(jax.tree.leaves(messages)[0])
-        there = np.setdiff1d(np.arange(agents), self.missing)
-        opened = 0 < len(there) >= self.least(agents)
-
-        def total(leaf: Array) -> Array:
-            if not opened:
-                return jnp.zeros_like(leaf[0])
-            return jnp.sum(leaf[there], axis=0, dtype=leaf.dtype)
-
-        return jax.tree.map(total, messages), jnp.float32(len(there) if opened else 0)
+        return self.at(0)(messages)
 
     def seen(self, messages: Any, total: Any) -> Any:
         """The sum."""
         del messages
         return total
+
+    def _there(self, agents: int, round: Any) -> Bool[Array, " n"]:
+        """Who is there in a round."""
+        turns = self.missing if self.missing and isinstance(self.missing[0], tuple) else ()
+        table = np.ones((max(1, len(turns)), agents), bool)
+        for row, absent in zip(table, turns or (self.missing,), strict=True):
+            row[[agent for agent in absent if agent < agents]] = False  # type: ignore[union-attr]
+        return jnp.asarray(table)[jnp.asarray(round) % len(table)]
+
+    def _total(self, messages: Any, there: Any, round: Any) -> Any:
+        """The sum over who is there, [n] bools or their numbers."""
+        del round
+
+        def total(leaf: Array) -> Array:
+            if there.dtype != bool:
+                return jnp.sum(leaf[there], axis=0, dtype=leaf.dtype)
+            side = there.reshape(-1, *[1] * (leaf.ndim - 1))
+            return jnp.sum(jnp.where(side, leaf, 0), axis=0, dtype=leaf.dtype)
+
+        return jax.tree.map(total, messages)
+
+
+@dataclass(frozen=True)
+class Masked(Trusted):
+    """A secure sum in jit: every agent sends its numbers under masks, which cancel in the sum.
+
+    Agents sit on a ring in random order, drawn anew in every round, and share a mask with each of
+    their neighbours; each has one of its own too. The server adds up what came, takes off the
+    masks of those who are there and those that they share with who is missing, and has the exact
+    sum modulo 2^32, as `Trusted` has it, to the bit: whole numbers alone can be masked so
+    (`dpjax.plans.integers`).
+
+    Guarantee: as `Trusted`: the sum leaves it, of enough agents. Whoever reads the wire sees, of
+    each agent, a vector that is uniform modulo 2^32 and independent of all others, as far as
+    threefry goes, and of a run the sums. A simulation: one process draws all masks, from ``seed``
+    and the round alone, so that whoever knows these takes them off; that agreed keys, shares and
+    thresholds keep a server from it is the protocol's (`dpjax.secagg`), which a run takes as a
+    transport.
+
+    Attributes:
+        degree: Neighbours of an agent, even and below n - 1; None, n - 1, is everybody.
+            `dpjax.secagg.graph.parameters` says how many the protocol takes.
+        seed: Of the masks, which change no sum.
+
+    Reference:
+        Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
+    """
+
+    degree: int | None = None
+    seed: int = 0
+
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of neighbours."""
+        super().__post_init__()
+        if self.degree is not None:
+            degree = _validate.integer("degree", self.degree, least=2, most=2**31 - 2)
+            object.__setattr__(self, "degree", degree)
+        seed = _validate.integer("seed", self.seed, least=0, most=2**31 - 2)
+        object.__setattr__(self, "seed", seed)
+
+    def _total(self, messages: Any, there: Any, round: Any) -> Any:
+        """The sum of masked messages, unmasked."""
+        key = jax.random.fold_in(jax.random.key(self.seed, impl=_threefry.IMPLEMENTATION), round)
+        leaves, structure = jax.tree.flatten(messages)
+        totals = []
+        for number, leaf in enumerate(leaves):
+            if leaf.dtype != jnp.uint32:
+                raise ValueError(
+                    f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
+                    "noise=plans.integers.Discrete, or aggregate=Trusted"
+                )
+            agents = len(leaf)
+            here = there if there.dtype == bool else self._there(agents, round)
+            own = jax.random.fold_in(key, number)
+            degree = agents - 1 if self.degree is None else self.degree
+            sent = masks.masked(leaf.reshape(agents, -1), own, degree)
+            total = masks.unmasked_sum(sent, here, own, degree)
+            totals.append(total.reshape(leaf.shape[1:]))
+        return jax.tree.unflatten(structure, totals)
+
+
+def _agents(given: Any) -> tuple[int, ...]:
+    """Agents by number, sorted."""
+    chosen = {_validate.integer("missing", agent, least=0, most=2**31 - 2) for agent in given}
+    return tuple(sorted(chosen))
 
 
 @dataclass(frozen=True)
@@ -155,6 +261,7 @@ class Server:
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
-        del arrays, round
-        total, present = self.aggregate(message)
+        del arrays
+        at = getattr(self.aggregate, "at", None)
+        total, present = self.aggregate(message) if at is None else at(round)(message)
         return Received((total, present), self.aggregate.seen(message, total))

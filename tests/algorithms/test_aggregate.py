@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.exchange import Sum, Trusted
+from dpjax.algorithms.exchange import Masked, Sum, Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import noise
+from dpjax.transforms import masks, noise
 from tests.support import composed, make_config, make_problem
 
 N, D = 5, 3
@@ -90,6 +90,68 @@ def test_a_trusted_sum_is_opened_for_enough_agents_alone():
         Trusted(1, missing=3)
     with pytest.raises(ValueError, match="aggregate is <class"):
         Federated(Trusted)
+
+
+def opened(aggregate, messages, round=0):
+    """The sum and who is in it, compiled."""
+    return jax.jit(lambda rows, t: aggregate.at(t)(rows))(messages, round)
+
+
+WHOLE = np.random.default_rng(5).integers(0, 2**32, (N, 7), dtype=np.uint32)
+
+
+@pytest.mark.parametrize("degree", [None, 2])
+@pytest.mark.parametrize("missing", [(), (1, 3), ((), (1, 3), (0,))])
+def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
+    turns = missing if missing and isinstance(missing[0], tuple) else (missing,)
+    for round in range(len(turns) + 1):
+        absent = turns[round % len(turns)]
+        wanted = np.delete(WHOLE, absent, axis=0).sum(0, dtype=np.uint32)
+        for aggregate in (Masked(2, missing, degree), Trusted(2, missing)):
+            total, present = opened(aggregate, WHOLE, round)
+            assert total.dtype == jnp.uint32 and present.dtype == jnp.float32
+            np.testing.assert_array_equal(total, wanted)
+            assert present == N - len(absent)
+            # What may be seen of it is the sum.
+            assert aggregate.seen(WHOLE, total) is total and aggregate.sealed
+
+
+def test_too_few_open_no_sum_in_the_round_in_which_they_are():
+    for kind in (Masked, Trusted):
+        aggregate = kind(1, ((0,), (0, 2)))
+        assert opened(aggregate, WHOLE, 0)[1] == N - 1
+        total, present = opened(aggregate, WHOLE, 1)
+        assert present == 0 and not np.asarray(total).any()
+
+
+def test_masks_are_new_in_every_round_and_hide_what_they_cover(monkeypatch):
+    """What would cross: uniform words, none of them twice; without masks it is the numbers."""
+    sent = []
+    plain = masks.masked
+
+    def noted(values, key, degree):
+        sent.append(plain(values, key, degree))
+        return sent[-1]
+
+    monkeypatch.setattr(masks, "masked", noted)
+    zeros = jnp.zeros((N, 4000), jnp.uint32)
+    for round in range(2):
+        Masked(degree=2).at(round)(zeros)
+    words = np.stack(sent)
+    assert len(np.unique(words)) > words.size - 5
+    bits = np.unpackbits(words.view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 5 * 0.5 / np.sqrt(words.size * 32)
+
+
+def test_masks_of_numbers_that_are_not_whole_are_refused():
+    with pytest.raises(ValueError, match="message is float32"):
+        Masked()(np.ones((N, 3), np.float32))
+    with pytest.raises(ValueError, match="which adds up whole numbers"):
+        config(Federated(Masked()))
+    with pytest.raises(ValueError, match="degree is 3"):
+        Masked(degree=3)(WHOLE)
+    with pytest.raises(ValueError, match="missing is"):
+        Trusted(missing=(0, (1, 2)))
 
 
 @pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(0.1)])

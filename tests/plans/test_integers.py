@@ -15,7 +15,7 @@ from scipy import stats
 from dpjax.accounting import losses
 from dpjax.accounting.discrete import Cohort
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.algorithms.exchange import Server, Sum, Trusted
+from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.plans import plan
@@ -150,6 +150,18 @@ def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
     assert whole.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
 
 
+@pytest.mark.parametrize("missing", [(), ((2,), (), (0, 5))])
+def test_a_run_under_masks_is_the_one_without(missing):
+    """Also with seeds side by side; which masks there are makes no difference."""
+    given = dict(seeds=[0, 1], eval_every=T)
+    part = Discrete(SIZE, dropouts=2)
+    trusted = run(made(part, aggregate=Trusted(2, missing)), task(), **given)
+    hidden = run(made(part, aggregate=Masked(2, missing, degree=4, seed=9)), task(), **given)
+    for a, b in zip(jax.tree.leaves(trusted.params), jax.tree.leaves(hidden.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert trusted.guarantees == hidden.guarantees
+
+
 def test_neighbours_move_payloads_by_less_than_is_hidden():
     """What was sent is played back, in its whole numbers, on other data."""
     one, here = made(Discrete(SIZE)), task()
@@ -206,6 +218,9 @@ def test_a_plan_of_other_numbers_is_refused():
         ({"method": DSGD()}, "which noise Discrete does not join"),
         ({"budget": Budget(2.0, DELTA)}, "discrete noise by 'zcdp'"),
         ({"part": Aggregate(), "budget": ZCDP}, "discrete noise by 'zcdp'"),
+        ({"part": Aggregate(), "aggregate": Masked()}, "adds up whole numbers"),
+        ({"aggregate": Masked(1)}, "give dropouts=1"),
+        ({"aggregate": Masked(degree=8)}, "degree is 8"),
         ({"release": True}, "release is True"),
         ({"protect": Protect("zero_out_client", CLIP)}, "attacker 'outsider'"),
         (

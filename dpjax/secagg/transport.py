@@ -1,0 +1,211 @@
+"""Secure sums as the transport of a run: every round's whole numbers cross the protocol.
+
+    run(plan, problem, seeds=[0], transport=SecureSums(terms, leaves=...))
+
+A round's message is whole numbers of 32 bits [n, K], a row a client, as a method over a server
+sends them with `dpjax.plans.integers.Discrete`; what comes back is their sum modulo 2^b over who
+was left, and how many these were. Only NumPy is needed, and the extra ``secure``.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, UInt32
+
+from dpjax import _validate
+from dpjax.secagg import graph, local, tcp
+from dpjax.secagg.terms import Abort, Terms
+
+__all__ = ["Crossed", "SecureSums", "absent", "taking_turns"]
+
+Leaves = Mapping[int, str]
+
+
+class Crossed(NamedTuple):
+    """What crossed in a round.
+
+    Attributes:
+        round: Rounds before it.
+        received: Bytes from clients; 0 where the aggregation was aborted.
+        sent: Bytes to clients; 0 where it was aborted.
+        survivors: In the sum; 0 where it was aborted.
+        seconds: It took.
+        aborted: Why, or "".
+    """
+
+    round: int
+    received: int
+    sent: int
+    survivors: int
+    seconds: float
+    aborted: str
+
+
+class SecureSums:
+    """A run's transport: one aggregation a round, with clients that leave on the way.
+
+    Guarantee: that of `dpjax.secagg.terms.Terms` for the server's view of each round, with all
+    parties in one process, who share its memory. Of differential privacy none: messages bring
+    their noise along, and the plan's guarantee is for the sums. A round is asked for once. One that
+    was aborted may have been opened by a server that goes on, so it counts as spent like any
+    other; asked for again, with other survivors, the difference of two sums of the same
+    messages would show single ones. So it is not: after an abort the run stops, as for any
+    transport that fails, or goes on without that sum (``skip=True``), which moves nothing.
+
+    Args:
+        terms: What all parties agree on: as many clients as the run has agents, vectors of its
+            messages' length, ``bits`` of the code (``plan.noise.code.bits``) or more, up to 32,
+            and ``bound=None``.
+        leaves: ``leaves(round)`` says in which stage clients leave, by agent, as `local.STAGES`
+            names them; public, fixed beforehand; None is nobody.
+        over: "tcp" on this machine, or "memory".
+        skip: Whether the run goes on where an aggregation is aborted, without its sum.
+        spent: Rounds that were aborted before, in a run that goes on from a checkpoint: skipped.
+        limits: Time limits of TCP: where clients do not enrol, the server waits as long.
+
+    Attributes:
+        crossed: What crossed, a row a round.
+
+    Raises:
+        ValueError: For terms with a bound, or more than 32 bits, or an unknown way.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        leaves: Callable[[int], Leaves] | None = None,
+        *,
+        over: Literal["tcp", "memory"] = "tcp",
+        skip: bool = False,
+        spent: Sequence[int] = (),
+        limits: tcp.Limits | None = None,
+    ) -> None:
+        if terms.bound is not None or terms.bits > 32:
+            raise ValueError(
+                f"terms have bound {terms.bound} and bits {terms.bits}; a run's numbers are read "
+                "modulo 2^bits: give bound=None, and the bits of the plan's code, at most 32"
+            )
+        self.terms = terms
+        self.leaves = leaves
+        self.over = _validate.one_of("over", over, ("tcp", "memory"))
+        self.skip = _validate.flag("skip", skip)
+        self.limits = limits
+        self.crossed: list[Crossed] = []
+        self._asked = {_validate.integer("spent", each, least=0) for each in spent}
+        self._spent = frozenset(self._asked)
+
+    def __call__(self, message: Any, round: int) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
+        """Return the sum of a round's messages, and how many it is of.
+
+        Args:
+            message: [n, K] uint32.
+            round: Rounds before it.
+
+        Raises:
+            Abort: Where there is no sum, unless ``skip``.
+            ValueError: For other messages, or a round that was asked for before.
+        """
+        rows = self._checked(message)
+        if round in self._spent:
+            return self._nothing()
+        if round in self._asked:
+            raise ValueError(
+                f"round {round} was asked for before: a second sum of its messages, of other "
+                f"survivors, could show single ones; give spent=({round},) to go on without it"
+            )
+        self._asked.add(round)
+        began = time.perf_counter()
+        try:
+            total, received, sent = self._carried(rows, round)
+        except Abort as abort:
+            self._note(round, 0, 0, 0, began, abort.reason)
+            if self.skip:
+                return self._nothing()
+            abort.add_note(
+                f"its masked vectors may have gone out, and its sum been opened: give "
+                f"spent=({round},) to go on without it"
+            )
+            raise
+        self._note(round, received, sent, len(total.survivors), began, "")
+        # Signed or not, the same modulo 2^b; the code reads it so.
+        values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
+        return values, np.float32(len(total.survivors))
+
+    def _carried(self, rows: np.ndarray, round: int) -> local.Carried:
+        leaves = {} if self.leaves is None else dict(self.leaves(round))
+        if self.over == "memory":
+            return local.summed(self.terms, rows, leaves)
+        return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
+
+    def _note(
+        self, round: int, received: int, sent: int, survivors: int, began: float, why: str
+    ) -> None:
+        seconds = time.perf_counter() - began
+        self.crossed.append(Crossed(round, received, sent, survivors, seconds, why))
+
+    def _nothing(self) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
+        return np.zeros(self.terms.length, np.uint32), np.float32(0)
+
+    def _checked(self, message: Any) -> np.ndarray:
+        """The rows, modulo 2^bits."""
+        rows = np.asarray(message) if isinstance(message, np.ndarray) else None
+        shape = (self.terms.clients, self.terms.length)
+        if rows is None or rows.dtype != np.uint32 or rows.shape != shape:
+            told = type(message).__name__ if rows is None else f"{rows.dtype}{list(rows.shape)}"
+            raise ValueError(
+                f"message is {told}; give whole numbers, uint32{list(shape)}, as "
+                "plans.integers.Discrete makes them, and terms for as many clients and entries"
+            )
+        return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
+
+
+def taking_turns(
+    clients: int, dropout: float, stages: Sequence[str] = local.STAGES
+) -> Callable[[int], Leaves]:
+    """Return who leaves when: in every round as many as may, others each time, at all stages.
+
+    Args:
+        clients: n.
+        dropout: Fraction of them.
+        stages: In which they leave, in turn.
+
+    Returns:
+        ``leaves(round)``, for `SecureSums`.
+
+    Raises:
+        ValueError: For another fraction, or stages that are none.
+
+    Example:
+        >>> from dpjax.secagg import transport
+        >>> leaves = transport.taking_turns(50, 0.05)
+        >>> leaves(0), leaves(1)
+        ({0: 'enrol', 1: 'share'}, {2: 'mask', 3: 'unmask'})
+    """
+    each = graph.share(clients, "dropout", dropout)
+    for stage in stages:
+        _validate.one_of("stages", stage, local.STAGES)
+
+    def leaves(round: int) -> Leaves:
+        numbers = range(round * each, (round + 1) * each)
+        return {number % clients: stages[number % len(stages)] for number in numbers}
+
+    return leaves
+
+
+def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...], ...]:
+    """Return who is missing from the sums of rounds: who left before its vector was sent.
+
+    Args:
+        leaves: As `SecureSums` takes it.
+        rounds: Rounds.
+
+    Returns:
+        Agents a round, as `dpjax.algorithms.exchange.Masked` takes them.
+    """
+    gone = local.STAGES[: local.STAGES.index("mask") + 1]
+    return tuple(
+        tuple(sorted(agent for agent, stage in leaves(round).items() if stage in gone))
+        for round in range(rounds)
+    )
