@@ -42,6 +42,7 @@ NAMED = {
     "secagg.local": "summed",
     "secagg.tcp": "Listener",
     "secagg.terms": "Terms",
+    "secagg.transport": "terms_of taking_turns",
     "secagg.discrete": "Stream discrete_gaussians variance_above",
     "secagg.fixed": "SumCode encode",
     "transforms.coded": "discrete",

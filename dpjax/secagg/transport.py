@@ -1,6 +1,7 @@
 """Secure sums as the transport of a run: every round's whole numbers cross the protocol.
 
-    run(plan, problem, seeds=[0], transport=SecureSums(terms, leaves=...))
+    terms = terms_of(plan.noise.code, dropouts=2)
+    run(plan, problem, seeds=[0], transport=SecureSums(terms))
 
 A round's message is whole numbers of 32 bits [n, K], a row a client, as a method over a server
 sends them with `dpjax.plans.integers.Discrete`; what comes back is their sum modulo 2^b over who
@@ -12,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt32
+from jaxtyping import Int64, UInt32
 
 from dpjax import _validate
+from dpjax._sums import SumCode
 from dpjax.secagg import graph, local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
-__all__ = ["Crossed", "SecureSums", "absent", "taking_turns"]
+__all__ = ["Crossed", "SecureSums", "absent", "taking_turns", "terms_of"]
 
 Leaves = Mapping[int, str]
 
@@ -52,12 +54,13 @@ class SecureSums:
     was aborted may have been opened by a server that goes on, so it counts as spent like any
     other; asked for again, with other survivors, the difference of two sums of the same
     messages would show single ones. So it is not: after an abort the run stops, as for any
-    transport that fails, or goes on without that sum (``skip=True``), which moves nothing.
+    transport that fails, or goes on without that sum (``skip=True``), which moves nothing. The same
+    goes for a round within which the process was killed: a run that goes on gives it as spent.
 
     Args:
-        terms: What all parties agree on: as many clients as the run has agents, vectors of its
-            messages' length, ``bits`` of the code (``plan.noise.code.bits``) or more, up to 32,
-            and ``bound=None``.
+        terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
+            vectors of its messages' length, as many bits as the code's sums have or more, up to 32,
+            ``bound=None``, and no more dropouts than the plan's noise makes up for.
         leaves: ``leaves(round)`` says in which stage clients leave, by agent, as `local.STAGES`
             names them; public, fixed beforehand; None is nobody.
         over: "tcp" on this machine, or "memory".
@@ -148,7 +151,7 @@ class SecureSums:
     def _nothing(self) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
         return np.zeros(self.terms.length, np.uint32), np.float32(0)
 
-    def _checked(self, message: Any) -> np.ndarray:
+    def _checked(self, message: Any) -> Int64[np.ndarray, "n K"]:
         """The rows, modulo 2^bits."""
         rows = np.asarray(message) if isinstance(message, np.ndarray) else None
         shape = (self.terms.clients, self.terms.length)
@@ -159,6 +162,43 @@ class SecureSums:
                 "plans.integers.Discrete makes them, and terms for as many clients and entries"
             )
         return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
+
+
+def terms_of(
+    code: SumCode,
+    *,
+    dropouts: int = 0,
+    colluders: int = 0,
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
+) -> Terms:
+    """Return the terms of sums of a code, modulo as many bits as they take.
+
+    Args:
+        code: What all agree on; of a plan, ``plan.noise.code``.
+        dropouts: Clients that may be missing, as the plan's noise has it.
+        colluders: Clients whose knowledge the server may have.
+        adversary: As of `Terms`.
+
+    Raises:
+        ValueError: As `Terms`.
+
+    Example:
+        >>> from dpjax.secagg import fixed, transport
+        >>> code = fixed.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
+        >>> terms = transport.terms_of(code, dropouts=2)
+        >>> terms.length, terms.bits == code.bits, terms.minimum
+        (128, True, 48)
+    """
+    counts = {"dropout": dropouts, "corrupt": colluders}
+    # Half a client more: fractions of whole numbers are rounded down, and floats are not exact.
+    shares = {
+        name: (_validate.integer(name, count, least=0) + 0.5) / code.clients if count else 0.0
+        for name, count in counts.items()
+    }
+    bits = max(code.bits, 2)
+    return Terms(
+        code.clients, code.padded, bits, None, shares["corrupt"], shares["dropout"], adversary
+    )
 
 
 def taking_turns(

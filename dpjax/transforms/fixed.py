@@ -178,9 +178,12 @@ def decode(
     spare = np.uint32(32 - code.bits)
     signed = jax.lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)
     signed = signed >> spare.astype(np.int32)
-    reals = signed.astype(jnp.float32) * np.float32(code.grid)
+    # Sums of whole numbers first, which are exact up to 2^24, and one product: through memory, so
+    # that it is not rounded together with what follows.
+    reals, unit = signed.astype(jnp.float32), code.grid
     if code.rotated:
-        reals = _hadamard(reals[None])[0] * np.float32(1 / math.sqrt(code.padded)) * signs
+        reals, unit = _hadamard(reals[None])[0] * signs, code.grid / math.sqrt(code.padded)
+    reals = jax.lax.optimization_barrier(reals * np.float32(unit))
     reals = reals[: code.size + code.weighted]
     return reals.at[-1].divide(np.float32(code.bound)) if code.weighted else reals
 

@@ -1,0 +1,126 @@
+"""A training run whose every round crosses the protocol, with clients that leave at all stages."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
+pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
+
+from dpjax.algorithms.exchange import Masked  # noqa: E402
+from dpjax.engine.run import run  # noqa: E402
+from dpjax.plans import plan  # noqa: E402
+from dpjax.plans.integers import Discrete  # noqa: E402
+from dpjax.plans.protect import Budget  # noqa: E402
+from dpjax.secagg import local, tcp, transport  # noqa: E402
+from dpjax.secagg.terms import Abort  # noqa: E402
+from tests.plans.test_aggregate import COMPLETE, DELTA, N, T, config, task  # noqa: E402
+
+LEAVES = transport.taking_turns(N, 0.35)
+PART = Discrete(5, dropouts=2, colluders=1)
+LIMITS = tcp.Limits(enrol=0.5, stage=20.0, send=5.0)
+
+
+def made(missing=()):
+    given = config(
+        part=PART, aggregate=Masked(2, missing), budget=Budget(8.0, DELTA, accountant="zcdp")
+    )
+    return plan.make(given, COMPLETE)
+
+
+ONE = made(transport.absent(LEAVES, T))
+TERMS = transport.terms_of(ONE.noise.code, dropouts=2, colluders=0)
+
+
+def models(one, **options):
+    found = run(one, task(), seeds=[0], eval_every=T, **options)
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found.params)])
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The models of the run in jit, under masks, with the same clients missing."""
+    return models(ONE)
+
+
+@pytest.mark.parametrize("over", ["memory", "tcp"])
+def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
+    sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS)
+    np.testing.assert_array_equal(models(ONE, transport=sums), compiled)
+    assert [each.round for each in sums.crossed] == list(range(T))
+    # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
+    assert [each.survivors for each in sums.crossed] == [
+        N - len(absent) for absent in transport.absent(LEAVES, T)
+    ]
+    assert {stage for t in range(T) for stage in LEAVES(t).values()} == set(local.STAGES)
+    size = TERMS.vector_bytes()
+    assert all(each.received > each.survivors * size and each.sent > 0 for each in sums.crossed)
+    assert not any(each.aborted for each in sums.crossed)
+
+
+def test_sums_modulo_too_few_bits_are_other_models(compiled):
+    """The twin: an overflow of which nobody is told."""
+    narrow = dataclasses.replace(TERMS, bits=TERMS.bits - 5)
+    off = models(ONE, transport=transport.SecureSums(narrow, LEAVES, over="memory")) - compiled
+    assert np.abs(off).max() > 1e-3
+
+
+def too_many(round):
+    """Three clients in the fifth round, one more than there may."""
+    return {0: "mask", 1: "share", 2: "mask"} if round == 4 else {}
+
+
+def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
+    one = made()
+    sums = transport.SecureSums(TERMS, too_many, over="memory")
+    with pytest.raises(Abort, match="3 clients sent a vector") as stopped:
+        models(one, transport=sums, checkpoint=tmp_path)
+    notes = " ".join(stopped.value.__notes__)
+    assert "spent=(4,)" in notes and "round 4 (from 0) was not delivered" in notes
+    assert sums.crossed[-1].aborted and sums.crossed[-1].survivors == 0
+    # Its vectors may have gone out: the very same message is not summed again.
+    with pytest.raises(ValueError, match="was asked for before"):
+        models(one, transport=sums, checkpoint=tmp_path)
+    left = transport.SecureSums(TERMS, too_many, over="memory", spent=(4,))
+    went_on = models(one, transport=left, checkpoint=tmp_path)
+    assert [each.round for each in left.crossed] == list(range(5, T))
+    # As where the run was told beforehand to go on without such a round, and in jit.
+    skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
+    np.testing.assert_array_equal(models(one, transport=skipped), went_on)
+    gone = tuple(tuple(too_many(t)) for t in range(T))
+    np.testing.assert_array_equal(models(made(gone)), went_on)
+
+
+def test_terms_are_those_of_the_noise():
+    assert (TERMS.clients, TERMS.length, TERMS.bits) == (N, 8, ONE.noise.code.bits)
+    assert TERMS.minimum == N - PART.dropouts and TERMS.bound is None
+    for clients in (7, 49):
+        code = dataclasses.replace(ONE.noise.code, clients=clients)
+        for dropouts in range(3):
+            assert transport.terms_of(code, dropouts=dropouts).minimum == clients - dropouts
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (np.ones((N, 8), np.float32), "message is float32"),
+        (np.ones((N, 7), np.uint32), r"message is uint32\[6, 7\]"),
+        ({"w": np.ones((N, 8), np.uint32)}, "message is dict"),
+    ],
+)
+def test_other_messages_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        transport.SecureSums(TERMS, over="memory")(change, 0)
+
+
+def test_other_terms_and_schedules_are_refused():
+    with pytest.raises(ValueError, match="give bound=None"):
+        transport.SecureSums(dataclasses.replace(TERMS, bound=1))
+    with pytest.raises(ValueError, match="bits 40"):
+        transport.SecureSums(dataclasses.replace(TERMS, bits=40))
+    with pytest.raises(ValueError, match="over is 'udp'"):
+        transport.SecureSums(TERMS, over="udp")
+    with pytest.raises(ValueError, match="stages is 'late'"):
+        transport.taking_turns(N, 0.2, ("late",))
