@@ -121,7 +121,7 @@ class SecureSums:
         self._asked.add(round)
         began = time.perf_counter()
         try:
-            total, received, sent = self._carried(rows, round)
+            carried = self._carried(rows, round)
         except Abort as abort:
             self._note(round, 0, 0, 0, began, abort.reason)
             if self.skip:
@@ -131,7 +131,8 @@ class SecureSums:
                 f"spent=({round},) to go on without it"
             )
             raise
-        self._note(round, received, sent, len(total.survivors), began, "")
+        total = carried.total
+        self._note(round, carried.received, carried.sent, len(total.survivors), began, "")
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
         return values, np.float32(len(total.survivors))
