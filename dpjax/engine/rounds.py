@@ -81,7 +81,7 @@ def halves(
     """
 
     def here(key: Any, round: Int[Array, ""], batch: Any, models: Any = None) -> Round:
-        opened = None if key is None else _opened(privatizer, key, method, models)
+        opened = None if models is None else _opened(privatizer, key, method, models)
         return Round(arrays, batch, query, optimizer, divisor, key, round, opened)
 
     def init(models: Any, key: PRNGKeyArray | None = None) -> State:
