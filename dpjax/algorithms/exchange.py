@@ -116,10 +116,9 @@ class Trusted:
         given: Any = self.missing
         if not isinstance(given, list | tuple):
             raise ValueError(f"missing is {_validate.shown(given)}; give agents, as in (0, 3)")
-        if given and all(isinstance(each, list | tuple) for each in given):
-            object.__setattr__(self, "missing", tuple(map(_agents, given)))
-        else:
-            object.__setattr__(self, "missing", _agents(given))
+        by_turns = given and all(isinstance(each, list | tuple) for each in given)
+        missing = tuple(map(_agents, given)) if by_turns else _agents(given)
+        object.__setattr__(self, "missing", missing)
 
     def least(self, agents: int) -> int:
         """Agents in a sum that is opened, at least.
@@ -138,14 +137,16 @@ class Trusted:
 
         def aggregate(messages: Any) -> tuple[Any, Array]:
             agents = len(jax.tree.leaves(messages)[0])
-            if self.missing and isinstance(self.missing[0], tuple):
+            there: Any
+            present: Any
+            if self._turns() is not None:
                 there = self._there(agents, round)
                 present = jnp.sum(there, dtype=jnp.int32)
                 opened = (present > 0) & (present >= self.least(agents))
             else:
-                chosen = np.setdiff1d(np.arange(agents), self.missing)
-                there = chosen  # What is left out is not read.
-                present, opened = len(chosen), 0 < len(chosen) >= self.least(agents)
+                there = np.setdiff1d(np.arange(agents), self.missing)  # No row of others is read.
+                present = len(there)
+                opened = 0 < present >= self.least(agents)
             total = self._total(messages, there, round)
             total = jax.tree.map(lambda leaf: jnp.where(opened, leaf, jnp.zeros_like(leaf)), total)
             return total, jnp.where(opened, present, 0).astype(jnp.float32)
@@ -161,12 +162,17 @@ class Trusted:
         del messages
         return total
 
+    def _turns(self) -> Any:
+        """Who is missing by turns; None where the same are in every round."""
+        by_turns = self.missing and isinstance(self.missing[0], tuple)
+        return self.missing if by_turns else None
+
     def _there(self, agents: int, round: Any) -> Bool[Array, " n"]:
         """Who is there in a round."""
-        turns = self.missing if self.missing and isinstance(self.missing[0], tuple) else ()
-        table = np.ones((max(1, len(turns)), agents), bool)
-        for row, absent in zip(table, turns or (self.missing,), strict=True):
-            row[[agent for agent in absent if agent < agents]] = False  # type: ignore[union-attr]
+        turns = self._turns() or (self.missing,)
+        table = np.ones((len(turns), agents), bool)
+        for row, absent in zip(table, turns, strict=True):
+            row[[agent for agent in absent if agent < agents]] = False
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
