@@ -20,12 +20,12 @@ from dpjax._sums import SumCode
 from dpjax.secagg import graph, local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
-__all__ = ["Crossed", "SecureSums", "absent", "taking_turns", "terms_of"]
+__all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
 
 Leaves = Mapping[int, str]
 
 
-class Crossed(NamedTuple):
+class RoundTraffic(NamedTuple):
     """What crossed in a round.
 
     Attributes:
@@ -95,7 +95,7 @@ class SecureSums:
         self.over = _validate.one_of("over", over, ("tcp", "memory"))
         self.skip = _validate.flag("skip", skip)
         self.limits = limits
-        self.crossed: list[Crossed] = []
+        self.crossed: list[RoundTraffic] = []
         self._asked = {_validate.integer("spent", each, least=0) for each in spent}
         self._spent = frozenset(self._asked)
 
@@ -147,7 +147,7 @@ class SecureSums:
         self, round: int, received: int, sent: int, survivors: int, began: float, why: str
     ) -> None:
         seconds = time.perf_counter() - began
-        self.crossed.append(Crossed(round, received, sent, survivors, seconds, why))
+        self.crossed.append(RoundTraffic(round, received, sent, survivors, seconds, why))
 
     def _nothing(self) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
         return np.zeros(self.terms.length, np.uint32), np.float32(0)
