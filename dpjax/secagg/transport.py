@@ -17,7 +17,7 @@ from jaxtyping import Int64, UInt32
 
 from dpjax import _validate
 from dpjax._sums import SumCode
-from dpjax.secagg import graph, local, tcp
+from dpjax.secagg import local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
@@ -203,28 +203,28 @@ def terms_of(
 
 
 def taking_turns(
-    clients: int, dropout: float, stages: Sequence[str] = local.STAGES
+    clients: int, dropouts: int, stages: Sequence[str] = local.STAGES
 ) -> Callable[[int], Leaves]:
     """Return who leaves when: in every round as many as may, others each time, at all stages.
 
     Args:
         clients: n.
-        dropout: Fraction of them.
+        dropouts: How many leave in a round.
         stages: In which they leave, in turn.
 
     Returns:
         ``leaves(round)``, for `SecureSums`.
 
     Raises:
-        ValueError: For another fraction, or stages that are none.
+        ValueError: For more than there are, or stages that are none.
 
     Example:
         >>> from dpjax.secagg import transport
-        >>> leaves = transport.taking_turns(50, 0.05)
+        >>> leaves = transport.taking_turns(50, 2)
         >>> leaves(0), leaves(1)
         ({0: 'enrol', 1: 'share'}, {2: 'mask', 3: 'unmask'})
     """
-    each = graph.share(clients, "dropout", dropout)
+    each = _validate.integer("dropouts", dropouts, least=0, most=clients)
     for stage in stages:
         _validate.one_of("stages", stage, local.STAGES)
 

@@ -18,7 +18,7 @@ from dpjax.secagg import local, tcp, transport  # noqa: E402
 from dpjax.secagg.terms import Abort  # noqa: E402
 from tests.plans.test_aggregate import COMPLETE, DELTA, N, T, config, task  # noqa: E402
 
-LEAVES = transport.taking_turns(N, 0.35)
+LEAVES = transport.taking_turns(N, 2)
 PART = Discrete(5, dropouts=2, colluders=1)
 LIMITS = tcp.Limits(enrol=0.5, stage=20.0, send=5.0)
 
@@ -123,4 +123,4 @@ def test_other_terms_and_schedules_are_refused():
     with pytest.raises(ValueError, match="over is 'udp'"):
         transport.SecureSums(TERMS, over="udp")
     with pytest.raises(ValueError, match="stages is 'late'"):
-        transport.taking_turns(N, 0.2, ("late",))
+        transport.taking_turns(N, 1, ("late",))
