@@ -15,8 +15,8 @@ dropout are .05, and that many clients leave after they have shared their secret
 - ``tcp`` rows: `dpjax.secagg.local.over_tcp`, server and clients in one process; ``seconds`` are
   those of all parties, ``wall`` those on the clock. Clients leave at three stages.
 - ``jit`` rows: `dpjax.transforms.masks`, masks of simulated clients and the sum's unmasking.
-  ``floor``: as many threefry words, drawn by `jax.random.bits` and added up; compilation is
-  excluded.
+  ``bits``: as many words drawn by `jax.random.bits` and added up, to compare with: it hashes once
+  for each word, and masks once for two. Compilation is excluded.
 
 Seconds are the process's own, the least of repeated calls (``runs``; what takes 100 seconds is not
 repeated), a client's mean; bytes are payloads, a client's mean:
@@ -309,13 +309,13 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     total = np.asarray(unmask(sent, present, key, degree)).view(np.int32)
     check(values, np.flatnonzero(present), total)
     used = peak() - start
-    floor = jax.jit(words, static_argnums=(1, 2))
+    bits = jax.jit(words, static_argnums=(1, 2))
     draws = (degree + 1) // 2 + 1
-    jax.block_until_ready(floor(key, draws, (clients, length)))
+    jax.block_until_ready(bits(key, draws, (clients, length)))
     calls = {
         "mask": lambda: mask(whole, key, degree),
         "unmask": lambda: unmask(sent, present, key, degree),
-        "floor": lambda: floor(key, draws, (clients, length)),
+        "bits": lambda: bits(key, draws, (clients, length)),
     }
 
     def clocked(call: Any) -> tuple[float, float]:
@@ -328,7 +328,7 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     least = {name: timing.least for name, timing in took.items()}
     row = {"source": "dpjax", "degree": degree, "dropouts": len(leaves)}
     row |= {f"{name}_seconds": each for name, each in least.items()}
-    row |= {f"{name}_times_floor": least[name] / least["floor"] for name in ("mask", "unmask")}
+    row |= {f"{name}_times_bits": least[name] / least["bits"] for name in ("mask", "unmask")}
     row |= {"words_per_second": draws * clients * length / least["mask"]}
     return row | {"peak_bytes": used, "vectors_bytes": whole.nbytes}
 
