@@ -34,6 +34,7 @@ TEXTS = ("sst2", "bpe")
 FEW = {
     "mafalda_housing": ["--designs", "non_private", "mafalda", "spacetime"],
     "cifar_doppler": ["--filter", "first v1"],
+    "dome_gossip": ["--systems", "dome 8", "--gossip", "8"],
     "tracking_fusion": ["--methods", "tracking"],
     "tracking_mnist": ["--parts", "methods"],
 }

@@ -1,0 +1,47 @@
+"""What the serverless experiment says of frames and bytes, by hand."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PATH = Path(__file__).resolve().parents[2] / "experiments" / "dome_gossip.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("dome_gossip", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dome_gossip"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_frames_stay_one_by_exact_sums_and_part_by_gossip(script):
+    config = script.PRESETS["tiny"]
+    exact, near = (script.drifted(config, "ring", steps) for steps in (0, 8))
+    assert abs(exact["apart"]) < 1e-5 < 0.02 < near["apart"]
+    assert exact["error"] < near["error"]
+
+
+def test_bytes_are_those_of_links_and_of_the_tree(script):
+    """Models over every direction of a link against vectors up and down a tree."""
+    config = script.Config(dataset="breast_cancer", agents=5, graphs=("ring",), separation=4)
+    network = config.network("ring")
+    shards = script.partition.iid(50, 5, 0)
+    x, y = np.ones((50, 7), np.float32), np.tile([-1, 1], 25)
+    task = script.problem.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
+    found = {}
+    for system in ("dsgd", "relays", "dome 6"):
+        trial = script.Trial("sgd", 1.0, 1.0)
+        (made,) = script.made(config, system, network, [trial], 3)
+        found[system] = script.sent(config, system, network, made, task)
+    entries = found["relays"]["entries"]
+    assert found["dsgd"] == {"entries": entries, "bytes": 4.0 * entries * 10, "hops": 1}
+    assert found["relays"] == {"entries": entries, "bytes": 4.0 * entries * 8, "hops": 4}
+    assert found["dome 6"] == {"entries": 6.0, "bytes": 4.0 * 6 * 8, "hops": 4}
+    for wrong in ("dome", "dome many", "gossip 8"):
+        with pytest.raises(ValueError, match="systems holds"):
+            script.Config(systems=(wrong,))
