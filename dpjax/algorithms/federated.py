@@ -155,13 +155,14 @@ class Federated:
         """The server's step, sent to all places; none where no sum was opened."""
         total, present = received
         one, memory = _one(seen.models), seen.memory
-        gradient = self._decoded(memory, here.mean(total, present), _bare(one))
+        mean = here.mean(total, present)
+        gradient = self._decoded(memory, mean, _bare(one))
         updates, optimizer = here.optimizer.update(
             _stacked(gradient), memory.optimizer, one, **self._told(here, memory, present, one)
         )
         after = Memory(
-            optimizer, self._learned(here, memory, gradient), self._mean(memory, gradient),
-            memory.opened + 1,
+            optimizer, self._learned(here, memory, gradient, mean),
+            self._mean(memory, gradient), memory.opened + 1,
         )  # fmt: skip
         opened = present > 0
         moved, after = jax.tree.map(
@@ -214,11 +215,11 @@ class Federated:
             lambda old, new: self.centre * old + (1 - self.centre) * new, memory.centre, gradient
         )
 
-    def _learned(self, here: Round, memory: Memory, gradient: Any) -> Any:
+    def _learned(self, here: Round, memory: Memory, gradient: Any, mean: Any) -> Any:
         """The sketch of the next round."""
         if self.sketch is None:
             return ()
-        return self.sketch.learn(memory.sketch, flat(gradient)[0], here.key)
+        return self.sketch.learn(memory.sketch, flat(gradient)[0], here.key, mean)
 
     def _told(self, here: Round, memory: Memory, present: Any, one: Any) -> dict[str, Any]:
         """The variance of the noise in every coordinate, for an optimizer that asks for it."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._arrays import fixed
@@ -61,13 +61,16 @@ class LinearSketch(Protocol):
         """
         ...
 
-    def learn(self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray) -> Any:
+    def learn(
+        self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
+    ) -> Any:
         """What is known after a round.
 
         Args:
             state: Of this round.
-            gradient: The decoded mean, privatised.
+            gradient: The decoded mean, privatised, with the centre.
             key: The round's public key.
+            mean: The mean as it was sent, [k], privatised.
         """
         ...
 
@@ -83,9 +86,11 @@ class _Known:
         """(a^2 / B) diag(A A')."""
         return projections.second_moment_noise(state, variance, present)
 
-    def learn(self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray) -> Any:
+    def learn(
+        self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
+    ) -> Any:
         """Nothing."""
-        del gradient, key
+        del gradient, key, mean
         return state
 
 
@@ -210,10 +215,12 @@ class LearnedState(NamedTuple):
     Attributes:
         sketch: Basis, weights and frame.
         before: Frame of the round before, [d, k], which the paper's lines read; else nothing.
+        rounds: Sums that it learned from.
     """
 
     sketch: sketch_.Sketch
     before: Any
+    rounds: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -227,6 +234,10 @@ class Learned:
         share: Of the weights, which the directions kept hold at least.
         printed: The paper's lines: its UpdateSketch, and a^2 diag(S_t-1 S_t-1') off the second
             moment, which is B times too much and of the round before.
+        floor: Weight that noise alone reaches (`dpjax.mechanism.sketching.noise_floor`, of a plan's
+            noise): directions not above it are dropped. None drops none.
+        narrow_from: Sums after which the frame has no more columns than are kept and probed; the
+            other numbers of a message are noise that nobody decodes. None is never.
 
     Reference:
         Nicolas et al., Algorithms 1 and 2; `dpjax.transforms.sketch.update`.
@@ -242,6 +253,8 @@ class Learned:
     probes: int = 4
     share: float = 0.99
     printed: bool = False
+    floor: float | None = None
+    narrow_from: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what `update` would refuse in a run."""
@@ -251,6 +264,13 @@ class Learned:
         probes = _validate.integer("probes", self.probes, least=0, most=self.k)
         object.__setattr__(self, "probes", probes)
         _validate.flag("printed", self.printed)
+        if self.floor is not None:
+            object.__setattr__(self, "floor", _validate.positive("floor", self.floor))
+        if self.narrow_from is not None:
+            least = _validate.integer("narrow_from", self.narrow_from)
+            object.__setattr__(self, "narrow_from", least)
+        if self.printed and (self.floor, self.narrow_from) != (None, None):
+            raise ValueError("printed is True with a floor, which the paper has not; give one")
 
     @property
     def entries(self) -> int:
@@ -261,7 +281,7 @@ class Learned:
         """A random frame, nothing known."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
-        return LearnedState(first, first.frame if self.printed else ())
+        return LearnedState(first, first.frame if self.printed else (), jnp.zeros((), jnp.int32))
 
     def projection(self, state: LearnedState) -> Frame:
         """S_t."""
@@ -273,9 +293,12 @@ class Learned:
         return projections.second_moment_noise(frame, variance, present, printed=self.printed)
 
     def learn(
-        self, state: LearnedState, gradient: Float[Array, " d"], key: PRNGKeyArray
+        self, state: LearnedState, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
     ) -> LearnedState:
         """UpdateSketch."""
+        del mean
+        rounds = state.rounds + 1
+        narrow = False if self.narrow_from is None else rounds >= self.narrow_from
         new = sketch_.update(
             state.sketch,
             gradient,
@@ -283,9 +306,11 @@ class Learned:
             forgetting=self.forgetting,
             probes=self.probes,
             share=self.share,
+            floor=self.floor,
+            narrow=narrow,
             printed=self.printed,
         )
-        return LearnedState(new, state.sketch.frame if self.printed else ())
+        return LearnedState(new, state.sketch.frame if self.printed else (), rounds)
 
 
 def _check_entries(sketch: Any, entries: int) -> None:

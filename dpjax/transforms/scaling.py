@@ -181,7 +181,9 @@ class Quantile(_Rule):
         c <- c exp(rate (quantile - b))
 
     Against a fixed clip norm, noise on the sketch grows by 1 / sqrt(1 - share^2), half a percent at
-    .1; that on b is v^(1/2) / (2 share C).
+    .1; that on b has the deviation v^(1/2) / (2 share C), and log c walks by ``rate`` times it a
+    round: where it is above 1, as with few agents under noise of their own, take a larger share and
+    a rate so much smaller.
 
     Attributes:
         clip_norm: C of `dpjax.plans.protect.Protect`; another number costs accuracy, not privacy.

@@ -1,0 +1,132 @@
+"""Learned clip norms and shapes in a run: the plan's guarantee, and what they learn."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.algorithms import sketches
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.scaled import Scaled
+from dpjax.engine.run import run
+from dpjax.plans import dependence, plan
+from dpjax.plans.optimizers import Sgd
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import clipping, scaling
+from tests.support import make_config, make_problem
+
+N, D, C = 4, 6, 0.5
+NETWORK = mixing.metropolis_hastings(graphs.complete(N))
+RULE = scaling.Quantile(clip_norm=C, first=50.0, rate=0.5)
+CASES = {
+    "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
+    "shape": Scaled(sketches.Learned(4, probes=2), shaped=True),
+    "both": Scaled(sketches.Learned(4, probes=2), RULE, shaped=True),
+    "fixed": Scaled(sketches.Fixed(4), RULE),
+    "count": Scaled(sketches.Count(4), RULE),
+}
+
+
+def after(part, rounds=12, seed=0):
+    """A state after means of anything, as a server has it."""
+    rng = np.random.default_rng(seed)
+    state = part.start(jax.random.key(0), D, jnp.float32)
+    for t in range(rounds):
+        mean = jnp.asarray(0.2 * rng.normal(size=part.k), jnp.float32)
+        gradient = part.projection(state).decode(mean)
+        state = part.learn(state, gradient, jax.random.key(t), mean)
+    return state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_decoded_is_what_was_encoded_and_noise_as_stated(name):
+    part = CASES[name]
+    projection = part.projection(state := after(part))
+    vector = projection.inner.decode(jnp.asarray([1e-3, 2e-3, 0.0, -1e-3], jnp.float32))
+    sent = projection.encode(vector)
+    assert sent.shape == (part.k,) and sent.dtype == jnp.float32
+    plain = projection.inner.decode(projection.inner.encode(vector))
+    np.testing.assert_allclose(projection.decode(sent), plain, rtol=1e-4, atol=1e-8)
+    matrix = np.asarray(jax.vmap(projection.decode)(jnp.eye(part.k, dtype=jnp.float32)), float)
+    np.testing.assert_allclose(projection.diagonal(), (matrix**2).sum(0), rtol=1e-4)
+    np.testing.assert_allclose(part.noise(state, 6.0, 3), 2 * (matrix**2).sum(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_gradient_moves_a_sum_by_the_clip_norm_whatever_was_learned(name):
+    part = CASES[name]
+    clip = clipping.per_agent(C)
+    rng = np.random.default_rng(1)
+    given = jnp.asarray(rng.normal(size=(40, D)) * 10.0 ** rng.uniform(-4, 4, (40, 1)), "f")
+    for seed in range(3):
+        projection = part.projection(after(part, seed=seed))
+        sent = clip.update(jax.vmap(projection.encode)(given), None)[0]
+        assert np.linalg.norm(np.asarray(sent, float), axis=1).max() <= C
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw(Federated):
+    """The twin: the clip norm is learned from sums without their noise."""
+
+    def send(self, here, seen, emission, noisy):
+        raw = here.query(seen.models, here.batch, self._encoder(seen.memory)).total
+        return noisy, jnp.mean(raw, axis=0)
+
+    def absorb(self, here, seen, carry, received):
+        models, memory = super().absorb(here, seen, carry, received)
+        size = self.sketch.quantile.learn(seen.memory.sketch.size, carry)
+        return models, memory._replace(sketch=memory.sketch._replace(size=size))
+
+
+def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
+    for part in CASES.values():
+        dependence.check_method(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
+    with pytest.raises(ValueError, match="depends on data otherwise"):
+        dependence.check_method(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
+
+
+def test_a_run_learns_its_clip_norm_at_the_same_loss():
+    """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
+    rule = scaling.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
+    problem, losses, epsilons = make_problem(N), [], set()
+    for quantile in (rule, dataclasses.replace(rule, rate=1e-6)):
+        sketch = Scaled(sketches.Learned(5), quantile, shaped=True)
+        config = make_config(
+            design="independent", method=Federated(sketch=sketch), rounds=60, epsilon=1000.0,
+            clip_norm=C, step_size=0.1,
+        )  # fmt: skip
+        made = plan.make(config, NETWORK)
+        result = run(made, problem, seeds=[0, 1], eval_every=60)
+        losses.append(result.metrics["test_loss"][-1].mean())
+        epsilons.add(made.guarantee.epsilon)
+    plain = make_config(
+        design="independent", method=Federated(), rounds=60, epsilon=1000.0, clip_norm=C
+    )
+    assert epsilons == {plan.make(plain, NETWORK).guarantee.epsilon}
+    assert losses[0] < 0.7 * losses[1]
+
+
+def test_a_learned_sketch_drops_and_narrows_from_a_round_on():
+    part = sketches.Learned(5, probes=2, share=1.0, floor=2.0, narrow_from=3)
+    state, columns = part.start(jax.random.key(0), D, jnp.float32), []
+    for t in range(5):
+        state = part.learn(state, jnp.eye(D, dtype=jnp.float32)[0], jax.random.key(t))
+        columns.append(int(jnp.any(state.sketch.frame, axis=0).sum()))
+    assert columns == [5, 5, 3, 3, 3] and int(state.sketch.kept) == 1
+
+
+def test_refusals():
+    for wrong, named in (
+        (lambda: Scaled(5), "sketch"),
+        (lambda: Scaled(sketches.Learned), "sketch"),
+        (lambda: Scaled(sketches.Fixed(4), scaling.Norm(clip_norm=1.0, first=1.0)), "quantile"),
+        (lambda: Scaled(sketches.Fixed(4), shaped=True), "shaped"),
+        (lambda: Scaled(sketches.Learned(4), least=0.0), "least"),
+        (lambda: sketches.Learned(4, floor=-1.0), "floor"),
+        (lambda: sketches.Learned(4, narrow_from=0), "narrow_from"),
+        (lambda: sketches.Learned(4, printed=True, floor=1.0), "printed"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            wrong()
