@@ -406,14 +406,11 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     )  # fmt: skip
     middle = sorted(config.epsilon)[len(config.epsilon) // 2]
     rows = last[last["budget_epsilon"] == middle]
-    for name, part in rows.groupby("title", sort=False):
-        sent_bytes = part["bytes"].iloc[0] * config.rounds / 1e6
-        right.errorbar(
-            sent_bytes, part["test_accuracy"].mean(), yerr=part["test_accuracy"].std(ddof=0),
-            marker="o", label=name,
-        )  # fmt: skip
-    right.set(xscale="log", xlabel="megabytes over all links", ylabel="test accuracy")
-    right.set_title(f"epsilon {middle:g}")
+    rows = rows.assign(megabytes=rows["bytes"] * config.rounds / 1e6)
+    plots.lines(
+        rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", logx=True,
+        xlabel="megabytes over all links", title=f"epsilon {middle:g}",
+    )  # fmt: skip
     path = plots.save(sheet, lab.folder / "dome_gossip.svg")
     lab.say(f"figure: {path}")
 

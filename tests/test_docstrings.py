@@ -58,6 +58,8 @@ NAMED = {
     "transforms.projections": "aligned gaussian count_sketch oracle second_moment_noise",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
+    "algorithms.relays": "Relayed spanning",
+    "algorithms.scaled": "Scaled",
     "algorithms.zip_dl": "ZipDL",
     "algorithms.average": "Average",
     "algorithms.disk": "DiSK",

@@ -108,10 +108,12 @@ class Scaled:
                 f"quantile is {_validate.shown(rule)}; give transforms.scaling.Quantile(...), "
                 "which need not know the noise"
             )
-        if _validate.flag("shaped", self.shaped) and not isinstance(given, Learned):
-            raise ValueError(
-                f"shaped is True with sketch {given}, which knows no directions; give Learned(k)"
-            )
+        if _validate.flag("shaped", self.shaped):
+            if not isinstance(given, Learned) or given.aligned:
+                raise ValueError(
+                    f"shaped is True with sketch {given}, whose columns are no directions that it "
+                    "weighs; give Learned(k)"
+                )
         least = _validate.single_precision("least", self.least, 1e-6, 1.0)
         object.__setattr__(self, "least", least)
 

@@ -238,6 +238,8 @@ class Learned:
             noise): directions not above it are dropped. None drops none.
         narrow_from: Sums after which the frame has no more columns than are kept and probed; the
             other numbers of a message are noise that nobody decodes. None is never.
+        aligned: Whether a frame's columns are turned to the last one's, so that noise of a strategy
+            over rounds is taken back as far as the spaces agree (`dpjax.mechanism.moving`).
 
     Reference:
         Nicolas et al., Algorithms 1 and 2; `dpjax.transforms.sketch.update`.
@@ -255,6 +257,7 @@ class Learned:
     printed: bool = False
     floor: float | None = None
     narrow_from: int | None = None
+    aligned: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what `update` would refuse in a run."""
@@ -271,6 +274,11 @@ class Learned:
             object.__setattr__(self, "narrow_from", least)
         if self.printed and (self.floor, self.narrow_from) != (None, None):
             raise ValueError("printed is True with a floor, which the paper has not; give one")
+        if _validate.flag("aligned", self.aligned) and self.narrow_from is not None:
+            raise ValueError(
+                f"aligned is True with narrow_from {self.narrow_from}, whose columns of zeros "
+                "would be turned; give one"
+            )
 
     @property
     def entries(self) -> int:
@@ -310,6 +318,8 @@ class Learned:
             narrow=narrow,
             printed=self.printed,
         )
+        if self.aligned:
+            new = new._replace(frame=projections.aligned(new.frame, state.sketch.frame))
         return LearnedState(new, state.sketch.frame if self.printed else (), rounds)
 
 

@@ -218,6 +218,13 @@ def check(config: Any) -> None:
             "whose variance changes by round: make the optimizer with a variance that you know, "
             "uses_noise=False"
         )
+    told = getattr(config.optimizer, "uses_noise", False) and of_method.noisy_means == "sums"
+    if told and getattr(config.noise, "temporal", False):
+        raise ValueError(
+            f"optimizer is {optimizer}, which uses the noise's variance, with noise {part} in "
+            "sums, whose variance changes by round: make the optimizer with a variance that you "
+            "know, uses_noise=False"
+        )
     if of_method.noises is not None and _exact(config.noise) not in of_method.noises:
         raise ValueError(f"noise is {part}, which method {name} does not join: {of_method.why}")
     check_noise(config.noise, config.method, config.protect)

@@ -181,11 +181,11 @@ METHODS = (
         builds="a server's x + opt(sum / present), through a sketch or not",
         view="none; the sum's",
         noisy_means="sums",
-        noises=("Aggregate", "Discrete", "Independent"),
+        noises=("Aggregate", "Discrete", "Independent", "PrefixSum"),
         why=(
             "its agents know one model, and hide what they send in the sum: give "
-            "noise=plans.aggregate.Aggregate(), or noise.Independent() where single messages are "
-            "seen"
+            "noise=plans.aggregate.Aggregate(), or noise.Independent() or PrefixSum() where single "
+            "messages are seen"
         ),
     ),
     *(
