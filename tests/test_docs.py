@@ -17,6 +17,7 @@ PAGES = [
     *("docs/floating-point.md", "docs/integers.md", "docs/leakage.md", "docs/paillier.md"),
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
     *("docs/tracking.md", "docs/reproduction-tracking.md", "docs/sketching.md"),
+    *("docs/federated.md", "docs/reproduction-dome.md"),
 ]
 
 

@@ -198,3 +198,14 @@ def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, mo
                 return super().send(here, seen, emission._replace(public=emission.public[0]), noisy)
 
         plan.make(make_config(method=Leak()), np.eye(6) / 2 + np.roll(np.eye(6), 1, axis=0) / 2)
+
+
+def test_the_federated_example_trains_and_follows(monkeypatch, capsys):
+    module = example("federated")
+    monkeypatch.setattr(module, "PLACES", 6)
+    monkeypatch.setattr(module, "CLIENTS", 4)
+    module.main()
+    out = capsys.readouterr().out
+    assert "per client" in out and "DOME" in out
+    # Four sums of 40 numbers, each with who was there, and one hash.
+    assert f"follows 4 rounds from {4 * (40 * 4 + 4) + 32:,} bytes; a model has 2,600" in out
