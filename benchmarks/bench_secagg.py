@@ -11,7 +11,7 @@ dropout are .05, and that many clients leave after they have shared their secret
   reading them are not in its seconds, and its vectors are chosen so that they are rounded to
   themselves. Its masks are NumPy's Mersenne Twister under 32 bits of each seed, its keys P-384.
 - ``floor``: seconds that the ChaCha20 bytes of all masks take, drawn at once under one key.
-  ``times_floor`` is how many times as long a side takes. No masks can be had for less here.
+  ``times_floor`` is how many times as long a side takes. This cipher gives none for less.
 - ``tcp`` rows: `dpjax.secagg.local.over_tcp`, server and clients in one process; ``seconds`` are
   those of all parties, ``wall`` those on the clock. Clients leave at three stages.
 - ``jit`` rows: `dpjax.transforms.masks`, masks of simulated clients and the sum's unmasking.
