@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _layers
-from dpjax.plans import _parameters
+from dpjax.plans import _padding, _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
@@ -66,7 +66,10 @@ class AgentQuery:
     """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
 
     Guarantee: the answer of one agent has a ``norm`` of at most ``clip_norm``, exactly, whatever
-    its data; replacing all of them moves it by at most twice that, and no other agent's at all.
+    its data; replacing all of them moves it by at most twice that, and no other agent's at all. Who
+    has no record in a batch answers zero, whatever ``encode`` makes of a zero gradient, so that
+    leaving somebody out moves an answer by at most ``clip_norm``; and what stands in the places of
+    padding moves nothing.
     Where the clip norm is infinite nothing bounds it: that gradients are close is an assumption
     then, which the guarantee states.
 
@@ -108,6 +111,7 @@ class AgentQuery:
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
         )
         clipped, _ = clip.update(gradients, optax.EmptyState())
+        clipped = _padding.none_of_nobody(clipped, batch[-1])
         norms = clipping.norms(gradients, self.norm)
         taken = (jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms)))
         narrow = [value.astype(jnp.float32) for value in taken]
@@ -150,6 +154,8 @@ class AgentQuery:
             padding = None if padding is None else jnp.repeat(padding, self.copies.number)
         if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
+        if padding is not None:
+            x, y = _padding.own_alone(x, y, padding)
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
         if padding is None:
             return jnp.mean(losses)

@@ -90,6 +90,38 @@ M, EACH, BATCH, EPOCHS = 3, 4, 2, 2
 T = EPOCHS * M * EACH // BATCH
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(steps):
+    centre = jnp.zeros(D, jnp.float32).at[0].set(3.0)
+    query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
+
+    def answer(x, padding):
+        y = jnp.full((1, 1), -100.0, jnp.float32)
+        return query(jnp.zeros((1, D), jnp.float32), (x, y, padding), lambda g: g - centre).total
+
+    # A gradient along the centre, and far longer: the answer to it is C, that to none not -C.
+    there, gone = (
+        answer(jnp.zeros((1, 1, D), jnp.float32).at[0, 0, 0].set(1.0), jnp.asarray([[left]]))
+        for left in (False, True)
+    )
+    assert float(jnp.linalg.norm(there)) > 0.99 * CLIP
+    np.testing.assert_array_equal(gone, 0)
+    assert float(jnp.linalg.norm(there - gone)) <= CLIP
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_records_in_the_places_of_padding_move_nothing(steps):
+    query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
+    models, y = jnp.ones((1, D), jnp.float32), jnp.zeros((1, 2), jnp.float32)
+    # Others' records there may overflow: a gradient times zero is then nan.
+    x = np.ones((1, 2, D), np.float32)
+    huge = x * np.asarray([1, 3e38], np.float32)[None, :, None]
+    first, second = (query(models, (each, y, jnp.asarray([[False, True]]))).total
+                     for each in (jnp.asarray(x), jnp.asarray(huge)))  # fmt: skip
+    assert float(jnp.linalg.norm(first)) > 0.1 * CLIP
+    np.testing.assert_array_equal(first, second)
+
+
 def test_clients_come_with_several_records_of_their_own():
     dealt = Clients(M, EACH, EPOCHS, BATCH)
     counts = np.full(2, M * EACH)
