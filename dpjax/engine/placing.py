@@ -70,7 +70,16 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                 )
         if counts.tobytes() not in audited:
             audited.add(counts.tobytes())
-            draws.audit(sampler, counts, plans[0].config.rounds)
+            turns, single = _claims(plans)
+            draws.audit(sampler, counts, plans[0].config.rounds, turns=turns, single=single)
+
+
+def _claims(plans: tuple[Plan, ...]) -> tuple[Any, bool]:
+    """Turns of clients where a plan protects these, and whether noise is of single records."""
+    configs = [plan.config for plan in plans]
+    kept: Any = [each.sampler for each in configs if each.protect.unit == "client"]
+    single = any(each.coded and each.protect.clips == "record" for each in configs)
+    return (kept[0].turns if kept else None), single
 
 
 def _parts(problem: Problem) -> parts.Data:

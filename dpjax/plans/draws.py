@@ -18,9 +18,17 @@ _ROUNDS = 3
 _COUNTED = 16
 _RARE = 1e-9
 _LARGEST = 10**8
+_TURNS = 10**4
 
 
-def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
+def audit(
+    sampler: Sampler,
+    counts: Int[np.ndarray, " n"],
+    rounds: int,
+    *,
+    turns: tuple[int, int] | None = None,
+    single: bool = False,
+) -> None:
     """Refuse a sampler that draws otherwise than it says, on numbers of records at hand.
 
     Guarantee: what passes drew distinct records of each agent in the rounds tried, and none more
@@ -34,16 +42,26 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
         sampler: The sampler.
         counts: [n] records of each agent.
         rounds: Rounds T.
+        turns: (times, separation) of clients, where these are protected: record r of an agent is
+            client r mod separation's.
+        single: Whether the noise is of one record's gradient an agent.
 
     Raises:
         ValueError: Naming the round and the agent.
     """
+    if single:
+        _check_single(sampler, counts)
     pattern, key = sampler.pattern(rounds), jax.random.key(0)
     tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
     rates = sampler.rates(counts)
     if rates is not None:
         tried = max(_COUNTED, min(rounds, 2 * pattern.separation + 1))
+    if turns is not None:
+        # Nothing else says of a user's own who is which client.
+        cycles = min(rounds, 2 * turns[1] + 1)
+        tried = max(tried, cycles if packaged(type(sampler)) else min(rounds, _TURNS))
     last: dict[tuple[int, int], int] = {}
+    came: dict[tuple[int, int], list[int]] = {}
     times = [np.zeros(count, np.int64) for count in counts]
     for t in range(tried):
         drawn = _drawn(sampler, key, jnp.int32(t), jnp.asarray(counts))
@@ -51,6 +69,8 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
         skip = np.zeros(rows.shape, bool) if drawn.padding is None else np.asarray(drawn.padding)
         for agent, (row, none) in enumerate(zip(rows, skip, strict=True)):
             taken = row[~none]
+            if turns is not None:
+                _check_turn(sampler, turns, agent, t, {int(r) % turns[1] for r in taken}, came)
             if len(set(taken.tolist())) != len(taken) or (taken >= counts[agent]).any():
                 raise ValueError(
                     f"sampler is {_validate.shown(sampler)}, which draws a record of agent {agent} "
@@ -76,6 +96,47 @@ def audit(sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int) -> None:
         _check_distinct(sampler, counts, rounds, claimed=rates is not None)
 
 
+def _check_turn(
+    sampler: Sampler,
+    turns: tuple[int, int],
+    agent: int,
+    round: int,
+    clients: set[int],
+    came: dict[tuple[int, int], list[int]],
+) -> None:
+    """Refuse clients of a place who come sooner again, or more often, than is said of them."""
+    times, separation = turns
+    for client in sorted(clients):
+        before = came.setdefault((agent, client), [])
+        if len(before) == times or (before and (round - before[-1]) % separation):
+            raise ValueError(
+                f"sampler is {_validate.shown(sampler)}, which draws records of client {client} of "
+                f"agent {agent} in rounds {[*before, round]}, its turns say {times} times, "
+                f"{separation} apart; deal record r to client r mod {separation}, as "
+                "samplers.Clients does"
+            )
+        before.append(round)
+
+
+def _check_single(sampler: Sampler, counts: Int[np.ndarray, " n"]) -> None:
+    """Refuse batches with places for several records, whose sum is no one clipped gradient."""
+    width = _width(sampler, counts)
+    if width != 1:
+        raise ValueError(
+            f"sampler is {_validate.shown(sampler)}, whose batches have {width} places, with noise "
+            "that rounds one clipped gradient an agent; give batches of one record "
+            "(samplers.Clients, Random(1)), or protect agents"
+        )
+
+
+def _width(sampler: Sampler, counts: Int[np.ndarray, " n"]) -> int:
+    """Places of a batch."""
+    drawn = jax.eval_shape(
+        lambda counts: sampler.draw(jax.random.key(0), jnp.int32(0), counts).rows, counts
+    )
+    return drawn.shape[1]
+
+
 def _check_distinct(
     sampler: Sampler, counts: Int[np.ndarray, " n"], rounds: int, *, claimed: bool
 ) -> None:
@@ -84,9 +145,7 @@ def _check_distinct(
     With many records a draw with replacement seldom meets one twice; with as few as a batch it
     does in most rounds.
     """
-    width = jax.eval_shape(
-        lambda counts: sampler.draw(jax.random.key(0), jnp.int32(0), counts).rows, counts
-    ).shape[1]
+    width = _width(sampler, counts)
     # Where rates are claimed, the numbers of records are part of the sampler.
     for few in (None,) if claimed else (None, width, width + 1):
         tried = counts if few is None else np.full_like(counts, few)

@@ -230,3 +230,43 @@ def test_own_samplers_that_repeat_a_record_are_refused(kind, batch_size):
     draws.audit(Plain(batch_size), counts, 200)
     with pytest.raises(ValueError, match="draws one twice, or one that is not there, in round"):
         draws.audit(kind(batch_size), counts, 200)
+
+
+class Early(samplers.Clients):
+    """Draws another client's record in one late round, as one of its own pattern."""
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        other = {8: 9, 9: 8}  # Clients 2 and 0 of three, in each other's rounds.
+        rows = drawn.rows
+        for at, put in other.items():
+            rows = jnp.where(round == at, put, rows)
+        return drawn._replace(rows=rows)
+
+    @property
+    def participation(self):
+        return None
+
+
+@pytest.mark.parametrize("counts", [[12, 12], [12, 7]])
+def test_clients_of_ones_own_sampler_come_in_their_turns(counts):
+    dealt, counts = samplers.Clients(clients=3, examples=4, epochs=2), np.asarray(counts)
+    draws.audit(dealt, counts, 24, turns=dealt.turns)
+    with pytest.raises(ValueError, match="records of client 0 of agent 0 in rounds .* 3 apart"):
+        draws.audit(Early(3, 4, 2), counts, 24, turns=dealt.turns)
+    with pytest.raises(ValueError, match="its turns say 2 times"):
+        draws.audit(dealt, counts, 24, turns=(2, 3))
+
+
+class Undivided(samplers.Random):
+    """Says that sums are of one record, and draws as many as it likes."""
+
+    @property
+    def divisor(self):
+        return 1
+
+
+def test_noise_of_one_gradient_is_for_batches_of_one_place():
+    draws.audit(Undivided(1), np.full(3, 9), 5, single=True)
+    with pytest.raises(ValueError, match="batches have 4 places"):
+        draws.audit(Undivided(4), np.full(3, 9), 5, single=True)
