@@ -17,6 +17,9 @@ from dpjax.transforms import masks
 
 __all__ = ["Copies", "Gossip", "Masked", "Server", "Sum", "Trusted"]
 
+_MASKS = 2**32 - 1
+"""Folded into a seed's key: runs fold small numbers into theirs, of purposes, noise among them."""
+
 
 @dataclass(frozen=True)
 class Gossip:
@@ -230,7 +233,8 @@ class Masked(Trusted):
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
         """The sum of masked messages, unmasked."""
-        key = jax.random.fold_in(jax.random.key(self.seed, impl=_threefry.IMPLEMENTATION), round)
+        own = jax.random.key(self.seed, impl=_threefry.IMPLEMENTATION)
+        key = jax.random.fold_in(jax.random.fold_in(own, _MASKS), round)
         leaves, structure = jax.tree.flatten(messages)
         totals = []
         for number, leaf in enumerate(leaves):

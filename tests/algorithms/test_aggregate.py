@@ -11,6 +11,7 @@ import pytest
 
 from dpjax.algorithms.exchange import Masked, Sum, Trusted
 from dpjax.algorithms.federated import Federated
+from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
@@ -226,3 +227,18 @@ class Leaking(Federated):
 def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
     with pytest.raises(ValueError, match="method shows .message"):
         plan.make(config(Leaking(aggregate)), COMPLETE)
+
+
+def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
+    used, masked = [], masks.masked
+
+    def watched(values, key, degree):
+        used.append(jax.random.key_data(key).tolist())
+        return masked(values, key, degree)
+
+    monkeypatch.setattr(masks, "masked", watched)
+    for round in range(3):
+        Masked(seed=0).at(round)(jnp.ones((N, 2), jnp.uint32))
+    # A round's number and a leaf's were folded into the seed's key, as a purpose and a phase are.
+    runs = [jax.random.key_data(keys.derive(0, name)).tolist() for name in keys.PURPOSES]
+    assert len(used) == 3 and not any(key in runs for key in used)
