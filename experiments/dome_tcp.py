@@ -101,10 +101,10 @@ PRESETS = {
 }  # fmt: skip
 
 
-def configured(config: Config, k: int, size: int) -> plan.Config:
-    """The run's parts, with the clients missing that leave on the way."""
-    leaves = transport.taking_turns(config.agents, config.dropouts)
-    missing = transport.absent(leaves, config.rounds)
+def configured(
+    config: Config, k: int, size: int, missing: tuple[tuple[int, ...], ...]
+) -> plan.Config:
+    """The run's parts, with clients missing by round."""
     masked = Masked(config.dropouts, missing, degree=degree(config))
     method = federated.dome(k, masked) if k else federated.Federated(masked, centre=0.0)
     return plan.Config(
@@ -142,10 +142,11 @@ def problems(config: Config) -> tuple[Callable[[Any, Any], problem.Problem], Any
 
 
 def train(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
-    """Tune in jit, run under masks in jit, and run over TCP: rows of the last two."""
+    """Tune in jit, run over TCP, and run under masks in jit: rows of the last two."""
     learn, whole, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
-    base = configured(config, k, whole[0].shape[1] + 1)
+    leaves = transport.taking_turns(config.agents, config.dropouts)
+    base = configured(config, k, whole[0].shape[1] + 1, transport.absent(leaves, config.rounds))
     fit, held = split.split(*whole, config.validation, seed=0)
     tuning = run(
         tune.grid({"discrete": base}, config.steps, matrix),
@@ -158,19 +159,21 @@ def train(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[st
     (made,) = tune.grid({"discrete": base}, [step], matrix)
     every = max(1, config.rounds // config.measurements)
     task, options = learn(whole, test), {"seeds": [config.seed], "eval_every": every}
-    progress = lab.run_options(None)["progress"]
-    # The same two halves of a round, with masks in jit between them: compiled as one program a
-    # sketch may round otherwise in its last bits.
-    inside = run(made, task, transport=host.local(made), progress=progress, **options)
+    options["progress"] = lab.run_options(None)["progress"]
     code = made.noise.code  # type: ignore[union-attr]
     sums = transport.SecureSums(
         transport.terms_of(code, dropouts=config.dropouts, colluders=config.colluders),
-        transport.taking_turns(config.agents, config.dropouts),
+        leaves,
         skip=True,
         limits=tcp.Limits(enrol=config.enrol),
     )
     # Not resumed: a round is asked for once, and traffic is that of one process.
-    crossed = run(made, task, transport=sums, progress=progress, **options)
+    crossed = run(made, task, transport=sums, **options)
+    # The same clients missing, late ones too, and the same two halves of a round: compiled as one
+    # program a sketch may round otherwise in its last bits.
+    after = configured(config, k, whole[0].shape[1] + 1, sums.missing())
+    (again,) = tune.grid({"discrete": after}, [step], matrix)
+    inside = run(again, task, transport=host.local(again), **options)
     same = same_models(inside, crossed)
     lab.say(f"  {name(k)}: step {step:g}, {code.bits} bits, {'the' if same else 'OTHER'} models")
     where = {
@@ -205,7 +208,7 @@ def traffic(sums: transport.SecureSums, rounds: int, config: Config) -> dict[str
         "megabytes": sum(each.received + each.sent for each in opened) / 1e6,
         "seconds_a_round": float(np.mean([each.seconds for each in crossed])) if crossed else 0.0,
         "aborted": len(crossed) - len(opened),
-        "survivors": float(np.mean([each.survivors for each in opened])) if opened else 0.0,
+        "survivors": float(np.mean([len(each.survivors) for each in opened])) if opened else 0.0,
     }
 
 

@@ -32,7 +32,7 @@ class RoundTraffic(NamedTuple):
         round: Rounds before it.
         received: Bytes from clients; 0 where the aggregation was aborted.
         sent: Bytes to clients; 0 where it was aborted.
-        survivors: In the sum; 0 where it was aborted.
+        survivors: Who is in the sum; nobody where it was aborted.
         seconds: It took.
         aborted: Why, or "".
     """
@@ -40,7 +40,7 @@ class RoundTraffic(NamedTuple):
     round: int
     received: int
     sent: int
-    survivors: int
+    survivors: tuple[int, ...]
     seconds: float
     aborted: str
 
@@ -123,7 +123,7 @@ class SecureSums:
         try:
             carried = self._carried(rows, round)
         except Abort as abort:
-            self._note(round, 0, 0, 0, began, abort.reason)
+            self._note(round, 0, 0, (), began, abort.reason)
             if self.skip:
                 return self._nothing()
             abort.add_note(
@@ -132,10 +132,21 @@ class SecureSums:
             )
             raise
         total = carried.total
-        self._note(round, carried.received, carried.sent, len(total.survivors), began, "")
+        self._note(round, carried.received, carried.sent, total.survivors, began, "")
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
         return values, np.float32(len(total.survivors))
+
+    def missing(self) -> tuple[tuple[int, ...], ...]:
+        """Who was missing from the sum of every round so far, late clients among them.
+
+        All where it was aborted: `dpjax.algorithms.exchange.Masked` and `Trusted` take these.
+        """
+        every = range(self.terms.clients)
+        return tuple(
+            tuple(agent for agent in every if agent not in set(each.survivors))
+            for each in self.crossed
+        )
 
     def _carried(self, rows: np.ndarray, round: int) -> local.Carried:
         leaves = {} if self.leaves is None else dict(self.leaves(round))
@@ -144,7 +155,13 @@ class SecureSums:
         return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
 
     def _note(
-        self, round: int, received: int, sent: int, survivors: int, began: float, why: str
+        self,
+        round: int,
+        received: int,
+        sent: int,
+        survivors: tuple[int, ...],
+        began: float,
+        why: str,
     ) -> None:
         seconds = time.perf_counter() - began
         self.crossed.append(RoundTraffic(round, received, sent, survivors, seconds, why))

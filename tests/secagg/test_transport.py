@@ -47,17 +47,20 @@ def compiled():
 
 @pytest.mark.parametrize("over", ["memory", "tcp"])
 def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
-    sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS)
-    np.testing.assert_array_equal(models(ONE, transport=sums), compiled)
-    assert [each.round for each in sums.crossed] == list(range(T))
+    sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
+    found, planned = models(ONE, transport=sums), transport.absent(LEAVES, T)
     # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
-    assert [each.survivors for each in sums.crossed] == [
-        N - len(absent) for absent in transport.absent(LEAVES, T)
-    ]
+    assert all(set(gone) <= set(late) for gone, late in zip(planned, sums.missing(), strict=True))
+    # Over TCP a client may be late on a machine with other work: it is missing, too.
+    on_time = sums.missing() == planned
+    assert on_time or over == "tcp"
+    wanted = compiled if on_time else models(made(sums.missing()))
+    np.testing.assert_array_equal(found, wanted)
+    assert [each.round for each in sums.crossed] == list(range(T))
     assert {stage for t in range(T) for stage in LEAVES(t).values()} == set(local.STAGES)
     size = TERMS.vector_bytes()
-    assert all(each.received > each.survivors * size and each.sent > 0 for each in sums.crossed)
-    assert not any(each.aborted for each in sums.crossed)
+    for each in sums.crossed:
+        assert each.aborted or each.received > len(each.survivors) * size and each.sent > 0
 
 
 def test_sums_modulo_too_few_bits_are_other_models(compiled):
@@ -79,7 +82,7 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
         models(one, transport=sums, checkpoint=tmp_path)
     notes = " ".join(stopped.value.__notes__)
     assert "spent=(4,)" in notes and "round 4 (from 0) was not delivered" in notes
-    assert sums.crossed[-1].aborted and sums.crossed[-1].survivors == 0
+    assert sums.crossed[-1].aborted and sums.crossed[-1].survivors == ()
     # Its vectors may have gone out: the very same message is not summed again.
     with pytest.raises(ValueError, match="was asked for before"):
         models(one, transport=sums, checkpoint=tmp_path)
@@ -89,8 +92,8 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     # As where the run was told beforehand to go on without such a round, and in jit.
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     np.testing.assert_array_equal(models(one, transport=skipped), went_on)
-    gone = tuple(tuple(too_many(t)) for t in range(T))
-    np.testing.assert_array_equal(models(made(gone)), went_on)
+    assert skipped.missing()[4] == tuple(range(N)) and not skipped.missing()[5]
+    np.testing.assert_array_equal(models(made(skipped.missing())), went_on)
 
 
 def test_terms_are_those_of_the_noise():
