@@ -1,6 +1,7 @@
 """Learned clip norms and shapes in a run: the plan's guarantee, and what they learn."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,21 +31,29 @@ CASES = {
 }
 
 
-def after(part, rounds=12, seed=0):
-    """A state after means of anything, as a server has it."""
-    rng = np.random.default_rng(seed)
-    state = part.start(jax.random.key(0), D, jnp.float32)
-    for t in range(rounds):
-        mean = jnp.asarray(0.2 * rng.normal(size=part.k), jnp.float32)
+@functools.lru_cache
+def states(name, rounds=12):
+    """Three states after means of anything, as a server has them."""
+    part = CASES[name]
+    first = part.start(jax.random.key(0), D, jnp.float32)
+
+    def step(state, given):
+        mean, key = given
         gradient = part.projection(state).decode(mean)
-        state = part.learn(state, gradient, jax.random.key(t), mean)
-    return state
+        return part.learn(state, gradient, key, mean), None
+
+    means = 0.2 * np.random.default_rng(0).normal(size=(3, rounds, part.k)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(1), rounds)
+    run = jax.jit(jax.vmap(lambda given: jax.lax.scan(step, first, (given, keys))[0]))
+    found = run(jnp.asarray(means))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(3)]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_decoded_is_what_was_encoded_and_noise_as_stated(name):
     part = CASES[name]
-    projection = part.projection(state := after(part))
+    state = states(name)[0]
+    projection = part.projection(state)
     vector = projection.inner.decode(jnp.asarray([1e-3, 2e-3, 0.0, -1e-3], jnp.float32))
     sent = projection.encode(vector)
     assert sent.shape == (part.k,) and sent.dtype == jnp.float32
@@ -61,8 +70,8 @@ def test_one_gradient_moves_a_sum_by_the_clip_norm_whatever_was_learned(name):
     clip = clipping.per_agent(C)
     rng = np.random.default_rng(1)
     given = jnp.asarray(rng.normal(size=(40, D)) * 10.0 ** rng.uniform(-4, 4, (40, 1)), "f")
-    for seed in range(3):
-        projection = part.projection(after(part, seed=seed))
+    for state in states(name):
+        projection = part.projection(state)
         sent = clip.update(jax.vmap(projection.encode)(given), None)[0]
         assert np.linalg.norm(np.asarray(sent, float), axis=1).max() <= C
 
@@ -112,8 +121,9 @@ def test_a_run_learns_its_clip_norm_at_the_same_loss():
 def test_a_learned_sketch_drops_and_narrows_from_a_round_on():
     part = sketches.Learned(5, probes=2, share=1.0, floor=2.0, narrow_from=3)
     state, columns = part.start(jax.random.key(0), D, jnp.float32), []
+    learn = jax.jit(part.learn)
     for t in range(5):
-        state = part.learn(state, jnp.eye(D, dtype=jnp.float32)[0], jax.random.key(t))
+        state = learn(state, jnp.eye(D, dtype=jnp.float32)[0], jax.random.key(t))
         columns.append(int(jnp.any(state.sketch.frame, axis=0).sum()))
     assert columns == [5, 5, 3, 3, 3] and int(state.sketch.kept) == 1
 
