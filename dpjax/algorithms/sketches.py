@@ -174,6 +174,11 @@ class Given(_Known):
     def __post_init__(self) -> None:
         """Refuse what is no matrix of finite numbers."""
         columns = _validate.finite_array("columns", self.columns, ndim=2)
+        if np.abs(columns).max() > np.finfo(np.float32).max:
+            raise ValueError(
+                f"columns has {np.abs(columns).max():.3g}, beyond float32; give numbers of "
+                "usual size, such as orthonormal columns"
+            )
         object.__setattr__(self, "columns", fixed(columns, np.float32))
 
     def __eq__(self, other: Any) -> bool:

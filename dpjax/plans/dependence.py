@@ -27,6 +27,8 @@ _CALLS = {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 }
 """Equations whose inputs and outputs are those of the program that they hold."""
+_HOST = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
+"""Equations that hand inputs to the host, where nobody follows them."""
 
 
 class _Shown(NamedTuple):
@@ -39,12 +41,13 @@ class _Shown(NamedTuple):
     asked: Any
 
 
-def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
+def reached(jaxpr: core.Jaxpr, marked: Sequence[bool], handed: Any = None) -> list[bool]:
     """Return which outputs of a jaxpr depend on marked inputs.
 
     Args:
         jaxpr: A jaxpr; constants are not marked.
         marked: One an input.
+        handed: List for the names of equations that hand marked values to the host.
 
     Returns:
         One an output.
@@ -56,7 +59,8 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
 
     for equation in jaxpr.eqns:
         inputs = [of(atom) for atom in equation.invars]
-        outputs = _outputs(equation, inputs) if any(inputs) else [False] * len(equation.outvars)
+        none = [False] * len(equation.outvars)
+        outputs = _outputs(equation, inputs, handed) if any(inputs) else none
         known.update(zip(equation.outvars, outputs, strict=True))
         if any(inputs):
             # What is written to in place may hold any of it from here on.
@@ -64,40 +68,43 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
     return [of(atom) for atom in jaxpr.outvars]
 
 
-def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
+def _outputs(equation: Any, marked: list[bool], handed: Any) -> list[bool]:
     """Which outputs of one equation depend on its marked inputs."""
     name, parameters = equation.primitive.name, equation.params
+    if name in _HOST and handed is not None:
+        handed.append(name)
     if any(_written(atom) for atom in equation.invars):
         return [True] * len(equation.outvars)
     if name == "scan":
         fixed, carried = parameters["num_consts"], parameters["num_carry"]
-        body = parameters["jaxpr"].jaxpr
-        return _repeated(body, marked[:fixed], marked[fixed:][:carried], marked[fixed + carried :])
+        body, kept = parameters["jaxpr"].jaxpr, marked[fixed:][:carried]
+        return _repeated(body, marked[:fixed], kept, marked[fixed + carried :], handed)
     if name == "while":
         tests, fixed = parameters["cond_nconsts"], parameters["body_nconsts"]
         start = marked[tests + fixed :]
-        ended = _repeated(parameters["body_jaxpr"].jaxpr, marked[tests:][:fixed], start, [])
-        stops = reached(parameters["cond_jaxpr"].jaxpr, [*marked[:tests], *ended])
+        body, test = parameters["body_jaxpr"].jaxpr, parameters["cond_jaxpr"].jaxpr
+        ended = _repeated(body, marked[tests:][:fixed], start, [], handed)
+        stops = reached(test, [*marked[:tests], *ended], handed)
         return [each or stops[0] for each in ended]
     if name == "cond":
         chosen, operands = marked[0], marked[1:]
-        each = [reached(branch.jaxpr, operands) for branch in parameters["branches"]]
+        each = [reached(branch.jaxpr, operands, handed) for branch in parameters["branches"]]
         return [chosen or any(outputs) for outputs in zip(*each, strict=True)]
     inner = [one for one in map(_open, parameters.values()) if one is not None]
     # Of others the inner program may mean something else: a reduction's combines two numbers.
     if name in _CALLS and len(inner) == 1:
         (one,) = inner
         if len(one.invars) == len(marked) and len(one.outvars) == len(equation.outvars):
-            return reached(one, marked)
+            return reached(one, marked, handed)
     return [True] * len(equation.outvars)
 
 
 def _repeated(
-    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool]
+    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool], handed: Any
 ) -> list[bool]:
     """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
     while True:
-        outputs = reached(body, [*fixed, *carried, *others])
+        outputs = reached(body, [*fixed, *carried, *others], handed)
         new = [a or b for a, b in zip(carried, outputs, strict=False)]
         if new == carried:
             return new + outputs[len(carried) :]
@@ -197,7 +204,14 @@ def check(
     names = [jax.tree_util.keystr(path) for path, _ in paths]
     while True:
         others = [True] * sizes[1] + [False] * sum(sizes[2:])
-        outputs = reached(closed.jaxpr, [*kept, *others])
+        # A loss of one's own may print what it likes; a method, and its encoders, may not.
+        handed = list[str]() if isinstance(query, _Toy) else None
+        outputs = reached(closed.jaxpr, [*kept, *others], handed)
+        if handed:
+            raise ValueError(
+                f"method has a {handed[0]} that gets what depends on data past the noise; leave "
+                "it out of what agents compute"
+            )
         new = [a or b for a, b in zip(kept, outputs[: len(kept)], strict=True)]
         for name, shows in zip(names, outputs[len(kept) :], strict=True):
             if shows:

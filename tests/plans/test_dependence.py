@@ -5,9 +5,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 from dpjax.algorithms.average import Average
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.sketches import Fixed
 from dpjax.plans import dependence
+from dpjax.plans.optimizers import Sgd
 from dpjax.protocols import Emission
 from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking, batch, models, parts
 
@@ -220,3 +224,43 @@ def test_a_payload_of_other_shapes_is_refused():
     arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match="payload says"):
         dependence.check(OtherPayload(), arrays, **shared, models=models(), batch=batch())
+
+
+@dataclass(frozen=True)
+class Told:
+    """Encodes a gradient as it is, and tells the host what it was."""
+
+    way: str
+
+    def encode(self, vector):
+        return jax.jit(self.tell)(vector)
+
+    def tell(self, vector):
+        if self.way == "debug":
+            jax.debug.callback(lambda value: None, vector)
+        elif self.way == "io":
+            io_callback(lambda value: None, None, vector)
+        else:
+            return jax.pure_callback(lambda value: value, vector, vector, vmap_method="sequential")
+        return vector
+
+    def decode(self, coordinates):
+        return coordinates
+
+
+@dataclass(frozen=True)
+class Talking(Fixed):
+    """A sketch of one's own, whose encoder may talk to the host."""
+
+    way: str = "pure"
+
+    def projection(self, state):
+        return Told(self.way)
+
+
+@pytest.mark.parametrize("way", ["debug", "io", "pure"])
+def test_encoders_that_talk_to_the_host_are_refused(way):
+    method = Federated(sketch=Talking(2, way=way))
+    with pytest.raises(ValueError, match="_callback that gets what depends on data"):
+        dependence.check_method(method, Sgd(0.1), (3, 3))
+    dependence.check_method(Federated(sketch=Fixed(2)), Sgd(0.1), (3, 3))
