@@ -12,6 +12,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax._rounding import MARGIN
 from dpjax.algorithms.exchange import Server
+from dpjax.plans import registry
 from dpjax.plans.calibration import Target
 from dpjax.plans.shaped import Shaped
 from dpjax.transforms import noise as noise_
@@ -119,7 +120,15 @@ def check_sealed(part: Any, target: Target) -> None:
         ValueError: Naming the exchange and the remedy.
     """
     exchange = getattr(target.method, "exchange", None)
-    aggregate = exchange.aggregate if isinstance(exchange, Server) else None
+    # A subclass may hand out what it likes.
+    aggregate = exchange.aggregate if type(exchange) is Server else None
+    changed = _changed(aggregate)
+    if changed:
+        raise ValueError(
+            f"method has aggregate {type(aggregate).__name__}, which has its own "
+            f"{', '.join(changed)} and inherits that it shows plain sums alone; say sealed = True "
+            "in that class, where its sums have every message once"
+        )
     if not getattr(aggregate, "sealed", False):
         raise ValueError(
             f"method has exchange {exchange}, which shows single messages, with noise {part}, of "
@@ -132,3 +141,12 @@ def check_sealed(part: Any, target: Target) -> None:
             f"aggregate opens sums of {least} of {target.agents} agents with noise {part}; give "
             f"dropouts={target.agents - least}, or an aggregate that aborts earlier"
         )
+
+
+def _changed(aggregate: Any) -> list[str]:
+    """What a user's class has changed of one whose claim to be sealed it inherits."""
+    kinds = type(aggregate).__mro__
+    owner = next((kind for kind in kinds if "sealed" in vars(kind)), kinds[0])
+    own = [kind for kind in kinds[: kinds.index(owner)] if not registry.packaged(kind)]
+    names = {name for kind in own for name in vars(kind) if hasattr(owner, name)}
+    return sorted(name for name in names if name == "__call__" or not name.startswith("__"))

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.accounting import gdp
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.algorithms.exchange import Sum, Trusted
+from dpjax.algorithms.exchange import Server, Sum, Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
@@ -19,6 +19,7 @@ from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Cyclic, Random
+from dpjax.protocols import Received
 from dpjax.topology import graphs, mixing
 
 N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
@@ -151,6 +152,41 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
 def test_what_does_not_go_together_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         plan.make(config(**change), COMPLETE)
+
+
+class First(Trusted):
+    """Opens the first message in place of the sum."""
+
+    def _total(self, messages, there, round):
+        return jax.tree.map(lambda leaf: leaf[0], messages)
+
+
+class Named(Trusted):
+    """A sum by another name."""
+
+
+class Handed(Server):
+    """Has all step by what one has sent."""
+
+    def __call__(self, arrays, round, message):
+        total, present = super().__call__(arrays, round, message).value
+        return Received((jax.tree.map(lambda leaf: leaf[0], message), present), total)
+
+
+class Apart(Federated):
+    """Whose exchange is one of its own."""
+
+    @property
+    def exchange(self):
+        return Handed(self.aggregate)
+
+
+def test_a_claim_to_show_sums_alone_is_not_inherited_by_what_does_otherwise():
+    plan.make(config(aggregate=Named()), COMPLETE)
+    with pytest.raises(ValueError, match="aggregate First, which has its own _total"):
+        plan.make(config(aggregate=First()), COMPLETE)
+    with pytest.raises(ValueError, match="shows single messages"):
+        plan.make(config(method=Apart(Trusted())), COMPLETE)
 
 
 def test_single_messages_are_hidden_by_noise_of_their_own():
