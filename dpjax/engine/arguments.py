@@ -157,6 +157,27 @@ def check_transport(
             "checkpoint is None for a release over a transport; name a folder: begun again without "
             "its state, the run would send noise again with another payload"
         )
+    least, opened = fewest(plans[0]), getattr(transport, "least", None)
+    if opened is not None and opened < least:
+        raise ValueError(
+            f"transport opens sums of {opened} of {plans[0].agents} agents, and the plan's noise "
+            f"is for sums of {least} or more; give one that aborts earlier, or a plan with "
+            f"dropouts={plans[0].agents - opened}"
+        )
+
+
+def fewest(plan: Plan) -> int:
+    """Agents in a sum that a plan's exchange opens, at least: what its noise is for.
+
+    Args:
+        plan: The plan of a run.
+
+    Returns:
+        0 for an exchange that is no sum, or whose parts anybody may see.
+    """
+    aggregate: Any = getattr(plan.method.exchange, "aggregate", None)
+    sealed = getattr(aggregate, "sealed", False) and hasattr(aggregate, "least")
+    return aggregate.least(plan.agents) if sealed else 0
 
 
 def _check_path(name: str, value: Any, remedy: str) -> None:

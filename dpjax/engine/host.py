@@ -75,11 +75,13 @@ class Loop:
         job: What the halves are called with.
         course: The rounds.
         transport: What carries messages.
+        least: Agents in a sum at least (`arguments.fewest`).
     """
 
     job: Job
     course: Course
     transport: Transport
+    least: int = 0
 
     @property
     def options(self) -> dict[str, str]:
@@ -122,12 +124,22 @@ class Loop:
         """What the transport made of a message; errors get a note on what is left to do."""
         try:
             received = _checked(self.transport(message, round), wanted)
+            self._check_present(received, round)
             if _finite(message):
                 _check_finite(received, round)
         except BaseException as error:
             error.add_note(_left(round, storage))
             raise
         return received
+
+    def _check_present(self, received: Any, round: int) -> None:
+        """Refuse a sum of fewer than the plan's noise is for, before models are moved by it."""
+        if self.least and 0 < (present := float(received[1])) < self.least:
+            raise ValueError(
+                f"transport opened a sum of {present:g} agents in round {round} (from 0), and the "
+                f"plan's noise is for sums of {self.least} or more: the guarantee does not hold "
+                "for what it showed; give one that aborts, and a run of its own"
+            )
 
     def traced(self, state: State) -> list[Any]:
         """Both halves and the metrics, traced: all that the run computes by itself.

@@ -153,7 +153,7 @@ def run(
         print(expected, file=sys.stderr)
     driver: Scan | Loop = Scan(job, course)
     if transport is not None:
-        driver = Loop(job, course, transport)
+        driver = Loop(job, course, transport, arguments.fewest(plans[0]))
     identity = {}
     if checkpoint is not None or key_file is not None:
         options = course.options(phase, stopping) | driver.options

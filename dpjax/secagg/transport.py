@@ -99,6 +99,11 @@ class SecureSums:
         self._asked = {_validate.integer("spent", each, least=0) for each in spent}
         self._spent = frozenset(self._asked)
 
+    @property
+    def least(self) -> int:
+        """Agents in a sum that is opened, at least."""
+        return self.terms.minimum
+
     def __call__(self, message: Any, round: int) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
         """Return the sum of a round's messages, and how many it is of.
 

@@ -96,6 +96,16 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     np.testing.assert_array_equal(models(made(skipped.missing())), went_on)
 
 
+def test_sums_of_fewer_than_the_noise_is_for_are_refused():
+    fewer = transport.SecureSums(transport.terms_of(ONE.noise.code, dropouts=3), over="memory")
+    with pytest.raises(ValueError, match="sums of 3 of 6 agents.* is for sums of 4 or more"):
+        models(ONE, transport=fewer)
+    assert not fewer.crossed
+    # One that does not say so is stopped by the first such sum, before models move by it.
+    with pytest.raises(ValueError, match=r"a sum of 3 agents in round 0 \(from 0\)"):
+        models(ONE, transport=lambda message, round: (message[0], np.float32(3)))
+
+
 def test_terms_are_those_of_the_noise():
     assert (TERMS.clients, TERMS.length, TERMS.bits) == (N, 8, ONE.noise.code.bits)
     assert TERMS.minimum == N - PART.dropouts and TERMS.bound is None
