@@ -108,7 +108,7 @@ class Federated:
         if not 0 <= _validate.number("centre", self.centre) < 1:
             raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
         object.__setattr__(self, "local_steps", _validate.integer("local_steps", self.local_steps))
-        step = _validate.positive("local_step_size", self.local_step_size)
+        step = _validate.single_precision("local_step_size", self.local_step_size, 1e-30, 1e30)
         object.__setattr__(self, "local_step_size", step)
 
     @property

@@ -72,7 +72,8 @@ class SecureSums:
         crossed: What crossed, a row a round.
 
     Raises:
-        ValueError: For terms with a bound, or more than 32 bits, or an unknown way.
+        ValueError: For terms with a bound, or more than 32 bits, an unknown way, or what is no
+            terms, function, rounds or limits.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class SecureSums:
         spent: Sequence[int] = (),
         limits: tcp.Limits | None = None,
     ) -> None:
+        _check_parts(terms, leaves, spent, limits)
         if terms.bound is not None or terms.bits > 32:
             raise ValueError(
                 f"terms have bound {terms.bound} and bits {terms.bits}; a run's numbers are read "
@@ -187,6 +189,19 @@ class SecureSums:
         return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
 
 
+def _check_parts(terms: Any, leaves: Any, spent: Any, limits: Any) -> None:
+    """Refuse what is no part of a transport."""
+    wrong = {
+        "terms": (terms, isinstance(terms, Terms), "terms_of(plan.noise.code)"),
+        "leaves": (leaves, leaves is None or callable(leaves), "a function of the round"),
+        "spent": (spent, isinstance(spent, Sequence), "rounds, as in (4,)"),
+        "limits": (limits, isinstance(limits, tcp.Limits | None), "tcp.Limits()"),
+    }
+    for name, (value, fits, remedy) in wrong.items():
+        if not fits:
+            raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
+
+
 def terms_of(
     code: SumCode,
     *,
@@ -247,6 +262,8 @@ def taking_turns(
         ({0: 'enrol', 1: 'share'}, {2: 'mask', 3: 'unmask'})
     """
     each = _validate.integer("dropouts", dropouts, least=0, most=clients)
+    if not stages:
+        raise ValueError(f"stages is {stages!r}; give at least one of {local.STAGES}")
     for stage in stages:
         _validate.one_of("stages", stage, local.STAGES)
 

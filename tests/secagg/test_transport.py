@@ -135,5 +135,10 @@ def test_other_terms_and_schedules_are_refused():
         transport.SecureSums(dataclasses.replace(TERMS, bits=40))
     with pytest.raises(ValueError, match="over is 'udp'"):
         transport.SecureSums(TERMS, over="udp")
+    for wrong in ({"terms": None}, {"spent": 4}, {"leaves": 3}, {"limits": 2.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; give"):
+            transport.SecureSums(**{"terms": TERMS} | wrong)
+    with pytest.raises(ValueError, match="give at least one of"):
+        transport.taking_turns(N, 1, ())
     with pytest.raises(ValueError, match="stages is 'late'"):
         transport.taking_turns(N, 1, ("late",))
