@@ -30,8 +30,11 @@ class Aggregate(Shaped):
     n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
     sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
     mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
-    every round and no single message, whatever gradients depend on. Exact arithmetic; real noise,
-    in simulations. A round whose sum may have been opened counts, finished or not.
+    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
+    links, it loses no more, and the same is stated: single messages go masked over these, which is
+    what a sealed aggregate promises, so that this one sees the sums that are opened and no shares.
+    Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
+    finished or not.
 
     Attributes:
         dropouts: Agents that may be missing from a sum, at most.

@@ -311,10 +311,11 @@ NOISES = (
     NoiseRow(
         label="aggregate", part="Aggregate", builds="shares of the noise that a sum needs",
         view="none; the sum's", title="in a secure sum", colour="#661100", marker="8",
-        attackers=(("aggregator", "any"),), methods=("Federated",), released=False,
+        attackers=(("aggregator", "any"), ("outsider", "any")), methods=("Federated",),
+        released=False,
         why=(
             "its loss is that of sums of which nobody sees a part: give "
-            "method=Federated(aggregate=...) and Protect(..., attacker='aggregator'); a run in one "
+            "method=Federated(aggregate=...) and attacker='aggregator' or 'outsider'; a run in one "
             "process holds all keys, so it is a simulation (release=False)"
         ),
     ),

@@ -144,7 +144,7 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
         ({"sampler": Cyclic(EPOCHS, M * EACH, 1)}, "knows no clients"),
         ({"rounds": T + 1}, "give 12"),
         ({"release": True}, "release is True"),
-        ({"protect": Protect("zero_out_client", CLIP)}, "attacker 'outsider'"),
+        ({"protect": Protect("zero_out_client", CLIP, attacker="node")}, "attacker 'node'"),
         ({"protect": Protect("replace_agent", CLIP, attacker="aggregator")}, "replace_agent"),
         ({"noise": noise.Independent()}, "attacker 'aggregator'"),
     ],

@@ -1,0 +1,501 @@
+"""Which system to take: all of the suite's on one data set, at one guarantee, equally tuned.
+
+Agents hold parts of a data set. Every system trains the same model for as many rounds on as many
+records, at the same (epsilon, delta), unit and relation, against the same outsider: who reads all
+that goes over every link, and whatever the protocol opens. Each is tuned with as many trials, on
+other seeds and held-out records, and is told by what it asks to be trusted: nobody, a seed that all
+agents share, or a secure sum.
+"""
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.exchange import Server, Trusted
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.tracking import Tracking
+from dpjax.data import load, partition, split
+from dpjax.engine import traffic, tune
+from dpjax.models.linear import Linear
+from dpjax.models.mlp import MLP
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.results import claims, launch, plots, tables
+from dpjax.topology import graphs, mixing
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+
+class System(NamedTuple):
+    """A row of `SYSTEMS`.
+
+    Attributes:
+        title: In tables and legends.
+        trust: What all agents must trust for the guarantee: "nobody", "shared seed", "secure sum";
+            "no privacy" for the reference.
+        kind: How its trials are made, of `KINDS`.
+        design: Label of its noise over agents and rounds.
+    """
+
+    title: str
+    trust: str
+    kind: str
+    design: str = "independent"
+
+
+SYSTEMS = {
+    "non_private": System("D-SGD, no noise", "no privacy", "gossip", "non_private"),
+    "independent": System("LDP", "nobody", "gossip"),
+    "pairwise": System("DECOR", "shared seed", "gossip", "pairwise"),
+    "whisper": System("Whisper", "shared seed", "gossip", "whisper"),
+    "whisper_horizon": System("Whisper, all rounds", "shared seed", "gossip", "whisper_horizon"),
+    "mafalda": System("MAFALDA", "nobody", "gossip", "mafalda"),
+    "spacetime": System("space and time", "shared seed", "gossip", "spacetime"),
+    "tracking": System("gradient tracking", "nobody", "tracking"),
+    "doppler": System("DOPPLER on LDP", "nobody", "filtered"),
+    "doppler_whisper": System(
+        "DOPPLER on Whisper", "shared seed", "filtered", "whisper_horizon"
+    ),
+    "server": System("server SGD", "secure sum", "server"),
+    "adam": System("server Adam", "secure sum", "adam"),
+}  # fmt: skip
+"""Systems by name, in the order of the tables."""
+
+TRUSTS = ("nobody", "shared seed", "secure sum")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, at which guarantee, by which systems.
+
+    Attributes:
+        dataset: a9a and mnist come from the data cache, the others need no download.
+        records: Use only that many training records; 0 is all.
+        hidden: Width of the hidden layer; 0 is none.
+        relation: What is protected: an agent's data, or a record.
+        agents: Agents n.
+        probability: Edge probability of the random graph.
+        graph_seed: First seed tried for a connected graph.
+        systems: Names of `SYSTEMS`.
+        epsilon: Budgets.
+        delta: Target delta.
+        rounds: Rounds, of every system.
+        batch_size: Records an agent draws each round; 0 is all that it has.
+        clip_norms: Clip norms that are tried.
+        paths: Step size times clip norm, of plain steps: how far a round goes at most.
+        moment_steps: Step sizes of Adam; as many as paths.
+        sketches: Columns of DOME's sketch that are tried.
+        metric: What is tuned for.
+        seeds: Seeds of the reported runs.
+        tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
+        validation: Fraction of the training records held out while tuning.
+        measurements: How often the reported runs are measured.
+    """
+
+    dataset: Literal["a9a", "breast_cancer", "digits", "mnist"] = "a9a"
+    records: int = 0
+    hidden: int = 0
+    relation: Literal["replace_agent", "zero_out_record", "replace_record"] = "replace_agent"
+    agents: int = 20
+    probability: float = 0.3
+    graph_seed: int = 0
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    epsilon: tuple[float, ...] = (3.0, 10.0, 30.0)
+    delta: float = 1e-5
+    rounds: int = 300
+    batch_size: int = 64
+    clip_norms: tuple[float, ...] = (0.1, 0.3)
+    paths: tuple[float, ...] = (
+        0.5, 0.3, 0.17, 0.1, 0.06, 0.035, 0.02, 0.012, 0.007, 0.004, 0.0023, 0.0013,
+    )  # fmt: skip
+    moment_steps: tuple[float, ...] = (
+        0.5, 0.3, 0.17, 0.1, 0.06, 0.035, 0.02, 0.012, 0.007, 0.004, 0.0023, 0.0013,
+    )  # fmt: skip
+    sketches: tuple[int, ...] = (16, 48)
+    metric: Literal["test_accuracy", "test_loss"] = "test_accuracy"
+    seeds: tuple[int, ...] = tuple(range(5))
+    tuning_seeds: tuple[int, ...] = (100, 101)
+    validation: float = 0.2
+    measurements: int = 6
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be run to its end, or would not be a fair comparison."""
+        launch.check_numbers(
+            self,
+            whole={
+                "agents": 2, "batch_size": 0, "graph_seed": 0, "hidden": 0, "measurements": 1,
+                "records": 0, "rounds": 2, "seeds": 0, "sketches": 1, "tuning_seeds": 0,
+            },
+            positive=("epsilon", "probability", "clip_norms", "paths", "moment_steps"),
+            shares=("delta", "validation"),
+            filled=("systems", "epsilon", "clip_norms", "sketches", "seeds", "tuning_seeds"),
+        )  # fmt: skip
+        for name in self.systems:
+            if name not in SYSTEMS:
+                raise ValueError(f"systems holds {name!r}; choose from {', '.join(SYSTEMS)}")
+        if len(self.moment_steps) != len(self.paths):
+            raise ValueError(
+                f"moment_steps has {len(self.moment_steps)} entries and paths {len(self.paths)}; "
+                "give as many each, so that every system has as many trials"
+            )
+        if self.dataset in ("a9a", "breast_cancer") and self.hidden:
+            raise ValueError(f"hidden is {self.hidden} for {self.dataset}, of two classes; give 0")
+
+    def cells(self) -> list[tuple[str, float]]:
+        """System and budget of each cell; what has no noise has none."""
+        return [
+            (name, epsilon)
+            for name in self.systems
+            for epsilon in (self.epsilon if name != "non_private" else (math.inf,))
+        ]
+
+
+_CPU = Config(metric="test_loss")
+_DIGITS = Config(
+    dataset="digits", hidden=32, relation="zero_out_record", epsilon=(1.0, 4.0, 16.0), rounds=100,
+    batch_size=0, clip_norms=(0.3, 1.0), sketches=(32, 128),
+    paths=(8.0, 5.0, 3.0, 1.8, 1.1, 0.7, 0.4, 0.25, 0.15, 0.1, 0.06, 0.035),
+)  # fmt: skip
+
+PRESETS = {
+    "tiny": Config(
+        dataset="breast_cancer", agents=6, probability=0.7, epsilon=(10.0,), rounds=12,
+        batch_size=8, systems=("non_private", "whisper", "server"), seeds=(0, 1), clip_norms=(0.3,),
+        tuning_seeds=(100,), paths=(0.2, 0.05), moment_steps=(0.2, 0.05), sketches=(8,),
+        measurements=2,
+    ),
+    "cpu": _CPU,
+    "cpu_digits": _DIGITS,
+    "full": Config(
+        dataset="mnist", hidden=64, relation="zero_out_record", epsilon=(0.1, 0.3, 1.0, 3.0),
+        rounds=400, batch_size=0, clip_norms=(0.3, 1.0), sketches=(64, 256), paths=_DIGITS.paths,
+        seeds=tuple(range(10)),
+    ),
+}  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """What a system is tried with, beside its step sizes.
+
+    Attributes:
+        name: What records call it.
+        clip_norm: Clip norm C.
+        method: What agents compute and send.
+        noise: The design; None is no noise.
+        rule: ``rule(step)``: the optimizer.
+        moments: Whether its step sizes are Adam's.
+    """
+
+    name: str
+    clip_norm: float
+    method: Any
+    noise: Any
+    rule: Any
+    moments: bool = False
+
+
+def _gossip(config: Config, system: System) -> list[Setting]:
+    """D-SGD under a noise design."""
+    return [
+        Setting(f"C {clip:g}", clip, DSGD(), noise.named(system.design), optimizers.Sgd)
+        for clip in config.clip_norms
+    ]
+
+
+def _filtered(config: Config, system: System) -> list[Setting]:
+    """The same with a low-pass filter behind the noise, of every agent's own."""
+    rule = UpdateRule(filter=read_filter("first v1")).chain
+    return [setting._replace(rule=rule) for setting in _gossip(config, system)]
+
+
+def _tracking(config: Config, system: System) -> list[Setting]:
+    """Gradient tracking, its steps and noise by schedule: constant, or down to a tenth."""
+    del system
+    last = 0.1 ** (1 / config.rounds)
+    found = []
+    for at, (weight, ratio) in enumerate(((0.3, 1.0), (3.0, last), (3.0, 1.0), (0.3, last))):
+        clip = config.clip_norms[at % len(config.clip_norms)]
+        decay = "constant" if ratio == 1 else ratio
+        found.append(Setting(
+            f"C {clip:g}, beta {weight * clip:g}, {'constant' if ratio == 1 else 'down'}", clip,
+            Tracking(weight * clip), scheduled.Normal(ratio),
+            functools.partial(optimizers.Sgd, decay=decay),
+        ))  # fmt: skip
+    return found
+
+
+def _server(config: Config, system: System) -> list[Setting]:
+    """One model at a server, which sees sums alone, by plain steps."""
+    del system
+    return [
+        Setting(f"C {clip:g}", clip, Federated(Trusted()), Aggregate(), optimizers.Sgd)
+        for clip in config.clip_norms
+    ]
+
+
+def _adam(config: Config, system: System) -> list[Setting]:
+    """The same by Adam, whose second moment is without the noise."""
+    return [
+        setting._replace(rule=UpdateRule("adam").chain, moments=True)
+        for setting in _server(config, system)
+    ]
+
+
+KINDS = {
+    "gossip": _gossip, "filtered": _filtered, "tracking": _tracking, "server": _server,
+    "adam": _adam,
+}  # fmt: skip
+
+
+def trials(config: Config, name: str) -> list[tuple[Setting, tuple[float, ...]]]:
+    """Settings of a system with the step sizes of each: as many trials for every system.
+
+    Raises:
+        ValueError: For fewer step sizes than settings.
+    """
+    settings = KINDS[SYSTEMS[name].kind](config, SYSTEMS[name])
+    found = []
+    for at, setting in enumerate(settings):
+        steps = config.moment_steps if setting.moments else config.paths
+        dealt = tune.dealt(steps, len(settings))[at]
+        divisor = 1.0 if setting.moments else setting.clip_norm
+        found.append((setting, tuple(step / divisor for step in dealt)))
+    return found
+
+
+@functools.cache
+def matrix(agents: int, probability: float, graph_seed: int) -> np.ndarray:
+    """The network's mixing matrix."""
+    graph = graphs.erdos_renyi(agents, probability, graph_seed)
+    return mixing.metropolis_hastings(graph)
+
+
+def plans(
+    config: Config, setting: Setting, epsilon: float, steps: Iterable[float], count: int
+) -> list[plan.Plan]:
+    """A plan for every step size, for so many training records."""
+    weights = matrix(config.agents, config.probability, config.graph_seed)
+    counts = partition.iid(count, config.agents, 0).counts
+    private = setting.noise is not None
+    found: list[plan.Plan] = []
+    for step in steps:
+        made = plan.Config(
+            method=setting.method,
+            noise=setting.noise,
+            budget=protect.Budget(epsilon, config.delta) if private else None,
+            protect=protect.Protect(config.relation, clip_norm=setting.clip_norm),
+            sampler=samplers.Random(config.batch_size) if config.batch_size else samplers.Full(),
+            optimizer=setting.rule(step),
+            rounds=config.rounds,
+        )
+        design = found[0].design if found else None
+        found.append(plan.make(made, weights, design=design, counts=counts))
+    return found
+
+
+def data(config: Config) -> tuple[Any, Any, Any, str]:
+    """Training records, test records, model and loss."""
+    (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
+    train, test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in ((x, y), test))
+    if x.dtype == np.uint8:
+        train, test = ((a / 127.5 - 1, b) for a, b in (train, test))
+    train = tuple(part[: config.records or None] for part in train)
+    if config.dataset in ("a9a", "breast_cancer"):
+        return train, test, Linear(), "logistic"
+    widths = (config.hidden,) if config.hidden else ()
+    return train, test, MLP(widths, int(y.max()) + 1, "tanh"), "cross_entropy"
+
+
+def train(
+    config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Tune and run one system at one budget; rows of both phases."""
+    train, test, model, loss = data(config)
+
+    def learn(train: Any, test: Any) -> problem.Problem:
+        shards = partition.iid(len(train[1]), config.agents, 0)
+        return problem.supervised(model, loss, train, test, shards, name=config.dataset)
+
+    tried = [
+        tune.Trial(setting.name, steps, functools.partial(plans, config, setting, epsilon))
+        for setting, steps in trials(config, name)
+    ]
+    fit, held = split.split(*train, config.validation, seed=0)
+    whole = learn(train, test)
+    best = tune.reported(
+        tried, learn(fit, held), whole, seeds=config.seeds, tuning_seeds=config.tuning_seeds,
+        measurements=config.measurements, metric=config.metric, **lab.run_options(folder),
+    )  # fmt: skip
+    final = best.final
+    lab.say(
+        f"  {SYSTEMS[name].title}, epsilon {epsilon:g}: {best.trial.name}, step "
+        f"{best.step_size:.3g}, test accuracy {final.metrics['test_accuracy'][-1].mean():.4f}, "
+        f"{final.rounds_per_second:,.0f} rounds/s"
+    )
+    extra = {"budget_epsilon": epsilon, "system": SYSTEMS[name].title}
+    extra |= {"trust": SYSTEMS[name].trust, "dataset": config.dataset}
+    extra |= dict(zip(("parameters", "bytes_sent"), sent(final.plans[0], whole), strict=True))
+    return best.rows(lambda trial, result: {"setting": trial.name}, algorithm=name, **extra)
+
+
+def sent(made: plan.Plan, task: problem.Problem) -> tuple[int, float]:
+    """Parameters of the model, and the bytes that an agent sends in a run, on average.
+
+    To every neighbour by itself, or to the server once a round: numbers of four bytes, without the
+    keys and shares of a secure sum. What it receives is as much: the neighbours' messages, or the
+    sum.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    method = made.config.method
+    if isinstance(getattr(method, "exchange", None), Server):
+        sketch = getattr(method, "sketch", None)
+        numbers = getattr(sketch, "k", parameters)
+        return parameters, 4.0 * numbers * made.config.rounds
+    found = traffic.of(made, task)
+    return parameters, found.bytes * found.links / made.agents * made.config.rounds
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Train by every system of the suite at one guarantee, equally tuned, and say which to take."""
+    for name in config.systems:
+        trials(config, name)  # Refuses too few step sizes before any work.
+    cells = []
+    for name, epsilon in config.cells():
+        stored = launch.stored(config, "systems", system=name, epsilon=epsilon)
+        file = launch.file_name(f"{config.dataset}_{name}_{epsilon:g}")
+        cells.append((file, stored, functools.partial(train, config, name, epsilon, lab)))
+    report(config, lab, lab.cells(cells, seed=config.seeds))
+
+
+def differing(frame: Any) -> list[str]:
+    """What private runs at one budget state differently: nothing, if the comparison is fair.
+
+    Args:
+        frame: Tidy rows with their guarantees.
+
+    Returns:
+        A line for each budget and field of the guarantee that is not one for all.
+    """
+    found = []
+    private = frame[frame["trust"] != "no privacy"]
+    for budget, rows in private.groupby("budget_epsilon", sort=False):
+        stated = [Guarantee.from_dict(one) for one in rows["guarantee"]]
+        for field in ("unit", "relation", "attacker", "gradients", "delta", "rounds", "release"):
+            values = sorted({str(getattr(one, field)) for one in stated})
+            if len(values) > 1:
+                found.append(f"epsilon {budget:g}: {field} is {', '.join(values)}")
+        epsilons = [one.epsilon for one in stated]
+        if max(epsilons) > budget or min(epsilons) < 0.999 * budget:
+            found.append(f"epsilon {budget:g}: {min(epsilons):g} to {max(epsilons):g} is stated")
+        if any(one.gradient_gap is not None or one.unsound for one in stated):
+            found.append(f"epsilon {budget:g}: a gap is assumed, or what is stated is false")
+    return found
+
+
+def choices(rows: Any) -> list[dict[str, Any]]:
+    """Which system is the best at one budget, by what is trusted, and which are not behind it.
+
+    Args:
+        rows: Rows of the last round at one budget, ``points`` of accuracy among them.
+
+    Returns:
+        For each trust, and for all together: "trust", "best", its points, "within chance" of it
+        (by Student's t, paired over seeds), the next one "behind" and the "gap in points" to that
+        with its standard error.
+    """
+    found = []
+    for trust in (*TRUSTS, "any"):
+        group = rows[rows["trust"] == trust] if trust != "any" else rows
+        group = group[group["trust"] != "no privacy"]
+        if not len(group):
+            continue
+        means = group.groupby("system", sort=False)["points"].mean()
+        # A run that diverged is nobody's best.
+        best = means.fillna(-math.inf).idxmax()
+        close, behind = [], []
+        for row in claims.gains(group, best, "points", column="system"):
+            chance = -row["gain in points"] <= row["margin"]
+            (close if chance else behind).append(row)
+        behind.sort(key=lambda row: np.nan_to_num(row["gain in points"], nan=-math.inf))
+        line = {"trust": trust, "best": best, "points": means[best]}
+        line |= {"within chance": ", ".join(row["method"] for row in close) or "-"}
+        if behind:
+            line |= {"next": behind[-1]["method"], "gap in points": -behind[-1]["gain in points"]}
+            line |= {"standard error": behind[-1]["standard error"]}
+        found.append(line)
+    return found
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables and the choice, and draw the figure, from the records."""
+    final = frame[frame["phase"] == "final"]
+    last = final[final["round"] == config.rounds]
+    last = last.assign(points=100 * last["test_accuracy"], megabytes=last["bytes_sent"] / 1e6)
+    apart = differing(last)
+    lab.say("guarantees: " + ("the same for all" if not apart else "; ".join(apart)))
+    tuning = frame[frame["phase"] == "tuning"]
+    tried = tuning.groupby(["algorithm", "budget_epsilon"])[["setting", "step_size"]]
+    trials = tried.apply(lambda rows: len(rows.drop_duplicates()))
+    bare = last[last["trust"] == "no privacy"]
+    for epsilon in config.epsilon:
+        group = last[last["budget_epsilon"] == epsilon]
+        if not len(group):
+            continue
+        whole = last[last.index.isin([*bare.index, *group.index])]
+        lab.say(
+            f"\n{config.dataset}, {config.relation}, epsilon {epsilon:g}, "
+            f"{whole['seed'].nunique()} seeds: test accuracy in %, MB that an agent sends"
+        )
+        keys = ["system", "trust", "setting", "step_size", "megabytes"]
+        table = tables.summary(whole, keys, "points")
+        table["test_loss"] = tables.summary(whole, keys, "test_loss")["mean"]
+        lab.say(tables.text(table.rename(columns={"mean": "accuracy", "count": "seeds"})))
+        if "independent" in set(group["algorithm"]):
+            pairs = claims.gains(group, "LDP", "points", column="system")
+            lab.say("over LDP, paired over seeds:\n" + tables.text(pairs))
+        lab.say("which to take:\n" + tables.text(choices(group)))
+        lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
+    lab.say(f"trials a system and budget: {', '.join(map(str, sorted(set(trials))))}")
+    for _, first in last.drop_duplicates("trust").iterrows():
+        stated = Guarantee.from_dict(first["guarantee"]).statement()
+        lab.say(f"\n{first['trust']}: {stated}")
+    lab.say(
+        "Step sizes and settings were tuned on the training data, on other seeds; that is outside "
+        "epsilon."
+    )
+    draw(config, lab, last)
+
+
+def draw(config: Config, lab: launch.Lab, last: Any) -> None:
+    """Accuracy over budgets, a panel for each kind of trust."""
+    shown = [trust for trust in TRUSTS if trust in set(last["trust"])]
+    sheet, axes = plots.figure(1, len(shown), sharey="row")
+    for ax, trust in zip(np.ravel(axes), shown, strict=True):
+        rows = last[last["trust"].isin([trust, "no privacy"])]
+        plots.lines(
+            rows, "budget_epsilon", "test_accuracy", "system", ax=ax, logx=len(config.epsilon) > 1,
+            xlabel="epsilon", ylabel=f"test accuracy ({config.dataset})", title=f"trusts: {trust}",
+            guarantee=f"({config.relation}, outsider, delta = {config.delta:g}, "
+            f"T = {config.rounds}), gdp accountant, simulation",
+            note="Tuning is outside epsilon.",
+        )  # fmt: skip
+    path = plots.save(sheet, lab.folder / f"compare_{config.dataset}.svg")
+    lab.say(f"figure: {path}")
+
+
+main = functools.partial(launch.main, "compare", PRESETS, experiment)
+"""Command line."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
