@@ -7,6 +7,7 @@ other seeds and held-out records, and is told by what it asks to be trusted: nob
 agents share, or a secure sum.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable
@@ -16,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from dpjax.algorithms.sketches import Learned
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
-from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import load, partition, split
 from dpjax.engine import traffic, tune
@@ -67,6 +69,7 @@ SYSTEMS = {
     ),
     "server": System("server SGD", "secure sum", "server"),
     "adam": System("server Adam", "secure sum", "adam"),
+    "dome": System("DOME", "secure sum", "dome"),
 }  # fmt: skip
 """Systems by name, in the order of the tables."""
 
@@ -90,9 +93,13 @@ class Config:
         delta: Target delta.
         rounds: Rounds, of every system.
         batch_size: Records an agent draws each round; 0 is all that it has.
+        separation: Rounds between two times that a record takes part, in a fixed order: so many
+            rounds are an epoch. None draws batches anew, and a record may be in any.
         clip_norms: Clip norms that are tried.
-        paths: Step size times clip norm, of plain steps: how far a round goes at most.
-        moment_steps: Step sizes of Adam; as many as paths.
+        paths: Step size times clip norm, of plain steps: how far a round goes at most. Other
+            optimizers have the step sizes that go as far.
+        floors: Least second moments of Adam that are tried, over the clip norm squared; DOME has
+            the largest.
         sketches: Columns of DOME's sketch that are tried.
         metric: What is tuned for.
         seeds: Seeds of the reported runs.
@@ -106,20 +113,17 @@ class Config:
     hidden: int = 0
     relation: Literal["replace_agent", "zero_out_record", "replace_record"] = "replace_agent"
     agents: int = 20
-    probability: float = 0.3
+    probability: float = 0.5
     graph_seed: int = 0
     systems: tuple[str, ...] = tuple(SYSTEMS)
     epsilon: tuple[float, ...] = (3.0, 10.0, 30.0)
     delta: float = 1e-5
     rounds: int = 300
     batch_size: int = 64
+    separation: int | None = None
     clip_norms: tuple[float, ...] = (0.1, 0.3)
-    paths: tuple[float, ...] = (
-        0.5, 0.3, 0.17, 0.1, 0.06, 0.035, 0.02, 0.012, 0.007, 0.004, 0.0023, 0.0013,
-    )  # fmt: skip
-    moment_steps: tuple[float, ...] = (
-        0.5, 0.3, 0.17, 0.1, 0.06, 0.035, 0.02, 0.012, 0.007, 0.004, 0.0023, 0.0013,
-    )  # fmt: skip
+    paths: tuple[float, ...] = tuple(0.6 * 0.6**power for power in range(16))
+    floors: tuple[float, ...] = (0.01, 1.0)
     sketches: tuple[int, ...] = (16, 48)
     metric: Literal["test_accuracy", "test_loss"] = "test_accuracy"
     seeds: tuple[int, ...] = tuple(range(5))
@@ -135,20 +139,31 @@ class Config:
                 "agents": 2, "batch_size": 0, "graph_seed": 0, "hidden": 0, "measurements": 1,
                 "records": 0, "rounds": 2, "seeds": 0, "sketches": 1, "tuning_seeds": 0,
             },
-            positive=("epsilon", "probability", "clip_norms", "paths", "moment_steps"),
+            positive=("epsilon", "probability", "clip_norms", "paths", "floors"),
             shares=("delta", "validation"),
-            filled=("systems", "epsilon", "clip_norms", "sketches", "seeds", "tuning_seeds"),
+            filled=(
+                "systems", "epsilon", "clip_norms", "floors", "sketches", "seeds", "tuning_seeds",
+            ),
         )  # fmt: skip
         for name in self.systems:
             if name not in SYSTEMS:
                 raise ValueError(f"systems holds {name!r}; choose from {', '.join(SYSTEMS)}")
-        if len(self.moment_steps) != len(self.paths):
+        if self.separation is not None and self.rounds % self.separation:
             raise ValueError(
-                f"moment_steps has {len(self.moment_steps)} entries and paths {len(self.paths)}; "
-                "give as many each, so that every system has as many trials"
+                f"separation is {self.separation} for {self.rounds} rounds; give a divisor"
+            )
+        if self.separation is not None and "tracking" in self.systems:
+            raise ValueError(
+                f"separation is {self.separation} with system 'tracking', whose noise by schedule "
+                "is accounted for what may take part in every round; leave one out"
             )
         if self.dataset in ("a9a", "breast_cancer") and self.hidden:
             raise ValueError(f"hidden is {self.hidden} for {self.dataset}, of two classes; give 0")
+
+    @property
+    def stem(self) -> str:
+        """How files are called."""
+        return self.dataset + ("_epochs" if self.separation is not None else "")
 
     def cells(self) -> list[tuple[str, float]]:
         """System and budget of each cell; what has no noise has none."""
@@ -162,22 +177,28 @@ class Config:
 _CPU = Config(metric="test_loss")
 _DIGITS = Config(
     dataset="digits", hidden=32, relation="zero_out_record", epsilon=(1.0, 4.0, 16.0), rounds=100,
-    batch_size=0, clip_norms=(0.3, 1.0), sketches=(32, 128),
-    paths=(8.0, 5.0, 3.0, 1.8, 1.1, 0.7, 0.4, 0.25, 0.15, 0.1, 0.06, 0.035),
+    batch_size=0, clip_norms=(0.3, 1.0), floors=(1e-4, 1e-2), sketches=(32, 96),
+    tuning_seeds=(100,),
+    paths=tuple(8.0 * 0.65**power for power in range(16)),
 )  # fmt: skip
 
 PRESETS = {
     "tiny": Config(
         dataset="breast_cancer", agents=6, probability=0.7, epsilon=(10.0,), rounds=12,
-        batch_size=8, systems=("non_private", "whisper", "server"), seeds=(0, 1), clip_norms=(0.3,),
-        tuning_seeds=(100,), paths=(0.2, 0.05), moment_steps=(0.2, 0.05), sketches=(8,),
+        batch_size=8, systems=("non_private", "whisper", "dome"), seeds=(0, 1), clip_norms=(0.3,),
+        tuning_seeds=(100,), paths=(0.2, 0.05), floors=(0.1,), sketches=(8,),
         measurements=2,
     ),
     "cpu": _CPU,
     "cpu_digits": _DIGITS,
+    "cpu_epochs": dataclasses.replace(
+        _DIGITS, separation=10, epsilon=(4.0, 16.0),
+        systems=tuple(name for name in SYSTEMS if name != "tracking"),
+    ),
     "full": Config(
         dataset="mnist", hidden=64, relation="zero_out_record", epsilon=(0.1, 0.3, 1.0, 3.0),
-        rounds=400, batch_size=0, clip_norms=(0.3, 1.0), sketches=(64, 256), paths=_DIGITS.paths,
+        rounds=400, batch_size=0, clip_norms=(0.3, 1.0), floors=(1e-4, 1e-2), sketches=(64, 256),
+        paths=_DIGITS.paths,
         seeds=tuple(range(10)),
     ),
 }  # fmt: skip
@@ -192,7 +213,7 @@ class Setting(NamedTuple):
         method: What agents compute and send.
         noise: The design; None is no noise.
         rule: ``rule(step)``: the optimizer.
-        moments: Whether its step sizes are Adam's.
+        unit: Its step size times the clip norm, for a path of 1.
     """
 
     name: str
@@ -200,7 +221,7 @@ class Setting(NamedTuple):
     method: Any
     noise: Any
     rule: Any
-    moments: bool = False
+    unit: float = 1.0
 
 
 def _gossip(config: Config, system: System) -> list[Setting]:
@@ -242,17 +263,39 @@ def _server(config: Config, system: System) -> list[Setting]:
     ]
 
 
+def _moments(setting: Setting, share: float) -> Setting:
+    """The same by Adam, whose second moment is without the noise, and at least a share of C^2."""
+    rule = UpdateRule("adam", floor=share * setting.clip_norm**2)
+    # Where the floor rules, a step is as long as a plain one of the same path.
+    unit = setting.clip_norm * math.sqrt(share)
+    name = f"{setting.name}, floor {share:g}"
+    return setting._replace(name=name, rule=rule.chain, unit=unit)
+
+
 def _adam(config: Config, system: System) -> list[Setting]:
-    """The same by Adam, whose second moment is without the noise."""
+    """One model at a server by Adam."""
     return [
-        setting._replace(rule=UpdateRule("adam").chain, moments=True)
-        for setting in _server(config, system)
+        _moments(setting, share) for setting in _server(config, system) for share in config.floors
     ]
+
+
+def _dome(config: Config, system: System) -> list[Setting]:
+    """The same through a sketch that learns, less a running mean or not."""
+    pairs = [(k, centred) for centred in (True, False) for k in config.sketches]
+    found = []
+    for at, (k, centred) in enumerate(pairs):
+        # Each clip norm meets each of both.
+        clip = config.clip_norms[(at + (not centred)) % len(config.clip_norms)]
+        method = dome(k, Trusted()) if centred else Federated(Trusted(), sketch=Learned(k))
+        name = f"C {clip:g}, k {k}, {'centred' if centred else 'not centred'}"
+        setting = Setting(name, clip, method, Aggregate(), optimizers.Sgd)
+        found.append(_moments(setting, max(config.floors)))
+    return found
 
 
 KINDS = {
     "gossip": _gossip, "filtered": _filtered, "tracking": _tracking, "server": _server,
-    "adam": _adam,
+    "adam": _adam, "dome": _dome,
 }  # fmt: skip
 
 
@@ -265,10 +308,8 @@ def trials(config: Config, name: str) -> list[tuple[Setting, tuple[float, ...]]]
     settings = KINDS[SYSTEMS[name].kind](config, SYSTEMS[name])
     found = []
     for at, setting in enumerate(settings):
-        steps = config.moment_steps if setting.moments else config.paths
-        dealt = tune.dealt(steps, len(settings))[at]
-        divisor = 1.0 if setting.moments else setting.clip_norm
-        found.append((setting, tuple(step / divisor for step in dealt)))
+        dealt = tune.dealt(config.paths, len(settings))[at]
+        found.append((setting, tuple(path * setting.unit / setting.clip_norm for path in dealt)))
     return found
 
 
@@ -293,13 +334,21 @@ def plans(
             noise=setting.noise,
             budget=protect.Budget(epsilon, config.delta) if private else None,
             protect=protect.Protect(config.relation, clip_norm=setting.clip_norm),
-            sampler=samplers.Random(config.batch_size) if config.batch_size else samplers.Full(),
+            sampler=sampler(config, counts),
             optimizer=setting.rule(step),
             rounds=config.rounds,
         )
         design = found[0].design if found else None
         found.append(plan.make(made, weights, design=design, counts=counts))
     return found
+
+
+def sampler(config: Config, counts: np.ndarray) -> Any:
+    """Which records take part in a round."""
+    if config.separation is not None:
+        epochs, places = config.rounds // config.separation, int(counts.max())
+        return samplers.Cyclic(epochs, config.separation, -(-places // config.separation))
+    return samplers.Random(config.batch_size) if config.batch_size else samplers.Full()
 
 
 def data(config: Config) -> tuple[Any, Any, Any, str]:
@@ -372,7 +421,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for name, epsilon in config.cells():
         stored = launch.stored(config, "systems", system=name, epsilon=epsilon)
-        file = launch.file_name(f"{config.dataset}_{name}_{epsilon:g}")
+        file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
         cells.append((file, stored, functools.partial(train, config, name, epsilon, lab)))
     report(config, lab, lab.cells(cells, seed=config.seeds))
 
@@ -489,7 +538,7 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
             f"T = {config.rounds}), gdp accountant, simulation",
             note="Tuning is outside epsilon.",
         )  # fmt: skip
-    path = plots.save(sheet, lab.folder / f"compare_{config.dataset}.svg")
+    path = plots.save(sheet, lab.folder / f"compare_{config.stem}.svg")
     lab.say(f"figure: {path}")
 
 
