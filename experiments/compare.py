@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from dpjax.algorithms.sketches import Learned
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
 from dpjax.algorithms.federated import Federated, dome
+from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import load, partition, split
 from dpjax.engine import traffic, tune

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
+from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
 from dpjax.engine import tune
 from dpjax.models import images
@@ -212,8 +212,8 @@ PRESETS = {
     ),
     "cpu": Config(),
     "cpu_a9a": Config(
-        dataset="a9a", model="linear", records=0, batch_size=32, epsilon=(1.0, 0.3, 3.0),
-        k=(16, 4, 64), at_epsilon=1.0, swept=SKETCHES, floors=(1e-4, 1e-3),
+        dataset="a9a", model="linear", records=6_400, epsilon=(1.0, 0.3, 3.0), k=(16, 4, 64),
+        at_epsilon=1.0, swept=SKETCHES, epochs=3, floors=(1e-4, 1e-3),
     ),
     "cpu_cifar": Config(
         dataset="cifar10_small", epsilon=(8.0,), k=(64,), at_epsilon=8.0,

@@ -39,6 +39,7 @@ FEW = {
     "tracking_mnist": ["--parts", "methods"],
 }
 SLOW = (
+    "compare",
     "tracking_leakage",
     "whisper_quadratic",
     "whisper_departure",
@@ -52,6 +53,7 @@ SLOW = (
     [
         ("whisper_variance", []),
         ("whisper_logistic", []),
+        ("compare", ["--systems", "whisper", "dome"]),
         *FEW.items(),
         *(pytest.param(name, [], marks=pytest.mark.slow) for name in (*FEW, *SLOW)),
     ],

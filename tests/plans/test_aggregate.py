@@ -18,7 +18,7 @@ from dpjax.plans import noise, plan, problem
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Clients, Cyclic, Random
+from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.protocols import Received
 from dpjax.topology import graphs, mixing
 
@@ -198,3 +198,25 @@ def test_single_messages_are_hidden_by_noise_of_their_own():
     assert local.guarantee.attacker == "outsider" and local.guarantee.participation == (4, 3)
     ratio = float(np.diag(local.factor)[0]) / float(shared.noise.scale)
     assert ratio == pytest.approx(math.sqrt(N), rel=1e-5)
+
+
+def test_an_outsider_on_masked_links_loses_what_the_sums_tell():
+    """The same noise and loss as to the aggregator; in the clear a share hides far too little."""
+    outsider = Protect("zero_out_client", CLIP)
+    outside, inside = (
+        plan.make(config(**given), COMPLETE) for given in ({"protect": outsider}, {})
+    )
+    assert outside.noise.scale == inside.noise.scale
+    assert outside.guarantee.mu == inside.guarantee.mu
+    assert outside.guarantee.attacker == "outsider"
+    # What goes over the links in a run is the sum alone: no axis of agents.
+    seen = trace(outside, task(), seeds=[0], read=lambda passed: passed.message, rounds=1)
+    assert sum(np.asarray(leaf)[0, 0].size for leaf in jax.tree.leaves(seen)) == 5
+    with pytest.raises(ValueError, match="shows single messages"):
+        plan.make(config(protect=outsider, aggregate=Sum()), COMPLETE)
+    # The broken twin that this refuses: one share between an outsider and a message.
+    bare = CLIP * math.sqrt(EPOCHS * EACH) / float(outside.noise.scale)
+    assert gdp.epsilon(bare, DELTA) > 3 * 2.0
+    with pytest.raises(ValueError, match="with noise 'aggregate'"):
+        poisson = {"sampler": Poisson(1, 4), "protect": Protect("zero_out_record", CLIP)}
+        plan.make(config(**poisson), COMPLETE, counts=np.full(N, M * EACH))

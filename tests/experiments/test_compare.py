@@ -1,0 +1,197 @@
+"""Comparisons of systems and of sketches: fair by what is stated, judged by what is measured."""
+
+import copy
+import dataclasses
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from dpjax.algorithms.exchange import Trusted
+from dpjax.data import partition
+from dpjax.plans import problem
+from dpjax.results import records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+
+    def load(name):
+        sys.modules.pop(name, None)
+        return importlib.import_module(name)
+
+    return load
+
+
+def test_every_system_is_tried_as_often_and_goes_as_far(script):
+    module = script("compare")
+    for preset in module.PRESETS.values():
+        for name in preset.systems:
+            trials = module.trials(preset, name)
+            assert sum(len(steps) for _, steps in trials) == len(preset.paths), name
+            reach = sorted(
+                step * setting.clip_norm / setting.unit for setting, steps in trials
+                for step in steps
+            )  # fmt: skip
+            assert np.allclose(reach, sorted(preset.paths))
+    few = dataclasses.replace(module.PRESETS["cpu"], paths=(0.1, 0.2))
+    with pytest.raises(ValueError, match="2 entries for 4 settings"):
+        module.trials(few, "tracking")
+    with pytest.raises(ValueError, match="whose noise by schedule"):
+        dataclasses.replace(module.PRESETS["cpu_epochs"], systems=("tracking",))
+
+
+def test_all_systems_state_one_guarantee_and_a_twin_is_told(script):
+    module = script("compare")
+    config = dataclasses.replace(module.PRESETS["tiny"], systems=tuple(module.SYSTEMS))
+    config = dataclasses.replace(config, paths=(0.3, 0.2, 0.1, 0.05), clip_norms=(0.1, 0.3))
+    rows = []
+    for name in config.systems:
+        setting, steps = module.trials(config, name)[0]
+        (made,) = module.plans(config, setting, 10.0, steps[:1], 60)
+        trust = module.SYSTEMS[name].trust
+        # Plans without noise are the reference alone.
+        assert (made.noise is None) == (trust == "no privacy")
+        stated = {"guarantee": made.guarantee.to_dict(), "trust": trust}
+        rows.append({"budget_epsilon": 10.0, **stated})
+    assert len(rows) == 13 and module.differing(pandas.DataFrame(rows)) == []
+    for field, value, said in (
+        ("attacker", "aggregator", "attacker is aggregator, outsider"),
+        ("epsilon", 11.0, "to 11 is stated"),
+        ("epsilon", 9.0, "9 to 10 is stated"),
+        ("delta", 1e-4, "delta is"),
+    ):
+        twin = copy.deepcopy(rows)
+        twin[3]["guarantee"][field] = value
+        if field in ("epsilon", "delta"):
+            # A guarantee says its numbers together, and is refused where they disagree.
+            budget = module.protect.Budget(
+                value if field == "epsilon" else 10.0, value if field == "delta" else 1e-5
+            )
+            setting, steps = module.trials(config, "independent")[0]
+            (made,) = module.plans(config, setting, budget.epsilon, steps[:1], 60)
+            twin[3]["guarantee"] = made.guarantee.to_dict()
+            if field == "delta":
+                other = dataclasses.replace(config, delta=value)
+                (made,) = module.plans(other, setting, 10.0, steps[:1], 60)
+                twin[3]["guarantee"] = made.guarantee.to_dict()
+        found = module.differing(pandas.DataFrame(twin))
+        assert found and said in " ".join(found), found
+
+
+def test_what_an_agent_sends_is_counted(script):
+    """On a ring of six with five parameters: two neighbours, or a server."""
+    module = script("compare")
+    config = dataclasses.replace(module.PRESETS["tiny"], rounds=7)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.repeat([1, -1], 30)
+    shards = partition.iid(60, 6, 0)
+    task = problem.supervised(module.Linear(), "logistic", (x, y), (x, y), shards)
+    for name, numbers in (("whisper", None), ("server", 5), ("dome", 4)):
+        small = dataclasses.replace(config, sketches=(4,))
+        setting, steps = module.trials(small, name)[0]
+        (made,) = module.plans(small, setting, 10.0, steps[:1], 60)
+        links = np.count_nonzero(made.mixing - np.diag(np.diag(made.mixing)))
+        numbers = 5 * links / 6 if numbers is None else numbers
+        assert module.sent(made, task) == (5, pytest.approx(4 * numbers * 7))
+
+
+def rows_of(points, **columns):
+    return [
+        {"seed": seed, "points": value, **columns}
+        for seed, value in enumerate(points)
+    ]  # fmt: skip
+
+
+def test_the_choice_is_by_paired_differences_beyond_chance(script):
+    module = script("compare")
+    rows = [
+        *rows_of([60.0, 62.0, 64.0], system="LDP", trust="nobody"),
+        *rows_of([60.5, 61.8, 64.1], system="MAFALDA", trust="nobody"),
+        *rows_of([50.0, 52.0, 54.1], system="gradient tracking", trust="nobody"),
+        *rows_of([80.0, 81.0, 82.0], system="DOME", trust="secure sum"),
+        *rows_of([99.0, 99.0, 99.0], system="D-SGD, no noise", trust="no privacy"),
+        *rows_of([math.nan, 99.0, 99.0], system="server SGD", trust="secure sum"),
+    ]
+    found = {row["trust"]: row for row in module.choices(pandas.DataFrame(rows))}
+    assert set(found) == {"nobody", "secure sum", "any"}
+    assert found["nobody"]["best"] == "MAFALDA" and found["nobody"]["within chance"] == "LDP"
+    assert found["nobody"]["next"] == "gradient tracking"
+    assert found["nobody"]["gap in points"] == pytest.approx(10.1, abs=0.01)
+    # The reference is nobody's choice.
+    assert found["any"]["best"] in ("DOME", "server SGD")
+
+
+def test_the_verdict_on_sketches_follows_the_records(script):
+    module = script("dome_benchmark")
+    rows = [
+        *rows_of([70.0, 71.0, 72.0], algorithm="dome", k=16),
+        *rows_of([60.0, 61.0, 62.5], algorithm="count", k=16),
+        *rows_of([90.0, 90.0, 90.0], algorithm="count", k=64),
+        *rows_of([80.0, 81.5, 82.0], algorithm="adam", k=1000),
+        *rows_of([70.5, 70.5, 72.2], algorithm="fixed", k=16),
+    ]
+    frame = pandas.DataFrame(rows).assign(budget_epsilon=1.0)
+    found = {row["against"]: row for row in module.wins(frame)}
+    count, adam = found[module.TITLES["count"]], found[module.TITLES["adam"]]
+    assert count["verdict"] == "wins" and count["gain in points"] == pytest.approx(9.833, abs=1e-3)
+    assert adam["verdict"] == "loses" and adam["times the bytes"] == pytest.approx(62.5)
+    assert found[module.TITLES["fixed"]]["verdict"] == "open: within chance"
+    said = module.summary(list(found.values()))
+    assert "against count sketch: wins at epsilon 1 k 16 (+9.8)" in said
+    # Twins: signs turned, a rival at another k, one that diverged, one seed.
+    turned = frame.assign(points=-frame["points"])
+    assert [row["verdict"] for row in module.wins(turned)][:2] == ["wins", "open: within chance"]
+    broken = frame.copy()
+    broken.loc[0, "points"] = math.nan
+    assert {row["verdict"] for row in module.wins(broken)} == {"diverged"}
+    single = frame[frame["seed"] == 0]
+    assert {row["verdict"] for row in module.wins(single)} == {"open: one seed"}
+
+
+def test_every_sketch_is_tried_as_often(script):
+    module = script("dome_benchmark")
+    for preset in module.PRESETS.values():
+        for name in preset.methods:
+            trials = preset.trials(name, preset.k[0], np.eye(300)[:, : preset.k[0]])
+            assert sum(len(steps) for _, steps in trials) == len(preset.paths), name
+            assert all(setting.method.exchange.aggregate == Trusted() for setting, _ in trials)
+            sketches = {getattr(setting.method.sketch, "k", None) for setting, _ in trials}
+            assert sketches == ({preset.k[0]} if name in module.SKETCHES else {None})
+
+
+def test_public_directions_are_of_public_records_alone(script):
+    module = script("dome_benchmark")
+    config = dataclasses.replace(module.PRESETS["tiny"], k=(4,))
+    found = module.directions(config, 4)
+    assert found.shape == (2410, 4)
+    np.testing.assert_allclose(found.T @ found, np.eye(4), atol=1e-5)
+    data = module._records(config)
+    assert len(data.public[1]) == config.public and len(data.train[1]) == config.records
+    both = {row.tobytes() for row in data.public[0]} & {row.tobytes() for row in data.train[0]}
+    assert not both
+    # Private records are in no part of it.
+    x, y = data.train
+    module._records = lambda config: data._replace(train=(x + 1, y))
+    module.directions.cache_clear()
+    np.testing.assert_array_equal(module.directions(config, 4), found)
+
+
+def test_a_small_run_stores_equal_guarantees(script, tmp_path, capsys):
+    module = script("dome_benchmark")
+    assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "DOME against others" in said and "trials of each: 2" in said
+    frame = records.read(tmp_path / "dome_benchmark" / "tiny")
+    final = frame[frame["phase"] == "final"]
+    stated = {str(row["epsilon"]) for row in final["guarantee"]}
+    assert stated == {"8.0"} and set(frame[frame["phase"] == "tuning"]["seed"]) == {100}
+    sizes = final.groupby("algorithm")["bytes_a_turn"].first()
+    assert sizes["dome"] == 4 * 16 and sizes["momentum"] == 4 * 2410
