@@ -62,8 +62,8 @@ class Config:
     """What is trained, at which guarantees, and how it is tuned.
 
     Attributes:
-        dataset: a9a, mnist and the cifar10 come from the data cache, digits needs no download.
-        model: One of `dpjax.models.images.NETWORKS`; "linear" for a9a.
+        dataset: a9a, mnist and the cifar10 come from the data cache, the others need no download.
+        model: One of `dpjax.models.images.NETWORKS`, or "linear" for two classes.
         layout: How convolutions are computed.
         records: Training records, at most; 0 is all.
         public: Further records, of which the oracle knows all.
@@ -88,7 +88,9 @@ class Config:
         measurements: How often the reported runs are measured.
     """
 
-    dataset: Literal["a9a", "digits", "mnist", "cifar10", "cifar10_small"] = "mnist"
+    dataset: Literal["a9a", "breast_cancer", "digits", "mnist", "cifar10", "cifar10_small"] = (
+        "mnist"
+    )
     model: str = "small_cnn"
     layout: Layout = "patches"
     records: int = 3_840
@@ -206,9 +208,9 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
 
 PRESETS = {
     "tiny": Config(
-        dataset="digits", model="mlp", records=480, public=60, methods=("momentum", "dome"),
-        epsilon=(8.0,), k=(16,), at_epsilon=8.0, places=2, batch_size=24, epochs=1,
-        floors=(1e-3,), paths=(1.2, 0.6), seeds=(0, 1), measurements=2,
+        dataset="breast_cancer", model="linear", records=320, public=60,
+        methods=("momentum", "dome"), epsilon=(8.0,), k=(8,), at_epsilon=8.0, places=2,
+        batch_size=16, epochs=1, floors=(1e-3,), paths=(1.2, 0.6), seeds=(0, 1), measurements=2,
     ),
     "cpu": Config(),
     "cpu_a9a": Config(
@@ -256,7 +258,7 @@ def read(
 ) -> Records:
     """Read a data set; the public records are the first ones."""
     (x, y), test = split.with_test(load.load(dataset), 0.2, seed=1)
-    if dataset == "a9a":
+    if model == "linear":
         network, loss = Linear(), "logistic"
     else:
         classes = int(y.max()) + 1

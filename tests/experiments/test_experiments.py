@@ -53,7 +53,7 @@ SLOW = (
     [
         ("whisper_variance", []),
         ("whisper_logistic", []),
-        ("compare", ["--systems", "whisper", "dome"]),
+        ("compare", ["--systems", "whisper"]),
         *FEW.items(),
         *(pytest.param(name, [], marks=pytest.mark.slow) for name in (*FEW, *SLOW)),
     ],
