@@ -30,7 +30,6 @@ from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
 from dpjax.engine import tune
 from dpjax.models import images
-from dpjax.models.conv import Layout
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
@@ -92,7 +91,7 @@ class Config:
         "mnist"
     )
     model: str = "small_cnn"
-    layout: Layout = "patches"
+    layout: Literal["conv", "patches", "slices"] = "patches"
     records: int = 3_840
     public: int = 400
     test_records: int = 2_000
@@ -254,7 +253,7 @@ class Records(NamedTuple):
 
 @functools.cache
 def read(
-    dataset: str, model: str, layout: Layout, records: int, public: int, test_records: int
+    dataset: str, model: str, layout: Any, records: int, public: int, test_records: int
 ) -> Records:
     """Read a data set; the public records are the first ones."""
     (x, y), test = split.with_test(load.load(dataset), 0.2, seed=1)
