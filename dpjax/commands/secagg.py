@@ -14,7 +14,12 @@ from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
 
-LEFT = {"share": "after its keys", "mask": "after its shares", "unmask": "after its vector"}
+LEFT = {
+    "share": "after its keys",
+    "mask": "after its shares",
+    "confirm": "after its vector",
+    "unmask": "before it unmasked",
+}
 
 
 def serve(command: Serve) -> int:
@@ -84,13 +89,15 @@ def demo(command: Demo) -> int:
         command: Options.
     """
     bound = 2**20
-    terms = Terms(command.clients, command.length, 48, bound, command.corrupt, command.dropout)
+    fractions = command.corrupt, command.dropout
+    terms = Terms(command.clients, command.length, 48, bound, *fractions, command.adversary)
     print(_said(terms))
     values = np.random.default_rng().integers(
         -bound, bound, (terms.clients, terms.length), endpoint=True
     )
     rows = random.sample(range(terms.clients), terms.clients - terms.minimum)
-    leaves = {row: local.STAGES[1 + at % 3] for at, row in enumerate(rows)}
+    stages = terms.stages[1:]
+    leaves = {row: stages[at % len(stages)] for at, row in enumerate(rows)}
     started = time.perf_counter()
     total, received, sent = local.over_tcp(terms, values, leaves)[:3]
     seconds = time.perf_counter() - started

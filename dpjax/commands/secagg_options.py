@@ -21,7 +21,8 @@ class Agreed:
         corrupt: Fraction of clients whose knowledge the server may have.
         dropout: Fraction of clients that may be missing.
         adversary: What the server may do: follow the protocol and be curious (semi_honest), or tell
-            survivors different stories (semi_malicious, thresholds only; see docs/secagg.md).
+            survivors different stories of who has left (semi_malicious: one more stage, in which
+            they confirm to each other what they were told; see docs/secagg.md).
         host: The server's address.
         enrol: Seconds for clients to enrol.
         stage: Seconds for each stage after it.
@@ -85,12 +86,14 @@ class Demo:
         length: Entries of a vector.
         dropout: Fraction of clients that may leave; so many do, at the stages in turn.
         corrupt: Fraction of clients whose knowledge the server may have.
+        adversary: What the server may do: semi_honest or semi_malicious.
     """
 
     clients: int = 20
     length: int = 1000
     dropout: float = 0.1
     corrupt: float = 0.05
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
 
 
 _Action = (

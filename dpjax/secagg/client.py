@@ -3,6 +3,10 @@
     greet(hello) -> keys     share(roster) -> shares     mask(delivery) -> masked
     unmask(request) -> answer
 
+or, under ``semi_malicious``, instead of the last
+
+    confirm(request) -> confirmations     unmask(confirmed) -> answer
+
 Each is called once, in this order; anything else ends the client, which answers nothing after.
 """
 
@@ -12,10 +16,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dpjax import _validate
-from dpjax.secagg import masks, pairs, primitives, shamir
+from dpjax.secagg import masks, pairs, primitives, shamir, stories
 from dpjax.secagg.messages import (
     SHARE_BYTES,
     Answer,
+    Confirm,
+    Confirmed,
     Delivery,
     Hello,
     Keys,
@@ -27,8 +33,6 @@ from dpjax.secagg.messages import (
 from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
-
-STAGES = ("greet", "share", "mask", "unmask", "over")
 
 
 class Client:
@@ -44,6 +48,8 @@ class Client:
     survivor and dropout, and every neighbour that finished sharing is one of the two. So it never
     gives both shares of one neighbour, whatever the server says, and whether or not the server
     was started again. Its own secrets have at least as many holders as the threshold, or it ends.
+    Under ``semi_malicious`` it answers only what as many neighbours as the threshold confirmed that
+    they were told alike, and confirms one story (`dpjax.secagg.stories`).
 
     Args:
         terms: What all parties agreed on.
@@ -63,11 +69,14 @@ class Client:
         self.terms = terms
         self._values: np.ndarray | None = _residues(terms, values)
         self._stage = "greet"
+        self._stages = ("greet", *terms.stages[1:], "over")
         self._channel = primitives.key_pair()
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
         self._agreed: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes] | None] = {}
+        self._confirming: stories.Confirming | None = None
+        self._request: Request | None = None
         self.nonce = b""
         self.number = -1
         self.exposed = False
@@ -157,12 +166,18 @@ class Client:
         own = pairs.self_key(self._seed, self.number, self._session)
         assert self._values is not None
         vector = masks.masked(self._values, own, keys, self.number, self.terms.bits)
+        if "confirm" in self._stages:
+            both_ways = {
+                j: (self._story_key(j, sending=True), self._story_key(j, sending=False))
+                for j in self._held
+            }
+            self._confirming = stories.Confirming(self.number, self._session, both_ways)
         self._forget_own()
         self.exposed = True
         return Masked(self.nonce, masks.packed(vector, self.terms.bits))
 
-    def unmask(self, request: Request) -> Answer:
-        """Return its shares of survivors' seeds and of dropouts' mask keys, once.
+    def confirm(self, request: Request) -> Confirm:
+        """Return what it was told, sealed for its surviving neighbours; ``semi_malicious`` alone.
 
         Args:
             request: Who survived and who dropped out.
@@ -170,13 +185,51 @@ class Client:
         Raises:
             Abort: For a request that it must not answer, a second one, or out of order.
         """
-        self._enter("unmask", request.nonce)
+        self._enter("confirm", request.nonce)
         self._refuse(request)
+        assert self._confirming is not None
+        self._request = request
+        return Confirm(request.nonce, self._confirming.told(request))
+
+    def unmask(self, message: Request | Confirmed) -> Answer:
+        """Return its shares of survivors' seeds and of dropouts' mask keys, once.
+
+        Args:
+            message: Who survived and who dropped out; under ``semi_malicious``, where that was
+                confirmed before, what the neighbours confirmed.
+
+        Raises:
+            Abort: For a request that it must not answer, or that too few neighbours confirmed, a
+                second one, or out of order.
+        """
+        self._enter("unmask", message.nonce)
+        if isinstance(message, Confirmed):
+            request = self._agreed_on(message)
+        elif self._confirming is not None:
+            self.end("request came in place of what the neighbours confirmed")
+        else:
+            request = message
+            self._refuse(request)
         held = [(j, both) for j, both in self._held.items() if both is not None]
         seeds = {j: both[0] for j, both in held if j in request.survivors}
         keys = {j: both[1] for j, both in held if j in request.dropouts}
         self._forget()
         return Answer(request.nonce, seeds, keys)
+
+    def _agreed_on(self, confirmed: Confirmed) -> Request:
+        """The request that it confirmed, if enough neighbours confirmed the same; else end."""
+        if self._request is None or self._confirming is None:
+            self.end("confirmations came, and these terms have none")
+        strangers = sorted(set(confirmed.sealed) - (self._request.survivors & set(self._held)))
+        if strangers:
+            self.end(f"confirmations name {strangers[0]}, who is no surviving neighbour")
+        count, least = len(self._confirming.same(confirmed.sealed)), self._graph.threshold
+        if count < least:
+            self.end(
+                f"{count} neighbours confirmed what this client was told of who has left, fewer "
+                f"than the threshold {least}: too many have left, or were told otherwise"
+            )
+        return self._request
 
     def _refuse(self, request: Request) -> None:
         """End where an answer could say more than the sum of enough survivors."""
@@ -217,14 +270,14 @@ class Client:
             self.end("roster holds one public key twice")
 
     def _enter(self, stage: str, nonce: bytes | None = None) -> None:
-        if self._stage != stage:
+        if self._stage != stage:  # Also where these terms have no such stage.
             was, self._stage = self._stage, "over"
             self.end(f"message for the stage {stage} came at {was}: answered once or out of order")
         if nonce is not None and nonce != self.nonce:
             self.end("message is of another aggregation")
-        self._stage = STAGES[STAGES.index(stage) + 1]
+        self._stage = self._stages[self._stages.index(stage) + 1]
 
-    def _channel_key(self, other: int, *, sending: bool) -> bytes:
+    def _channel_key(self, other: int, *, sending: bool, purpose: str = "channel") -> bytes:
         public = self._keys[other][0]
         if other not in self._agreed:
             try:
@@ -233,7 +286,10 @@ class Client:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
         mine, theirs = (self.number, self._channel.public), (other, public)
         ends = (mine, theirs) if sending else (theirs, mine)
-        return pairs.channel_key(self._agreed[other], *ends, self._session)
+        return pairs.channel_key(self._agreed[other], *ends, self._session, purpose)
+
+    def _story_key(self, other: int, *, sending: bool) -> bytes:
+        return self._channel_key(other, sending=sending, purpose="confirmation")
 
     def _pair_key(self, other: int) -> bytes:
         mine, theirs = (self.number, self._mask.public), (other, self._keys[other][1])
@@ -244,7 +300,7 @@ class Client:
 
     def _forget(self) -> None:
         """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
-        self._stage, self._held = "over", {}
+        self._stage, self._held, self._confirming = "over", {}, None
         self._forget_own()
 
     def _forget_own(self) -> None:

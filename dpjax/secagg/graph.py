@@ -91,11 +91,10 @@ def parameters(
     clients who follow it as well, learns the sum of the honest survivors alone; with probability
     1 - 2^-20 every secret that is needed keeps t neighbours. The order on the ring must be uniform
     and unknown to whoever corrupts or removes clients. ``semi_malicious`` raises the threshold so
-    that no two stories told to survivors open both secrets of one client. It is the bound alone:
-    the server still collects keys and draws the graph honestly, and clients do not compare what
-    they were told: a server that tells the neighbours of a client that others of them have left
-    may read that client's vector (docs/secagg.md). A server that invents clients (Sybils) or keys
-    is outside of both: keys have no signatures here.
+    that no two stories told to survivors open both secrets of one client, and that clients who
+    answer only what t neighbours confirmed show no vector alone (`dpjax.secagg.stories`); the
+    server still collects keys and draws the graph honestly. A server that invents clients (Sybils)
+    or keys is outside of both: keys have no signatures here.
 
     Args:
         clients: n, 3 to 1,000,000.

@@ -7,7 +7,7 @@ the process holds them all.
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,8 @@ from dpjax.secagg.terms import Abort, Terms
 __all__ = ["STAGES", "Carried", "over_tcp", "summed"]
 
 STAGES = ("enrol", "share", "mask", "unmask")
-"""When a client may leave: it sends nothing in that stage and after."""
+"""When a client may leave: it sends nothing in that stage and after. Under ``semi_malicious``
+"confirm" comes before the last one (``terms.stages``)."""
 
 
 class Carried(NamedTuple):
@@ -100,8 +101,7 @@ def summed(
         if isinstance(keys, Keys):
             server.enrol(keys)
             enrolled.append(row)
-    ends: list[Callable[[], Mapping[int, Any]]] = [server.draw, server.deliver, server.request]
-    for stage, end in enumerate(ends, start=1):
+    for stage, end in enumerate(server.ends, start=1):
         for number, message in end().items():
             answer = say(enrolled[number], message) if stays[enrolled[number]] > stage else None
             if answer is not None:
@@ -162,7 +162,7 @@ async def _part(client: Client, words: int, port: int, limits: tcp.Limits) -> No
         for _ in range(words):
             word = tcp.said(client, decoded(await tcp.read_frame(reader, most)))
             await tcp.write_frame(writer, encoded(word), limits.send)
-        if words == len(STAGES):
+        if words == len(client.terms.stages):
             await tcp.read_frame(reader, most)
     finally:
         writer.close()
@@ -178,10 +178,10 @@ def _parties(
             f"rows have shape {values.shape}; give at most {terms.clients} of {terms.length} "
             "whole numbers"
         )
-    stays = [len(STAGES)] * len(values)
+    stays = [len(terms.stages)] * len(values)
     for row, stage in (leaves or {}).items():
         at = _validate.integer("leaves", row, least=0, most=len(values) - 1)
-        stays[at] = STAGES.index(_validate.one_of("leaves", stage, STAGES))
+        stays[at] = terms.stages.index(_validate.one_of("leaves", stage, terms.stages))
     return [Client(terms, vector) for vector in values], stays
 
 

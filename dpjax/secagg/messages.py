@@ -8,10 +8,13 @@
     Delivery    ->                 what the neighbours sealed for it
                 <-    Masked       its vector under masks
     Request     ->                 who survived and who dropped out
+                <-    Confirm      its story, sealed for every surviving neighbour
+    Confirmed   ->                 what the neighbours confirmed to it
                 <-    Answer       shares of survivors' seeds and of dropouts' keys
     Closed      ->                 the sum, or why there is none
 
-Each carries the number of the aggregation, 16 random bytes: one from another is refused.
+`Confirm` and `Confirmed` are sent under ``semi_malicious`` alone. Each message carries the number
+of the aggregation, 16 random bytes: one from another is refused.
 """
 
 from collections.abc import Callable
@@ -25,6 +28,7 @@ NONCE_BYTES = 16
 SHARE_BYTES = 33
 """A number of the field of shares, which is a little above 2^256."""
 SEALED_BYTES = 2 * SHARE_BYTES + 16
+CONFIRMATION_BYTES = 32 + 16
 MOST_REASON = 2000
 
 
@@ -101,9 +105,26 @@ class Closed(NamedTuple):
     total: bytes
 
 
-Message = Hello | Keys | Roster | Shares | Delivery | Masked | Request | Answer | Closed
+class Confirm(NamedTuple):
+    """What a client was told of survivors and dropouts, sealed for its surviving neighbours."""
+
+    nonce: bytes
+    sealed: dict[int, bytes]
+
+
+class Confirmed(NamedTuple):
+    """What the neighbours sealed for a client of what they were told."""
+
+    nonce: bytes
+    sealed: dict[int, bytes]
+
+
+Message = (
+    Hello | Keys | Roster | Shares | Delivery | Masked | Request | Answer | Closed
+    | Confirm | Confirmed
+)  # fmt: skip
 KINDS: tuple[type, ...] = (
-    Hello, Keys, Roster, Shares, Delivery, Masked, Request, Answer, Closed,
+    Hello, Keys, Roster, Shares, Delivery, Masked, Request, Answer, Closed, Confirm, Confirmed,
 )  # fmt: skip
 
 
@@ -216,7 +237,7 @@ def _set(name: str, value: Any) -> frozenset[int]:
 
 
 _NONCE, _DIGEST, _SHARE = _bytes(NONCE_BYTES), _bytes(32), _by_number(SHARE_BYTES)
-_VECTOR = _bytes(0, 2**32)
+_VECTOR, _STORY = _bytes(0, 2**32), _by_number(CONFIRMATION_BYTES)
 _READERS: dict[type, dict[str, Callable[[str, Any], Any]]] = {
     Hello: {"nonce": _NONCE, "terms": _DIGEST},
     Keys: {"nonce": _NONCE, "terms": _DIGEST, "channel": _DIGEST, "mask": _DIGEST},
@@ -233,4 +254,6 @@ _READERS: dict[type, dict[str, Callable[[str, Any], Any]]] = {
     Request: {"nonce": _NONCE, "survivors": _set, "dropouts": _set},
     Answer: {"nonce": _NONCE, "seeds": _SHARE, "keys": _SHARE},
     Closed: {"nonce": _NONCE, "reason": _text, "survivors": _set, "total": _VECTOR},
+    Confirm: {"nonce": _NONCE, "sealed": _STORY},
+    Confirmed: {"nonce": _NONCE, "sealed": _STORY},
 }

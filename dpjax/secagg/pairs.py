@@ -56,7 +56,11 @@ def mask_key(
 
 
 def channel_key(
-    secret: bytes, sender: tuple[int, bytes], receiver: tuple[int, bytes], session: bytes
+    secret: bytes,
+    sender: tuple[int, bytes],
+    receiver: tuple[int, bytes],
+    session: bytes,
+    purpose: str = "channel",
 ) -> bytes:
     """Return the key of the one message from sender to receiver, the same from both ends.
 
@@ -65,14 +69,15 @@ def channel_key(
         sender: Number and public channel key.
         receiver: Number and public channel key.
         session: 32 bytes.
+        purpose: "channel" for shares, "confirmation" for stories.
     """
     ends = [part for number, key in (sender, receiver) for part in (number_bytes(number), key)]
-    return primitives.derived(secret, "channel", session, *ends)
+    return primitives.derived(secret, purpose, session, *ends)
 
 
-def channel_words(sender: int, receiver: int, session: bytes) -> bytes:
+def channel_words(sender: int, receiver: int, session: bytes, stage: str = "shares") -> bytes:
     """Return what a sealed message is bound to: aggregation, stage, sender and receiver."""
-    return session + b"shares" + number_bytes(sender) + number_bytes(receiver)
+    return session + stage.encode() + number_bytes(sender) + number_bytes(receiver)
 
 
 def self_key(seed: bytes, number: int, session: bytes) -> bytes:

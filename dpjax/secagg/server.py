@@ -3,11 +3,13 @@
     enrol(keys)  accept(number, shares)   accept(number, masked)   accept(number, answer)
     draw()       deliver()                request()                total()
 
-A row above is called while a stage lasts, the one below ends it: by what has come until then.
+A row above is called while a stage lasts, the one below ends it: by what has come until then. Under
+``semi_malicious`` one more stage follows `request`, of confirmations, which `relay` ends.
 """
 
 import random
 import secrets
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -17,6 +19,8 @@ from dpjax.secagg.messages import (
     NONCE_BYTES,
     Answer,
     Closed,
+    Confirm,
+    Confirmed,
     Delivery,
     Hello,
     Keys,
@@ -61,7 +65,7 @@ class Server:
     Attributes:
         terms: The terms.
         hello: The first word to every client.
-        stage: "enrol", "share", "mask", "unmask" or "over".
+        stage: "enrol", "share", "mask", "confirm", "unmask" or "over".
     """
 
     def __init__(self, terms: Terms, generator: random.Random | None = None) -> None:
@@ -80,6 +84,12 @@ class Server:
     def enrolled(self) -> int:
         """How many clients have enrolled."""
         return len(self._keys)
+
+    @property
+    def ends(self) -> list[Callable[[], Mapping[int, Message]]]:
+        """What ends each stage but the last one, with what is then said to clients."""
+        confirm = [self.relay] if "confirm" in self.terms.stages else []
+        return [self.draw, self.deliver, self.request, *confirm]
 
     @property
     def waiting(self) -> set[int]:
@@ -165,12 +175,13 @@ class Server:
 
         Args:
             number: Who sent it.
-            message: Shares, a masked vector or an answer.
+            message: Shares, a masked vector, confirmations or an answer.
 
         Raises:
             Rejected: For what does not belong here; nothing is changed then.
         """
-        wanted = {"share": Shares, "mask": Masked, "unmask": Answer}.get(self.stage)
+        kinds = {"share": Shares, "mask": Masked, "confirm": Confirm, "unmask": Answer}
+        wanted = kinds.get(self.stage)
         if wanted is None or not isinstance(message, wanted) or number not in self._asked:
             kind = type(message).__name__
             raise Rejected(f"{kind} of client {number} does not belong in the stage {self.stage}")
@@ -180,6 +191,9 @@ class Server:
             raise Rejected(f"client {number} has sent this before")
         if isinstance(message, Shares) and set(message.sealed) != set(self._near[number]):
             raise Rejected(f"shares of client {number} are not for its neighbours")
+        if isinstance(message, Confirm):
+            if set(message.sealed) != self._survivors & set(self._near[number]):
+                raise Rejected(f"confirmations of client {number} are not for its neighbours")
         if isinstance(message, Masked):
             try:
                 vector = masks.unpacked(message.vector, self.terms.length, self.terms.bits)
@@ -228,11 +242,24 @@ class Server:
         self._enough("sent a vector", self._came)
         self._survivors = frozenset(self._came)
         self._dropouts = self._shared - self._survivors
-        self._ask("unmask", self._survivors)
+        self._ask("confirm" if "confirm" in self.terms.stages else "unmask", self._survivors)
         needed = [i for i in self._dropouts if not self._survivors.isdisjoint(self._near[i])]
         self._lacking = dict.fromkeys([*self._survivors, *needed], self.graph.threshold)
         request = Request(self.hello.nonce, self._survivors, self._dropouts)
         return dict.fromkeys(self._survivors, request)
+
+    def relay(self) -> dict[int, Confirmed]:
+        """End confirming and return to everybody who confirmed what its neighbours did.
+
+        ``semi_malicious`` alone. Whoever has not confirmed has dropped out; its vector stays in.
+        """
+        self._leave("confirm")
+        said = {i: m.sealed for i, m in self._came.items() if isinstance(m, Confirm)}
+        self._ask("unmask", frozenset(said))
+        return {
+            i: Confirmed(self.hello.nonce, {j: said[j][i] for j in self._near[i] if j in said})
+            for i in said
+        }
 
     def total(self) -> Total:
         """End unmasking and return the sum.

@@ -22,6 +22,7 @@ from dpjax.secagg import masks
 from dpjax.secagg.client import Client
 from dpjax.secagg.messages import (
     Closed,
+    Confirmed,
     Delivery,
     Hello,
     Keys,
@@ -49,7 +50,7 @@ class Limits:
 
     Attributes:
         enrol: For clients to enrol, from the start of an aggregation.
-        stage: For each of the three stages after it.
+        stage: For each stage after it: three, or four under ``semi_malicious``.
         send: For one message to be taken by the other end.
     """
 
@@ -64,8 +65,8 @@ class Limits:
 
     @property
     def whole(self) -> float:
-        """The longest that a client takes part: every stage, and every message of it."""
-        return self.enrol + 3 * self.stage + 5 * self.send
+        """The longest that a client takes part: every stage there is, every message of it."""
+        return self.enrol + 4 * self.stage + 6 * self.send
 
 
 def most_bytes(terms: Terms) -> int:
@@ -205,7 +206,7 @@ class Listener:
         try:
             await self._wait(self.limits.enrol)
             self._enrolling.clear()
-            for messages in (server.draw, server.deliver, server.request):
+            for messages in server.ends:
                 await self._send(messages())
                 await self._wait(self.limits.stage)
             total = server.total()
@@ -387,7 +388,9 @@ def said(client: Client, message: Message) -> Message:
         return client.share(message)
     if isinstance(message, Delivery):
         return client.mask(message)
-    if isinstance(message, Request):
+    if isinstance(message, Request) and "confirm" in client.terms.stages:
+        return client.confirm(message)
+    if isinstance(message, Request | Confirmed):
         return client.unmask(message)
     client.end(f"the server sent {type(message).__name__}, which is a client's to send")
 

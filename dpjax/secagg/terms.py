@@ -47,8 +47,9 @@ class Terms:
     ChaCha20-Poly1305 hold. What is not defended, under either adversary: a server that leaves the
     protocol while keys are collected (no key is signed: it can invent clients and stand between
     any two), clients that send wrong values (the sum is then that of what they sent), and who
-    takes part, which everybody may see. `dpjax.secagg.graph.parameters` says what
-    little ``semi_malicious`` adds.
+    takes part, which everybody may see. ``semi_malicious`` defends against a
+    server that was honest so far and then tells different clients different stories of who has
+    left: no honest vector is opened alone (`dpjax.secagg.stories`).
 
     Args:
         clients: Most clients that may enrol, at least 3.
@@ -105,6 +106,12 @@ class Terms:
     def minimum(self) -> int:
         """The fewest survivors whose sum is opened: clients less dropouts."""
         return max(2, self.clients - graph.share(self.clients, "dropout", self.dropout))
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stages of an aggregation, each of which a client may be the first to miss."""
+        confirm = ("confirm",) if self.adversary == "semi_malicious" else ()
+        return ("enrol", "share", "mask", *confirm, "unmask")
 
     def graph(self, enrolled: int) -> graph.Parameters:
         """Return the degree and the threshold for so many clients that enrolled.

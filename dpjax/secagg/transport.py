@@ -61,8 +61,8 @@ class SecureSums:
         terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
             vectors of its messages' length, as many bits as the code's sums have or more, up to 32,
             ``bound=None``, and no more dropouts than the plan's noise makes up for.
-        leaves: ``leaves(round)`` says in which stage clients leave, by agent, as `local.STAGES`
-            names them; public, fixed beforehand; None is nobody.
+        leaves: ``leaves(round)`` says in which stage clients leave, by agent, as the terms'
+            ``stages`` names them; public, fixed beforehand; None is nobody.
         over: "tcp" on this machine, or "memory".
         skip: Whether the run goes on where an aggregation is aborted, without its sum.
         spent: Rounds that were aborted before, in a run that goes on from a checkpoint: skipped.
@@ -265,7 +265,7 @@ def taking_turns(
     if not stages:
         raise ValueError(f"stages is {stages!r}; give at least one of {local.STAGES}")
     for stage in stages:
-        _validate.one_of("stages", stage, local.STAGES)
+        _validate.one_of("stages", stage, (*local.STAGES, "confirm"))
 
     def leaves(round: int) -> Leaves:
         numbers = range(round * each, (round + 1) * each)

@@ -111,6 +111,10 @@ def test_the_demo_is_exact(capsys):
     said = capsys.readouterr().out
     assert "the sum of 6 vectors is exact" in said
     assert all(f"left after its {what}" in said for what in ("keys", "shares"))
+    options = "--clients 8 --length 50 --dropout 0.4 --corrupt 0 --adversary semi_malicious"
+    assert cli.main(["secagg", "demo", *options.split()]) == 0
+    said = capsys.readouterr().out
+    assert "the sum of 6 vectors is exact" in said and "left after its vector" in said
 
 
 @pytest.mark.parametrize(

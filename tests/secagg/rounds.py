@@ -10,6 +10,14 @@ from dpjax.secagg.server import Server
 from dpjax.secagg.terms import Abort, Terms
 
 STAGES = ("enrol", "share", "mask", "unmask")
+ALL_STAGES = ("enrol", "share", "mask", "confirm", "unmask")
+
+
+class Trusting(Client):
+    """A broken twin: it sends confirmations, and does not look at those of others."""
+
+    def _agreed_on(self, confirmed):
+        return self._request
 
 
 def vectors(terms, seed=0):
@@ -44,7 +52,7 @@ class Round:
     def here(self, row, stage):
         """Whether a client still takes part in a stage."""
         left = self.leaves.get(row)
-        gone = left is not None and STAGES.index(left) <= STAGES.index(stage)
+        gone = left is not None and ALL_STAGES.index(left) <= ALL_STAGES.index(stage)
         return not gone and row not in self.aborted
 
     def crossed(self, message):
@@ -83,7 +91,11 @@ class Round:
         """The sum, or `Abort`."""
         self.step("share", "share", self.enrol())
         self.step("mask", "mask", self.server.deliver())
-        self.step("unmask", "unmask", self.server.request())
+        told = self.server.request()
+        if "confirm" in self.server.terms.stages:
+            self.step("confirm", "confirm", told)
+            told = self.server.relay()
+        self.step("unmask", "unmask", told)
         return self.server.total()
 
     def survivors(self):

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import local, tcp  # noqa: E402
+from dpjax.secagg import local, messages, tcp  # noqa: E402
 from dpjax.secagg.terms import Abort  # noqa: E402
 from tests.secagg.rounds import terms_for, vectors  # noqa: E402
 
@@ -31,6 +31,28 @@ def test_both_give_the_sum_of_the_survivors_by_row(leaves):
     assert over.server is None and over.clients is None
 
 
+def test_confirmations_are_a_stage_of_their_own():
+    plain = terms_for(9, dropout=0.25, length=64)
+    terms = terms_for(9, dropout=0.25, length=64, adversary="semi_malicious")
+    values = vectors(terms)
+    leaves = {0: "confirm", 7: "unmask"}
+    without = local.summed(terms, values, leaves)
+    over = local.over_tcp(terms, values, leaves, limits=LIMITS)
+    for total in (without.total, over.total):
+        assert total.survivors == tuple(range(9))
+        np.testing.assert_array_equal(total.values, values.sum(axis=0))
+    # 48 bytes for each neighbour, and a few around them.
+    degree = terms.graph(9).degree
+    told = local.summed(terms, values).received - local.summed(plain, values).received
+    told -= 9 * (degree - plain.graph(9).degree) * (messages.SEALED_BYTES + 3 + 36)  # shares
+    assert 9 * degree * 50 < told < 9 * (degree * 51 + 24)
+    assert local.summed(terms, values, {0: "mask"}).total.survivors == tuple(range(1, 9))
+    assert terms.stages == ("enrol", "share", "mask", "confirm", "unmask")
+    assert plain.stages == local.STAGES
+    with pytest.raises(ValueError, match="leaves is 'confirm'"):
+        local.summed(plain, values, {0: "confirm"})
+
+
 def test_too_many_that_leave_are_an_abort_either_way():
     terms = terms_for(6, dropout=0.17)
     leaves = {0: "mask", 1: "mask"}
@@ -47,7 +69,7 @@ def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
     options = {"length": 4096, "bits": 32, "bound": 2**20, "corrupt": 0.05, "dropout": 0.05}
     terms = terms_for(1000, **options)
     rows = np.random.default_rng(2).choice(1000, 50, replace=False)
-    leaves = {int(row): local.STAGES[at % 4] for at, row in enumerate(rows)}
+    leaves = {int(row): terms.stages[at % 4] for at, row in enumerate(rows)}
     values = vectors(terms)
     limits = tcp.Limits(enrol=60.0, stage=200.0, send=60.0)
     total, received, sent = local.over_tcp(terms, values, leaves, limits=limits)[:3]

@@ -26,6 +26,8 @@ SAMPLES = [
     messages.Request(NONCE, frozenset({0, 5, 999}), frozenset({1})),
     messages.Answer(NONCE, {0: SHARE}, {1: SHARE}),
     messages.Closed(NONCE, "too few", frozenset(), b""),
+    messages.Confirm(NONCE, {1: b"h" * 48, 300: b"i" * 48}),
+    messages.Confirmed(NONCE, {}),
 ]
 
 
@@ -93,6 +95,9 @@ def test_any_objects_are_refused_or_a_message(kind, parts):
         [8, NONCE, b"text", b"", b""],
         [True, NONCE, DIGEST],
         [9, NONCE],
+        [9, NONCE, [5, b"h" * 47]],
+        [10, NONCE, [5, b"h" * 48, 5, b"h" * 48]],
+        [11, NONCE],
         [],
         {},
         5,

@@ -1,8 +1,8 @@
-"""What a server reads that tells different clients different stories: thresholds do not stop it."""
+"""What a server reads that tells different clients different stories: nobody's vector alone."""
 
-import contextlib
 import copy
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -10,15 +10,16 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import masks, pairs, shamir  # noqa: E402
-from dpjax.secagg.messages import Masked, Request  # noqa: E402
-from dpjax.secagg.terms import Abort  # noqa: E402
-from tests.secagg.rounds import Round, terms_for, vectors  # noqa: E402
+from dpjax.secagg import masks, pairs, shamir, stories  # noqa: E402
+from dpjax.secagg.client import Client  # noqa: E402
+from dpjax.secagg.messages import Confirmed, Masked, Request  # noqa: E402
+from dpjax.secagg.terms import Abort, Rejected  # noqa: E402
+from tests.secagg.rounds import ALL_STAGES, Round, Trusting, terms_for, vectors  # noqa: E402
 
 TERMS = terms_for(100, dropout=0.2, length=3, adversary="semi_malicious")
 
 
-def stories(near, target, spare, threshold):
+def told(near, target, spare, threshold):
     """Whom every client is told have left: neighbours of the target, so many of each that its key
     comes out, and no more than may be missing. None where there are no such stories.
     """
@@ -32,15 +33,34 @@ def stories(near, target, spare, threshold):
     return None if any(lacking[j] > 0 for j in lacking) else left
 
 
-def opened(round, target, left):
-    """The target's vector as the server computes it from what clients answer; `Abort` if not."""
-    server, clients, threshold = round.server, round.clients, round.server.graph.threshold
+def answered(round, left):
+    """What clients answer who were told these stories, all confirmations handed on; and why not."""
+    server, clients = round.server, round.clients
     everybody = frozenset(range(len(clients)))
-    answers = {}
+    said, answers, reasons = {}, {}, []
     for number, client in enumerate(clients):
         gone = frozenset(left[number])
-        with contextlib.suppress(Abort):  # Who is told of its own death says nothing.
-            answers[number] = client.unmask(Request(server.hello.nonce, everybody - gone, gone))
+        try:
+            said[number] = client.confirm(Request(server.hello.nonce, everybody - gone, gone))
+        except Abort as abort:  # Who is told of its own death says nothing.
+            reasons.append(abort.reason)
+    for number in said:
+        # The server hands on all that this client takes.
+        near = set(server._near[number]) - set(left[number])
+        came = {
+            j: said[j].sealed[number] for j in near if number in getattr(said.get(j), "sealed", ())
+        }
+        try:
+            answers[number] = clients[number].unmask(Confirmed(server.hello.nonce, came))
+        except Abort as abort:
+            reasons.append(abort.reason)
+    return answers, reasons
+
+
+def opened(round, target, left):
+    """The target's vector as the server computes it from what clients answer; `Abort` if not."""
+    server, threshold = round.server, round.server.graph.threshold
+    answers, _ = answered(round, left)
 
     def rebuilt(kind, owner):
         near = [j for j in server._near[owner] if j in answers]
@@ -64,27 +84,43 @@ def opened(round, target, left):
 
 
 @functools.cache
-def made():
+def made(client):
     """A round up to the vectors under their masks."""
-    one = Round(TERMS, vectors(TERMS), seed=1)
+    one = Round(TERMS, vectors(TERMS), seed=1, client=client)
     one.step("share", "share", one.enrol())
     one.step("mask", "mask", one.server.deliver())
     return one
 
 
-def masked():
+def masked(client=Client):
     """The same round, whose clients have answered nothing yet."""
-    return copy.deepcopy(made())
+    return copy.deepcopy(made(client))
 
 
-def test_a_server_with_many_stories_opens_one_vector():
-    """Its documented limit: each story is one that a client must believe, and nobody compares."""
-    one, target = masked(), 7
+def many(one, target):
+    """Stories by which the server would read the target, each one that a client must believe."""
     graph, spare = one.server.graph, TERMS.clients - TERMS.minimum
     assert graph.degree < TERMS.clients - 1 and 2 * graph.threshold > graph.degree
-    left = stories(one.server._near, target, spare, graph.threshold)
+    left = told(one.server._near, target, spare, graph.threshold)
     assert left is not None and max(map(len, left.values())) <= spare
-    np.testing.assert_array_equal(opened(one, target, left), one.values[target])
+    return left
+
+
+def test_a_server_with_many_stories_gets_no_answer():
+    one, target = masked(), 7
+    left = many(one, target)
+    with pytest.raises(Abort, match="seeds of 7 has 0 shares"):
+        opened(one, target, left)
+    answers, reasons = answered(masked(), left)
+    # Whoever is far from the target was told alike, and answers: of its vector nothing.
+    assert answers and not set(answers) & {target, *one.server._near[target]}
+    assert any("fewer than the threshold 20" in each for each in reasons)
+    assert all(client.over for client in one.clients) and one.clients[target].exposed
+
+
+def test_a_twin_that_does_not_compare_is_read():
+    one, target = masked(Trusting), 7
+    np.testing.assert_array_equal(opened(one, target, many(one, target)), one.values[target])
 
 
 def test_with_one_story_for_all_it_opens_none():
@@ -92,5 +128,248 @@ def test_with_one_story_for_all_it_opens_none():
     graph = one.server.graph
     gone = one.server._near[target][: graph.degree - graph.threshold]
     assert 0 < len(gone) <= TERMS.clients - TERMS.minimum
+    left = dict.fromkeys(range(TERMS.clients), gone)
     with pytest.raises(Abort, match="keys of"):
-        opened(one, target, dict.fromkeys(range(TERMS.clients), gone))
+        opened(one, target, left)
+    assert len(answered(masked(), left)[0]) == TERMS.clients - len(gone)
+
+
+# The rule by itself: every story for every client, no ciphers
+
+
+def shown(near, corrupt, left, threshold, confirmations):
+    """Honest clients whose key comes out though they answer, and those opened alone.
+
+    Args:
+        near: Neighbours of everybody.
+        corrupt: Who confirms anything and gives everything.
+        left: Whom each honest client is told have left; None is told nothing.
+        threshold: Shares that rebuild a secret.
+        confirmations: How many of the same story a client asks for.
+    """
+    honest = [i for i in range(len(near)) if i not in corrupt]
+    told = {i: left[i] for i in honest if left[i] is not None and i not in left[i]}
+    answers = {
+        i for i, gone in told.items()
+        if sum(j not in gone and (j in corrupt or told.get(j) == gone) for j in near[i])
+        >= confirmations
+    }  # fmt: skip
+
+    def rebuilt(owner, dead):
+        return threshold <= sum(
+            j in corrupt or (j in answers and (owner in told[j]) is dead) for j in near[owner]
+        )
+
+    keys = {i for i in honest if rebuilt(i, True)}
+    seeds = {i for i in honest if rebuilt(i, False)}
+    both = keys & (seeds | answers)
+    known = keys | set(corrupt)
+    return both, {i for i in seeds if i in keys or set(near[i]) <= known}
+
+
+def harary(clients, degree):
+    steps = [s for s in range(-(degree // 2), degree // 2 + 1) if s]
+    return [sorted((i + s) % clients for s in steps) for i in range(clients)]
+
+
+@pytest.mark.parametrize(
+    ("clients", "degree", "corrupt", "threshold", "dropouts"),
+    [(5, 4, (), 3, 1), (5, 4, (2,), 3, 2), (6, 2, (), 2, 1), (4, 2, (), 2, 2)],
+)
+def test_no_stories_at_all_open_a_vector_alone(clients, degree, corrupt, threshold, dropouts):
+    near = harary(clients, degree)
+    most = max(len(set(each) & set(corrupt)) for each in near)
+    assert 2 * threshold > degree + most
+    sets = [
+        frozenset(each)
+        for count in range(dropouts + 1)
+        for each in itertools.combinations(range(clients), count)
+    ]
+    found = {least: [0, 0] for least in (threshold, degree + most - threshold, 0)}
+    choices = [
+        [None] if i in corrupt else [None, *(each for each in sets if i not in each)]
+        for i in range(clients)
+    ]
+    every = list(itertools.product(*choices))
+    rng = np.random.default_rng(clients)
+    picked = every if len(every) < 25000 else [every[i] for i in rng.integers(0, len(every), 25000)]
+    for left in picked:
+        for least, counts in found.items():
+            both, alone = shown(near, corrupt, left, threshold, least)
+            counts[0] += bool(both)
+            counts[1] += bool(alone)
+    assert found[threshold] == [0, 0]
+    # The search has power: without enough confirmations keys come out of clients that answer.
+    if dropouts < 2 or corrupt:
+        assert found[0][0]
+    if corrupt:
+        assert found[degree + most - threshold][0]
+
+
+# Confirmations that are wrong
+
+SMALL = terms_for(6, dropout=0.34, adversary="semi_malicious")
+
+
+@functools.cache
+def confirmed():
+    """Six clients, one of whom left with its vector: requests, and what the server hands on."""
+    one = Round(SMALL, vectors(SMALL), {0: "mask"}, seed=1)
+    one.step("share", "share", one.enrol())
+    one.step("mask", "mask", one.server.deliver())
+    requests = one.server.request()
+    before = copy.deepcopy(one)
+    one.step("confirm", "confirm", requests)
+    said = dict(one.server._came)
+    return before, requests, said, one, one.server.relay()
+
+
+def changed(cipher):
+    return cipher[:-1] + bytes([cipher[-1] ^ 1])
+
+
+def test_a_client_takes_as_many_confirmations_as_the_threshold():
+    one, relayed = confirmed()[3:]
+    threshold, message = SMALL.graph(6).threshold, relayed[1]
+    assert threshold == 3 and sorted(message.sealed) == [2, 3, 4, 5]
+    for count in range(5):
+        client = copy.deepcopy(one.clients[1])
+        few = message._replace(sealed=dict(list(message.sealed.items())[:count]))
+        if count >= threshold:
+            assert set(client.unmask(few).keys) == {0}
+            with pytest.raises(Abort, match="out of order"):
+                client.unmask(message)
+        else:
+            with pytest.raises(Abort, match=f"{count} neighbours confirmed"):
+                client.unmask(few)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda s: {j: changed(each) for j, each in s.items()}, "0 neighbours confirmed"),
+        (lambda s: {j: s[5 if j == 2 else j - 1] for j in s}, "0 neighbours confirmed"),
+        (lambda s: {j: s[2] for j in s}, "1 neighbours confirmed"),  # one for many
+        (lambda s: {**s, 0: s[2]}, "name 0, who is no surviving neighbour"),
+        (lambda s: {**s, 1: s[2]}, "name 1, who is no surviving neighbour"),
+    ],
+)
+def test_confirmations_that_are_none_do_not_count(change, told):
+    one, relayed = confirmed()[3:]
+    client = copy.deepcopy(one.clients[1])
+    with pytest.raises(Abort, match=told) as caught:
+        client.unmask(relayed[1]._replace(sealed=change(relayed[1].sealed)))
+    assert caught.value.exposed and client.over and not client._held
+
+
+def test_what_goes_to_one_neighbour_opens_for_nobody_else_nor_comes_back():
+    said, one, relayed = confirmed()[2:]
+    client = copy.deepcopy(one.clients[1])
+    own = said[1].sealed  # its own confirmations, given back to it
+    with pytest.raises(Abort, match="0 neighbours confirmed"):
+        client.unmask(relayed[1]._replace(sealed=own))
+    sealed = [each for message in said.values() for each in message.sealed.values()]
+    assert len(set(sealed)) == len(sealed) == 20
+
+
+def test_a_client_confirms_once_and_answers_no_request_without():
+    before, requests = confirmed()[:2]
+    one = copy.deepcopy(before)
+    one.clients[1].confirm(requests[1])
+    with pytest.raises(Abort, match="out of order"):
+        one.clients[1].confirm(requests[1])
+    with pytest.raises(Abort, match="out of order"):
+        one.clients[2].unmask(requests[2])
+    one.clients[3].confirm(requests[3])
+    with pytest.raises(Abort, match="in place of what the neighbours confirmed"):
+        one.clients[3].unmask(requests[3])
+    with pytest.raises(Abort, match="leaves this client out"):
+        gone = requests[4].survivors - {4}
+        one.clients[4].confirm(requests[4]._replace(survivors=gone, dropouts=frozenset({0, 4})))
+    # Where there is no such stage, nothing of it is taken.
+    terms = terms_for(6, dropout=0.17)
+    plain = Round(terms, vectors(terms), seed=1)
+    plain.step("share", "share", plain.enrol())
+    plain.step("mask", "mask", plain.server.deliver())
+    request = plain.server.request()[0]
+    with pytest.raises(Abort, match="message for the stage confirm"):
+        plain.clients[0].confirm(request)
+    with pytest.raises(Abort, match="these terms have none"):
+        plain.clients[1].unmask(Confirmed(request.nonce, {}))
+
+
+def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
+    before, requests = confirmed()[:2]
+    one = copy.deepcopy(before)
+    said = {i: one.clients[i].confirm(requests[i]) for i in requests}
+    server = one.server
+    some = dict(list(said[1].sealed.items())[1:])
+    for wrong in (some, {**some, 0: b"c" * 48}):
+        with pytest.raises(Rejected, match="not for its neighbours"):
+            server.accept(1, said[1]._replace(sealed=wrong))
+    with pytest.raises(Rejected, match="another aggregation"):
+        server.accept(1, said[1]._replace(nonce=bytes(16)))
+    for i in (1, 2, 3, 4):
+        server.accept(i, said[i])
+    with pytest.raises(Rejected, match="sent this before"):
+        server.accept(1, said[1])
+    relayed = server.relay()
+    assert set(relayed) == {1, 2, 3, 4} and set(relayed[1].sealed) == {2, 3, 4}
+    with pytest.raises(Rejected, match="Confirm of client 5"):
+        server.accept(5, said[5])
+    for i in relayed:
+        server.accept(i, one.clients[i].unmask(relayed[i]))
+    # Who left while confirming has its vector in the sum.
+    total = server.total()
+    assert total.survivors == (1, 2, 3, 4, 5)
+    np.testing.assert_array_equal(total.values, one.values[1:].sum(axis=0))
+
+
+def test_stories_have_one_digest_each():
+    def named(survivors, dropouts, nonce=b"n" * 16, session=b"s" * 32):
+        return stories.digest(Request(nonce, frozenset(survivors), frozenset(dropouts)), session)
+
+    seen = [
+        named({0, 1}, {2}), named({0, 1, 2}, {}), named({0, 1}, {}), named({0}, {1, 2}),
+        named({0, 1}, {2}, nonce=b"m" * 16), named({0, 1}, {2}, session=b"t" * 32),
+    ]  # fmt: skip
+    assert len(set(seen)) == 6 and named([1, 0], [2]) == seen[0]
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES)
+def test_who_leaves_at_a_stage_is_made_up_for(stage):
+    terms = terms_for(8, dropout=0.25, adversary="semi_malicious")
+    for rows in ((0,), (2, 5), (6, 7)):
+        one = Round(terms, vectors(terms), dict.fromkeys(rows, stage))
+        np.testing.assert_array_equal(one.run().values, one.want())
+        late = stage in ("confirm", "unmask")
+        assert len(one.survivors()) == 8 - len(rows) * (not late) and not one.aborted
+
+
+def held(rounds):
+    """How many rounds of 20 clients, up to 3 of whom leave, at any stages, end in the sum."""
+    terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16, adversary="semi_malicious")
+    drawn, finished = np.random.default_rng(0), 0
+    for at in range(rounds):
+        rows = drawn.choice(20, drawn.integers(0, 4), replace=False)
+        leaves = {int(row): str(drawn.choice(ALL_STAGES)) for row in rows}
+        one = Round(terms, vectors(terms, at), leaves, seed=at)
+        try:
+            total = one.run()
+        except Abort:
+            continue
+        np.testing.assert_array_equal(total.values, one.want())
+        finished += 1
+    return finished
+
+
+def test_rounds_with_dropouts_at_all_stages_end_in_the_sum():
+    assert held(20) == 20
+
+
+@pytest.mark.slow
+def test_a_thousand_rounds_with_dropouts_at_all_stages():
+    assert held(1000) >= 999

@@ -13,7 +13,15 @@ pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax.secagg import masks, tcp  # noqa: E402
 from dpjax.secagg.client import Client  # noqa: E402
-from dpjax.secagg.messages import Closed, Delivery, Hello, Request, decoded, encoded  # noqa: E402
+from dpjax.secagg.messages import (  # noqa: E402
+    Closed,
+    Confirmed,
+    Delivery,
+    Hello,
+    Request,
+    decoded,
+    encoded,
+)
 from dpjax.secagg.terms import Abort  # noqa: E402
 from tests.secagg.rounds import terms_for, vectors  # noqa: E402
 
@@ -217,6 +225,65 @@ def test_one_client_that_breaks_the_rules_is_at_most_left_out(broken, fault):
     for end in clients[1:]:
         np.testing.assert_array_equal(end.values, want)
         assert end.survivors == total.survivors
+
+
+# Under ``semi_malicious``; a client that breaks the rules of confirming has its vector in the sum.
+
+
+async def vanishes_before_it_confirms(wire):
+    await wire.until(Request)
+    wire.writer.transport.abort()
+
+
+async def confirms_late(wire):
+    message = wire.client.confirm(await wire.until(Request))
+    await asyncio.sleep(QUICK.stage + 0.3)
+    await wire.say(message)
+
+
+async def confirms_twice(wire):
+    message = wire.client.confirm(await wire.until(Request))
+    await wire.say(message)
+    await wire.say(message)
+    await wire.say(wire.client.unmask(await wire.until(Confirmed)))
+
+
+async def confirms_to_half(wire):
+    message = wire.client.confirm(await wire.until(Request))
+    await wire.say(message._replace(sealed=dict(list(message.sealed.items())[::2])))
+
+
+async def confirms_what_does_not_open(wire):
+    message = wire.client.confirm(await wire.until(Request))
+    await wire.say(message._replace(sealed=dict.fromkeys(message.sealed, b"c" * 48)))
+    await wire.say(wire.client.unmask(await wire.until(Confirmed)))
+
+
+async def vanishes_before_it_unmasks(wire):
+    await wire.until(Confirmed)
+    wire.writer.transport.abort()
+
+
+CONFIRMING = [
+    vanishes_before_it_confirms, confirms_late, confirms_twice, confirms_to_half,
+    confirms_what_does_not_open, vanishes_before_it_unmasks, sends_its_vector_late,
+]  # fmt: skip
+
+
+def test_who_breaks_the_rules_of_confirming_is_made_up_for():
+    terms = terms_for(8, dropout=0.25, length=64, adversary="semi_malicious")
+    values = vectors(terms)
+
+    async def all_at_once():
+        return await asyncio.gather(*(hold(terms, values, {0: each}) for each in CONFIRMING))
+
+    started = time.monotonic()
+    ends = asyncio.run(all_at_once())
+    assert time.monotonic() - started < QUICK.whole
+    for fault, (total, clients) in zip(CONFIRMING, ends, strict=True):
+        want = values[int(fault is sends_its_vector_late) :].sum(axis=0)
+        for end in (total, *clients[1:]):
+            np.testing.assert_array_equal(end.values, want, err_msg=fault.__name__)
 
 
 def test_a_sum_does_not_wait_for_answers_that_it_can_do_without():
