@@ -50,6 +50,14 @@ def check(of: "Guarantee") -> None:
         raise ValueError(
             f"nodes is {of.nodes} with attacker {of.attacker!r}; give the agents of a coalition"
         )
+    for name in ("dropouts", "colluders"):
+        number = _validate.integer(name, getattr(of, name), least=0)
+        object.__setattr__(of, name, number)
+        if number and of.attacker not in ("aggregator", "outsider"):
+            raise ValueError(
+                f"{name} is {number} with attacker {of.attacker!r}, who is no aggregator of sums; "
+                "leave it out"
+            )
     rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)

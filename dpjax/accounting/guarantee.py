@@ -59,6 +59,9 @@ class Guarantee:
             model; every text of this record says that it is an assumption.
         smoothness: Beside such a gap, how far gradients of one objective are assumed to be apart
             over the distance of the models, where the method needs it; else None.
+        dropouts: Agents that may be missing from a sum that is opened, at most; with more it does
+            not hold.
+        colluders: Agents that may show the aggregator their messages and noise, at most.
     """
 
     epsilon: float
@@ -85,6 +88,8 @@ class Guarantee:
     norm: Literal["l2", "l1"] = "l2"
     gradient_gap: float | None = None
     smoothness: float | None = None
+    dropouts: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

@@ -233,6 +233,8 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         # The loss is known of neighbours that keep what both assume.
         gradient_gap=min(gaps, default=None),
         smoothness=min(smooth, default=None),
+        dropouts=min(of.dropouts, later.dropouts),
+        colluders=min(of.colluders, later.colluders),
         private_stop=of.private_stop or later.private_stop,
     )
     return restated(base, of.loss.then(later.loss))

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_LATER = {"nodes": None, "other_loss": None, "norm": "l2", "gradient_gap": None, "smoothness": None}
+_LATER = {
+    "nodes": None,
+    "other_loss": None,
+    "norm": "l2",
+    "gradient_gap": None,
+    "smoothness": None,
+    "dropouts": 0,
+    "colluders": 0,
+}
 """Fields that records leave out where they are this, as those of before had none."""
 
 

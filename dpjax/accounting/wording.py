@@ -37,8 +37,8 @@ _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
     "replace_record": "replacing one record of one agent",
     "zero_out_record": "zeroing out one record of one agent",
-    "replace_client": "replacing all records of one client, with which it takes part once each",
-    "zero_out_client": "zeroing out all records of one client, with which it takes part once each",
+    "replace_client": "replacing all records of one client",
+    "zero_out_client": "zeroing out all records of one client",
 }
 _GRADIENTS_TEXT = {
     "any": "",
@@ -67,7 +67,8 @@ def statement(of: "Guarantee") -> str:
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
-        f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_GRADIENTS_TEXT[of.gradients]}; "
+        f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_sum_text(of)}"
+        f"{_GRADIENTS_TEXT[of.gradients]}; "
         f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
     )
     if of.mu is not None:
@@ -119,7 +120,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         gap += f" and smoothness {of.smoothness:.4g}"
     return (
         f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} "
-        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_nodes_text(of)}"
+        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_nodes_text(of)}{_few(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
@@ -152,6 +153,22 @@ def _nodes_text(of: "Guarantee", before: str = " of ") -> str:
     return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
 
 
+def _sum_text(of: "Guarantee") -> str:
+    """Who of a sum may be missing, and who may collude."""
+    if of.attacker != "aggregator" and not (of.dropouts or of.colluders):
+        return ""
+    return (
+        f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at most "
+        f"{of.colluders:,} show it theirs"
+    )
+
+
+def _few(of: "Guarantee") -> str:
+    if not (of.dropouts or of.colluders):
+        return ""
+    return f" ({of.dropouts:,} missing, {of.colluders:,} colluding)"
+
+
 def _white_text(of: "Guarantee") -> str:
     if of.white:
         return ""
@@ -172,7 +189,8 @@ def _participation_text(of: "Guarantee") -> str:
     if of.participation is None:
         return ""
     epochs, separation = of.participation
-    return f", of which every record takes part in at most {epochs:,}, {separation:,} apart,"
+    who = "client" if of.unit == "client" else "record"
+    return f", of which every {who} takes part in at most {epochs:,}, {separation:,} apart,"
 
 
 def _sampled_text(of: "Guarantee") -> str:

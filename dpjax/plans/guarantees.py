@@ -68,6 +68,8 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         white=other is not None or noise.white(target),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=None if other is not None else config.participation,
+        dropouts=getattr(config.noise, "dropouts", 0),
+        colluders=getattr(config.noise, "colluders", 0),
     )
 
 

@@ -453,3 +453,26 @@ def test_a_stop_by_private_metrics_is_said():
     assert "not covered" not in make().caption() + make().statement()
     assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
     assert stated.followed_by(make(), planned=True).private_stop
+
+
+def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
+    given = dict(
+        epsilon=2.0, delta=1e-5, mu=0.4, relation="zero_out_client", attacker="aggregator",
+        rounds=4, clip_norm=1.0, accountant="gdp", release=False,
+    )  # fmt: skip
+    one = Guarantee(**given, dropouts=3, colluders=1)
+    other = Guarantee(**given, dropouts=2, colluders=4)
+    both = one.followed_by(other, planned=True)
+    # Larger numbers would promise what one of the runs has no noise for.
+    assert (both.dropouts, both.colluders) == (2, 1)
+    assert (
+        "(3 missing, 1 colluding)" in one.caption()
+        and "missing" not in Guarantee(**given).caption()
+    )
+    assert one.after(2).dropouts == 3
+    with pytest.raises(ValueError, match="dropouts is 3 with attacker 'node'"):
+        Guarantee(**given | {"attacker": "node"}, dropouts=3)
+    outside = Guarantee(**given | {"attacker": "outsider"}, colluders=2)
+    assert "at most 2 show it theirs" in outside.statement()
+    with pytest.raises(ValueError, match="colluders is -1"):
+        Guarantee(**given, colluders=-1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Sum, Trusted
 from dpjax.algorithms.federated import Federated
@@ -73,6 +74,13 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     assert gdp.epsilon(made.guarantee.mu, DELTA) <= 2.0
     assert made.guarantee.unit == relation.rpartition("_")[2]
     assert f"per {made.guarantee.unit}" in made.guarantee.statement()
+    assert (made.guarantee.dropouts, made.guarantee.colluders) == (dropouts, colluders)
+    told = f"at most {dropouts} are missing from a sum that is opened and at most {colluders} show"
+    assert told in made.guarantee.statement()
+    assert (
+        f"every {made.guarantee.unit} takes part in at most {times}" in made.guarantee.statement()
+    )
+    assert Guarantee.from_dict(made.guarantee.to_dict()) == made.guarantee
     assert "sum of the agents' messages" in made.guarantee.statement()
 
 
