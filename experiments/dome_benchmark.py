@@ -44,6 +44,7 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 TITLES = {
     "adam": "DP-Adam, all numbers",
     "momentum": "DP momentum, all numbers",
+    "fedavg": "DP-FedAvg, all numbers",
     "dome": "DOME",
     "fixed": "random sketch",
     "count": "count sketch",
@@ -52,7 +53,9 @@ TITLES = {
 """Methods by name, in the order of the tables."""
 
 SKETCHES = ("dome", "fixed", "count", "oracle")
-RIVALS = ("adam", "momentum", "fixed", "count")
+RIVALS = ("adam", "momentum", "fedavg", "fixed", "count")
+LOCAL_STEPS = 4
+"""Steps of DP-FedAvg at a client, on its own record."""
 """What has no more than DOME has: the oracle needs public data."""
 
 
@@ -189,6 +192,16 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
         return [
             Setting(f"beta {beta:g}", Federated(trusted), UpdateRule("momentum", beta=beta), 1.0)
             for beta in (0.9, 0.7)[: len(config.paths)]
+        ]
+    if name == "fedavg":
+        return [
+            Setting(
+                f"local step {one:g}",
+                Federated(trusted, local_steps=LOCAL_STEPS, local_step_size=one),
+                UpdateRule(),
+                1.0,
+            )
+            for one in (0.3, 0.1)
         ]
     if name == "dome":
         return [
