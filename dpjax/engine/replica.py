@@ -67,7 +67,7 @@ class Replica:
     def __init__(self, plan: Plan, problem: Problem, seed: int = 0):
         arguments.check(plan, problem, (seed,))
         self._job = prepared((plan,), (problem,), (seed,), shared([plan]), None, 0)
-        self.round = 0
+        self.round, self.rounds = 0, plan.config.rounds
         self._wanted = _received(self._job)
         start = self._job.start(None, 1)
         state = self._job.initial(start, self._job.batch_keys)
@@ -80,8 +80,11 @@ class Replica:
             received: What the server had of it, ``(sum, present)``.
 
         Raises:
-            ValueError: For other shapes or dtypes than the exchange delivers.
+            ValueError: For other shapes or dtypes than the exchange delivers, or more rounds than
+                the plan has.
         """
+        if self.round >= self.rounds:
+            raise ValueError(f"the plan has {self.rounds} rounds, and all were received")
         told, given = (
             jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", tree)
             for tree in (jax.tree.map(_empty, self._wanted), received)
@@ -187,6 +190,9 @@ class Feed:
 
         Args:
             received: ``(sum, present)``.
+
+        Raises:
+            ValueError: For more rounds than the plan has, or as `Replica.receive`.
         """
         self.replica.receive(received)
         self._sums.append(jax.device_get(received))

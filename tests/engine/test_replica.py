@@ -72,6 +72,8 @@ def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
         taken += every.follow(feed)
     assert every.fingerprint() == server.fingerprint() and every.round == EACH
     assert taken == EACH * (4 * K + 4 + DIGEST)
+    with pytest.raises(ValueError, match="has 6 rounds, and all were received"):
+        feed.publish(sums[0])
     # One who missed all rounds fetches their sums alone: a state is longer.
     assert late.follow(feed) == EACH * (4 * K + 4) + DIGEST
     assert late.fingerprint() == server.fingerprint()
