@@ -184,7 +184,6 @@ def test_public_directions_are_of_public_records_alone(script):
     np.testing.assert_array_equal(module.directions(config, 4), found)
 
 
-@pytest.mark.slow
 def test_a_small_run_stores_equal_guarantees(script, tmp_path, capsys):
     module = script("dome_benchmark")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
