@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.results.timing import Bench, forget_peak, peak, turns
+from dpjax.results.timing import Bench, forget_peak, peak, timed, turns
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
 from dpjax.transforms import masks
@@ -273,9 +273,10 @@ def over_tcp(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     leaves = leaves_of(terms, ("share", "mask", "unmask"))
 
     def call() -> dict[str, Any]:
-        began, wall = time.process_time(), time.perf_counter()
-        carried = local.over_tcp(terms, values, leaves)
-        took = {"seconds": time.process_time() - began, "wall": time.perf_counter() - wall}
+        began = time.process_time()
+        timing = timed(lambda: local.over_tcp(terms, values, leaves), 0)
+        took = {"seconds": time.process_time() - began, "wall": timing.first}
+        carried = timing.result
         check(values, carried.total.survivors, carried.total.values)
         return took | {"received": carried.received / clients, "sent": carried.sent / clients}
 
@@ -318,13 +319,13 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
         "bits": lambda: bits(key, draws, (clients, length)),
     }
 
-    def clocked(call: Any) -> tuple[float, float]:
-        began, wall = time.process_time(), time.perf_counter()
+    def clocked(call: Any) -> float:
+        began = time.process_time()
         jax.block_until_ready(call())
-        return time.process_time() - began, time.perf_counter() - wall
+        return time.process_time() - began
 
     both = {name: functools.partial(clocked, call) for name, call in calls.items()}
-    took = turns(both, options.repeats, clock=lambda pair: pair[0])
+    took = turns(both, options.repeats, clock=float)
     least = {name: timing.least for name, timing in took.items()}
     row = {"source": "dpjax", "degree": degree, "dropouts": len(leaves)}
     row |= {f"{name}_seconds": each for name, each in least.items()}
