@@ -221,3 +221,19 @@ def test_stored_records_of_both_say_what_the_page_says(script):
         if row["against"] == "count sketch" and row["verdict"] == "wins"
     }  # fmt: skip
     assert wins == {(1.0, 16), (3.0, 16), (1.0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("names", "ahead"), [("mnist_*", {(4.0, 64), (4.0, 16)}), ("cifar10_small_*", {(8.0, 64)})]
+)
+def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(script, names, ahead):
+    bench, folder = script("dome_benchmark"), ROOT / "docs" / "records" / "dome_benchmark"
+    frame = records.read(sorted(folder.glob(f"{names}.jsonl")))
+    last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
+    found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
+    of = {"wins": set(), "loses": set()}
+    for row in found:
+        rival = {"count sketch": "wins", "DP momentum, all numbers": "loses"}.get(row["against"])
+        if rival == row["verdict"]:
+            of[rival].add((row["epsilon"], row["k"]))
+    assert of == {"wins": ahead, "loses": ahead}
