@@ -1,0 +1,336 @@
+"""What a sketch can hold: spectra of gradients along private training, and what DOME's catches.
+
+Clients bring one record each to a round; a secure sum shows a server their noisy sum alone. In
+every round the mean of the clipped gradients of a fixed sample of records is kept beside the run:
+its spectrum over the rounds, how much of its energy the learned frame holds, beside a random frame
+and the leading directions of the whole run, known afterwards; and the mean squared error that the
+noise makes, in the sketch and in the full dimension, beside Lemma 3.1. Gradients before the noise
+are private. They are looked at here as one looks into a simulation: no guarantee covers these
+records, whatever the noise was calibrated for.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.algorithms.exchange import Trusted
+from dpjax.algorithms.federated import Federated, dome
+from dpjax.data import load, partition, split
+from dpjax.engine.trace import Passed, trace
+from dpjax.mechanism import sketching
+from dpjax.models import images
+from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem, protect, samplers
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.rules import UpdateRule
+from dpjax.results import launch, plots, tables
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import clipping, projections
+from dpjax.transforms.sketch import flat
+
+__all__ = ["PRESETS", "Config", "experiment", "main"]
+
+TITLES = {"non_private": "Adam, no noise", "adam": "DP-Adam, all numbers", "dome": "DOME"}
+"""What is trained, by name."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, and what is looked at.
+
+    Attributes:
+        dataset: a9a and mnist come from the data cache, digits needs no download.
+        model: One of `dpjax.models.images.NETWORKS`; "linear" for a9a.
+        records: Training records, at most; 0 is all.
+        sample: Of these, how many make the gradient that is looked at.
+        trained: Names of `TITLES`.
+        k: Columns of DOME's sketch, one run each; and of the frames that are compared with it.
+        epsilon: Budget of the private runs, for zeroing out a record.
+        delta: Target delta.
+        places: Agents whose messages are summed.
+        batch_size: Clients at each place in a round, each with one record.
+        epochs: How often every record takes part.
+        clip_norm: What gradients, or sketches of them, are scaled to (automatic clipping).
+        floor: Least second moment of Adam.
+        step_size: Of Adam.
+        seeds: Seeds.
+    """
+
+    dataset: Literal["a9a", "digits", "mnist"] = "mnist"
+    model: str = "small_cnn"
+    records: int = 3_840
+    sample: int = 128
+    trained: tuple[str, ...] = tuple(TITLES)
+    k: tuple[int, ...] = (16, 64)
+    epsilon: float = 4.0
+    delta: float = 1e-5
+    places: int = 4
+    batch_size: int = 16
+    epochs: int = 2
+    clip_norm: float = 1.0
+    floor: float = 1e-3
+    step_size: float = 0.08
+    seeds: tuple[int, ...] = (0, 1)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be run to its end."""
+        launch.check_numbers(
+            self,
+            whole={
+                "batch_size": 1, "epochs": 1, "k": 1, "places": 2, "records": 0, "sample": 1,
+                "seeds": 0,
+            },
+            positive=("epsilon", "clip_norm", "floor", "step_size"),
+            shares=("delta",),
+            filled=("trained", "k", "seeds"),
+        )  # fmt: skip
+        for name in self.trained:
+            if name not in TITLES:
+                raise ValueError(f"trained holds {name!r}; choose from {', '.join(TITLES)}")
+
+    def cells(self) -> list[tuple[str, int]]:
+        """What is trained, with which sketch; 0 is none."""
+        return [(name, k) for name in self.trained for k in (self.k if name == "dome" else (0,))]
+
+
+PRESETS = {
+    "tiny": Config(
+        dataset="digits", model="mlp", records=480, sample=60, trained=("adam", "dome"), k=(8,),
+        epsilon=8.0, places=2, batch_size=24, epochs=1, seeds=(0,),
+    ),
+    "cpu": Config(),
+    "cpu_a9a": Config(
+        dataset="a9a", model="linear", records=6_400, k=(4, 16), epsilon=1.0, batch_size=32,
+        epochs=3,
+    ),
+    "full": Config(
+        records=0, sample=4_096, k=(16, 64, 256), places=16, batch_size=32, epochs=10,
+        seeds=tuple(range(10)),
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def learn(config: Config) -> problem.Problem:
+    """The problem, of as many records as fill whole rounds."""
+    (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
+    if config.dataset == "a9a":
+        model, loss = Linear(), "logistic"
+    else:
+        pixels = x.dtype == np.uint8
+        model = images.network(config.model, int(y.max()) + 1, "patches", pixels=pixels)
+        loss = "cross_entropy"
+    each = config.places * config.batch_size
+    count = len(y[: config.records or None]) // each * each
+    if count < max(each, config.sample):
+        raise ValueError(
+            f"records is {config.records}, of which {count} fill rounds of {each}; give more than "
+            f"that, and than sample, {config.sample}"
+        )
+    shards = partition.iid(count, config.places, 0)
+    train = x[:count], y[:count]
+    return problem.supervised(model, loss, train, test, shards, name=config.dataset)
+
+
+def made(config: Config, name: str, k: int) -> plan.Plan:
+    """The plan of a run."""
+    separation = len(learn(config).y) // (config.places * config.batch_size)
+    private = name != "non_private"
+    return plan.make(
+        plan.Config(
+            method=dome(k, Trusted()) if k else Federated(Trusted()),
+            noise=Aggregate() if private else None,
+            budget=protect.Budget(config.epsilon, config.delta) if private else None,
+            protect=protect.Protect(
+                "zero_out_record", clip_norm=config.clip_norm, clipping="automatic",
+                attacker="aggregator",
+            ),
+            sampler=samplers.Cyclic(config.epochs, separation, config.batch_size),
+            optimizer=UpdateRule("adam", floor=config.floor).chain(config.step_size),
+            rounds=config.epochs * separation,
+        ),
+        mixing.metropolis_hastings(graphs.complete(config.places)),
+    )  # fmt: skip
+
+
+def sampled(config: Config) -> Any:
+    """The mean clipped gradient of the sample, as the runs clip a record's, [d] at a model."""
+    task, size = learn(config), config.sample
+    x, y = jnp.asarray(task.x[:size]), jnp.asarray(task.y[:size])
+    total = clipping.per_example(task.loss, config.clip_norm, method="automatic")
+
+    def at(params: Any) -> Any:
+        return flat(total(params, x, y))[0] / size
+
+    return at
+
+
+def watching(config: Config, k: int) -> Any:
+    """What is read of a round: the sample's gradient, what the frame holds, what the noise does."""
+    at, places, divisor = sampled(config), config.places, config.batch_size
+
+    def mean(payload: Any) -> Any:
+        """Of a payload [n, ...], as the server has it."""
+        total = jax.tree.map(lambda leaf: leaf.sum(0) / (places * divisor), payload)
+        return total if k else flat(total)[0]
+
+    def read(passed: Passed) -> dict[str, Any]:
+        model = jax.tree.map(lambda leaf: leaf[0], passed.before.models)
+        gradient = at(model)
+        noise = mean(passed.noisy) - mean(passed.private)
+        decoded = mean(passed.noisy)
+        found = {"gradient": gradient}
+        if k:
+            memory = passed.before.memory
+            frame = projections.Frame(memory.sketch.sketch.frame)
+            opened = memory.opened.astype(jnp.float32)
+            correction = jnp.where(opened > 0, 1 - 0.9**opened, 1)
+            centre = flat(memory.centre)[0] / correction
+            held = frame.encode(gradient)
+            rest = gradient - centre
+            found["held"] = jnp.sum(held**2) / jnp.sum(gradient**2)
+            found["rest_held"] = jnp.sum(frame.encode(rest) ** 2) / jnp.sum(rest**2)
+            found["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
+            noise, decoded = frame.decode(noise), frame.decode(decoded) + centre
+        lengths = jnp.linalg.norm(decoded) * jnp.linalg.norm(gradient)
+        found["noise"] = jnp.sum(noise**2)
+        found["cosine"] = decoded @ gradient / jnp.maximum(lengths, 1e-30)
+        return found
+
+    return read
+
+
+def spectrum(gradients: np.ndarray) -> np.ndarray:
+    """Eigenvalues of the sum of g g' over rounds, [T, d] given, the largest first; exact."""
+    gram = gradients.astype(np.float64) @ gradients.astype(np.float64).T
+    return np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0)
+
+
+def hindsight(gradients: np.ndarray, k: int) -> np.ndarray:
+    """Share of each round's energy in the k leading directions of all rounds, [T]."""
+    wide = gradients.astype(np.float64)
+    directions = np.linalg.svd(wide, full_matrices=False)[2][:k]
+    return np.square(wide @ directions.T).sum(1) / np.square(wide).sum(1)
+
+
+def look(config: Config, name: str, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Trace the runs of one kind; rows of spectra, of rounds, and of whole runs."""
+    del folder  # Minutes, in one piece.
+    one, rows = made(config, name, k), []
+    seen = trace(one, learn(config), seeds=config.seeds, read=watching(config, k))
+    entries = seen["gradient"].shape[-1]
+    variance = 0.0
+    if one.noise is not None:
+        share = float(one.noise.arrays["noise_scale"]) / config.batch_size
+        variance = share**2 / config.places
+    expected = sketching.mean_square_error(variance, k or entries)
+    for index, seed in enumerate(config.seeds):
+        gradients = seen["gradient"][index]
+        where = {"trained": name, "title": TITLES[name], "k": k or entries, "seed": seed}
+        where |= {"dataset": config.dataset, "entries": entries, "guarantee": None}
+        values = spectrum(gradients)
+        shares = np.cumsum(values) / values.sum()
+        rows += [
+            where | {"kind": "spectrum", "directions": j + 1, "eigenvalue": values[j], "share": s}
+            for j, s in enumerate(shares)
+        ]
+        own = {key: seen[key][index] for key in seen if key != "gradient"}
+        for among in (k,) if k else config.k:
+            known = hindsight(gradients, among)
+            # The mean share of a round, as the frame's is: not of all energy together.
+            row = where | {"kind": "frames", "columns": among, "hindsight": float(known.mean())}
+            row |= {"random": among / entries}
+            row |= {key: float(own[key].mean()) for key in ("held", "rest_held") if key in own}
+            rows.append(row)
+        rows += [
+            where | {"kind": "round", "round": t + 1}
+            | {key: float(values[t]) for key, values in own.items()}
+            for t in range(len(gradients))
+        ]  # fmt: skip
+        power = float(np.mean(np.square(gradients.astype(np.float64)).sum(1)))
+        rows.append(
+            where
+            | {"kind": "run", "noise": float(own["noise"].mean()), "expected": expected}
+            | {"power": power, "cosine": float(own["cosine"].mean()), "rounds": len(gradients)}
+        )
+    lab.say(f"  {TITLES[name]}, k {k}: {len(gradients)} rounds, {entries:,} entries")
+    return rows
+
+
+def experiment(config: Config, lab: launch.Lab) -> None:
+    """Look into private training: spectra of gradients, what sketches hold, what noise does."""
+    whole = dataclasses.asdict(config)
+    del whole["trained"]
+    cells = [
+        (f"{config.dataset}_{name}_{k}", whole | {"name": name, "columns": k},
+         functools.partial(look, config, name, k, lab))
+        for name, k in config.cells()
+    ]  # fmt: skip
+    frame = lab.cells(cells, seed=config.seeds)
+    report(config, lab, frame)
+    draw(config, lab, frame)
+
+
+def needed(rows: Any, share: float) -> int:
+    """Directions that hold a share of all energy, of one run's rows of its spectrum."""
+    return int(rows[rows["share"] >= share]["directions"].min())
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Print the tables."""
+    lab.say("\nNo guarantee covers these records: gradients before the noise are among them.")
+    found = []
+    spectra = frame[frame["kind"] == "spectrum"]
+    for (name, k, seed), rows in spectra.groupby(["title", "k", "seed"], sort=False):
+        row = {"trained": name, "k": k, "seed": seed, "rounds": len(rows)}
+        found.append(row | {f"{s:.0%}": needed(rows, s) for s in (0.5, 0.9, 0.99)})
+    lab.say(f"\n{config.dataset}: directions that hold so much of all gradients' energy")
+    lab.say(tables.text(found))
+    frames = frame[frame["kind"] == "frames"]
+    names = [n for n in ("held", "rest_held", "hindsight", "random") if n in frames]
+    means = frames.groupby(["title", "columns"], sort=False)[names].mean().reset_index()
+    lab.say("\nshare of a round's energy in a frame: the learned one, of the gradient and of what")
+    lab.say("is left of it without the centre; the best of the run afterwards; a random one")
+    lab.say(tables.text(means))
+    runs = frame[frame["kind"] == "run"]
+    table = runs.groupby(["title", "k"], sort=False)[
+        ["noise", "expected", "power", "cosine"]
+    ].mean().reset_index()  # fmt: skip
+    lab.say("\nsquared error of the decoded mean by noise, measured and by Lemma 3.1; the squared")
+    lab.say("gradient; the cosine between the decoded mean and the gradient")
+    lab.say(tables.text(table))
+
+
+def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Spectra, and what the frame holds over the rounds."""
+    note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
+    sheet, (left, right) = plots.figure(1, 2)
+    names = frame["title"].where(frame["trained"] != "dome", frame["title"] + ", k = ")
+    numbers = frame["k"].astype(int).astype(str).where(frame["trained"] == "dome", "")
+    frame = frame.assign(run=names + numbers)
+    plots.lines(
+        frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, logx=True,
+        xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
+    )  # fmt: skip
+    rounds = frame[(frame["kind"] == "round") & (frame["trained"] == "dome")]
+    if len(rounds):
+        plots.lines(
+            rounds, "round", "held", "run", ax=right, xlabel="round",
+            ylabel="share of the gradient in the frame",
+        )  # fmt: skip
+    path = plots.save(sheet, lab.folder / f"dome_spectrum_{config.dataset}.svg")
+    lab.say(f"figure: {path}")
+
+
+main = functools.partial(launch.main, "dome_spectrum", PRESETS, experiment)
+"""Command line."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,77 @@
+"""What the experiment on spectra measures: by hand, and its tiny preset by Lemma 3.1."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.results import records
+
+PATH = Path(__file__).resolve().parents[2] / "experiments" / "dome_spectrum.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("dome_spectrum", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["dome_spectrum"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(6, 3)) @ rng.normal(size=(3, 9))
+    dense, vectors = np.linalg.eigh(gradients.T @ gradients)
+    found = script.spectrum(gradients)
+    np.testing.assert_allclose(found[:3], dense[::-1][:3], rtol=1e-9)
+    np.testing.assert_allclose(found[3:], 0, atol=1e-9 * found[0])
+    lead = gradients @ vectors[:, -2:]
+    wanted = np.square(lead).sum(1) / np.square(gradients).sum(1)
+    np.testing.assert_allclose(script.hindsight(gradients, 2), wanted, rtol=1e-9)
+    np.testing.assert_allclose(script.hindsight(gradients, 3), 1.0, rtol=1e-9)
+
+
+def test_the_sample_s_gradient_is_of_scaled_records(script):
+    config = script.PRESETS["tiny"]
+    task = script.learn(config)
+    params = task.init(jax.random.key(0))
+    each = []
+    for i in range(config.sample):
+        leaves = jax.tree.leaves(jax.grad(task.loss)(params, task.x[i], task.y[i]))
+        vector = np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
+        each.append(vector / (np.linalg.norm(vector) + 0.01))
+    found = jax.jit(script.sampled(config))(params)
+    np.testing.assert_allclose(found, np.mean(each, 0), rtol=2e-3, atol=2e-6)
+    assert jnp.linalg.norm(found) <= 1
+
+
+def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
+    assert script.main(arguments) == 0
+    assert "No guarantee covers these records" in capsys.readouterr().out
+    frame = records.read(tmp_path / "dome_spectrum" / "tiny")
+    run = frame[frame["kind"] == "run"].set_index("trained")
+    rounds, entries = int(run["rounds"].iloc[0]), int(run["entries"].iloc[0])
+    for name, width in (("adam", entries), ("dome", 8)):
+        row = run.loc[name]
+        spread = 5 * np.sqrt(2 / (rounds * width))
+        assert row["noise"] / row["expected"] == pytest.approx(1, abs=spread)
+    # The broken twin states the sketch's noise for the full dimension.
+    assert run.loc["adam"]["noise"] > 20 * run.loc["dome"]["expected"]
+    held = frame[frame["kind"] == "round"]["held"].dropna()
+    assert len(held) == rounds and held.between(0, 1 + 1e-5).all()
+    known = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")].iloc[0]
+    assert known["hindsight"] > known["held"] and known["random"] == 8 / entries
+    assert len(list((tmp_path / "dome_spectrum" / "tiny").glob("*.svg"))) == 1
+
+
+def test_bad_options_are_refused(script):
+    with pytest.raises(ValueError, match="trained holds 'sgd'"):
+        script.Config(trained=("sgd",))
+    with pytest.raises(ValueError, match="sample is 0"):
+        script.Config(sample=0)
