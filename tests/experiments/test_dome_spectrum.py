@@ -75,3 +75,18 @@ def test_bad_options_are_refused(script):
         script.Config(trained=("sgd",))
     with pytest.raises(ValueError, match="sample is 0"):
         script.Config(sample=0)
+
+
+def test_stored_records_say_what_the_page_says():
+    folder = PATH.parents[1] / "docs" / "records" / "dome_spectrum"
+    frame = records.read(sorted(folder.glob("*.jsonl")))
+    frames = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")]
+    held = frames.groupby(["dataset", "columns"])[["held", "random", "hindsight"]].mean()
+    over = held["held"] / held["random"]
+    # Three times a random frame on a9a, hardly more than one on the network; known, all.
+    assert (
+        over[("a9a", 16)] > 2.5 and (over["mnist"] < 2).all() and (held["hindsight"] > 0.99).all()
+    )
+    assert over[("a9a", 4)] == pytest.approx(1, abs=0.1)
+    run = frame[(frame["kind"] == "run") & (frame["trained"] != "non_private")]
+    assert (run["noise"] / run["expected"]).between(0.94, 1.06).all()
