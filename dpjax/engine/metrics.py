@@ -58,10 +58,7 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
     """What a round reports; only traced, once for all runs of a kind."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    cut = parts.halves(statics, one, key, data.frozen)
-    state = cut.init(models, parts.beginning(key))
-    drawn = parts.batch(statics, parts.first(statics, data), key, key, state.round)
-    return dict(cut.outgoing(key, state, drawn).metrics)
+    return dict(parts.first_sent(statics, one, data, models, key).metrics)
 
 
 def measured(

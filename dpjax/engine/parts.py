@@ -194,6 +194,24 @@ def batch(
     return keyed(variants, x, rows), y, drawn.padding
 
 
+def first_sent(
+    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+) -> rounds_.Outgoing:
+    """What goes out in the first round, for those who trace its shapes and names.
+
+    Args:
+        statics: What is static.
+        arrays: One plan's arrays.
+        data: The problem's data.
+        models: Agent-stacked models to start from.
+        key: Any key, in the place of all.
+    """
+    cut = halves(statics, arrays, key, data.frozen)
+    state = cut.init(models, beginning(key))
+    drawn = batch(statics, first(statics, data), key, key, state.round)
+    return cut.outgoing(key, state, drawn)
+
+
 def batch_shapes(statics: Statics, data: Data, batch_keys: PRNGKeyArray) -> Any:
     """Shapes of the batch of every agent in a round.
 

@@ -234,11 +234,8 @@ def _received(job: Job) -> Any:
     statics = job.statics
 
     def one(arrays: Any, data: parts.Data, models: Any, key: Any) -> Any:
-        cut = parts.halves(statics, arrays, key, data.frozen)
-        state = cut.init(models, parts.beginning(key))
-        batch = parts.batch(statics, parts.first(statics, data), key, key, state.round)
-        sent = cut.outgoing(key, state, batch)
-        return sent.carry, statics.method.exchange(arrays, state.round, sent.message).value
+        sent = parts.first_sent(statics, arrays, data, models, key)
+        return sent.carry, statics.method.exchange(arrays, jnp.int32(0), sent.message).value
 
     arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
     models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax.engine import arguments, parts
@@ -72,11 +73,8 @@ def of(plan: Plan, problem: Problem) -> Traffic:
     arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
 
     def message(models: Any, key: Any) -> Any:
-        cut = parts.halves(job.statics, arrays, key, job.data.frozen)
-        state = cut.init(models, parts.beginning(key))
-        batch = parts.batch(job.statics, parts.first(job.statics, job.data), key, key, state.round)
-        sent = cut.outgoing(key, state, batch)
-        return job.statics.method.exchange(arrays, state.round, sent.message).sent
+        sent = parts.first_sent(job.statics, arrays, job.data, models, key)
+        return job.statics.method.exchange(arrays, jnp.int32(0), sent.message).sent
 
     models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))
     leaves = jax.tree.leaves(jax.eval_shape(message, models, job.batch_keys[0]))
