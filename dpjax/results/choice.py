@@ -21,16 +21,17 @@ SETTINGS = (
     *("epsilon", "step_size", "lost", "distance", "victim"),
     *("kind", "weight", "rho", "variance", "series", "lag", "frequency", "taps", "trained"),
     *("gap", "gradient_gap", "gamma", "beta", "setting", "trials", "k", "at"),
+    *("entries", "columns", "directions"),
 )
 """Columns that say what a row is, not what was measured; so do all columns of words."""
 _ACROSS = (
     *("budget_epsilon", "epsilon", "mu", "probability", "lost", "distance", "rounds", "round"),
-    *("lag", "frequency", "taps", "variance"),
+    *("lag", "frequency", "taps", "variance", "directions"),
 )
-_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean", "residual", "value")
+_UP = ("test_loss", "optimality_gap", "relative", "energy", "mean", "residual", "value", "share")
 _SERIES = (
     *("series", "algorithm", "gradients", "policy", "mode", "graph", "mixing", "setting"),
-    "experiment",
+    *("trained", "experiment"),
 )
 _NEVER_HELD = ("seed", "guarantee", "victim", "victim_label", "upper_bound")
 _OF_LOSSES = ("attackers", "attacker_labels", "distance", "epsilon", "mu")
