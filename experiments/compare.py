@@ -122,7 +122,7 @@ class Config:
     batch_size: int = 64
     separation: int | None = None
     clip_norms: tuple[float, ...] = (0.1, 0.3)
-    paths: tuple[float, ...] = tuple(0.6 * 0.6**power for power in range(16))
+    paths: tuple[float, ...] = tuple(0.6 * 0.6**power for power in range(-2, 18))
     floors: tuple[float, ...] = (0.01, 1.0)
     sketches: tuple[int, ...] = (16, 48)
     metric: Literal["test_accuracy", "test_loss"] = "test_accuracy"

@@ -109,7 +109,7 @@ class Config:
     epochs: int = 2
     clip_norm: float = 1.0
     floors: tuple[float, ...] = (1e-5, 1e-3)
-    paths: tuple[float, ...] = (20.0, 10.0, 5.0, 2.5, 1.2, 0.6, 0.3, 0.15)
+    paths: tuple[float, ...] = (20.0, 10.0, 5.0, 2.5, 1.2, 0.6, 0.3, 0.15, 0.08, 0.04)
     seeds: tuple[int, ...] = tuple(range(5))
     tuning_seed: int = 100
     validation: float = 0.2
