@@ -10,6 +10,7 @@ dropout are .05, and that many clients leave after they have shared their secret
   the same. Flower's sum is checked, too; rounding of reals, making its messages into bytes and
   reading them are not in its seconds, and its vectors are chosen so that they are rounded to
   themselves. Its masks are NumPy's Mersenne Twister under 32 bits of each seed, its keys P-384.
+  Under ``adversary`` "semi_malicious" clients have more neighbours and confirm what they were told.
 - ``floor``: seconds that the ChaCha20 bytes of all masks take, drawn at once under one key.
   ``times_floor`` is how many times as long a side takes. This cipher gives none for less.
 - ``tcp`` rows: `dpjax.secagg.local.over_tcp`, server and clients in one process; ``seconds`` are
@@ -49,13 +50,14 @@ RANGE = 2**18
 """Whole numbers that Flower rounds reals to: from 0, where -2^17 is, to this one."""
 SHARE = 0.05
 SIDES = ("clients", "server")
+ADVERSARIES = ("semi_honest", "semi_malicious")
 LONG = 100.0
 """Seconds after which a sum is not taken again."""
 
 
-def terms_of(clients: int, length: int) -> Terms:
+def terms_of(clients: int, length: int, adversary: str = ADVERSARIES[0]) -> Terms:
     """What the parties of a benchmark agree on."""
-    return Terms(clients, length, BITS, BOUND, SHARE, SHARE)
+    return Terms(clients, length, BITS, BOUND, SHARE, SHARE, adversary)  # type: ignore[arg-type]
 
 
 def vectors_of(clients: int, length: int) -> np.ndarray:
@@ -234,13 +236,16 @@ def chacha20(size: int) -> float:
     return time.process_time() - began
 
 
-def protocol(options: Namespace, clients: int, length: int) -> Iterable[dict[str, Any]]:
+def protocol(
+    options: Namespace, clients: int, length: int, adversary: str
+) -> Iterable[dict[str, Any]]:
     """Rows of a sum without a network."""
-    terms, values = terms_of(clients, length), vectors_of(clients, length)
+    terms, values = terms_of(clients, length, adversary), vectors_of(clients, length)
     leaves, graph = leaves_of(terms, ("mask",)), terms.graph(clients)
     calls = {"dpjax": functools.partial(dpjax_sum, terms, values, leaves)}
     has_peer = importlib.util.find_spec("flwr") is not None
-    if has_peer and clients <= options.peer_clients:
+    # Flower's protocol is the semi-honest one.
+    if has_peer and clients <= options.peer_clients and adversary == ADVERSARIES[0]:
         calls["flower"] = functools.partial(flower_sum, terms, values, leaves)
     spent: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for _ in range(options.repeats + 1):
@@ -253,8 +258,8 @@ def protocol(options: Namespace, clients: int, length: int) -> Iterable[dict[str
     drawn = {"clients": (clients - dropouts) * (graph.degree + 1), "server": survivors}
     drawn["server"] += dropouts * graph.degree
     for name, runs in spent.items():
-        row: dict[str, Any] = {"source": name, "degree": graph.degree, "runs": len(runs)}
-        row |= {"threshold": graph.threshold, "dropouts": dropouts}
+        row: dict[str, Any] = {"source": name, "adversary": adversary, "runs": len(runs)}
+        row |= {"degree": graph.degree, "threshold": graph.threshold, "dropouts": dropouts}
         for side, many in zip(SIDES, (clients, 1), strict=True):
             least, floor = min(run[side] for run in runs), rate * size * drawn[side]
             label = side.removesuffix("s")
@@ -343,14 +348,18 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--jit-clients", type=int, nargs="+", default=[100, 1000, 10_000])
     bench.parser.add_argument("--lengths", type=int, nargs="+", default=[4096])
     bench.parser.add_argument(
+        "--adversaries", nargs="+", default=ADVERSARIES, choices=ADVERSARIES, help="of protocol"
+    )
+    bench.parser.add_argument(
         "--peer-clients", type=int, default=300, help="most clients that Flower is run with"
     )
     options = bench.parse(argv)
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     for length in options.lengths:
         for clients in options.clients if "protocol" in options.what else ():
-            for row in protocol(options, clients, length):
-                bench.row(what="protocol", clients=clients, length=length, **row)
+            for adversary in options.adversaries:
+                for row in protocol(options, clients, length, adversary):
+                    bench.row(what="protocol", clients=clients, length=length, **row)
         for clients in options.clients if "tcp" in options.what else ():
             row = over_tcp(options, clients, length)
             bench.row(what="tcp", clients=clients, length=length, **row)

@@ -136,6 +136,7 @@ def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None
     assert bench_secagg.main([*sizes, "--peer-clients", "0"]) == 0
     shown = capsys.readouterr().out
     assert all(f"what {what}" in shown for what in ("protocol", "tcp", "jit"))
+    assert all(f"adversary {name}" in shown for name in bench_secagg.ADVERSARIES)
     values = bench_secagg.vectors_of(5, 3)
     bench_secagg.check(values, [0, 2], values[0] + values[2])
     with pytest.raises(AssertionError, match="the sum is wrong"):
