@@ -4,12 +4,13 @@ Fifty clients a round send whole numbers with discrete Gaussian noise to a serve
 of Bell et al., each message over a connection of its own on this machine; three of them leave at
 one stage or another. The same run under masks that cancel in compiled code, with the same clients
 missing, must give the same models to the bit. Gradients are sent through a learned
-sketch (DOME) or whole.
+sketch (DOME) or whole. Beside them stand the same without noise, its steps tuned alike, and who
+always answers the class that most test records have.
 """
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +19,12 @@ import numpy as np
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
-from dpjax.algorithms.exchange import Masked
+from dpjax.algorithms.exchange import Masked, Trusted
 from dpjax.data import load, partition, split
 from dpjax.engine import host, tune
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
-from dpjax.plans import integers, optimizers, plan, problem, protect, rules, samplers
+from dpjax.plans import integers, plan, problem, protect, rules, samplers
 from dpjax.results import launch, plots, tables
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing
@@ -32,6 +33,9 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 WHOLE = 0
 """Of ``sketches``: gradients as they are."""
+
+INSIDE, OVER, FREE = "masks in jit", "TCP", "no noise"
+"""Ways in which a sum is taken."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ class Config:
         delta: Target delta.
         clip_norm: Clip norm.
         steps: Step sizes of Adam to tune over, in jit.
-        seed: Of the reported run.
-        tuning_seeds: Seeds of the tuning runs; none is ``seed``.
+        floor: Adam's least second moment; not tuned.
+        seeds: Of the reported runs.
+        tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
         validation: Fraction of the training records held out while tuning.
         measurements: How often a run is measured.
         enrol: Seconds that the server waits for clients that do not enrol.
@@ -69,8 +74,9 @@ class Config:
     epsilon: float = 8.0
     delta: float = 1e-5
     clip_norm: float = 1.0
-    steps: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001)
-    seed: int = 0
+    steps: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+    floor: float = 1e-8
+    seeds: tuple[int, ...] = tuple(range(5))
     tuning_seeds: tuple[int, ...] = (100, 101, 102)
     validation: float = 0.2
     measurements: int = 15
@@ -80,9 +86,9 @@ class Config:
         """Refuse what is no run."""
         launch.check_numbers(
             self,
-            whole={"sketches": 0, "measurements": 1},
-            positive=["enrol", "steps"],
-            filled=["sketches", "steps"],
+            whole={"sketches": 0, "measurements": 1, "seeds": 0, "tuning_seeds": 0},
+            positive=["enrol", "floor", "steps"],
+            filled=["sketches", "steps", "seeds", "tuning_seeds"],
         )
 
     @property
@@ -94,7 +100,8 @@ class Config:
 PRESETS = {
     "tiny": Config(
         dataset="breast_cancer", agents=8, clients=6, examples=2, sketches=(4,), dropouts=2,
-        steps=(0.1, 0.03), colluders=0, tuning_seeds=(100,), measurements=3, enrol=0.5,
+        steps=(0.1, 0.03), colluders=0, seeds=(0, 1), tuning_seeds=(100,), measurements=3,
+        enrol=0.5,
     ),
     "cpu": Config(),
     "full": Config(clients=150, sketches=(8, 16, 32, WHOLE)),
@@ -106,16 +113,20 @@ def configured(
 ) -> plan.Config:
     """The run's parts, with clients missing by round."""
     masked = Masked(config.dropouts, missing, degree=degree(config))
-    method = federated.dome(k, masked) if k else federated.Federated(masked, centre=0.0)
     return plan.Config(
-        method=method,
+        method=method(k, masked),
         noise=integers.Discrete(k or size, config.dropouts, config.colluders),
         budget=protect.Budget(config.epsilon, config.delta, accountant="zcdp"),
         protect=protect.Protect("zero_out_client", config.clip_norm, attacker="aggregator"),
         sampler=samplers.Clients(config.clients, config.examples, config.epochs),
-        optimizer=optimizers.Chain(rules.UpdateRule("adam"), config.steps[0], uses_noise=True),
+        optimizer=rules.UpdateRule("adam", floor=config.floor).chain(config.steps[0]),
         rounds=config.rounds,
     )
+
+
+def method(k: int, aggregate: Any) -> federated.Federated:
+    """DOME of k numbers, or whole gradients."""
+    return federated.dome(k, aggregate) if k else federated.Federated(aggregate, centre=0.0)
 
 
 def degree(config: Config) -> int:
@@ -141,24 +152,51 @@ def problems(config: Config) -> tuple[Callable[[Any, Any], problem.Problem], Any
     return made, whole, test
 
 
-def train(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
-    """Tune in jit, run over TCP, and run under masks in jit: rows of the last two."""
+def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Tune in jit, with noise and without, and run the best of those without: their rows."""
     learn, whole, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
     leaves = transport.taking_turns(config.agents, config.dropouts)
-    base = configured(config, k, whole[0].shape[1] + 1, transport.absent(leaves, config.rounds))
+    missing = transport.absent(leaves, config.rounds)
+    base = configured(config, k, whole[0].shape[1] + 1, missing)
+    # Masks hide whole numbers alone; without noise there are none.
+    trusted = method(k, Trusted(config.dropouts, missing))
+    free = replace(base, method=trusted, noise=None, budget=None)
     fit, held = split.split(*whole, config.validation, seed=0)
-    tuning = run(
-        tune.grid({"discrete": base}, config.steps, matrix),
-        learn(fit, held),
-        seeds=config.tuning_seeds,
-        eval_every=config.rounds,
-        **lab.run_options(folder / "tuning"),
-    )
-    step = tune.best_steps(tuning)["discrete"]
-    (made,) = tune.grid({"discrete": base}, [step], matrix)
-    every = max(1, config.rounds // config.measurements)
-    task, options = learn(whole, test), {"seeds": [config.seed], "eval_every": every}
+    rows = []
+    for way, one in ((INSIDE, base), (FREE, free)):
+        result = run(
+            tune.grid({"one": one}, config.steps, matrix),
+            learn(fit, held),
+            seeds=config.tuning_seeds,
+            eval_every=config.rounds,
+            **lab.run_options(folder / f"tuning_{way}"),
+        )
+        rows += result.rows(way=way, phase="tuning", **columns(k, whole, test))
+    (best,) = tune.grid({"free": free}, tuple(tune.best_steps(result).values()), matrix)
+    final = run(
+        best, learn(whole, test), seeds=config.seeds, eval_every=every(config),
+        **lab.run_options(folder / "free"),
+    )  # fmt: skip
+    return rows + final.rows(way=FREE, phase="final", **columns(k, whole, test))
+
+
+def train(
+    config: Config, k: int, step: float, seed: int, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Run one seed over TCP, and under masks in jit: rows of both."""
+    del folder  # Not resumed: traffic is that of one process.
+    learn, whole, test = problems(config)
+    matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
+    leaves = transport.taking_turns(config.agents, config.dropouts)
+
+    def tuned(missing: tuple[tuple[int, ...], ...]) -> plan.Plan:
+        base = configured(config, k, whole[0].shape[1] + 1, missing)
+        (made,) = tune.grid({"one": base}, [step], matrix)
+        return made
+
+    made = tuned(transport.absent(leaves, config.rounds))
+    task, options = learn(whole, test), {"seeds": [seed], "eval_every": every(config)}
     options["progress"] = lab.run_options(None)["progress"]
     code = made.noise.code  # type: ignore[union-attr]
     sums = transport.SecureSums(
@@ -167,23 +205,37 @@ def train(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[st
         skip=True,
         limits=tcp.Limits(enrol=config.enrol),
     )
-    # Not resumed: a round is asked for once, and traffic is that of one process.
     crossed = run(made, task, transport=sums, **options)
     # The same clients missing, late ones too, and the same two halves of a round: compiled as one
     # program a sketch may round otherwise in its last bits.
-    after = configured(config, k, whole[0].shape[1] + 1, sums.missing())
-    (again,) = tune.grid({"discrete": after}, [step], matrix)
+    again = tuned(sums.missing())
     inside = run(again, task, transport=host.local(again), **options)
     same = same_models(inside, crossed)
-    lab.say(f"  {name(k)}: step {step:g}, {code.bits} bits, {'the' if same else 'OTHER'} models")
-    where = {
-        "sketch": k, "series": name(k), "bits": code.bits, "numbers": code.padded,
-        "parameters": whole[0].shape[1] + 1, "same_models": same,
+    lab.say(
+        f"  {name(k)}, seed {seed}: step {step:g}, sums modulo 2^{code.bits}, "
+        f"{'the models' if same else 'OTHER models than those'} under masks"
+    )
+    where = columns(k, whole, test) | {
+        "phase": "final", "bits": code.bits, "numbers": code.padded, "same_models": same,
     }  # fmt: skip
-    rows = inside.rows(way="masks in jit", **where)
+    rows = inside.rows(way=INSIDE, **where)
     return rows + [row | traffic(sums, row["round"], config) for row in crossed.rows(
-        way="TCP", **where
+        way=OVER, **where
     )]  # fmt: skip
+
+
+def columns(k: int, train: Any, test: Any) -> dict[str, Any]:
+    """What every row says of what is sent, and how often the most frequent answer is right."""
+    counts = np.unique(test[1], return_counts=True)[1]
+    return {
+        "sketch": k, "series": name(k), "parameters": train[0].shape[1] + 1,
+        "majority": float(counts.max() / counts.sum()),
+    }  # fmt: skip
+
+
+def every(config: Config) -> int:
+    """Rounds between measurements."""
+    return max(1, config.rounds // config.measurements)
 
 
 def same_models(one: Result, other: Result) -> bool:
@@ -214,36 +266,75 @@ def traffic(sums: transport.SecureSums, rounds: int, config: Config) -> dict[str
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Train logistic regression over a secure sum, every round of it over TCP."""
-    cells = [
-        (
-            f"{config.dataset}_{k or 'whole'}",
-            launch.stored(config, "sketches", sketch=k),
-            functools.partial(train, config, k, lab),
-        )
-        for k in config.sketches
-    ]
-    report(config, lab, lab.cells(cells, seed=config.seed))
+    import pandas
+
+    frames = []
+    for k in config.sketches:
+        label = f"{config.dataset}_{k or 'whole'}"
+        kept = launch.stored(config, "sketches", sketch=k)
+        compute = functools.partial(tune_and_compare, config, k, lab)
+        frames.append(lab.cell(f"{label}_tuning", kept, compute, seed=config.seeds))
+        step = best_step(frames[-1])
+        # Seeds may join; what else was tried is in the step.
+        kept = launch.stored(config, "sketches", "seeds", "steps", "tuning_seeds", sketch=k)
+        for seed in config.seeds:
+            cell = kept | {"seed": seed, "step": step}
+            compute = functools.partial(train, config, k, step, seed, lab)
+            frames.append(lab.cell(f"{label}_{seed}", cell, compute, seed=seed))
+    report(config, lab, pandas.concat(frames, ignore_index=True))
+
+
+def best_step(frame: Any) -> float:
+    """The step size with the least mean loss in tuning, with noise; a diverged run is infinite."""
+    tried = frame[(frame["phase"] == "tuning") & (frame["way"] == INSIDE)]
+    return float(tried["test_loss"].fillna(np.inf).groupby(tried["step_size"]).mean().idxmin())
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
-    """Print the table and draw the figure from the records."""
-    last = frame[frame["round"] == frame["round"].max()]
-    lab.say(f"\n{config.dataset}: {config.agents} clients a round, {config.rounds} rounds")
-    columns = ["series", "way", "test_accuracy", "test_loss", "bits", "numbers", "same_models"]
-    lab.say(tables.text(last[columns]))
-    over = last[last["way"] == "TCP"]
-    measured = ["bytes_up", "bytes_down", "seconds_a_round", "survivors", "aborted"]
-    lab.say("\na client's bytes in a round, and the round:")
-    lab.say(tables.text(over[["series", *measured]]))
-    stated = Guarantee.from_dict(last["guarantee"].iloc[0]).statement()
+    """Print the tables and draw the figure from the records."""
+    final = frame[frame["phase"] == "final"]
+    last = final[final["round"] == final["round"].max()]
+    majority = float(last["majority"].iloc[0])
+    lab.say(
+        f"\n{config.dataset}: {config.agents} clients a round, {config.rounds} rounds; "
+        f"the most frequent class has {majority:.4g} of the test records"
+    )
+    table = tables.summary(last, ["series", "way", "step_size"], "test_accuracy")
+    table = table.rename(columns={"mean": "test_accuracy", "count": "seeds"})
+    loss = tables.summary(last, ["series", "way", "step_size"], "test_loss")
+    table["test_loss"] = loss["mean"]
+    lab.say(tables.text(table))
+    over = last[last["way"] == OVER]
+    same = "the same, to the bit" if over["same_models"].all() else "NOT THE SAME"
+    lab.say(f"models over TCP and under masks in jit: {same}")
+    named = frame.assign(tuned=frame["series"] + " (" + frame["way"] + ")")
+    lab.say_ends(tables.at_ends(named, "tuned"))
+    lab.say("\na client's bytes in a round, its seconds, and who was left; aborted of all rounds:")
+    lab.say(tables.text(costs(config, over)))
+    stated = Guarantee.from_dict(over["guarantee"].iloc[0]).statement()
     lab.say(f"\nguarantee: {stated} Step sizes were tuned on training data, on other seeds; that "
             "is outside epsilon.")  # fmt: skip
+    free = last[last["way"] == FREE].groupby("series", sort=False)["test_accuracy"].mean()
+    levels = {f"{series}, no noise": level for series, level in free.items()}
     path = plots.lines(
-        frame[frame["way"] == "TCP"], "round", "test_accuracy", series="series",
+        final[final["way"] == OVER], "round", "test_accuracy", series="series",
         path=lab.folder / "dome_tcp.svg", xlabel="round", ylabel=f"accuracy ({config.dataset})",
+        hlines=levels | {"most frequent class": majority},
         note="Every round crossed a secure sum over TCP, with clients leaving at all stages.",
     )  # fmt: skip
     lab.say(f"figure: {path}")
+
+
+def costs(config: Config, over: Any) -> list[dict[str, Any]]:
+    """What crossed, a row a series: means over seeds, but for the rounds that were aborted."""
+    rows = []
+    for series, part in over.groupby("series", sort=False):
+        means = part[["bytes_up", "bytes_down", "seconds_a_round", "survivors"]].mean()
+        aborted = f"{int(part['aborted'].sum())} of {config.rounds * len(part)}"
+        of = {"series": series, "numbers": int(part["numbers"].iloc[0]),
+              "bits": int(part["bits"].iloc[0])}  # fmt: skip
+        rows.append(of | dict(means) | {"aborted": aborted})
+    return rows
 
 
 main = functools.partial(launch.main, "dome_tcp", PRESETS, experiment)

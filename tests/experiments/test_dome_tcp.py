@@ -3,6 +3,7 @@
 import types
 
 import numpy as np
+import pandas
 import pytest
 
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
@@ -15,11 +16,12 @@ from tests.experiments.test_experiments import cells, script  # noqa: E402
 
 def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     module = script("experiments", "dome_tcp")
-    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
+    arguments = ["--preset", "tiny", "--seeds", "1", "--output", str(tmp_path), "--quiet"]
     assert module.main(arguments) == 0
     capsys.readouterr()
-    (path,) = cells(tmp_path, "dome_tcp")
-    frame = records.read(path)
+    frames = {path.stem: records.read(path) for path in cells(tmp_path, "dome_tcp")}
+    assert set(frames) == {"breast_cancer_4_1", "breast_cancer_4_tuning"}
+    frame, tuning = frames["breast_cancer_4_1"], frames["breast_cancer_4_tuning"]
     assert set(frame["way"]) == {"TCP", "masks in jit"} and frame["same_models"].all()
     over, inside = (frame[frame["way"] == way] for way in ("TCP", "masks in jit"))
     assert over["test_accuracy"].tolist() == inside["test_accuracy"].tolist()
@@ -31,8 +33,31 @@ def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     assert last["bytes_up"] > last["numbers"] and (np.diff(over["megabytes"]) > 0).all()
     stated = Guarantee.from_dict(last["guarantee"])
     assert (stated.accountant, stated.unit, stated.attacker) == ("zcdp", "client", "aggregator")
-    assert module.main(arguments) == 0 and ": read" in capsys.readouterr().out
+    # Both were tuned over the same steps; what has no noise is run in the same file.
+    tried = tuning[tuning["phase"] == "tuning"].groupby("way")["step_size"]
+    assert {way: set(steps) for way, steps in tried} == dict.fromkeys(
+        ("masks in jit", "no noise"), set(config.steps)
+    )
+    assert set(frame["step_size"]) == {module.best_step(tuning)}
+    free = tuning[tuning["phase"] == "final"]
+    assert set(free["way"]) == {"no noise"} and set(free["seed"]) == {1}
+    assert module.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert ": read" in printed and "no noise" in printed
+    share = np.mean(module.problems(config)[2][1] == 1)
+    assert f"the most frequent class has {max(share, 1 - share):.4g}" in printed
     assert list((tmp_path / "dome_tcp" / "tiny").glob("*.svg"))
+
+
+def test_the_step_is_that_of_the_least_mean_loss():
+    """Of runs with noise alone; one that diverged in a seed is not passed over."""
+    module = script("experiments", "dome_tcp")
+    rows = [
+        ("masks in jit", 0.3, np.nan), ("masks in jit", 0.3, 0.1), ("masks in jit", 0.1, 0.5),
+        ("masks in jit", 0.1, 0.6), ("masks in jit", 0.03, 0.7), ("no noise", 0.03, 0.2),
+    ]  # fmt: skip
+    frame = pandas.DataFrame(rows, columns=["way", "step_size", "test_loss"])
+    assert module.best_step(frame.assign(phase="tuning")) == 0.1
 
 
 def test_a_bit_is_another_model():
