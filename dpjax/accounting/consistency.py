@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_SUMS = ("aggregator", "outsider")
+"""Attackers who may see sums and no single message."""
+
 
 def check(of: "Guarantee") -> None:
     """Refuse a record that contradicts itself.
@@ -26,7 +29,7 @@ def check(of: "Guarantee") -> None:
     _added(of)
     _loss(of)
     _curve(of)
-    for name in ("release", "white", "unsound", "private_stop"):
+    for name in ("release", "white", "unsound", "private_stop", "sealed"):
         _validate.flag(name, getattr(of, name))
     exact = of.exact_epsilon  # Refuses a bad delta.
     if not of.epsilon >= 0:
@@ -53,11 +56,16 @@ def check(of: "Guarantee") -> None:
     for name in ("dropouts", "colluders"):
         number = _validate.integer(name, getattr(of, name), least=0)
         object.__setattr__(of, name, number)
-        if number and of.attacker not in ("aggregator", "outsider"):
+        if number and of.attacker not in _SUMS:
             raise ValueError(
                 f"{name} is {number} with attacker {of.attacker!r}, who is no aggregator of sums; "
                 "leave it out"
             )
+    if of.sealed and of.attacker not in _SUMS:
+        raise ValueError(
+            f"sealed is True with attacker {of.attacker!r}, who reads single messages; state what "
+            "whoever sees sums alone is told"
+        )
     rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)

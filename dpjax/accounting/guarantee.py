@@ -62,6 +62,8 @@ class Guarantee:
         dropouts: Agents that may be missing from a sum that is opened, at most; with more it does
             not hold.
         colluders: Agents that may show the aggregator their messages and noise, at most.
+        sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
+            single messages under the masks of a secure sum, or not at all.
     """
 
     epsilon: float
@@ -90,6 +92,7 @@ class Guarantee:
     smoothness: float | None = None
     dropouts: int = 0
     colluders: int = 0
+    sealed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

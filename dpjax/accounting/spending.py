@@ -235,6 +235,7 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         smoothness=min(smooth, default=None),
         dropouts=min(of.dropouts, later.dropouts),
         colluders=min(of.colluders, later.colluders),
+        sealed=of.sealed or later.sealed,
         private_stop=of.private_stop or later.private_stop,
     )
     return restated(base, of.loss.then(later.loss))

@@ -20,6 +20,7 @@ _LATER = {
     "smoothness": None,
     "dropouts": 0,
     "colluders": 0,
+    "sealed": False,
 }
 """Fields that records leave out where they are this, as those of before had none."""
 

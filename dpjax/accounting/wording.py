@@ -33,6 +33,12 @@ ATTACKERS: dict[str, str] = {
 }
 """Attackers by name, each with what it sees and does not know; "nodes" stands in older records."""
 
+_SEALED = (
+    "an outsider who sees the sum of the agents' messages of every round, and single messages "
+    "under the masks of a secure sum alone, the mixing matrix and the noise design, but not the "
+    "noise seed"
+)
+
 _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
     "replace_record": "replacing one record of one agent",
@@ -67,7 +73,7 @@ def statement(of: "Guarantee") -> str:
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
-        f"{ATTACKERS[of.attacker]}{_nodes_text(of, ', agents ')}{_sum_text(of)}"
+        f"{_attacker_text(of)}{_nodes_text(of, ', agents ')}{_sum_text(of)}"
         f"{_GRADIENTS_TEXT[of.gradients]}; "
         f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
     )
@@ -120,7 +126,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         gap += f" and smoothness {of.smoothness:.4g}"
     return (
         f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} "
-        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_nodes_text(of)}{_few(of)}"
+        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_under(of)}{_nodes_text(of)}{_few(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
@@ -153,9 +159,19 @@ def _nodes_text(of: "Guarantee", before: str = " of ") -> str:
     return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
 
 
+def _attacker_text(of: "Guarantee") -> str:
+    """What the attacker sees: of noise in shares no single message."""
+    assert of.attacker is not None
+    return _SEALED if of.sealed and of.attacker == "outsider" else ATTACKERS[of.attacker]
+
+
+def _under(of: "Guarantee") -> str:
+    return " of a secure sum" if of.sealed and of.attacker == "outsider" else ""
+
+
 def _sum_text(of: "Guarantee") -> str:
     """Who of a sum may be missing, and who may collude."""
-    if of.attacker != "aggregator" and not (of.dropouts or of.colluders):
+    if of.attacker != "aggregator" and not (of.sealed or of.dropouts or of.colluders):
         return ""
     return (
         f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at most "

@@ -54,6 +54,8 @@ class Aggregate(Shaped):
     colluders: int = 0
 
     label = "aggregate"
+    sealed = True
+    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
 
     def __post_init__(self) -> None:
         """Refuse what is no number of agents."""

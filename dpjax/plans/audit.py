@@ -7,7 +7,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting.budget import ConcentratedLoss, PureLoss
 from dpjax.accounting.sampled import Phase, Pld
-from dpjax.plans import dependence
+from dpjax.plans import dependence, guarantees
 from dpjax.plans.calibration import Factored
 from dpjax.plans.config import Config
 from dpjax.topology import mixing as mixing_
@@ -50,33 +50,7 @@ def audit(plan: "Plan") -> None:
         return
     wanted = plan.target
     plan.noise.check(wanted)
-    protect = config.protect
-    # Their losses say themselves what the first rounds spend.
-    additive = config.accountant in ("pure", "zcdp")
-    runs = {
-        "relation": protect.relation,
-        "rounds": config.rounds,
-        "clip_norm": protect.clip_norm,
-        "delta": wanted.budget.delta,
-        "unit": protect.unit,
-        "accountant": config.accountant,
-        "release": config.release,
-        "participation": None if additive else config.participation,
-        "attacker": protect.attacker,
-        "gradients": protect.gradients,
-        "nodes": protect.nodes,
-        # Of sampled rounds the loss says itself what the first ones spend.
-        "white": wanted.rates is not None or additive or plan.noise.white(wanted),
-        "norm": protect.norm,
-        "gradient_gap": protect.gradient_gap,
-        "smoothness": protect.smoothness,
-    }  # fmt: skip
-    for name, mine in runs.items():
-        if mine != (theirs := getattr(guarantee, name)):
-            raise ValueError(
-                f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
-                "one config with plan.make"
-            )
+    _stated(plan)
     if config.sampler.counted != (plan.counts is not None):
         raise ValueError(
             f"counts is {_validate.shown(plan.counts)} for sampler {config.sampler}; make the "
@@ -108,6 +82,40 @@ def audit(plan: "Plan") -> None:
             f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} ({name} "
             f"{np.max(runs_at):.6g}); make the plan from one config with plan.make"
         )
+
+
+def _stated(plan: "Plan") -> None:
+    """Refuse a guarantee of something else than what will be run."""
+    config, wanted = plan.config, plan.target
+    protect = config.protect
+    assert plan.noise is not None
+    # Their losses say themselves what the first rounds spend.
+    additive = config.accountant in ("pure", "zcdp")
+    runs = {
+        "relation": protect.relation,
+        "rounds": config.rounds,
+        "clip_norm": protect.clip_norm,
+        "delta": wanted.budget.delta,
+        "unit": protect.unit,
+        "accountant": config.accountant,
+        "release": config.release,
+        "participation": None if additive else config.participation,
+        "attacker": protect.attacker,
+        "gradients": protect.gradients,
+        "nodes": protect.nodes,
+        # Of sampled rounds the loss says itself what the first ones spend.
+        "white": wanted.rates is not None or additive or plan.noise.white(wanted),
+        "norm": protect.norm,
+        "gradient_gap": protect.gradient_gap,
+        "smoothness": protect.smoothness,
+        **guarantees.of_sums(config),
+    }
+    for name, mine in runs.items():
+        if mine != (theirs := getattr(plan.guarantee, name)):
+            raise ValueError(
+                f"guarantee.{name} is {theirs!r}, the config runs {mine!r}; make the plan from "
+                "one config with plan.make"
+            )
 
 
 def _sampled(plan: "Plan") -> None:

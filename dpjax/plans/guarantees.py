@@ -68,9 +68,22 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         white=other is not None or noise.white(target),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=None if other is not None else config.participation,
-        dropouts=getattr(config.noise, "dropouts", 0),
-        colluders=getattr(config.noise, "colluders", 0),
+        **of_sums(config),
     )
+
+
+def of_sums(config: "Config") -> dict[str, Any]:
+    """What a guarantee of sums counts on, as its fields: who is there, and that nobody sees parts.
+
+    Args:
+        config: The config.
+    """
+    part = config.noise
+    return {
+        "dropouts": getattr(part, "dropouts", 0),
+        "colluders": getattr(part, "colluders", 0),
+        "sealed": getattr(part, "sealed", False),
+    }
 
 
 def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated | None:

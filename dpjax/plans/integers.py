@@ -78,6 +78,7 @@ class Discrete:
 
     label: ClassVar[str] = "discrete"
     coded: ClassVar[bool] = True
+    sealed: ClassVar[bool] = True
     temporal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -21,6 +21,9 @@ from dpjax.transforms.noise import check_key
 
 __all__ = ["contributions", "decode", "encode", "noisy", "signs"]
 
+_UPPER = 20
+"""Bits that squares of up to 2^44 lose where 2^24 of them are added in 63."""
+
 
 def encode(
     code: SumCode,
@@ -233,5 +236,7 @@ def _hadamard(values: Float[Array, "n K"]) -> Float[Array, "n K"]:
 def _short(code: SumCode, whole: Int32[Array, "n K"]) -> Bool[Array, " n"]:
     """Whether the squares of a row add up to at most the limit."""
     with double_precision():
-        wide = whole.astype(jnp.int64)
-        return jnp.sum(wide * wide, axis=1) <= np.int64(code.limit)
+        squares = jnp.square(whole.astype(jnp.int64))
+        # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.
+        upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(code.limit >> _UPPER)
+        return upper & (jnp.sum(squares, axis=1) <= np.int64(code.limit))

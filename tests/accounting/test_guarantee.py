@@ -465,6 +465,9 @@ def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
     both = one.followed_by(other, planned=True)
     # Larger numbers would promise what one of the runs has no noise for.
     assert (both.dropouts, both.colluders) == (2, 1)
+    assert one.followed_by(Guarantee(**given, sealed=True), planned=True).sealed
+    with pytest.raises(ValueError, match="sealed is True with attacker 'node'"):
+        Guarantee(**given | {"attacker": "node"}, sealed=True)
     assert (
         "(3 missing, 1 colluding)" in one.caption()
         and "missing" not in Guarantee(**given).caption()

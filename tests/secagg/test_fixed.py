@@ -246,6 +246,28 @@ def test_rows_that_are_too_long_or_not_finite_are_not_sent() -> None:
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
 
 
+def test_squares_beyond_64_bits_are_no_short_vector() -> None:
+    """Norms are tested whatever the payload was: sums of squares must not come round to small."""
+    size = 2**19
+    code = SumCode(size, 1.0, 1 / 64, 1, rotated=False)
+    rows = np.zeros((4, size), np.int32)
+    rows[0] = _sums.LARGEST  # 2^63, the least number of int64
+    rows[1, :-1] = _sums.LARGEST
+    rows[2, : code.limit % 1024] = 1
+    rows[3, : math.isqrt(code.limit)] = 1
+    rows[3, 0] = math.isqrt(code.limit)
+    exact = [sum(int(entry) ** 2 for entry in row) <= code.limit for row in rows]
+    assert exact == [False, False, True, False]
+    assert np.asarray(within._short(code, jnp.asarray(rows))).tolist() == exact
+    # The broken twin, one sum of 64 bits, calls the longest vector that there is a short one.
+    assert int(np.sum(rows[0].astype(np.int64) ** 2)) <= code.limit
+    # To the unit, on both sides of the limit.
+    places = np.zeros((2, size), np.int32)
+    places[:, : code.limit] = 1
+    places[1, code.limit] = 1
+    assert np.asarray(within._short(code, jnp.asarray(places))).tolist() == [True, False]
+
+
 def weigh(weight, weighted=True):
     code = SumCode(100, 1.0, 0.05, 50, weighted=weighted)
     return fixed.encode(code, vectors(1)[0], code.signs(b"a"), discrete.Stream(bytes(32)), weight)

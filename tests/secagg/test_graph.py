@@ -3,7 +3,9 @@
 import itertools
 import math
 import random
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -80,6 +82,17 @@ def test_published_values_are_met(adversary, clients, corrupt, dropout):
     found = graph.parameters(clients, corrupt, dropout, adversary)
     assert (found.degree, found.threshold) == PUBLISHED[adversary][clients, corrupt, dropout]
     assert (found.security, found.correctness) == (40, 20)
+
+
+def test_the_table_of_the_documentation_is_the_code_s():
+    text = (Path(__file__).parents[2] / "docs" / "secagg.md").read_text()
+    row = r"^\| ([\d,]+) \| (\.\d+) \| (\.\d+) \| (\d+, \d+) \| (\d+, \d+) \|$"
+    rows = re.findall(row, text.partition("semi-malicious (k, t)")[2], re.MULTILINE)
+    assert len(rows) == 5
+    for clients, corrupt, dropout, *told in rows:
+        ends = int(clients.replace(",", "")), float(corrupt), float(dropout)
+        found = [graph.parameters(*ends, adversary) for adversary in PUBLISHED]
+        assert [f"{one.degree}, {one.threshold}" for one in found] == told
 
 
 def exact_tail(population, marked, draws, least):
