@@ -13,6 +13,11 @@
   rounds: mean squared error of running sums of decoded noise over that of white noise in the same
   frames, at the same guarantee for a unit of one round (`dpjax.mechanism.moving`), by strategy and
   way of drawing.
+- ``training``: no times. Models trained at a server through DOME's sketch, with its running mean
+  taken off before (``centre`` .9) and without: ``held``, the share of the mean clipped gradient of
+  a sample of records in the frame, the mean over rounds, and the test accuracy in the end, one row
+  a seed. Forgetting and probes are changed one at a time, forgetting also in three times as many
+  rounds of the same guarantee. Nobody who trains in earnest can see ``held``.
 - ``peers``: seconds a gradient. ``update`` is dpjax's, probes included; ``svd`` decomposes all
   gradients that still weigh more than 1e-4, anew in every round; ``incremental_pca`` is
   scikit-learn's `partial_fit`, given one gradient a call, and ``incremental_pca by k`` given k a
@@ -33,10 +38,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax.algorithms.exchange import Trusted
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.sketches import Learned
+from dpjax.data import load, partition, split
+from dpjax.engine.trace import Passed, trace
 from dpjax.mechanism import moving, sketching
 from dpjax.mechanism.x64 import double_precision
+from dpjax.models import images
+from dpjax.models.linear import Linear
+from dpjax.plans import plan, problem, protect, samplers
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.rules import UpdateRule
 from dpjax.results.timing import Bench, turns
-from dpjax.transforms import sketch
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import clipping, sketch
 
 RANK = 3
 BASE = {
@@ -198,6 +214,91 @@ def moved(bench: Bench, options: Namespace) -> None:
                     bench.row(section="moving", **row, algorithm=draws, error=float(error))
 
 
+RULES: list[dict[str, Any]] = [
+    {},
+    *({"forgetting": f} for f in (0.9, 0.98, 1.0)),
+    *({"probes": p} for p in (1, 2, "half", "all")),
+    *({"times": 3, "forgetting": f} for f in (0.95, 0.98, 1.0)),
+]
+"""What is changed in `trainings`, of forgetting .95, four probes and the data set's own epochs."""
+
+TASKS: dict[str, tuple[int, float, int, tuple[int, ...]]] = {
+    "a9a": (6_400, 1.0, 3, (16, 48)),
+    "digits": (0, 4.0, 6, (16, 64)),
+}
+"""Records (0: all), epsilon, epochs and columns of each data set."""
+
+
+@functools.cache
+def task(dataset: str) -> problem.Problem:
+    """A linear model of a9a, a small network of digits, at four places of sixteen clients."""
+    (x, y), test = split.with_test(load.load(dataset), 0.2, seed=1)
+    count = len(y[: TASKS[dataset][0] or None]) // 64 * 64
+    shards = partition.iid(count, 4, 0)
+    train = x[:count], y[:count]
+    if dataset == "a9a":
+        return problem.supervised(Linear(), "logistic", train, test, shards, name=dataset)
+    model = images.network("mlp", 10, "patches", pixels=False)
+    return problem.supervised(model, "cross_entropy", train, test, shards, name=dataset)
+
+
+def trained(
+    dataset: str, centre: float, rule: Learned, times: int, seeds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Share of the gradient in the frame, the mean over rounds, and test accuracy, by seed."""
+    whole, (_, epsilon, epochs, _) = task(dataset), TASKS[dataset]
+    separation, sample = len(whole.y) // 64, slice(0, 128)
+    total = clipping.per_example(whole.loss, 1.0, method="automatic")
+    x, y = jnp.asarray(whole.x[sample]), jnp.asarray(whole.y[sample])
+    one = plan.make(
+        plan.Config(
+            method=Federated(Trusted(), sketch=rule, centre=centre),
+            noise=Aggregate(),
+            budget=protect.Budget(epsilon, 1e-5),
+            protect=protect.Protect(
+                "zero_out_record", clip_norm=1.0, clipping="automatic", attacker="aggregator"
+            ),
+            sampler=samplers.Cyclic(times * epochs, separation, 16),
+            optimizer=UpdateRule("adam", floor=1e-3).chain(0.08),
+            rounds=times * epochs * separation,
+        ),
+        mixing.metropolis_hastings(graphs.complete(4)),
+    )
+
+    def read(passed: Passed) -> Any:
+        gradient = sketch.flat(
+            total(jax.tree.map(lambda leaf: leaf[0], passed.before.models), x, y)
+        )
+        frame = passed.before.memory.sketch.sketch.frame
+        inside = jnp.matmul(frame.T, gradient[0], precision="highest")
+        after = jax.tree.map(lambda leaf: leaf[0], passed.after.models)
+        return jnp.sum(inside**2) / jnp.sum(gradient[0] ** 2), sketch.flat(after)[0]
+
+    held, models = trace(one, whole, seeds=range(seeds), read=read)
+    back = sketch.flat(whole.init(jax.random.key(0)))[1]
+    last = [jax.tree.map(lambda leaf: leaf[None], back(jnp.asarray(m[-1]))) for m in models]
+    scores = [whole.metrics(model, whole.evaluation)["test_accuracy"] for model in last]
+    return held.mean(axis=1), np.array(scores, np.float64)
+
+
+def trainings(bench: Bench, options: Namespace) -> None:
+    """A row for each data set, centre, number of columns, rule and seed."""
+    for dataset in options.datasets:
+        for centre in (0.9, 0.0):
+            for k in TASKS[dataset][3]:
+                for change in RULES:
+                    case = {"forgetting": 0.95, "probes": 4, "times": 1} | change
+                    case["probes"] = {"half": k // 2, "all": k}.get(case["probes"], case["probes"])
+                    rule = Learned(k, case["forgetting"], case["probes"])
+                    found = trained(dataset, centre, rule, case["times"], options.seeds)
+                    jax.clear_caches()
+                    row = {"algorithm": "sketch", "dataset": dataset, "centre": centre, "k": k}
+                    row |= case
+                    for seed, (held, score) in enumerate(zip(*found, strict=True)):
+                        pair = {"held": float(held), "test_accuracy": float(score)}
+                        bench.row(section="training", **row, seed=seed, **pair)
+
+
 def peer_calls(dimension: int, k: int, rounds: int) -> tuple[dict[str, Callable[[], Any]], Any]:
     """A call a way that takes one gradient in (``by k``: k of them), and the stream's space."""
     from sklearn.decomposition import IncrementalPCA
@@ -246,7 +347,7 @@ def peers(bench: Bench, options: Namespace) -> None:
                 bench.row(section="peers", **row)
 
 
-SECTIONS = {"loop": loops, "moving": moved, "peers": peers}
+SECTIONS = {"loop": loops, "moving": moved, "training": trainings, "peers": peers}
 """What ``--what`` chooses from: functions of the bench and its options."""
 
 
@@ -260,6 +361,8 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--seeds", type=int, default=3)
     group.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS), help="of cases")
     group.add_argument("--rank", type=int, default=3, help="of the gradients' space")
+    group = bench.parser.add_argument_group("training")
+    group.add_argument("--datasets", nargs="+", choices=TASKS, default=list(TASKS))
     group = bench.parser.add_argument_group("peers")
     group.add_argument("--dimensions", type=int, nargs="+", default=[1000, 10_000, 100_000])
     group.add_argument("--columns", type=int, nargs="+", default=[16])

@@ -2,14 +2,16 @@
 
 Clients bring one record each to a round; a secure sum shows a server their noisy sum alone. In
 every round the mean of the clipped gradients of a fixed sample of records is kept beside the run:
-its spectrum over the rounds, how much of its energy the learned frame holds, beside a random frame
-and the leading directions of the whole run, known afterwards; and the mean squared error that the
-noise makes, in the sketch and in the full dimension, beside Lemma 3.1. Gradients before the noise
-are private. They are looked at here as one looks into a simulation: no guarantee covers these
-records, whatever the noise was calibrated for.
+its spectrum over the rounds, how much of its energy the learned frame holds, beside a random frame,
+the leading directions of the whole run, known afterwards, and what any rule could find in as many
+rounds (`dpjax.mechanism.sketching.findable`); and the mean squared error that the noise makes, in
+the sketch and in the full dimension, beside Lemma 3.1. Large budgets stand for noise as it is in
+the mean of so many more clients, whatever they would be as guarantees.
+
+Gradients before the noise are private. They are looked at here as one looks into a simulation: no
+guarantee covers these records, whatever the noise was calibrated for.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.algorithms.exchange import Trusted
-from dpjax.algorithms.federated import Federated, dome
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
 from dpjax.mechanism import sketching
@@ -36,8 +39,16 @@ from dpjax.transforms.sketch import flat
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
-TITLES = {"non_private": "Adam, no noise", "adam": "DP-Adam, all numbers", "dome": "DOME"}
+TITLES = {
+    "non_private": "Adam, no noise",
+    "adam": "DP-Adam, all numbers",
+    "dome": "DOME",
+    "uncentred": "DOME, no centre",
+}
 """What is trained, by name."""
+
+CENTRES = {"dome": 0.9, "uncentred": 0.0}
+"""What has a sketch, and the decay of the mean that clients take off first."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,8 @@ class Config:
         sample: Of these, how many make the gradient that is looked at.
         trained: Names of `TITLES`.
         k: Columns of DOME's sketch, one run each; and of the frames that are compared with it.
-        epsilon: Budget of the private runs, for zeroing out a record.
+        epsilon: Budgets of the private runs, for zeroing out a record; what has no sketch is
+            trained at the first alone.
         delta: Target delta.
         places: Agents whose messages are summed.
         batch_size: Clients at each place in a round, each with one record.
@@ -68,7 +80,7 @@ class Config:
     sample: int = 128
     trained: tuple[str, ...] = tuple(TITLES)
     k: tuple[int, ...] = (16, 64)
-    epsilon: float = 4.0
+    epsilon: tuple[float, ...] = (4.0,)
     delta: float = 1e-5
     places: int = 4
     batch_size: int = 16
@@ -88,27 +100,37 @@ class Config:
             },
             positive=("epsilon", "clip_norm", "floor", "step_size"),
             shares=("delta",),
-            filled=("trained", "k", "seeds"),
+            filled=("trained", "k", "epsilon", "seeds"),
         )  # fmt: skip
         for name in self.trained:
             if name not in TITLES:
                 raise ValueError(f"trained holds {name!r}; choose from {', '.join(TITLES)}")
 
-    def cells(self) -> list[tuple[str, int]]:
-        """What is trained, with which sketch; 0 is none."""
-        return [(name, k) for name in self.trained for k in (self.k if name == "dome" else (0,))]
+    def cells(self) -> list[tuple[str, int, float]]:
+        """What is trained, with which sketch (0 is none), at which budget."""
+        return [
+            (name, k, epsilon)
+            for name in self.trained
+            for k in (self.k if name in CENTRES else (0,))
+            for epsilon in (self.epsilon if name in CENTRES else self.epsilon[:1])
+        ]
 
 
 PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", records=480, sample=60, trained=("adam", "dome"), k=(8,),
-        epsilon=8.0, places=2, batch_size=24, epochs=1, seeds=(0,),
+        epsilon=(8.0,), places=2, batch_size=24, epochs=1, seeds=(0,),
     ),
     "cpu": Config(),
     "cpu_a9a": Config(
-        dataset="a9a", model="linear", records=6_400, k=(4, 16), epsilon=1.0, batch_size=32,
-        epochs=3,
+        dataset="a9a", model="linear", records=6_400, k=(4, 16), epsilon=(1.0, 10.0, 100.0),
+        batch_size=32, epochs=3,
     ),
+    "cpu_digits": Config(
+        dataset="digits", model="mlp", records=0, trained=tuple(CENTRES),
+        epsilon=(4.0, 40.0, 400.0), epochs=6,
+    ),
+    "cpu_noise": Config(trained=tuple(CENTRES), k=(64,), epsilon=(40.0, 400.0)),
     "full": Config(
         records=0, sample=4_096, k=(16, 64, 256), places=16, batch_size=32, epochs=10,
         seeds=tuple(range(10)),
@@ -138,15 +160,18 @@ def learn(config: Config) -> problem.Problem:
     return problem.supervised(model, loss, train, test, shards, name=config.dataset)
 
 
-def made(config: Config, name: str, k: int) -> plan.Plan:
+def made(config: Config, name: str, k: int, epsilon: float) -> plan.Plan:
     """The plan of a run."""
     separation = len(learn(config).y) // (config.places * config.batch_size)
-    private = name != "non_private"
+    private, trusted = name != "non_private", Trusted()
+    method = Federated(trusted)
+    if name in CENTRES:
+        method = Federated(trusted, sketch=Learned(k), centre=CENTRES[name])
     return plan.make(
         plan.Config(
-            method=dome(k, Trusted()) if k else Federated(Trusted()),
+            method=method,
             noise=Aggregate() if private else None,
-            budget=protect.Budget(config.epsilon, config.delta) if private else None,
+            budget=protect.Budget(epsilon, config.delta) if private else None,
             protect=protect.Protect(
                 "zero_out_record", clip_norm=config.clip_norm, clipping="automatic",
                 attacker="aggregator",
@@ -171,8 +196,12 @@ def sampled(config: Config) -> Any:
     return at
 
 
-def watching(config: Config, k: int) -> Any:
-    """What is read of a round: the sample's gradient, what the frame holds, what the noise does."""
+def watching(config: Config, k: int, decay: float) -> Any:
+    """What is read of a round: the sample's gradient, what the frame holds, what the noise does.
+
+    With a sketch, "products" are those of what was sent with the gradient and the centre in the
+    frame, from which `heard` says how much of the gradient was in it.
+    """
     at, places, divisor = sampled(config), config.places, config.batch_size
 
     def mean(payload: Any) -> Any:
@@ -189,14 +218,19 @@ def watching(config: Config, k: int) -> Any:
         if k:
             memory = passed.before.memory
             frame = projections.Frame(memory.sketch.sketch.frame)
-            opened = memory.opened.astype(jnp.float32)
-            correction = jnp.where(opened > 0, 1 - 0.9**opened, 1)
-            centre = flat(memory.centre)[0] / correction
+            centre = jnp.zeros_like(gradient)
+            if decay:
+                opened = memory.opened.astype(jnp.float32)
+                correction = jnp.where(opened > 0, 1 - decay**opened, 1)
+                centre = flat(memory.centre)[0] / correction
             held = frame.encode(gradient)
             rest = gradient - centre
             found["held"] = jnp.sum(held**2) / jnp.sum(gradient**2)
-            found["rest_held"] = jnp.sum(frame.encode(rest) ** 2) / jnp.sum(rest**2)
-            found["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
+            if decay:
+                found["rest_held"] = jnp.sum(frame.encode(rest) ** 2) / jnp.sum(rest**2)
+                found["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
+            three = jnp.stack([held, frame.encode(centre), mean(passed.private)])
+            found["products"] = jnp.matmul(three, three.T, precision="highest")
             noise, decoded = frame.decode(noise), frame.decode(decoded) + centre
         lengths = jnp.linalg.norm(decoded) * jnp.linalg.norm(gradient)
         found["noise"] = jnp.sum(noise**2)
@@ -219,11 +253,42 @@ def hindsight(gradients: np.ndarray, k: int) -> np.ndarray:
     return np.square(wide @ directions.T).sum(1) / np.square(wide).sum(1)
 
 
-def look(config: Config, name: str, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+def heard(products: np.ndarray, power: float, k: int, noise: float, entries: int) -> dict[str, Any]:
+    """How loud the gradient is in what is sent, what hides it, and what could be found so.
+
+    What is sent, p, is put as a S' g + b S' m + rest, m the centre, which the server knows, over
+    all rounds of a run.
+
+    Args:
+        products: Of S' g, S' m and p with each other, [T, 3, 3].
+        power: Mean of |g|^2.
+        k: Columns.
+        noise: Variance of the noise in a coordinate of p.
+        entries: d.
+
+    Returns:
+        "gain" a, "others", the variance of the rest in a coordinate, and "findable": the mean over
+        rounds of the share of the gradient that a frame could hold at most.
+    """
+    sums = products.astype(np.float64).sum(0)
+    fit = np.append(np.linalg.lstsq(sums[:2, :2], sums[:2, 2], rcond=1e-9)[0], -1.0)
+    others = max(float(fit @ sums @ fit), 0.0) / (k * len(products))
+    gain, limits = float(fit[0]), [k / entries]
+    energy = gain**2 * power
+    for rounds in range(1, len(products)):
+        found = sketching.findable(energy, noise + others, entries, k, rounds) if energy else 0.0
+        limits.append(min(1.0, k / entries + found))
+    return {"gain": gain, "others": others, "findable": float(np.mean(limits))}
+
+
+def look(
+    config: Config, name: str, k: int, epsilon: float, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
     """Trace the runs of one kind; rows of spectra, of rounds, and of whole runs."""
     del folder  # Minutes, in one piece.
-    one, rows = made(config, name, k), []
-    seen = trace(one, learn(config), seeds=config.seeds, read=watching(config, k))
+    one, rows = made(config, name, k, epsilon), []
+    read = watching(config, k, CENTRES.get(name, 0.0))
+    seen = trace(one, learn(config), seeds=config.seeds, read=read)
     entries = seen["gradient"].shape[-1]
     variance = 0.0
     if one.noise is not None:
@@ -234,18 +299,22 @@ def look(config: Config, name: str, k: int, lab: launch.Lab, folder: Path) -> li
         gradients = seen["gradient"][index]
         where = {"trained": name, "title": TITLES[name], "k": k or entries, "seed": seed}
         where |= {"dataset": config.dataset, "entries": entries, "guarantee": None}
+        where |= {"budget_epsilon": epsilon if one.noise is not None else None}
         values = spectrum(gradients)
         shares = np.cumsum(values) / values.sum()
         rows += [
             where | {"kind": "spectrum", "directions": j + 1, "eigenvalue": values[j], "share": s}
             for j, s in enumerate(shares)
         ]
+        power = float(np.mean(np.square(gradients.astype(np.float64)).sum(1)))
         own = {key: seen[key][index] for key in seen if key != "gradient"}
+        products = own.pop("products", None)
+        told = {} if products is None else heard(products, power, k, variance, entries)
         for among in (k,) if k else config.k:
             known = hindsight(gradients, among)
             # The mean share of a round, as the frame's is: not of all energy together.
             row = where | {"kind": "frames", "columns": among, "hindsight": float(known.mean())}
-            row |= {"random": among / entries}
+            row |= {"random": among / entries} | told
             row |= {key: float(own[key].mean()) for key in ("held", "rest_held") if key in own}
             rows.append(row)
         rows += [
@@ -253,25 +322,24 @@ def look(config: Config, name: str, k: int, lab: launch.Lab, folder: Path) -> li
             | {key: float(values[t]) for key, values in own.items()}
             for t in range(len(gradients))
         ]  # fmt: skip
-        power = float(np.mean(np.square(gradients.astype(np.float64)).sum(1)))
         rows.append(
             where
             | {"kind": "run", "noise": float(own["noise"].mean()), "expected": expected}
             | {"power": power, "cosine": float(own["cosine"].mean()), "rounds": len(gradients)}
         )
-    lab.say(f"  {TITLES[name]}, k {k}: {len(gradients)} rounds, {entries:,} entries")
+    size = f"{len(gradients)} rounds, {entries:,} entries"
+    lab.say(f"  {TITLES[name]}, k {k}, epsilon {epsilon:g}: {size}")
     return rows
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Look into private training: spectra of gradients, what sketches hold, what noise does."""
-    whole = dataclasses.asdict(config)
-    del whole["trained"]
-    cells = [
-        (f"{config.dataset}_{name}_{k}", whole | {"name": name, "columns": k},
-         functools.partial(look, config, name, k, lab))
-        for name, k in config.cells()
-    ]  # fmt: skip
+    cells = []
+    for name, k, epsilon in config.cells():
+        file = launch.file_name(f"{config.dataset}_{name}_{k}_{epsilon:g}")
+        whole = launch.stored(config, "trained", epsilon=epsilon, name=name, columns=k)
+        compute = functools.partial(look, config, name, k, epsilon, lab)
+        cells.append((file, whole, compute))
     frame = lab.cells(cells, seed=config.seeds)
     report(config, lab, frame)
     draw(config, lab, frame)
@@ -287,19 +355,29 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say("\nNo guarantee covers these records: gradients before the noise are among them.")
     found = []
     spectra = frame[frame["kind"] == "spectrum"]
-    for (name, k, seed), rows in spectra.groupby(["title", "k", "seed"], sort=False):
-        row = {"trained": name, "k": k, "seed": seed, "rounds": len(rows)}
+    keys = ["title", "k", "budget_epsilon"]
+    for (name, k, epsilon, seed), rows in spectra.groupby(
+        [*keys, "seed"], sort=False, dropna=False
+    ):
+        row = {"trained": name, "k": k, "epsilon": epsilon, "seed": seed, "rounds": len(rows)}
         found.append(row | {f"{s:.0%}": needed(rows, s) for s in (0.5, 0.9, 0.99)})
     lab.say(f"\n{config.dataset}: directions that hold so much of all gradients' energy")
     lab.say(tables.text(found))
     frames = frame[frame["kind"] == "frames"]
-    names = [n for n in ("held", "rest_held", "hindsight", "random") if n in frames]
-    means = frames.groupby(["title", "columns"], sort=False)[names].mean().reset_index()
-    lab.say("\nshare of a round's energy in a frame: the learned one, of the gradient and of what")
-    lab.say("is left of it without the centre; the best of the run afterwards; a random one")
+    names = ("held", "findable", "rest_held", "hindsight", "random", "gain")
+    names = [name for name in names if name in frames]
+    by = ["title", "columns", "budget_epsilon"]
+    means = frames.groupby(by, sort=False, dropna=False)[names].mean().reset_index()
+    lab.say(
+        "\nshare of a round's energy in a frame: the learned one, and what any rule could find at"
+    )
+    lab.say(
+        "most; of what is left without the centre; the best of the run afterwards; a random one;"
+    )
+    lab.say("how many times longer the gradient is in what is sent than in the frame")
     lab.say(tables.text(means))
     runs = frame[frame["kind"] == "run"]
-    table = runs.groupby(["title", "k"], sort=False)[
+    table = runs.groupby(keys, sort=False, dropna=False)[
         ["noise", "expected", "power", "cosine"]
     ].mean().reset_index()  # fmt: skip
     lab.say("\nsquared error of the decoded mean by noise, measured and by Lemma 3.1; the squared")
@@ -311,20 +389,22 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Spectra, and what the frame holds over the rounds."""
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
     sheet, (left, right) = plots.figure(1, 2)
-    names = frame["title"].where(frame["trained"] != "dome", frame["title"] + ", k = ")
-    numbers = frame["k"].astype(int).astype(str).where(frame["trained"] == "dome", "")
-    frame = frame.assign(run=names + numbers)
+    sketched = frame["trained"].isin(list(CENTRES))
+    k, epsilon = frame["k"].astype(int).astype(str), frame["budget_epsilon"].map("{:g}".format)
+    words = ", k = " + k + (", epsilon " + epsilon if len(config.epsilon) > 1 else "")
+    frame = frame.assign(run=frame["title"] + words.where(sketched, ""))
     plots.lines(
         frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, logx=True,
         xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
     )  # fmt: skip
-    rounds = frame[(frame["kind"] == "round") & (frame["trained"] == "dome")]
+    rounds = frame[(frame["kind"] == "round") & sketched]
     if len(rounds):
         plots.lines(
             rounds, "round", "held", "run", ax=right, xlabel="round",
             ylabel="share of the gradient in the frame",
         )  # fmt: skip
-    path = plots.save(sheet, lab.folder / f"dome_spectrum_{config.dataset}.svg")
+    kind = "spectrum" if "non_private" in config.trained else "noise"
+    path = plots.save(sheet, lab.folder / f"dome_{kind}_{config.dataset}.svg")
     lab.say(f"figure: {path}")
 
 

@@ -122,6 +122,16 @@ def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     assert (error >= 0.5 * missed).all()
 
 
+def test_training_tells_what_frames_hold_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_sketch.TASKS, "digits", (192, 4.0, 1, (8,)))
+    bench_sketch.task.cache_clear()
+    held, scores = bench_sketch.trained("digits", 0.9, bench_sketch.Learned(8, probes=8), 2, 2)
+    bench_sketch.task.cache_clear()
+    assert held.shape == scores.shape == (2,) and (0 <= scores).all() and (scores <= 1).all()
+    # All columns are probes: a random frame's share, 8 of 2,410, over six rounds.
+    assert (0.2 * 8 / 2410 < held).all() and (held < 3 * 8 / 2410).all()
+
+
 def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
     frames = bench_sketch.motions(30, 12, 4, bench_sketch.BASE | {"k": 6})
     products = frames.transpose(0, 2, 1) @ frames

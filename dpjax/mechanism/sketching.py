@@ -3,7 +3,9 @@
     g~ = A (A' g + z),  z ~ N(0, v I_k)        E |g - g~|^2 = |g - A A' g|^2 + v tr(A A')
 
 For k orthonormal columns whose span holds g this is v k, where without a sketch it is v d. What the
-noise adds to second moments is `dpjax.transforms.projections.second_moment_noise`. All is float64.
+noise adds to second moments is `dpjax.transforms.projections.second_moment_noise`. Whether a sketch
+that learns can find a direction at all is a matter of d, k, rounds and noise: `findable`. All is
+float64.
 
 Reference:
     Nicolas et al., Communication Efficient, Differentially Private Distributed Optimization using
@@ -17,7 +19,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ["mean_square_error", "noise_floor", "printed_deviation"]
+__all__ = ["findable", "mean_square_error", "noise_floor", "printed_deviation", "rounds_to_find"]
 
 _FORGOTTEN = 1e-17
 
@@ -150,3 +152,85 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
         edge, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-10}
     )
     return variance * float(found.fun)
+
+
+def findable(energy: float, variance: float, dimension: int, k: int, rounds: int) -> float:
+    """Return the largest share of a direction that T rounds of k noisy numbers can tell of.
+
+        y_t = S_t' g + z_t,  z_t ~ N(0, v I_k),  S_t [d, k] orthonormal, of y_1, .., y_t-1
+
+        max over rules for S_t and estimates of   1 - E |g - g^|^2 / E |g|^2
+            = (m / d) / (1 + m d v / (k T |g|^2)),      m = min(d, k T)
+
+    for g ~ N(0, |g|^2 / d I): a direction of which nothing was known. Given what was seen, g is
+    Gaussian of precision P = d / |g|^2 I + sum_t S_t S_t' / v, whatever rule chose the frames; the
+    sum has trace k T / v and rank at most k T, and tr P^-1 is least where it is spread evenly. So
+    no rule for the frame finds more. Frames that tile the space reach it; with random ones, new in
+    every round, the mean of S_t y_t has a squared cosine of 1 / (1 + (d - k) / (k T) + d^2 v /
+    (k T |g|^2)) with g. The full dimension is k = d: it needs d / k times fewer rounds.
+
+    A frame of k columns made of all this holds at most k / d more, in expectation: k / d is what a
+    random one holds. Gradients of several directions, g_t = U a_t, are no easier: with the mean of
+    |a_t|^2 as the energy, a share above this is beyond reach even if every a_t is known.
+
+    Args:
+        energy: |g|^2, on the scale on which S' g is seen: a sketch that is scaled to the clip norm
+            C after projecting is longer than S' g, at most C^2 d / k in a random frame.
+        variance: v, of all that hides S' g in a coordinate: the noise of the average, and what
+            other clients would have made of it.
+        dimension: d.
+        k: Columns, at most d.
+        rounds: T.
+
+    Raises:
+        ValueError: For an energy not above 0, a negative variance, or counts out of range.
+
+    Example:
+        >>> from dpjax.mechanism import sketching
+        >>> f"{sketching.findable(0.017, 0.0364 / 64, 26_010, 64, 120):.1e}"
+        '3.4e-04'
+
+    Reference:
+        Derived here: Gaussian posteriors, and the inverse's trace is convex.
+    """
+    d, k, noise = _seen(energy, variance, dimension, k)
+    seen = k * _validate.integer("rounds", rounds)
+    directions = min(d, seen)
+    return directions / d / (1 + directions * noise / seen)
+
+
+def rounds_to_find(share: float, energy: float, variance: float, dimension: int, k: int) -> int:
+    """Return the least rounds after which `findable` is at least a share: fewer never do.
+
+    Args:
+        share: Above 0, below 1.
+        energy: As `findable`.
+        variance: As `findable`.
+        dimension: d.
+        k: Columns, at most d.
+
+    Raises:
+        ValueError: For parameters out of range.
+
+    Example:
+        >>> from dpjax.mechanism import sketching
+        >>> [sketching.rounds_to_find(0.5, 0.1, 0.01, 100, k) for k in (100, 10, 1)]
+        [10, 100, 1000]
+
+    Reference:
+        Derived here, `findable` solved for T.
+    """
+    share = _validate.probability("share", share)
+    d, k, noise = _seen(energy, variance, dimension, k)
+    few, many = share * d * (1 + noise), d * noise * share / (1 - share)
+    # Up to d numbers each tells of a direction of its own; from there on they add up.
+    return max(1, math.ceil((few if few <= d else many) / k))
+
+
+def _seen(energy: float, variance: float, dimension: int, k: int) -> tuple[int, int, float]:
+    """d, k and d v / |g|^2, noise over signal in a direction."""
+    energy, variance = _validate.positive("energy", energy), _validate.number("variance", variance)
+    if variance < 0:
+        raise ValueError(f"variance is {variance!r}; give a number of at least 0")
+    d = _validate.integer("dimension", dimension)
+    return d, _validate.integer("k", k, most=d), d * variance / energy

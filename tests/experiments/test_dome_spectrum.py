@@ -67,7 +67,36 @@ def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
     assert len(held) == rounds and held.between(0, 1 + 1e-5).all()
     known = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")].iloc[0]
     assert known["hindsight"] > known["held"] and known["random"] == 8 / entries
+    assert known["findable"] > known["random"] and known["gain"] > 1
     assert len(list((tmp_path / "dome_spectrum" / "tiny").glob("*.svg"))) == 1
+
+
+@pytest.mark.parametrize("gain", [1.0, 5.0])
+def test_how_loud_the_gradient_is_in_what_is_sent(script, gain):
+    rng = np.random.default_rng(2)
+    rounds, k, entries, noise, others = 400, 8, 200, 0.01, 0.04
+    held, centre = rng.normal(size=(2, rounds, k))
+    centre += 0.5 * held
+    sent = gain * held - 3 * centre + np.sqrt(others) * rng.normal(size=(rounds, k))
+    three = np.stack([held, centre, sent], axis=1)
+    products = np.einsum("tik,tjk->tij", three, three)
+    found = script.heard(products, 0.02, k, noise, entries)
+    assert found["gain"] == pytest.approx(gain, rel=0.02)
+    assert found["others"] == pytest.approx(others, rel=0.1)
+    each = [0.0]
+    for t in range(1, rounds):
+        each.append(script.sketching.findable(0.02 * gain**2, noise + others, entries, k, t))
+    assert found["findable"] == pytest.approx(k / entries + np.mean(each), rel=0.07)
+    # Twins: the centre taken for noise, and a gradient taken for as long as it is.
+    deaf = np.array([1, 0, 1])
+    blind = script.heard(products * np.outer(deaf, deaf), 0.02, k, noise, entries)
+    assert blind["others"] > 10 * others
+    if gain > 1:
+        plain = script.sketching.findable(0.02, noise + others, entries, k, rounds)
+        assert plain < 0.7 * found["findable"]
+    # Without a centre nothing is taken off.
+    bare = np.einsum("tik,tjk->tij", *2 * [three * deaf[:, None]])
+    assert np.isfinite(list(script.heard(bare, 0.02, k, noise, entries).values())).all()
 
 
 def test_bad_options_are_refused(script):

@@ -1,10 +1,13 @@
-"""Lemma 3.1 by draws, where its noise is enough, and the weight that noise alone reaches."""
+"""Lemma 3.1 by draws, where its noise is enough, what noise reaches, what can be found in it."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
 from dpjax.mechanism import sketching
+from dpjax.transforms import sketch
 
 
 def test_lemma_3_1_by_draws():
@@ -75,6 +78,152 @@ def test_without_forgetting_it_is_marchenko_and_pastur_s_edge():
     assert sketching.noise_floor(1.0, 8, 0.9) == pytest.approx(far, rel=1e-9)
 
 
+def frames(rng, trials, d, k):
+    return np.linalg.qr(rng.normal(size=(trials, d, k)))[0]
+
+
+def listened(rng, d, k, rounds, v, energy, trials, rule):
+    """Shares of g explained by its posterior mean, and held by a frame of its own choice."""
+    g = np.sqrt(energy / d) * rng.normal(size=(trials, d))
+    precision = np.broadcast_to(d / energy * np.eye(d), (trials, d, d)).copy()
+    total, mean = np.zeros((trials, d)), np.zeros((trials, d))
+    for t in range(rounds):
+        frame = rule(t, mean, precision)
+        y = np.einsum("tdk,td->tk", frame, g) + np.sqrt(v) * rng.normal(size=(trials, k))
+        precision += frame @ frame.swapaxes(1, 2) / v
+        total += np.einsum("tdk,tk->td", frame, y) / v
+        mean = np.linalg.solve(precision, total[..., None])[..., 0]
+    found = 1 - np.square(g - mean).sum(1) / energy
+    best = np.linalg.inv(precision) + mean[:, :, None] * mean[:, None, :]
+    best = np.linalg.eigh(best)[1][:, :, -k:]
+    held = np.square(np.einsum("tdk,td->tk", best, g)).sum(1) / energy
+    return found, held
+
+
+def average(values):
+    return values.mean(), 4 * values.std() / np.sqrt(len(values))
+
+
+@pytest.mark.parametrize(("k", "rounds"), [(4, 9), (4, 3), (3, 2), (1, 8)])
+def test_frames_that_tile_the_space_find_what_can_be_found(k, rounds):
+    d, v, energy, trials = 12, 0.3, 4.0, 6_000
+    rng = np.random.default_rng(rounds)
+
+    def tile(t, mean, precision):
+        columns = (t * k + np.arange(k)) % d
+        return np.broadcast_to(np.eye(d)[:, columns], (trials, d, k))
+
+    found, error = average(listened(rng, d, k, rounds, v, energy, trials, tile)[0])
+    assert found == pytest.approx(sketching.findable(energy, v, d, k, rounds), abs=error)
+    # Its twins: noise as in the full dimension, and one that forgets it.
+    for twin in (sketching.findable(energy, v, d, d, rounds), min(1.0, k * rounds / d)):
+        assert found != pytest.approx(twin, abs=2 * error)
+
+
+def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
+    d, k, v, energy, trials, rounds = 12, 3, 0.4, 2.0, 2_000, 12
+    rng = np.random.default_rng(3)
+
+    def chase(t, mean, precision):
+        """What is known of g, and what is known least."""
+        rest = np.linalg.eigh(precision)[1][:, :, : k - 1]
+        return np.linalg.qr(np.concatenate([mean[:, :, None] + 1e-9, rest], axis=2))[0]
+
+    def least(t, mean, precision):
+        return np.linalg.eigh(precision)[1][:, :, :k]
+
+    def fresh(t, mean, precision):
+        return frames(rng, trials, d, k)
+
+    limit, shares = sketching.findable(energy, v, d, k, rounds), []
+    for rule in (chase, least, fresh):
+        found, held = listened(rng, d, k, rounds, v, energy, trials, rule)
+        shares.append(average(found)[0])
+        assert average(found)[0] < limit + average(found)[1]
+        assert average(held)[0] < limit + k / d + average(held)[1]
+        # The best frame has more than the share found: k / d is no slack.
+        assert average(held)[0] > limit
+    # Looking where least is known tiles the space, and reaches it: half would be refuted.
+    assert shares[1] == pytest.approx(limit, abs=0.02) and max(shares[0], shares[2]) < shares[1]
+
+
+def test_the_mean_of_decoded_sketches_finds_nearly_as_much():
+    d, k, v, energy, rounds, trials = 40, 5, 0.05, 1.0, 40, 400
+    rng = np.random.default_rng(5)
+    g = np.zeros(d)
+    g[0] = np.sqrt(energy)
+    total = np.zeros((trials, d))
+    for _ in range(rounds):
+        frame = frames(rng, trials, d, k)
+        y = frame[:, 0] * g[0] + np.sqrt(v) * rng.normal(size=(trials, k))
+        total += np.einsum("tdk,tk->td", frame, y)
+    cosines = np.square(total[:, 0]) / np.square(total).sum(1)
+    stated = 1 / (1 + (d - k) / (k * rounds) + d**2 * v / (k * rounds * energy))
+    found, error = average(cosines)
+    assert found == pytest.approx(stated, abs=error + 0.01)
+    assert found < sketching.findable(energy, v, d, k, rounds)
+
+
+def test_several_directions_are_no_easier():
+    """g_t = U a_t, every a_t known: still below one direction of the same mean energy."""
+    d, k, v, rounds, trials, rank = 8, 2, 0.2, 8, 2_000, 2
+    rng = np.random.default_rng(7)
+    a = rng.normal(size=(rounds, rank)) * np.array([1.5, 0.7])
+    energy = np.square(a).sum(1).mean()
+    truth = rng.normal(size=(trials, rank * d)) / np.sqrt(d)
+    precision = np.broadcast_to(d * np.eye(rank * d), (trials, rank * d, rank * d)).copy()
+    total = np.zeros((trials, rank * d))
+    for t in range(rounds):
+        frame = frames(rng, 1, d, k)[0] if t % 2 else np.eye(d)[:, (t * k + np.arange(k)) % d]
+        seen = np.kron(a[t], frame.T)
+        y = truth @ seen.T + np.sqrt(v) * rng.normal(size=(trials, k))
+        precision += seen.T @ seen / v
+        total += y @ seen / v
+    missed = truth - np.linalg.solve(precision, total[..., None])[..., 0]
+    weights = a.T @ a / rounds
+    pair = missed.reshape(trials, rank, d)
+    found = 1 - np.einsum("tid,ij,tjd->t", pair, weights, pair) / energy
+    assert average(found)[0] + average(found)[1] < sketching.findable(energy, v, d, k, rounds)
+    # Each by itself finds more than nothing: the smaller one is what makes the difference.
+    assert average(found)[0] > 0.5 * sketching.findable(energy, v, d, k, rounds)
+
+
+def test_rounds_to_find_turns_findable_round():
+    for v in (0.0, 0.2, 5.0):
+        for share in (0.01, 0.3, 0.9):
+            rounds = sketching.rounds_to_find(share, 0.5, v, 50, 7)
+            assert sketching.findable(0.5, v, 50, 7, rounds) >= share - 1e-12
+            assert rounds == 1 or sketching.findable(0.5, v, 50, 7, rounds - 1) < share
+    # d / k times the full dimension's, where noise hides the direction.
+    full = sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 1000)
+    assert sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 10) == 100 * full
+
+
+def test_dome_s_own_loop_finds_no_more():
+    d, k, v, rounds, runs = 60, 8, 0.05, 40, 200
+
+    def one(key):
+        keys = jax.random.split(key, 3)
+        g = jax.random.normal(keys[0], (d,), jnp.float32) / jnp.sqrt(jnp.float32(d))
+        state = sketch.start(d, k, keys[1])
+
+        def step(state, key):
+            held = jnp.sum(jnp.square(state.frame.T @ g))
+            mask, probe = jax.random.split(key)
+            z = jnp.sqrt(jnp.float32(v)) * jax.random.normal(mask, (k,), jnp.float32)
+            return sketch.update(state, state.frame @ (state.frame.T @ g + z), probe), held
+
+        return jax.lax.scan(step, state, jax.random.split(keys[2], rounds))[1]
+
+    held = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), runs)))
+    for t in (0, 10, 39):
+        mean, error = average(held[:, t].astype(np.float64))
+        limit = k / d + (sketching.findable(1.0, v, d, k, t) if t else 0.0)
+        assert mean < limit + error
+    # It learns: more than a random frame of as many columns holds.
+    assert held[:, -1].mean() > 1.5 * k / d
+
+
 def test_refusals():
     for wrong in (
         lambda: sketching.mean_square_error(-1.0, 3),
@@ -86,6 +235,11 @@ def test_refusals():
         lambda: sketching.noise_floor(1.0, 3, 1.0),
         lambda: sketching.noise_floor(1.0, 3, 1.1, 5),
         lambda: sketching.noise_floor(0.0, 3, 0.9),
+        lambda: sketching.findable(0.0, 1.0, 9, 3, 5),
+        lambda: sketching.findable(1.0, -1.0, 9, 3, 5),
+        lambda: sketching.findable(1.0, 1.0, 9, 10, 5),
+        lambda: sketching.findable(1.0, 1.0, 9, 3, 0),
+        lambda: sketching.rounds_to_find(1.0, 1.0, 1.0, 9, 3),
     ):
         with pytest.raises(ValueError):
             wrong()
