@@ -157,8 +157,10 @@ class Aggregator(Protocol):
 
     One with ``sealed = True`` shows nobody a single message, and has ``least(agents)``: how many
     agents are in a sum that is opened, at least. Noise in shares (`plans.aggregate`) joins no
-    other. ``whole = True`` says that it adds up whole numbers alone (`Coded` noise makes them);
-    and what differs between rounds has ``at(round)``, which returns the aggregator of one.
+    other, and tries a user's own on small messages in a few rounds; what it does otherwise, and
+    what it hands to the host, is its own word. ``whole = True`` says that it adds up whole numbers
+    alone (`Coded` noise makes them); and what differs between rounds has ``at(round)``, which
+    returns the aggregator of one.
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:

@@ -12,7 +12,7 @@ from dpjax.engine import arguments, identity, keys, metrics, parts, placing, pro
 from dpjax.plans import dependence, forecasts, registry
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
-from dpjax.protocols import State
+from dpjax.protocols import Coded, State
 
 __all__: list[str] = []
 
@@ -64,7 +64,7 @@ class Job:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
 
     def check(self, *, summed: bool) -> None:
-        """Refuse payloads too narrow for sums, and what a method of one's own shows on this task.
+        """Refuse payloads too narrow for sums, and what own parts of a method show on this task.
 
         The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
 
@@ -78,9 +78,10 @@ class Job:
         if summed:
             arguments.check_dtypes(self._payload())
         method, statics = self.statics.method, self.statics
-        if registry.packaged(type(method)):
+        if not registry.own(method):
             return
         arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
+        privatizer = parts.privatizer(statics, arrays, self.batch_keys[0])
         dependence.check(
             method,
             arrays,
@@ -89,6 +90,7 @@ class Job:
             divisor=statics.divisor,
             models=self._agents_models(),
             batch=parts.batch_shapes(statics, self.data, self.batch_keys),
+            coded=isinstance(privatizer, Coded),
         )
 
     def reporting(self) -> "Job":

@@ -11,8 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.algorithms.exchange import Server
-from dpjax.plans import registry
+from dpjax.plans import sealed
 from dpjax.plans.calibration import Target
 from dpjax.plans.shaped import Shaped
 from dpjax.transforms import noise as noise_
@@ -82,7 +81,7 @@ class Aggregate(Shaped):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
-        check_sealed(self, target)
+        sealed.check(self, target)
         rounds = target.over_rounds(None)
         mu = target.protect.sensitivity * math.sqrt(rounds / self.shares(target.agents)) * MARGIN
         return np.full(target.agents, mu)
@@ -112,46 +111,3 @@ class AggregatePrivatizer:
         """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
         deviations = jnp.full(self.agents, 1.0, jnp.float32) * arrays["noise_scale"]
         return noise_.correlated(deviations, key=key, rounds=self.rounds)
-
-
-def check_sealed(part: Any, target: Target) -> None:
-    """Refuse an exchange that shows single messages, or opens sums of too few.
-
-    Args:
-        part: Noise in shares, with the ``dropouts`` that it makes up for.
-        target: What it is for.
-
-    Raises:
-        ValueError: Naming the exchange and the remedy.
-    """
-    exchange = getattr(target.method, "exchange", None)
-    # A subclass may hand out what it likes.
-    aggregate = exchange.aggregate if type(exchange) is Server else None
-    changed = _changed(aggregate)
-    if changed:
-        raise ValueError(
-            f"method has aggregate {type(aggregate).__name__}, which has its own "
-            f"{', '.join(changed)} and inherits that it shows plain sums alone; say sealed = True "
-            "in that class, where its sums have every message once"
-        )
-    if not getattr(aggregate, "sealed", False):
-        raise ValueError(
-            f"method has exchange {exchange}, which shows single messages, with noise {part}, of "
-            "which each has a share; give an aggregate that shows the sum alone, or "
-            "noise.Independent() and attacker='outsider'"
-        )
-    least = aggregate.least(target.agents)  # type: ignore[union-attr]
-    if least < target.agents - part.dropouts:
-        raise ValueError(
-            f"aggregate opens sums of {least} of {target.agents} agents with noise {part}; give "
-            f"dropouts={target.agents - least}, or an aggregate that aborts earlier"
-        )
-
-
-def _changed(aggregate: Any) -> list[str]:
-    """What a user's class has changed of one whose claim to be sealed it inherits."""
-    kinds = type(aggregate).__mro__
-    owner = next((kind for kind in kinds if "sealed" in vars(kind)), kinds[0])
-    own = [kind for kind in kinds[: kinds.index(owner)] if not registry.packaged(kind)]
-    names = {name for kind in own for name in vars(kind) if hasattr(owner, name)}
-    return sorted(name for name in names if name == "__call__" or not name.startswith("__"))

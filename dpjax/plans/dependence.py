@@ -318,9 +318,9 @@ class _Watched:
         encoded: Any = ()
         if encode is not None:
             axes = 2 if self.combined else 1
-            encoded = encode(
-                jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[axes:], leaf.dtype), models)
-            )
+            one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[axes:], leaf.dtype), models)
+            _check_hands(jax.make_jaxpr(encode)(one).jaxpr)
+            encoded = encode(one)
         self.asked.append({"models": models, "encoded": encoded})
         return answer
 
@@ -362,6 +362,17 @@ class _Toy:
         """Itself: shapes stay."""
         del steps, step_size
         return self
+
+
+def _check_hands(encoder: core.Jaxpr) -> None:
+    """Refuse an encoder that hands a gradient to the host; a loss of one's own may."""
+    handed = list[str]()
+    reached(encoder, [True] * len(encoder.invars), handed)
+    if handed:
+        raise ValueError(
+            f"method has a {handed[0]} that gets what depends on data before the clip, in its "
+            "encoder; leave it out of what agents compute"
+        )
 
 
 def _check_keys(slots: dict[str, Any]) -> None:

@@ -13,8 +13,7 @@ from dpjax._sums import SumCode
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses
 from dpjax.mechanism import design as design_
-from dpjax.plans import joins
-from dpjax.plans.aggregate import check_sealed
+from dpjax.plans import joins, sealed
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Coded
 from dpjax.transforms import coded as coded_
@@ -153,7 +152,7 @@ class Discrete:
             ValueError: As `calibrate`.
         """
         joins.check_noise(self, target.method, target.protect)
-        check_sealed(self, target)
+        sealed.check(self, target)
         self.cohort(target.agents)
         _validate.one_of("accountant", target.budget.accountant, ("zcdp",))
         if target.budget.each is not None:

@@ -441,6 +441,22 @@ def packaged(kind: type) -> bool:
     return kind.__module__.startswith("dpjax.")
 
 
+def own(part: Any) -> bool:
+    """Return whether a part is a user's own, or holds one: a sketch in a method, say.
+
+    Args:
+        part: A part, or a value of one of its fields.
+    """
+    kind = type(part)
+    if isinstance(part, tuple | list):
+        return any(map(own, part))
+    if dataclasses.is_dataclass(kind):
+        values = (getattr(part, field.name) for field in dataclasses.fields(part))
+        return not packaged(kind) or any(map(own, values))
+    # Numbers, words and arrays do nothing; functions are by whom their module says.
+    return callable(part) and not getattr(part, "__module__", "").startswith("dpjax.")
+
+
 def _named(part: Any, rows: Any, otherwise: Any) -> Any:
     by_name = {row.part: row for row in reversed(rows)}
     for kind in type(part).__mro__:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from dpjax.engine.trace import trace
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan, problem
 from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.integers import Discrete
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random
@@ -28,6 +31,7 @@ N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
 T = M * EACH * EPOCHS
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 DELTA = 1e-5
+ZCDP = Budget(2.0, DELTA, accountant="zcdp")
 
 
 def task():
@@ -205,6 +209,71 @@ def test_a_claim_to_show_sums_alone_is_not_inherited_by_what_does_otherwise():
         plan.make(config(aggregate=First()), COMPLETE)
     with pytest.raises(ValueError, match="shows single messages"):
         plan.make(config(method=Apart(Trusted())), COMPLETE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A user's own aggregate, sealed as it says, in one of several ways."""
+
+    way: str = "plain"
+    sealed: ClassVar[bool] = True
+
+    def least(self, agents):
+        return agents - 1
+
+    def at(self, round):
+        def aggregate(messages):
+            (leaf,) = jax.tree.leaves(messages)
+            there = jnp.ones(len(leaf))
+            if self.way == "dropped":
+                there = there.at[round % len(leaf)].set(0)
+            if self.way == "largest":
+                there = there.at[jnp.argmax(jnp.sum(leaf, axis=1))].set(0)
+            if self.way == "few":
+                there = there.at[:3].set(0)
+            if self.way == "late":
+                there = jnp.where(round == T - 1, there.at[0].set(2), there)
+            if self.way == "host":
+                shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                leaf = jax.pure_callback(lambda x: x, shape, leaf)
+            total = jnp.sum(leaf * there[:, None].astype(leaf.dtype), axis=0)
+            if self.way == "weighted":
+                total = total + leaf[2]
+            if self.way == "all":
+                there = jnp.ones(len(leaf)).at[0].set(0)
+            return jax.tree.unflatten(jax.tree.structure(messages), [total]), jnp.sum(there)
+
+        return aggregate
+
+    def __call__(self, messages):
+        return self.at(0)(messages)
+
+    def seen(self, messages, total):
+        return messages if self.way == "shown" else total
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("weighted", "adds up messages .*2.0.* of 6 agents"),
+        ("late", "2.0.* in round 11, of 7 agents"),
+        ("all", "1.0.* of 5 agents: the noise is for sums"),
+        ("few", "opens a sum of 3 in round 0, fewer than the 5"),
+        ("largest", "who is in a sum may not depend on what was sent"),
+        ("shown", "shows more of messages than their sum"),
+    ],
+)
+def test_a_users_own_aggregate_is_tried_and_not_believed(way, message):
+    for part, extra in ((Aggregate(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
+        with pytest.raises(ValueError, match=f"aggregate Own, which .*{message}"):
+            plan.make(config(part=part, aggregate=Own(way), **extra), COMPLETE)
+
+
+def test_aggregates_that_do_as_they_say_join():
+    for way in ("plain", "dropped", "host"):
+        plan.make(config(part=Aggregate(1), aggregate=Own(way)), COMPLETE)
+    with pytest.raises(ValueError, match="sums of 0 of 6 agents .* give an aggregate that aborts"):
+        plan.make(config(aggregate=Trusted(7)), COMPLETE)
 
 
 def test_single_messages_are_hidden_by_noise_of_their_own():

@@ -25,11 +25,21 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.protocols import Emission, Round
 from dpjax.transforms import coded
-from tests.plans.test_aggregate import CLIP, COMPLETE, DELTA, EACH, EPOCHS, N, T, config, task
+from tests.plans.test_aggregate import (
+    CLIP,
+    COMPLETE,
+    DELTA,
+    EACH,
+    EPOCHS,
+    ZCDP,
+    N,
+    T,
+    config,
+    task,
+)  # fmt: skip
 from tests.support import composed, cut_and_resumed
 
 SIZE = 5
-ZCDP = Budget(2.0, DELTA, accountant="zcdp")
 
 
 def made(part, relation="zero_out_client", **changes):
