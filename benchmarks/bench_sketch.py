@@ -214,12 +214,12 @@ def moved(bench: Bench, options: Namespace) -> None:
                     bench.row(section="moving", **row, algorithm=draws, error=float(error))
 
 
-RULES: list[dict[str, Any]] = [
-    {},
-    *({"forgetting": f} for f in (0.9, 0.98, 1.0)),
-    *({"probes": p} for p in (1, 2, "half", "all")),
-    *({"times": 3, "forgetting": f} for f in (0.95, 0.98, 1.0)),
-]
+RULES: dict[str, list[dict[str, Any]]] = {
+    "base": [{}],
+    "forgetting": [{"forgetting": f} for f in (0.9, 0.98, 1.0)],
+    "probes": [{"probes": p} for p in (1, 2, "half", "all")],
+    "rounds": [{"times": 3, "forgetting": f} for f in (0.95, 0.98, 1.0)],
+}
 """What is changed in `trainings`, of forgetting .95, four probes and the data set's own epochs."""
 
 TASKS: dict[str, tuple[int, float, int, tuple[int, ...]]] = {
@@ -284,9 +284,9 @@ def trained(
 def trainings(bench: Bench, options: Namespace) -> None:
     """A row for each data set, centre, number of columns, rule and seed."""
     for dataset in options.datasets:
-        for centre in (0.9, 0.0):
+        for centre in options.centres:
             for k in TASKS[dataset][3]:
-                for change in RULES:
+                for change in (each for name in options.rules for each in RULES[name]):
                     case = {"forgetting": 0.95, "probes": 4, "times": 1} | change
                     case["probes"] = {"half": k // 2, "all": k}.get(case["probes"], case["probes"])
                     rule = Learned(k, case["forgetting"], case["probes"])
@@ -363,6 +363,8 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--rank", type=int, default=3, help="of the gradients' space")
     group = bench.parser.add_argument_group("training")
     group.add_argument("--datasets", nargs="+", choices=TASKS, default=list(TASKS))
+    group.add_argument("--centres", nargs="+", type=float, default=[0.9, 0.0])
+    group.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="of cases")
     group = bench.parser.add_argument_group("peers")
     group.add_argument("--dimensions", type=int, nargs="+", default=[1000, 10_000, 100_000])
     group.add_argument("--columns", type=int, nargs="+", default=[16])
