@@ -8,6 +8,7 @@ sends them with `dpjax.plans.integers.Discrete`; what comes back is their sum mo
 was left, and how many these were. Only NumPy is needed, and the extra ``secure``.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from jaxtyping import Int64, UInt32
 from dpjax import _validate
 from dpjax._sums import SumCode
 from dpjax.secagg import local, tcp
+from dpjax.secagg.journal import Journal, digest
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
@@ -55,7 +57,9 @@ class SecureSums:
     other; asked for again, with other survivors, the difference of two sums of the same
     messages would show single ones. So it is not: after an abort the run stops, as for any
     transport that fails, or goes on without that sum (``skip=True``), which moves nothing. The same
-    goes for a round within which the process was killed: a run that goes on gives it as spent.
+    goes for a round within which the process was killed. A ``journal`` remembers beyond the
+    process: a run that goes on gets the sums that it holds as they were, and goes on without those
+    that may have been opened unseen. Without a journal these are to be given as ``spent``.
 
     Args:
         terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
@@ -67,13 +71,16 @@ class SecureSums:
         skip: Whether the run goes on where an aggregation is aborted, without its sum.
         spent: Rounds that were aborted before, in a run that goes on from a checkpoint: skipped.
         limits: Time limits of TCP: where clients do not enrol, the server waits as long.
+        journal: File of this run alone, in which every round is noted before it is asked for, and
+            its sum; None keeps none.
 
     Attributes:
         crossed: What crossed, a row a round.
 
     Raises:
         ValueError: For terms with a bound, or more than 32 bits, an unknown way, or what is no
-            terms, function, rounds or limits.
+            terms, function, rounds or limits; a journal of something else, or that cannot be
+            written.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class SecureSums:
         skip: bool = False,
         spent: Sequence[int] = (),
         limits: tcp.Limits | None = None,
+        journal: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_parts(terms, leaves, spent, limits)
         if terms.bound is not None or terms.bits > 32:
@@ -98,8 +106,11 @@ class SecureSums:
         self.skip = _validate.flag("skip", skip)
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
+        self._journal = None if journal is None else Journal(journal, terms.digest())
         self._asked = {_validate.integer("spent", each, least=0) for each in spent}
-        self._spent = frozenset(self._asked)
+        self._before = {} if self._journal is None else dict(self._journal.known)
+        self._spent = self._asked | {at for at, one in self._before.items() if one.values is None}
+        self._asked = set(self._spent)
 
     @property
     def least(self) -> int:
@@ -115,17 +126,29 @@ class SecureSums:
 
         Raises:
             Abort: Where there is no sum, unless ``skip``.
-            ValueError: For other messages, or a round that was asked for before.
+            ValueError: For other messages, or a round that was asked for before, or for another
+                message in the journal.
         """
         rows = self._checked(message)
+        told = digest(rows)
+        if round in self._before and self._before[round].message != told:
+            raise ValueError(
+                f"journal holds another message of round {round}; give the file of this very run, "
+                "or a new one to a new run"
+            )
         if round in self._spent:
             return self._nothing()
+        if round in self._before:
+            return self._before[round].sum
         if round in self._asked:
             raise ValueError(
                 f"round {round} was asked for before: a second sum of its messages, of other "
-                f"survivors, could show single ones; give spent=({round},) to go on without it"
+                f"survivors, could show single ones; give spent=({round},) to go on without it, "
+                "or a journal, which remembers it"
             )
         self._asked.add(round)
+        if self._journal is not None:
+            self._journal.ask(round, told)
         began = time.perf_counter()
         try:
             carried = self._carried(rows, round)
@@ -142,6 +165,8 @@ class SecureSums:
         self._note(round, carried.received, carried.sent, total.survivors, began, "")
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
+        if self._journal is not None:
+            self._journal.opened(round, values, len(total.survivors))
         return values, np.float32(len(total.survivors))
 
     def missing(self) -> tuple[tuple[int, ...], ...]:

@@ -96,6 +96,60 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     np.testing.assert_array_equal(models(made(skipped.missing())), went_on)
 
 
+def test_no_message_is_summed_twice_though_the_process_is_another(tmp_path):
+    """Two sums of the same messages over different survivors show a single one: the twin does."""
+    rows = np.random.default_rng(0).integers(0, 2**TERMS.bits, (N, TERMS.length), np.uint32)
+    gone = {0: "mask"}
+
+    def asked(leaves, **options):
+        sums = transport.SecureSums(TERMS, lambda round: leaves, over="memory", **options)
+        return sums(rows, 0), sums
+
+    (first, everybody), _ = asked({}, journal=tmp_path / "rounds.jsonl")
+    (again, present), second = asked(gone, journal=tmp_path / "rounds.jsonl")
+    np.testing.assert_array_equal(again, first)
+    assert present == everybody == N and not second.crossed
+    (other, fewer), twin = asked(gone)
+    assert len(twin.crossed) == 1 and fewer == N - 1
+    np.testing.assert_array_equal((first - other) & (2**TERMS.bits - 1), rows[0])
+    # Another message under that round's number is of another run.
+    with pytest.raises(ValueError, match="journal holds another message of round 0"):
+        second(rows + np.uint32(1), 0)
+    with pytest.raises(ValueError, match="of a run of other terms"):
+        transport.SecureSums(
+            dataclasses.replace(TERMS, length=4), over="memory", journal=tmp_path / "rounds.jsonl"
+        )
+
+
+def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
+    one, file = made(), tmp_path / "rounds.jsonl"
+
+    def sums():
+        return transport.SecureSums(TERMS, too_many, over="memory", journal=file)
+
+    with pytest.raises(Abort):
+        models(one, transport=sums(), checkpoint=tmp_path / "state")
+    # Killed while it wrote: what was cut short was not followed by a message.
+    with open(file, "ab") as raw:
+        raw.write(b'{"round": 5, "mess')
+    left = sums()
+    went_on = models(one, transport=left, checkpoint=tmp_path / "state")
+    assert [each.round for each in left.crossed] == list(range(5, T))
+    skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
+    np.testing.assert_array_equal(models(one, transport=skipped), went_on)
+    # Begun again without its checkpoint: the same sums, and nothing crosses.
+    whole = sums()
+    np.testing.assert_array_equal(models(one, transport=whole), went_on)
+    assert not whole.crossed
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="which is none"):
+        sums()
+    with pytest.raises(ValueError, match="cannot be written"):
+        transport.SecureSums(TERMS, journal=tmp_path)
+    with pytest.raises(ValueError, match="journal is 3; name a file"):
+        transport.SecureSums(TERMS, journal=3)
+
+
 def test_sums_of_fewer_than_the_noise_is_for_are_refused():
     fewer = transport.SecureSums(transport.terms_of(ONE.noise.code, dropouts=3), over="memory")
     with pytest.raises(ValueError, match="sums of 3 of 6 agents.* is for sums of 4 or more"):
