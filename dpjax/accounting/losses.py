@@ -70,8 +70,8 @@ class Gaussian:
             return 1.0
         if self.participation is None:
             return rounds / self.rounds
-        epochs, separation = self.participation
-        return min(epochs, -(-rounds // separation)) / max(epochs, 1)
+        first = _begun(self.participation, rounds)
+        return first[0] / max(self.participation[0], 1)
 
     def after(self, rounds: int) -> "Gaussian":
         """What the first rounds cost, their number fixed beforehand.
@@ -88,12 +88,12 @@ class Gaussian:
             rounds: Rounds t.
             share: At most 1.
         """
-        participation = self.participation
-        if participation is not None:
-            epochs, separation = participation
-            participation = min(epochs, -(-rounds // separation)), separation
+        given = self.participation
         return dataclasses.replace(
-            self, mu=self.mu * root(share), rounds=rounds, participation=participation
+            self,
+            mu=self.mu * root(share),
+            rounds=rounds,
+            participation=None if given is None else _begun(given, rounds),
         )
 
     def then(self, later: "AnyLoss") -> "AnyLoss":
@@ -134,8 +134,10 @@ class Concentrated:
     Attributes:
         rho: Of all rounds together.
         rounds: Rounds T.
-        even: True where every round costs the same; else the whole loss is spent from the first
-            round on.
+        even: True where every round costs the same in which what is protected takes part; else the
+            whole loss is spent from the first round on.
+        participation: (epochs, separation) of what is protected; None where it may take part in
+            all rounds.
 
     Reference:
         Bun and Steinke (2016); Canonne, Kamath and Steinke (2020), Proposition 12, for epsilon.
@@ -150,13 +152,21 @@ class Concentrated:
     rho: float
     rounds: int = 1
     even: bool = False
+    participation: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no rho."""
+        """Refuse what is no rho, and participations that are none."""
         if not self.rho >= 0:
             raise ValueError(f"rho is {self.rho}; give a number >= 0")
         _validate.integer("rounds", self.rounds, least=0)
         _validate.flag("even", self.even)
+        given: Any = self.participation
+        if given is None:
+            return
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
+        _validate.integer("participation[0]", given[0], least=0, most=self.rounds)
+        _validate.integer("participation[1]", given[1])
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
@@ -182,16 +192,28 @@ class Concentrated:
         return max(0.0, min(values[best], bound(float(minimum.x))))
 
     def after(self, rounds: int) -> "Concentrated":
-        """What the first rounds cost, their number fixed beforehand."""
-        share = _share(rounds, self.rounds, self.even)
-        return dataclasses.replace(self, rho=self.rho * share, rounds=rounds)
+        """What the first rounds cost, their number fixed beforehand.
+
+        rho t / T, or rho ceil(t / b) / k where a record takes part k times, b rounds apart.
+        """
+        given = self.participation
+        if given is None:
+            share = _share(rounds, self.rounds, self.even)
+            return dataclasses.replace(self, rho=self.rho * share, rounds=rounds)
+        first = _begun(given, _first(rounds, self.rounds))
+        share = _share(first[0], given[0], self.even) if given[0] else 0.0
+        return dataclasses.replace(self, rho=self.rho * share, rounds=rounds, participation=first)
 
     def then(self, later: "AnyLoss") -> "Concentrated":
         """What this and a later run cost together, both planned: rho adds up."""
         if isinstance(later, Pld):
             raise _refused(self, later)
         other = later if isinstance(later, Concentrated) else later.concentrated()
-        return Concentrated((self.rho + other.rho) * MARGIN, self.rounds + other.rounds)
+        both = None
+        if self.participation is not None and other.participation is not None:
+            both = self.participation[0] + other.participation[0], self.participation[1]
+        rho, rounds = (self.rho + other.rho) * MARGIN, self.rounds + other.rounds
+        return Concentrated(rho, rounds, participation=both)
 
 
 @dataclass(frozen=True)
@@ -298,6 +320,12 @@ def _refused(first: Any, later: Any) -> ValueError:
     if "Pld" not in names:
         remedy = "state the pure one by its concentrated()"
     return ValueError(f"loss is {names[0]}, then {names[1]}, which do not compose; {remedy}")
+
+
+def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:
+    """(epochs, separation) in the first rounds, at most."""
+    epochs, separation = participation
+    return min(epochs, -(-rounds // separation)), separation
 
 
 def _first(rounds: int, whole: int) -> int:

@@ -212,11 +212,11 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         )
     gaps = [one.gradient_gap for one in (of, later) if one.gradient_gap is not None]
     smooth = [one.smoothness for one in (of, later) if one.smoothness is not None]
-    apart = [record.participation and record.participation[1] for record in (of, later)]
+    dealt = [getattr(record.loss, "participation", None) for record in (of, later)]
+    apart = [pattern and pattern[1] for pattern in dealt]
     if apart[0] != apart[1]:
         raise ValueError(
-            f"participation is {of.participation}, then {later.participation}; only equal "
-            "separations compose"
+            f"participation is {dealt[0]}, then {dealt[1]}; only equal separations compose"
         )
     added_epsilon = of.added_epsilon + later.added_epsilon
     added_delta = of.added_delta + later.added_delta

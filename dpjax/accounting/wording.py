@@ -202,11 +202,16 @@ def _participation_text(of: "Guarantee") -> str:
             f" of noise correlated over rounds, in {pattern[0]:,} of which, {pattern[1]:,} apart, "
             "every record may be drawn,"
         )
-    if of.participation is None:
+    if (dealt := _dealt(of)) is None:
         return ""
-    epochs, separation = of.participation
+    epochs, separation = dealt
     who = "client" if of.unit == "client" else "record"
     return f", of which every {who} takes part in at most {epochs:,}, {separation:,} apart,"
+
+
+def _dealt(of: "Guarantee") -> tuple[int, int] | None:
+    """(epochs, separation) of what takes part by a fixed order."""
+    return of.participation or getattr(of.other_loss, "participation", None)
 
 
 def _sampled_text(of: "Guarantee") -> str:
@@ -232,7 +237,7 @@ def _flipped(of: "Guarantee") -> tuple[int, int] | None:
 
 
 def _pattern_text(of: "Guarantee") -> str:
-    pattern = of.participation or _flipped(of)
+    pattern = _dealt(of) or _flipped(of)
     return "" if pattern is None else f", k = {pattern[0]}, b = {pattern[1]}"
 
 

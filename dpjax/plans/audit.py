@@ -68,7 +68,14 @@ def audit(plan: "Plan") -> None:
         said, runs_at, name = getattr(guarantee.loss, "bound", -1.0), loss.epsilon, "bound"
     elif isinstance(loss, ConcentratedLoss):
         said, runs_at, name = getattr(guarantee.loss, "rho", -1.0), loss.rho, "rho"
-        if getattr(guarantee.loss, "even", True) and config.pattern.epochs != config.rounds:
+        dealt = getattr(guarantee.loss, "participation", None)
+        if dealt not in (None, config.participation):
+            raise ValueError(
+                f"guarantee has participation {dealt}, the config runs {config.participation}; "
+                "make the plan from one config with plan.make"
+            )
+        every = dealt is not None or config.pattern.epochs == config.rounds
+        if getattr(guarantee.loss, "even", True) and not every:
             raise ValueError(
                 f"guarantee has {guarantee.loss}, even over rounds, and a unit takes part in "
                 f"{config.pattern.epochs} of {config.rounds}, maybe the first; make the plan from "

@@ -91,9 +91,10 @@ def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated 
     if isinstance(loss, budget_.PureLoss):
         return losses.Pure(float(np.max(loss.epsilon)), config.rounds)
     if isinstance(loss, budget_.ConcentratedLoss):
-        # A unit that is not in all rounds may be in the first ones.
-        even = config.pattern.epochs == config.rounds
-        return losses.Concentrated(float(np.max(loss.rho)), config.rounds, even)
+        # A unit that is not in all rounds may be in the first ones, unless they are dealt.
+        dealt = config.participation
+        even = dealt is not None or config.pattern.epochs == config.rounds
+        return losses.Concentrated(float(np.max(loss.rho)), config.rounds, even, dealt)
     return None
 
 

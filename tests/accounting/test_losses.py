@@ -211,6 +211,11 @@ def test_what_is_spent_after_some_rounds():
     assert Pure(2.0, 10, even=True).after(5).bound == pytest.approx(1.0)
     assert Pure(2.0, 10).after(1).bound == 2.0 and Pure(2.0, 10).after(0).bound == 0
     assert Concentrated(2.0, 10, even=True).after(5).rho >= 1.0
+    dealt = Concentrated(2.0, 10, even=True, participation=(2, 4))
+    assert [round(dealt.after(t).rho, 6) for t in (0, 1, 4, 5, 10)] == [0, 1, 1, 2, 2]
+    for wrong in ((11, 1), (1, 0), [1, 1], (1,)):
+        with pytest.raises(ValueError, match="participation"):
+            Concentrated(2.0, 10, participation=wrong)
     assert Concentrated(2.0, 10).after(3).rho == 2.0
     assert Gaussian(2.0, 4).after(1).mu == pytest.approx(1.0)
     for loss in (Pure(1.0, 3), Concentrated(1.0, 3), Gaussian(1.0, 3)):

@@ -32,6 +32,7 @@ from tests.plans.test_aggregate import (
     EACH,
     EPOCHS,
     ZCDP,
+    M,
     N,
     T,
     config,
@@ -182,8 +183,15 @@ def test_neighbours_move_payloads_by_less_than_is_hidden():
 
 def test_the_first_rounds_and_runs_in_a_row_are_stated():
     guarantee = made(Discrete(SIZE)).guarantee
-    # A client may be in the first rounds: the whole loss, though fewer rounds.
-    assert guarantee.after(3).loss.rho == guarantee.loss.rho and guarantee.after(0).epsilon == 0
+    assert "every client takes part in at most 4, 3 apart," in guarantee.statement()
+    assert ", k = 4, b = 3" in guarantee.caption() and guarantee.after(0).epsilon == 0
+    # Turns counted one by one: client c of a place comes in the rounds c mod M.
+    for rounds in range(1, T + 1):
+        turns = max(sum(t % M == client for t in range(rounds)) for client in range(M))
+        first = guarantee.after(rounds)
+        assert first.loss.rho == pytest.approx(guarantee.loss.rho * turns / 4, rel=1e-9)
+        assert first.loss.rho >= guarantee.loss.rho * turns / 4
+        assert f"takes part in at most {turns}, 3 apart" in first.statement()
     every = made(
         Discrete(SIZE), protect=Protect("replace_agent", CLIP, attacker="aggregator"),
         sampler=Random(1),
@@ -191,6 +199,11 @@ def test_the_first_rounds_and_runs_in_a_row_are_stated():
     assert every.after(T // 2).loss.rho == pytest.approx(every.loss.rho / 2, rel=1e-9)
     both = guarantee.followed_by(guarantee, planned=True)
     assert both.loss.rho == pytest.approx(2 * guarantee.loss.rho)
+    # Two runs cost differently a round: the whole from the first on.
+    assert both.loss.participation == (8, 3) and both.after(1).loss.rho == both.loss.rho
+    anytime = dataclasses.replace(guarantee.loss, even=False, participation=None)
+    with pytest.raises(ValueError, match="participation is .4, 3., then None"):
+        guarantee.followed_by(dataclasses.replace(guarantee, other_loss=anytime), planned=True)
     assert type(guarantee).from_dict(guarantee.to_dict()) == guarantee
     with pytest.raises(ValueError, match="Gaussian losses"):
         guarantee.stopping_at([6, 12])
@@ -211,10 +224,11 @@ def test_a_plan_of_other_numbers_is_refused():
             dataclasses.replace(
                 one, noise=Lattice(one.config.noise, dataclasses.replace(code, **change))
             )
-    even = dataclasses.replace(one.guarantee.loss, even=True)
-    stated = dataclasses.replace(one.guarantee, other_loss=even)
-    with pytest.raises(ValueError, match="even over rounds"):
-        dataclasses.replace(one, guarantee=stated)
+    for dealt, message in [(None, "even over rounds"), ((4, 4), "runs .4, 3."), ((2, 3), "runs")]:
+        loss = dataclasses.replace(one.guarantee.loss, participation=dealt)
+        stated = dataclasses.replace(one.guarantee, other_loss=loss)
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(one, guarantee=stated)
     other = made(Discrete(SIZE, variance=2**12))
     assert other.fingerprint() != one.fingerprint() and one.forecast(5).ratio > 0
 
