@@ -204,9 +204,10 @@ class Masked(Trusted):
     Guarantee: as `Trusted`: the sum leaves it, of enough agents. Whoever reads the wire sees, of
     each agent, a vector that is uniform modulo 2^32 and independent of all others, as far as
     threefry goes, and of a run the sums. A simulation: one process draws all masks, from ``seed``
-    and the round alone, so that whoever knows these takes them off; that agreed keys, shares and
-    thresholds keep a server from it is the protocol's (`dpjax.secagg`), which a run takes as a
-    transport.
+    and the round alone, so that whoever knows these takes them off, and runs with one such seed (of
+    several seeds or plans in a call, of phases in a row) have the same masks; that agreed keys,
+    shares and thresholds keep a server from it is the protocol's (`dpjax.secagg`), which a run
+    takes as a transport.
 
     Attributes:
         degree: Neighbours of an agent, even and below n - 1; None, n - 1, is everybody.
@@ -243,7 +244,11 @@ class Masked(Trusted):
                     f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
                     "noise=plans.integers.Discrete, or aggregate=Trusted"
                 )
-            agents = len(leaf)
+            if (agents := len(leaf)) < 3:
+                raise ValueError(
+                    f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
+                    "other; give 3 agents or more, or aggregate=Trusted"
+                )
             here = there if there.dtype == bool else self._there(agents, round)
             own = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree

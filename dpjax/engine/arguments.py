@@ -180,6 +180,27 @@ def fewest(plan: Plan) -> int:
     return aggregate.least(plan.agents) if sealed else 0
 
 
+def check_delivered(said: str, received: Any, wanted: Any) -> None:
+    """Refuse what an exchange does not deliver.
+
+    Args:
+        said: What came, for messages.
+        received: What came of a round, numpy leaves or jax's.
+        wanted: Shapes and dtypes of what the method's exchange delivers.
+
+    Raises:
+        ValueError: For other shapes, dtypes or trees.
+    """
+
+    def told(leaf: Any) -> str:
+        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return f"{leaf.dtype}{list(leaf.shape)}"
+
+    given, expected = (jax.tree.map(told, tree) for tree in (received, wanted))
+    if given != expected:
+        raise ValueError(f"{said} {given}, the method's exchange delivers {expected}; give that")
+
+
 def _check_path(name: str, value: Any, remedy: str) -> None:
     if value is None:
         return

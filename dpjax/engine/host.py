@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import metrics, parts, placing, slots
+from dpjax.engine import arguments, metrics, parts, placing, slots
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
 from dpjax.engine.stand import Stand
@@ -256,12 +256,7 @@ def _delivered(statics: parts.Statics, arrays: Any, message: Any) -> Any:
 
 def _checked(received: Any, wanted: Any) -> Any:
     """What a transport returned, on the device, if it is what the method waits for."""
-    told = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", wanted)
-    found = jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", received)
-    if told != found:
-        raise ValueError(
-            f"transport returned {found}, the method's exchange delivers {told}; return that"
-        )
+    arguments.check_delivered("transport returned", received, wanted)
     return jax.tree.map(jnp.array, received)
 
 

@@ -85,12 +85,7 @@ class Replica:
         """
         if self.round >= self.rounds:
             raise ValueError(f"the plan has {self.rounds} rounds, and all were received")
-        told, given = (
-            jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", tree)
-            for tree in (jax.tree.map(_empty, self._wanted), received)
-        )
-        if told != given:
-            raise ValueError(f"received is {given}, the method's exchange delivers {told}")
+        arguments.check_delivered("received is", received, self._wanted)
         job = self._job
         given = job.arrays, job.batch_keys, job.data.frozen
         self._state = _replayed(job.statics, *given, self._state, jnp.int32(self.round), received)
@@ -223,10 +218,6 @@ class Feed:
 
 def _bytes(tree: Any) -> int:
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
-
-
-def _empty(leaf: Any) -> np.ndarray:
-    return np.zeros(leaf.shape, leaf.dtype)
 
 
 def _received(job: Job) -> Any:

@@ -151,6 +151,8 @@ def test_masks_of_numbers_that_are_not_whole_are_refused():
         config(Federated(Masked()))
     with pytest.raises(ValueError, match="degree is 3"):
         Masked(degree=3)(WHOLE)
+    with pytest.raises(ValueError, match="aggregate is Masked.* for 2 agents"):
+        Masked()(WHOLE[:2])
     with pytest.raises(ValueError, match="missing is"):
         Trusted(missing=(0, (1, 2)))
 
