@@ -14,13 +14,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
+AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
+# Most of their time is LLVM's, whose optimisations none of their claims is about but those of
+# files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs.
+CHEAP = ("algorithms", "plans", "transforms")
 
 # Backends read these when they start, so they are set before the first import of jax.
 if not GPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     wanted = {"xla_force_host_platform_device_count": "8"}
-    users = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
-    if metadata.version("jaxlib").startswith("0.10.") and not users:
+    if metadata.version("jaxlib").startswith("0.10.") and not AS_USERS:
         # Three quarters of the suite is compiling, which takes half as long without; no other
         # release need know the flag, and one that does not would end the process.
         wanted["xla_cpu_use_fusion_emitters"] = "false"
@@ -46,6 +49,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: set DPJAX_TEST_PLATFORM=gpu"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compile what is neither of a run's room nor marked with few optimisations."""
+    cheap = item.path.parent.name in CHEAP and not item.get_closest_marker("optimized")
+    cheap = cheap and not (GPU or AS_USERS)
+    # Processes that a test starts read the variable, as JAX does where it is not imported yet.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(cheap))
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.config.read("jax_disable_most_optimizations") != cheap:
+        jax.config.update("jax_disable_most_optimizations", cheap)
+        jax.clear_caches()  # else the one would run what the other compiled
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,9 @@
 """A small problem and its plans, shared by the rooms' tests."""
 
 import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,18 @@ from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Cyclic, Random
 from dpjax.protocols import Answer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_script(name, folder="experiments"):
+    """A script beside the package, executed as a new module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def make_problem(agents, records=24, features=5, seed=0):

@@ -1,8 +1,6 @@
 """Averages over rounds: what is measured and released is the average, what is sent is not."""
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +18,7 @@ from dpjax.engine.trace import trace
 from dpjax.plans import plan
 from dpjax.protocols import Emission
 from dpjax.topology import graphs, mixing
-from tests.support import composed, make_config, make_problem
+from tests.support import composed, load_script, make_config, make_problem
 
 N, T = 4, 6
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
@@ -68,6 +66,7 @@ def test_it_is_optaxs_debiased_average():
         np.testing.assert_allclose(average, wanted, rtol=1e-5)
 
 
+@pytest.mark.optimized
 def test_a_run_measures_and_leaves_the_average():
     task = make_problem(N)
     config = make_config(rounds=T, relation="zero_out_record")
@@ -98,11 +97,7 @@ def test_a_run_measures_and_leaves_the_average():
 
 def push():
     """The method of examples/own_method.py, whose models are x / w."""
-    path = Path(__file__).parents[2] / "examples" / "own_method.py"
-    spec = importlib.util.spec_from_file_location("own_method", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Push()
+    return load_script("own_method", "examples").Push()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,6 +255,7 @@ def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.optimized
 def test_runs_over_a_network_and_after_a_stop_are_the_same(tmp_path):
     one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
     given = task()

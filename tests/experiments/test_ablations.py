@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -19,18 +16,12 @@ from dpjax.plans.rules import UpdateRule
 from dpjax.results import choice, records
 from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.lowpass import FILTERS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import load_script
 
 
 @functools.cache
 def script(name="doppler_ablations"):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(name)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "cpu", "gpu", "full"])

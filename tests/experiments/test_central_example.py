@@ -1,10 +1,11 @@
 """The example of central training: short, learns, and every way states one guarantee."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.support import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "examples" / "central.py"
@@ -15,9 +16,7 @@ ALL = ("SGD", "filter", "average", "banded")
 @pytest.mark.parametrize("tried", [("filter",), pytest.param(ALL, marks=pytest.mark.slow)])
 def test_central_example_is_short_and_learns(capsys, tried):
     assert len(PATH.read_text().splitlines()) < 45
-    spec = importlib.util.spec_from_file_location("central", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script("central", "examples")
     results = module.main(rounds=24, tried=tried)
     out, banded = capsys.readouterr().out, tried.count("banded")
     assert list(results) == list(tried)

@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import importlib
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +13,13 @@ from dpjax.algorithms.exchange import Trusted
 from dpjax.data import partition
 from dpjax.plans import problem
 from dpjax.results import records
+from tests.support import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-
-    def load(name):
-        sys.modules.pop(name, None)
-        return importlib.import_module(name)
-
-    return load
-
-
-def test_every_system_is_tried_as_often_and_goes_as_far(script):
-    module = script("compare")
+def test_every_system_is_tried_as_often_and_goes_as_far():
+    module = load_script("compare")
     for preset in module.PRESETS.values():
         for name in preset.systems:
             trials = module.trials(preset, name)
@@ -48,8 +36,8 @@ def test_every_system_is_tried_as_often_and_goes_as_far(script):
         dataclasses.replace(module.PRESETS["cpu_epochs"], systems=("tracking",))
 
 
-def test_all_systems_state_one_guarantee_and_a_twin_is_told(script):
-    module = script("compare")
+def test_all_systems_state_one_guarantee_and_a_twin_is_told():
+    module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], systems=tuple(module.SYSTEMS))
     config = dataclasses.replace(config, paths=(0.3, 0.2, 0.1, 0.05), clip_norms=(0.1, 0.3))
     rows = []
@@ -86,9 +74,9 @@ def test_all_systems_state_one_guarantee_and_a_twin_is_told(script):
         assert found and said in " ".join(found), found
 
 
-def test_what_an_agent_sends_is_counted(script):
+def test_what_an_agent_sends_is_counted():
     """On a ring of six with five parameters: two neighbours, or a server."""
-    module = script("compare")
+    module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], rounds=7)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), np.repeat([1, -1], 30)
@@ -110,8 +98,8 @@ def rows_of(points, **columns):
     ]  # fmt: skip
 
 
-def test_the_choice_is_by_paired_differences_beyond_chance(script):
-    module = script("compare")
+def test_the_choice_is_by_paired_differences_beyond_chance():
+    module = load_script("compare")
     rows = [
         *rows_of([60.0, 62.0, 64.0], system="LDP", trust="nobody"),
         *rows_of([60.5, 61.8, 64.1], system="MAFALDA", trust="nobody"),
@@ -129,8 +117,8 @@ def test_the_choice_is_by_paired_differences_beyond_chance(script):
     assert found["any"]["best"] in ("DOME", "server SGD")
 
 
-def test_the_verdict_on_sketches_follows_the_records(script):
-    module = script("dome_benchmark")
+def test_the_verdict_on_sketches_follows_the_records():
+    module = load_script("dome_benchmark")
     rows = [
         *rows_of([70.0, 71.0, 72.0], algorithm="dome", k=16),
         *rows_of([60.0, 61.0, 62.5], algorithm="count", k=16),
@@ -156,8 +144,8 @@ def test_the_verdict_on_sketches_follows_the_records(script):
     assert {row["verdict"] for row in module.wins(single)} == {"open: one seed"}
 
 
-def test_every_sketch_is_tried_as_often(script):
-    module = script("dome_benchmark")
+def test_every_sketch_is_tried_as_often():
+    module = load_script("dome_benchmark")
     for preset in module.PRESETS.values():
         for name in preset.methods:
             trials = preset.trials(name, preset.k[0], np.eye(300)[:, : preset.k[0]])
@@ -167,8 +155,8 @@ def test_every_sketch_is_tried_as_often(script):
             assert sketches == ({preset.k[0]} if name in module.SKETCHES else {None})
 
 
-def test_public_directions_are_of_public_records_alone(script):
-    module = script("dome_benchmark")
+def test_public_directions_are_of_public_records_alone():
+    module = load_script("dome_benchmark")
     config = dataclasses.replace(module.PRESETS["tiny"], k=(4,))
     found = module.directions(config, 4)
     assert found.shape == (31, 4)
@@ -184,8 +172,8 @@ def test_public_directions_are_of_public_records_alone(script):
     np.testing.assert_array_equal(module.directions(config, 4), found)
 
 
-def test_a_small_run_stores_equal_guarantees(script, tmp_path, capsys):
-    module = script("dome_benchmark")
+def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
+    module = load_script("dome_benchmark")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "DOME against others" in said and "trials of each: 2" in said
@@ -197,9 +185,9 @@ def test_a_small_run_stores_equal_guarantees(script, tmp_path, capsys):
     assert sizes["dome"] == 4 * 8 and sizes["momentum"] == 4 * 31
 
 
-def test_stored_records_of_both_say_what_the_page_says(script):
+def test_stored_records_of_both_say_what_the_page_says():
     """Of the committed records: one guarantee a budget, equal trials, and the page's verdicts."""
-    module, folder = script("compare"), ROOT / "docs" / "records"
+    module, folder = load_script("compare"), ROOT / "docs" / "records"
     frame = records.read(sorted((folder / "compare").glob("a9a_*.jsonl")))
     final = frame[(frame["phase"] == "final") & (frame["round"] == 300)]
     assert module.differing(final) == [] and set(final["algorithm"]) == set(module.SYSTEMS)
@@ -212,7 +200,7 @@ def test_stored_records_of_both_say_what_the_page_says(script):
         "nobody": "gradient tracking", "shared seed": "DOPPLER on Whisper", "secure sum": "DOME",
         "any": "DOME",
     }  # fmt: skip
-    bench = script("dome_benchmark")
+    bench = load_script("dome_benchmark")
     frame = records.read(sorted((folder / "dome_benchmark").glob("a9a_*.jsonl")))
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
     found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
@@ -226,8 +214,8 @@ def test_stored_records_of_both_say_what_the_page_says(script):
 @pytest.mark.parametrize(
     ("names", "ahead"), [("mnist_*", {(4.0, 64), (4.0, 16)}), ("cifar10_small_*", {(8.0, 64)})]
 )
-def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(script, names, ahead):
-    bench, folder = script("dome_benchmark"), ROOT / "docs" / "records" / "dome_benchmark"
+def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(names, ahead):
+    bench, folder = load_script("dome_benchmark"), ROOT / "docs" / "records" / "dome_benchmark"
     frame = records.read(sorted(folder.glob(f"{names}.jsonl")))
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
     found = bench.wins(last.assign(points=100 * last["test_accuracy"]))

@@ -1,22 +1,14 @@
 """What the serverless experiment says of frames and bytes, by hand."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-PATH = Path(__file__).resolve().parents[2] / "experiments" / "dome_gossip.py"
+from tests.support import load_script
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("dome_gossip", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dome_gossip"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("dome_gossip")
 
 
 def test_frames_stay_one_by_exact_sums_and_part_by_gossip(script):

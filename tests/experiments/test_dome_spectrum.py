@@ -1,7 +1,5 @@
 """What the experiment on spectra measures: by hand, and its tiny preset by Lemma 3.1."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import jax
@@ -10,17 +8,14 @@ import numpy as np
 import pytest
 
 from dpjax.results import records
+from tests.support import load_script
 
 PATH = Path(__file__).resolve().parents[2] / "experiments" / "dome_spectrum.py"
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("dome_spectrum", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["dome_spectrum"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("dome_spectrum")
 
 
 def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):

@@ -11,11 +11,12 @@ pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax.accounting.guarantee import Guarantee  # noqa: E402
 from dpjax.results import records  # noqa: E402
-from tests.experiments.test_experiments import cells, script  # noqa: E402
+from tests.experiments.test_experiments import cells  # noqa: E402
+from tests.support import load_script  # noqa: E402
 
 
 def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
-    module = script("experiments", "dome_tcp")
+    module = load_script("dome_tcp")
     arguments = ["--preset", "tiny", "--seeds", "1", "--output", str(tmp_path), "--quiet"]
     assert module.main(arguments) == 0
     capsys.readouterr()
@@ -51,7 +52,7 @@ def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
 
 def test_the_step_is_that_of_the_least_mean_loss():
     """Of runs with noise alone; one that diverged in a seed is not passed over."""
-    module = script("experiments", "dome_tcp")
+    module = load_script("dome_tcp")
     rows = [
         ("masks in jit", 0.3, np.nan), ("masks in jit", 0.3, 0.1), ("masks in jit", 0.1, 0.5),
         ("masks in jit", 0.1, 0.6), ("masks in jit", 0.03, 0.7), ("no noise", 0.03, 0.2),
@@ -61,7 +62,7 @@ def test_the_step_is_that_of_the_least_mean_loss():
 
 
 def test_a_bit_is_another_model():
-    module = script("experiments", "dome_tcp")
+    module = load_script("dome_tcp")
     one = np.linspace(0, 1, 5, dtype=np.float32)
     other = one.copy()
     other[3] = np.nextafter(other[3], 2)

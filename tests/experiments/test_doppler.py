@@ -1,10 +1,7 @@
 """What the experiments on filters measure: the pieces, on small inputs with known answers."""
 
-import importlib.util
 import inspect
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import optax
@@ -19,21 +16,11 @@ from dpjax.plans.rules import BASES, UpdateRule, read_filter
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.wiener import scheduled
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+from tests.support import load_script
 
 
 def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
-    spectra = script("doppler_spectra")
+    spectra = load_script("doppler_spectra")
     config = spectra.PRESETS["tiny"]
     kept = spectra.record(config, "sgd", spectra.learn(config), seed=0)
     assert kept.gradient.shape == kept.private.shape == (config.rounds, config.coordinates)
@@ -49,7 +36,7 @@ def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
 
 
 def test_autocovariance_is_its_definition():
-    spectra = script("doppler_spectra")
+    spectra = load_script("doppler_spectra")
     values = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]])
     expected = [np.mean(values**2), (3 - 2 + 1.5 - 4) / 4, (0.5 + 8) / 2]
     np.testing.assert_allclose(spectra.autocovariance(values, 2), expected)
@@ -81,7 +68,7 @@ def test_the_ratio_grows_where_the_error_has_turned():
 
 
 def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
-    filters = script("doppler_decentralised").PRESETS["cpu"].filters
+    filters = load_script("doppler_decentralised").PRESETS["cpu"].filters
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     for design in ("independent", "whisper", "mafalda"):
         stated = []
@@ -186,7 +173,7 @@ def test_a_link_is_the_filter_then_the_step():
 def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
     with pytest.raises(SystemExit) as stop:
-        script(name).main(arguments)
+        load_script(name).main(arguments)
     streams = capsys.readouterr()
     assert stop.value.code == 2 and match in " ".join((streams.err + streams.out).split())
     assert not list(tmp_path.iterdir())
@@ -201,7 +188,7 @@ IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar
     "name, option, known",
     [
         ("cifar_doppler", "filter", ["none", *NAMED, "adaptive", "wiener"]),
-        ("cifar_doppler", "rivals", script("cifar_doppler").RIVALS),
+        ("cifar_doppler", "rivals", load_script("cifar_doppler").RIVALS),
         ("doppler_ablations", "dataset", IMAGES),
         ("doppler_ablations", "model", NETWORKS),
         ("doppler_ablations", "optimizers", BASES),
@@ -212,7 +199,7 @@ IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar
     ],
 )
 def test_help_names_what_an_option_takes(name, option, known):
-    doc = inspect.getdoc(script(name).Config)
+    doc = inspect.getdoc(load_script(name).Config)
     (text,) = re.findall(rf"(?m)^    {option}: ((?:.|\n)*?)(?=^    \w|\Z)", doc)
     text = " ".join(text.split())
     names = set(re.findall("'([^']+)'", text)) - {"f1", "f6"}

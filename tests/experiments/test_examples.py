@@ -1,6 +1,5 @@
 """The examples of a design as a product: one's own covariance, one's own training loop."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from dpjax import cli
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.support import make_config
+from tests.support import load_script, make_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SIX = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
@@ -20,10 +19,7 @@ SIX = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
 
 def example(name):
     """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(name, "examples")
 
 
 def saved(folder, design, relation="replace_agent", rounds=6, **changes):

@@ -1,25 +1,15 @@
 """Every experiment's tiny preset runs, stores records, draws, and reads them back."""
 
 import dataclasses
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import records
+from tests.support import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def script(folder, name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def cells(tmp_path, name):
@@ -61,7 +51,7 @@ SLOW = (
 def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name, few):
     if name in NEEDS:
         monkeypatch.setenv("DPJAX_DATA", str(real_data(NEEDS[name]).parent))
-    module = script("experiments", name)
+    module = load_script(name)
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", *few]
     assert module.main(arguments) == 0
     first = capsys.readouterr().out
@@ -87,7 +77,7 @@ def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name, few):
 
 
 def test_rows_of_a_run_carry_its_guarantee(tmp_path):
-    module = script("experiments", "whisper_logistic")
+    module = load_script("whisper_logistic")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
     frame = records.read(tmp_path / "whisper_logistic" / "tiny")
     private = frame[(frame["algorithm"] == "whisper") & (frame["phase"] == "final")]
@@ -100,7 +90,7 @@ def test_rows_of_a_run_carry_its_guarantee(tmp_path):
 
 
 def test_tuning_on_reported_seeds_is_refused(tmp_path, capsys):
-    module = script("experiments", "whisper_logistic")
+    module = load_script("whisper_logistic")
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--tuning-seeds", "0", "5"]
     with pytest.raises(SystemExit) as stop:
         module.main(arguments)
@@ -110,7 +100,7 @@ def test_tuning_on_reported_seeds_is_refused(tmp_path, capsys):
 
 
 def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
-    module = script("experiments", "cifar_doppler")
+    module = load_script("cifar_doppler")
     for preset in module.PRESETS.values():
         for name in preset.methods:
             trials = preset.trials(name)
@@ -140,7 +130,7 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
 
 
 def test_lists_of_step_sizes_that_no_method_uses_may_have_any_length():
-    module = script("experiments", "cifar_doppler")
+    module = load_script("cifar_doppler")
     tiny = module.PRESETS["tiny"]
     for options in (
         {"steps": (1.0,)},
@@ -160,7 +150,7 @@ def test_lists_of_step_sizes_that_no_method_uses_may_have_any_length():
 
 
 def test_the_image_experiment_says_where_it_is_not_the_papers():
-    module = script("experiments", "cifar_doppler")
+    module = load_script("cifar_doppler")
     gpu = module.PRESETS["gpu"]
     assert gpu.remark == module.PRESETS["full"].remark == ""
     said = module.PRESETS["tiny"].remark
@@ -179,7 +169,7 @@ def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, da
     pytest.importorskip("tokenizers")
     if not all((data_folder / name).is_dir() for name in TEXTS):
         pytest.skip(f"{' and '.join(TEXTS)} are not in {data_folder}")
-    module = script("experiments", "glue_doppler")
+    module = load_script("glue_doppler")
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--frozen", "words"]
     assert module.main(arguments) == 0
     said = capsys.readouterr().out
@@ -195,7 +185,7 @@ def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, da
 
 @pytest.mark.slow
 def test_the_image_experiment_runs_every_method(tmp_path, capsys):
-    module = script("experiments", "cifar_doppler")
+    module = load_script("cifar_doppler")
     tiny = ["--preset", "tiny", "--quiet", "--epochs", "1", "--seeds", "0"]
     rivals = ["--rivals", *module.RIVALS, "--filter", "none", "adaptive", "0.5,0.5;"]
     rivals += ["--batch-size", "64"]
@@ -213,7 +203,7 @@ def test_the_image_experiment_runs_every_method(tmp_path, capsys):
 def test_own_model_example_is_short_and_learns(capsys):
     path = ROOT / "examples" / "own_model.py"
     assert len(path.read_text().splitlines()) < 40
-    result = script("examples", "own_model").main(rounds=60)
+    result = load_script("own_model", "examples").main(rounds=60)
     assert result.metrics["test_accuracy"][-1].mean() > 0.45
     assert "differentially private per agent" in capsys.readouterr().out
 
@@ -221,7 +211,7 @@ def test_own_model_example_is_short_and_learns(capsys):
 def test_noise_over_rounds_example_is_short_and_gains(capsys):
     path = ROOT / "examples" / "over_rounds.py"
     assert len(path.read_text().splitlines()) < 40
-    results = script("examples", "over_rounds").main(epochs=6, batches=6)
+    results = load_script("over_rounds", "examples").main(epochs=6, batches=6)
     losses = [results[name].metrics["test_loss"][-1].mean() for name in ("independent", "mafalda")]
     assert losses[1] < losses[0]
     out = capsys.readouterr().out
@@ -230,7 +220,7 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
 
 @pytest.mark.filterwarnings("ignore::dpjax.plans.forecasts.HopelessWarning")
 def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
-    module = script("examples", "sweep")
+    module = load_script("sweep", "examples")
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)
     module.main(tmp_path, epsilons=(3.0,), **small)
     before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}

@@ -1,25 +1,15 @@
 """The tiny preset of Fig. 2: records, figure, ratios; missing graphs are passed over."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dpjax.results import records
-
-PATH = Path(__file__).resolve().parents[2] / "experiments" / "pndp_accounting.py"
+from tests.support import load_script
 
 
 @pytest.fixture(scope="module")
 def module():
-    spec = importlib.util.spec_from_file_location("pndp_accounting", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules["pndp_accounting"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("pndp_accounting")
 
 
 def run(module, folder, *more):

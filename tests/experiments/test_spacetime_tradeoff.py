@@ -1,26 +1,16 @@
 """The tiny preset of noise over agents and rounds: records, figures, and who costs less."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import records
-
-PATH = Path(__file__).resolve().parents[2] / "experiments" / "spacetime_tradeoff.py"
+from tests.support import load_script
 
 
 @pytest.fixture(scope="module")
 def module():
-    spec = importlib.util.spec_from_file_location("spacetime_tradeoff", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    sys.modules["spacetime_tradeoff"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("spacetime_tradeoff")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """Experiments of gradient tracking: options, stored records, what is printed with them."""
 
 import dataclasses
-import importlib
 import itertools
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -14,15 +12,10 @@ import pytest
 from dpjax.accounting import leakage
 from dpjax.engine import keys
 from dpjax.results import records
+from tests.support import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ("gaps", "methods", "border", "networks")
-
-
-def script(name, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    sys.modules.pop(name, None)
-    return importlib.import_module(name)
 
 
 @pytest.mark.parametrize("name", ["tracking_fusion", "tracking_leakage"])
@@ -35,23 +28,21 @@ def script(name, monkeypatch):
         (["--beta", "-1"], "beta is -1"),
     ],
 )
-def test_options_of_a_budget_are_refused_before_any_work(
-    tmp_path, capsys, monkeypatch, name, options, said
-):
+def test_options_of_a_budget_are_refused_before_any_work(tmp_path, capsys, name, options, said):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
-    assert script(name, monkeypatch).main(arguments) == 2
+    assert load_script(name).main(arguments) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_spread_is_a_number_above_zero(tmp_path, capsys, monkeypatch):
-    module = script("tracking_leakage", monkeypatch)
+def test_spread_is_a_number_above_zero(tmp_path, capsys):
+    module = load_script("tracking_leakage")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--spread", "0"]) == 2
     assert "spread is 0" in capsys.readouterr().err
 
 
-def test_decays_of_images_are_checked_too(tmp_path, capsys, monkeypatch):
-    module = script("tracking_mnist", monkeypatch)
+def test_decays_of_images_are_checked_too(tmp_path, capsys):
+    module = load_script("tracking_mnist")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--q1", "0.97"]) == 2
     assert "q1 is 0.97 and q2 0.95; give q1 < q2" in capsys.readouterr().err
 
@@ -66,15 +57,15 @@ def test_decays_of_images_are_checked_too(tmp_path, capsys, monkeypatch):
 def test_agents_without_a_batch_are_refused_before_any_work(
     tmp_path, capsys, monkeypatch, options, said
 ):
-    module = script("tracking_mnist", monkeypatch)
+    module = load_script("tracking_mnist")
     monkeypatch.setattr(module, "run", None)
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), *options]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys, monkeypatch):
-    module = script("tracking_mnist", monkeypatch)
+def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys):
+    module = load_script("tracking_mnist")
     arguments = ["--preset", "tiny", "--parts", "spread", "--output", str(tmp_path), "--pairs", "9"]
     assert module.main(arguments) == 0
     rows = {row["compared"]: row for _, row in records.read(tmp_path).iterrows()}
@@ -104,34 +95,34 @@ def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys, monke
     assert capsys.readouterr().out.count(": read") == 1
 
 
-def test_records_of_images_are_read_as_stored(tmp_path, capsys, monkeypatch):
+def test_records_of_images_are_read_as_stored(tmp_path, capsys):
     """With the seeds and networks that were recorded; the spread is one more, of all three."""
     folder = ROOT / "docs" / "records" / "tracking_mnist"
     seeds = records.read_metadata(folder / "gap_none.jsonl")["seed"]
     sizes = sorted({int(path.stem.split("_")[2]) for path in folder.glob("network_*")})
     lines = read_again(
-        tmp_path, capsys, monkeypatch, "tracking_mnist", "--parts", *SWEEPS,
+        tmp_path, capsys, "tracking_mnist", "--parts", *SWEEPS,
         "--seeds", *map(str, seeds), "--sizes", *map(str, sizes),
     )  # fmt: skip
     read = sum(line.endswith(": read") for line in lines)
     assert read == len(list(folder.glob("*.jsonl"))) - 1 >= 30
-    module = script("tracking_mnist", monkeypatch)
+    module = load_script("tracking_mnist")
     assert module.main(["--output", str(tmp_path), "--quiet", "--parts", "spread"]) == 0
     assert capsys.readouterr().out.count(": read") == 1
 
 
-def read_again(tmp_path, capsys, monkeypatch, name, *options):
+def read_again(tmp_path, capsys, name, *options):
     """What is printed of the records in the documentation, none of which may be made anew."""
     shutil.copytree(ROOT / "docs" / "records" / name, tmp_path / name / "cpu")
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / name).rglob("*.jsonl")}
-    module = script(name, monkeypatch)
+    module = load_script(name)
     assert module.main(["--output", str(tmp_path), "--quiet", *options]) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / name).rglob("*.jsonl")} == stored
     return capsys.readouterr().out.splitlines()
 
 
-def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys, monkeypatch):
-    lines = read_again(tmp_path, capsys, monkeypatch, "tracking_fusion")
+def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys):
+    lines = read_again(tmp_path, capsys, "tracking_fusion")
     assumed, smooth = (next(i for i, x in enumerate(lines) if said in x) for said in (
         "at most 1 apart in L1 at every model", "for PP-DOAGT and Diff-TV-AB also"
     ))  # fmt: skip
@@ -147,13 +138,13 @@ def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys, monkeypatch):
         assert (float(row[column].replace(",", "")) == float(row[0])) == own
 
 
-def test_records_of_leakage_are_read_as_stored(tmp_path, capsys, monkeypatch):
-    lines = read_again(tmp_path, capsys, monkeypatch, "tracking_leakage")
+def test_records_of_leakage_are_read_as_stored(tmp_path, capsys):
+    lines = read_again(tmp_path, capsys, "tracking_leakage")
     assert sum(line.endswith(": read") for line in lines) == 5
 
 
-def test_quadrature_of_a_normal_number_behind_laplace_noise(monkeypatch):
-    told = script("tracking_leakage", monkeypatch).told
+def test_quadrature_of_a_normal_number_behind_laplace_noise():
+    told = load_script("tracking_leakage").told
     rng = np.random.default_rng(0)
     for spread, scale in ((4.0, 1.0), (1.0, 1.0), (30.0, 60.0)):
         private = spread * rng.standard_normal((4000, 1))
@@ -167,8 +158,8 @@ def test_quadrature_of_a_normal_number_behind_laplace_noise(monkeypatch):
     assert told(0.02, 1.0) / told(0.01, 1.0) == pytest.approx(4, rel=0.05)
 
 
-def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth(monkeypatch):
-    module = script("tracking_leakage", monkeypatch)
+def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
+    module = load_script("tracking_leakage")
     # Noise b times longer hides at most log b nats more: Laplace is Laplace and something else.
     for spread in (3.0, 30.0, 300.0, 3000.0):
         fall = module.told(spread, 49.5) - module.told(spread, 141.4)
@@ -180,8 +171,8 @@ def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth(monkeypatch)
     assert wanted > 1.3 * np.log(noise[0.1] / noise[1.0])
 
 
-def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness(monkeypatch):
-    module = script("tracking_leakage", monkeypatch)
+def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness():
+    module = load_script("tracking_leakage")
     config = dataclasses.replace(module.PRESETS["tiny"], until=4, rounds=10, trials=5)
     views = module.correlated(config)
     assert views["insiders"].guess is None
@@ -193,8 +184,8 @@ def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness
     assert (np.abs(tracker / private[:, 4:9] - 1) > 1e-4).all()
 
 
-def test_gradients_are_spread_as_asked(monkeypatch):
-    module = script("tracking_leakage", monkeypatch)
+def test_gradients_are_spread_as_asked():
+    module = load_script("tracking_leakage")
     tiny = dataclasses.replace(module.PRESETS["tiny"], trials=2000, spread=30.0)
     slope, constant = module.gradients(tiny)
     assert (slope == 2.02).all() and constant.std() == pytest.approx(30, rel=0.05)

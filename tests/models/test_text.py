@@ -248,6 +248,7 @@ def at_random():
     return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
 
 
+@pytest.mark.optimized
 def test_padding_changes_no_bit_and_has_no_gradient():
     params = at_random()
 

@@ -373,6 +373,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average", "zip_dl"))
 def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
     one, task = made(name), problem()

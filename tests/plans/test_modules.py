@@ -42,6 +42,7 @@ def reading(kind=np.int64, seed=0, **options):
     )
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
 def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, relation):
     task = reading()

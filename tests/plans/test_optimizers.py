@@ -125,6 +125,7 @@ def _empty_state(step):
     return optax.chain(empty, optax.adam(step))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("release", [False, True])
 def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
     """A stopped run with Adam goes on to the same bits; without its state it would not."""

@@ -66,6 +66,7 @@ def test_a_round_joins_the_parts(name):
     assert max(moved) > 0.01
 
 
+@pytest.mark.optimized
 def test_the_composed_round_is_the_written_one():
     """D-SGD by parts against its formula written out, to the bit."""
     arrays, shared = parts(CASES["dsgd"])

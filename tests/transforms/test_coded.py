@@ -71,6 +71,7 @@ def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     assert (squares <= CODE.limit).all() and (squares > 0).all()
 
 
+@pytest.mark.optimized  # many draws: compiling them well pays
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
     if twin:

@@ -27,6 +27,7 @@ def sample(variance, seed=3, shape=(40, 1500)):
     return np.asarray(drawn)
 
 
+@pytest.mark.optimized  # many draws: compiling them well pays
 @pytest.mark.parametrize("variance", VARIANCES, ids=str)
 def test_their_law_is_the_exact_one(variance) -> None:
     values = sample(variance).ravel()

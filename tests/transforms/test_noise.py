@@ -397,6 +397,7 @@ def test_malformed_updates_are_refused():
             transform.update(updates, noise.NoiseState(key(), jnp.int32(0)))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("released", [False, True])
 @pytest.mark.parametrize("rounds_strategy", [None, "anti_pgd"])
 def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
