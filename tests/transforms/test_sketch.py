@@ -364,6 +364,7 @@ print(sketch.fingerprint(state))
 """
 
 
+@pytest.mark.optimized
 def test_another_process_replays_the_same_bits():
     """From the k-vectors and a seed alone, as many threads stated."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NPROC": "2"}
