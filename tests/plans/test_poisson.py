@@ -244,6 +244,7 @@ def test_runs_and_what_the_capacity_does_to_them():
     assert stopped.guarantees[0].epsilon == made().guarantee.after(5).epsilon
 
 
+@pytest.mark.optimized
 def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
     options = {"seeds": [0, 1], "eval_every": 5, "checkpoint_seconds": 0, "stop_at": 10}
     straight = run(made(), make_problem(4), **options)
