@@ -118,8 +118,9 @@ class Config:
 
 PRESETS = {
     "tiny": Config(
-        dataset="digits", model="mlp", records=480, sample=60, trained=("adam", "dome"), k=(8,),
-        epsilon=(8.0,), places=2, batch_size=24, epochs=1, seeds=(0,),
+        dataset="digits", model="mlp", records=480, sample=60,
+        trained=("non_private", "adam", "dome"), k=(8,), epsilon=(8.0,), places=2, batch_size=24,
+        epochs=1, seeds=(0,),
     ),
     "cpu": Config(),
     "cpu_a9a": Config(
@@ -390,7 +391,8 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
     sheet, (left, right) = plots.figure(1, 2)
     sketched = frame["trained"].isin(list(CENTRES))
-    k, epsilon = frame["k"].astype(int).astype(str), frame["budget_epsilon"].map("{:g}".format)
+    k = frame["k"].astype(int).astype(str)
+    epsilon = frame["budget_epsilon"].astype(float).map("{:g}".format)
     words = ", k = " + k + (", epsilon " + epsilon if len(config.epsilon) > 1 else "")
     frame = frame.assign(run=frame["title"] + words.where(sketched, ""))
     plots.lines(

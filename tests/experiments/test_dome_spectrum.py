@@ -101,16 +101,25 @@ def test_bad_options_are_refused(script):
         script.Config(sample=0)
 
 
-def test_stored_records_say_what_the_page_says():
+def test_stored_records_say_what_the_page_says(script):
     folder = PATH.parents[1] / "docs" / "records" / "dome_spectrum"
     frame = records.read(sorted(folder.glob("*.jsonl")))
-    frames = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")]
-    held = frames.groupby(["dataset", "columns"])[["held", "random", "hindsight"]].mean()
-    over = held["held"] / held["random"]
-    # Three times a random frame on a9a, hardly more than one on the network; known, all.
-    assert (
-        over[("a9a", 16)] > 2.5 and (over["mnist"] < 2).all() and (held["hindsight"] > 0.99).all()
-    )
-    assert over[("a9a", 4)] == pytest.approx(1, abs=0.1)
+    frames = frame[(frame["kind"] == "frames") & frame["trained"].isin(list(script.CENTRES))]
+    keys = ["dataset", "trained", "columns", "budget_epsilon"]
+    held = frames.groupby(keys)[["held", "findable", "random", "hindsight"]].mean()
+    assert (held["hindsight"] > 0.99).all()
+    # Without a centre no frame holds more than could be found; with one, of its own making, some.
+    plain = held.xs("uncentred", level="trained")
+    assert (plain["held"] < plain["findable"]).all()
+    for dataset, k, epsilon in (("a9a", 16, 1.0), ("digits", 64, 400.0)):
+        row = held.loc[(dataset, "dome", k, epsilon)]
+        assert row["held"] > 1.5 * row["findable"]
+    # On the network hardly anything could be found, with noise and without.
+    network = held.loc[("mnist", "dome", 64)]
+    assert (network["findable"] < 0.02).all() and (network["held"] < network["findable"]).all()
+    assert (network["held"] > network["random"]).all()
+    # All columns are probes: what a random frame holds.
+    few = held.xs(("a9a", 4), level=("dataset", "columns"))
+    assert (few["held"] / few["random"]).between(0.9, 1.1).all()
     run = frame[(frame["kind"] == "run") & (frame["trained"] != "non_private")]
     assert (run["noise"] / run["expected"]).between(0.94, 1.06).all()

@@ -22,7 +22,7 @@ KINDS = sorted(path.name for path in STORED.iterdir()) + [
     "whisper_variance/variances.jsonl",
 ]
 DRAWN = {
-    "dome_spectrum": ("directions", "share"),
+    "dome_spectrum": ("budget_epsilon", "share"),
     "mafalda_housing": ("epsilon", "test_loss"),
     "pndp_accounting": ("distance", "mean"),
     "spacetime_tradeoff": ("rounds", "test_loss"),
