@@ -1,6 +1,7 @@
 """What the serverless experiment says of frames and bytes, by hand."""
 
 import numpy as np
+import pandas
 import pytest
 
 from tests.support import load_script
@@ -16,6 +17,13 @@ def test_frames_stay_one_by_exact_sums_and_part_by_gossip(script):
     exact, near = (script.drifted(config, "ring", steps) for steps in (0, 8))
     assert abs(exact["apart"]) < 1e-5 < 0.02 < near["apart"]
     assert exact["error"] < near["error"]
+
+
+def test_what_float32_cannot_tell_is_printed_as_nothing(script):
+    rows = {"graph": ["ring"] * 2, "gossip_steps": [0, 8], "error": [0.43, 0.58]}
+    rows |= {"apart_first": [-1.1e-7, 3e-7], "apart": [-9e-8, 0.134], "other": [1, 2]}
+    found = script.shares(pandas.DataFrame(rows))
+    assert found["apart_first"].tolist() == [0, 0] and found["apart_last"].tolist() == [0, 0.134]
 
 
 def test_bytes_are_those_of_links_and_of_the_tree(script):
