@@ -1,6 +1,7 @@
 """The one place for input checks: each failure names the argument, its value and the remedy."""
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,8 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits.
         text = f"{type(value).__name__} of too many digits"
+    # Addresses of functions tell a reader nothing, and differ in every process.
+    text = re.sub(r"(<function \S+) at 0x[0-9a-fA-F]+>", r"\1>", text)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 

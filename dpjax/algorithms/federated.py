@@ -1,7 +1,7 @@
 """Training at a server: agents send clipped gradients, and the server steps by their sum."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -246,7 +246,7 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
         options: Of `dpjax.algorithms.sketches.Learned`.
 
     Raises:
-        ValueError: For options out of range.
+        ValueError: For options out of range, or of something else than the sketch.
 
     Reference:
         Nicolas et al., Algorithm 1, with beta_1 = .9 for the mean.
@@ -256,6 +256,14 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
         >>> dome(16).sketch.k, dome(16).centre
         (16, 0.9)
     """
+    known = [field.name for field in fields(sketches.Learned)][1:]
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(
+                f"{name} is {_validate.shown(value)}, and no option of DOME's sketch; give "
+                f"{', '.join(known)}, or what Federated takes beside it: Federated(aggregate, "
+                f"sketches.Learned({_validate.shown(k)}), centre=0.9, ...)"
+            )
     return Federated(aggregate, sketches.Learned(k, **options), centre=0.9)
 
 

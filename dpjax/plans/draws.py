@@ -125,7 +125,7 @@ def _check_single(sampler: Sampler, counts: Int[np.ndarray, " n"]) -> None:
         raise ValueError(
             f"sampler is {_validate.shown(sampler)}, whose batches have {width} places, with noise "
             "that rounds one clipped gradient an agent; give batches of one record "
-            "(samplers.Clients, Random(1)), or protect agents"
+            "(Clients(..., batch=1), Random(1)), or protect whole clients or agents"
         )
 
 

@@ -161,9 +161,10 @@ class Discrete:
             )
         if target.divisor != 1:
             raise ValueError(
-                f"sampler divides by {target.divisor:g} with noise {self.label!r}, which rounds "
-                "one clipped gradient an agent: give batches of one record (samplers.Clients, "
-                "Random(1), Cyclic(epochs, separation, 1)), or protect agents"
+                f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
+                "which rounds one clipped gradient an agent: give batches of one record "
+                "(Clients(..., batch=1), Random(1), Cyclic(epochs, separation, 1)), or protect "
+                "whole clients or agents, whose records are clipped as one"
             )
 
     def _on_grid(self, target: Target, variance: int) -> "Lattice":

@@ -152,10 +152,13 @@ def _check_accountant(accountant: str, row: Any, part: str) -> None:
     kinds = {"pure": row.pure, "zcdp": row.concentrated}
     if kinds.get(accountant, not any(kinds.values())):
         return
-    raise ValueError(
-        f"accountant is {accountant!r} with noise {part}: Laplace noise is accounted by 'pure', "
-        "without a delta, discrete noise by 'zcdp', and all real Gaussian noise by 'gdp' or 'rdp'"
-    )
+    if row.pure:
+        wanted = "Budget(epsilon, accountant='pure'): its noise is Laplace's, without a delta"
+    elif row.concentrated:
+        wanted = "Budget(epsilon, delta, accountant='zcdp'): its noise is whole numbers"
+    else:
+        wanted = "Budget(epsilon, delta), of accountant 'gdp' or 'rdp': its noise is real Gaussian"
+    raise ValueError(f"accountant is {accountant!r} with noise {part}; give {wanted}")
 
 
 def _check_whole(config: Any) -> None:

@@ -326,6 +326,15 @@ class Clients(_Plain):
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse places with more records than their clients have."""
+        held, most = self.clients * self.examples, int(np.argmax(counts))
+        if counts[most] > held:
+            place = f"agent {most}" if agents is None else str(agents[most])
+            needed = -(-int(counts[most]) // self.examples)
+            raise ValueError(
+                f"clients is {self.clients} with examples {self.examples}, {held} records a place, "
+                f"but {place} has {counts[most]}; give clients={needed}, more examples, or fewer "
+                "records"
+            )
         self._dealt.check(counts, agents)
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:

@@ -344,6 +344,9 @@ def test_what_does_not_fit_is_refused_before_any_work():
         Federated(Trusted(), None, 1.0)
     with pytest.raises(ValueError, match="no multiple of rows"):
         sketches.Count(5, rows=2)
+    for option in ({"foo": 1}, {"local_steps": 3}):
+        with pytest.raises(ValueError, match="is [13], and no option of DOME.s sketch; give forg"):
+            dome(4, **option)
     with pytest.raises(ValueError, match="probes is 9"):
         sketches.Learned(4, probes=9)
     with pytest.raises(ValueError, match="share is 0"):

@@ -82,6 +82,9 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     assert (guarantee.mu, guarantee.accountant) == (None, "zcdp")
     assert guarantee.unit == relation.rpartition("_")[2]
     assert "concentrated DP" in guarantee.statement()
+    assert guarantee.participation == (times, T // times)
+    with pytest.raises(ValueError, match="participation is None, the config runs"):
+        dataclasses.replace(one, guarantee=dataclasses.replace(guarantee, participation=None))
     assert "sum of the agents' messages" in guarantee.statement()
     assert CLIP < code.sensitivity <= 1.01 * CLIP and code.bits <= 24
 
@@ -241,8 +244,8 @@ def test_a_plan_of_other_numbers_is_refused():
         ({"aggregate": Trusted(2)}, "give dropouts=2"),
         ({"part": Discrete(SIZE, 3, 3)}, "none is left"),
         ({"method": DSGD()}, "which noise Discrete does not join"),
-        ({"budget": Budget(2.0, DELTA)}, "discrete noise by 'zcdp'"),
-        ({"part": Aggregate(), "budget": ZCDP}, "discrete noise by 'zcdp'"),
+        ({"budget": Budget(2.0, DELTA)}, r"'gdp' with noise Discrete; give Budget\(.*'zcdp'\)"),
+        ({"part": Aggregate(), "budget": ZCDP}, "Aggregate; give .* 'gdp' or 'rdp'"),
         ({"part": Aggregate(), "aggregate": Masked()}, "adds up whole numbers"),
         ({"aggregate": Masked(1)}, "give dropouts=1"),
         ({"aggregate": Masked(degree=8)}, "degree is 8"),

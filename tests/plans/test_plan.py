@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import optax
 import pytest
 from scipy.stats import norm
 
@@ -11,6 +12,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, strategies, targets
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
+from dpjax.plans.rules import UpdateRule
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, with_factor
 
@@ -175,6 +177,8 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"sampler": "random"}, "sampler is 'random'; give plans.samplers.Random"),
         ({"optimizer": 0.1}, "optimizer is 0.1; give plans.optimizers.Sgd"),
         ({"optimizer": Sgd}, "optimizer is <class"),
+        ({"optimizer": optax.adam(0.1)}, "init_fn>, update=<function .*update_fn>.*of what makes"),
+        ({"optimizer": UpdateRule("adam")}, r"UpdateRule\(\.\.\.\).chain\(step_size\)"),
         ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise"),
         ({"noise": None}, "budget is Budget"),
         ({"budget": None}, "noise is Whisper"),
