@@ -178,7 +178,7 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"optimizer": 0.1}, "optimizer is 0.1; give plans.optimizers.Sgd"),
         ({"optimizer": Sgd}, "optimizer is <class"),
         ({"optimizer": optax.adam(0.1)}, "init_fn>, update=<function .*update_fn>.*of what makes"),
-        ({"optimizer": UpdateRule("adam")}, r"UpdateRule\(\.\.\.\).chain\(step_size\)"),
+        ({"optimizer": UpdateRule("adam")}, "or UpdateRule(...).chain(step_size)"),
         ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise"),
         ({"noise": None}, "budget is Budget"),
         ({"budget": None}, "noise is Whisper"),
