@@ -204,4 +204,7 @@ def test_the_federated_example_trains_and_follows(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "per client" in out and "DOME" in out
     # Four sums of 40 numbers, each with who was there, and one hash.
-    assert f"follows 4 rounds from {4 * (40 * 4 + 4) + 32:,} bytes; a model has 2,600" in out
+    assert f"all 4 rounds receives {4 * (40 * 4 + 4) + 32:,} bytes" in out
+    # Model, centre and frame; the model's ten times 64 weights and an offset.
+    assert f"({4 * (650 * 40 + 2 * 650):,} bytes); the model alone has 2,600" in out
+    assert re.findall("([0-9,]+) bytes a client sends a turn", out) == ["160", "2,600"]
