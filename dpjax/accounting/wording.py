@@ -58,7 +58,7 @@ _ACCOUNTANT_TEXT = {
         "with batches drawn anew in every round and kept secret, each record apart from all "
         "others, accounted numerically from above (privacy loss distributions)"
     ),
-    "zcdp": "accounted by concentrated DP",
+    "zcdp": "accounted by concentrated DP (zCDP)",
     "pure": "accounted by adding up epsilons",
 }
 
@@ -79,6 +79,8 @@ def statement(of: "Guarantee") -> str:
     )
     if of.mu is not None:
         text += f", mu = {up(of.mu)}"
+    if (rho := getattr(of.other_loss, "rho", None)) is not None:
+        text += f", rho = {up(rho)}"
     if of.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(of.exact_epsilon)}"
     if of.accountant == "pure":
@@ -175,7 +177,7 @@ def _sum_text(of: "Guarantee") -> str:
         return ""
     return (
         f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at most "
-        f"{of.colluders:,} show it theirs"
+        f"{of.colluders:,} show it their messages and noise"
     )
 
 
@@ -206,7 +208,8 @@ def _participation_text(of: "Guarantee") -> str:
         return ""
     epochs, separation = dealt
     who = "client" if of.unit == "client" else "record"
-    return f", of which every {who} takes part in at most {epochs:,}, {separation:,} apart,"
+    far = f", {separation:,} apart" if epochs > 1 else ""
+    return f", of which every {who} takes part in at most {epochs:,}{far},"
 
 
 def _dealt(of: "Guarantee") -> tuple[int, int] | None:

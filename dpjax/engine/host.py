@@ -288,6 +288,6 @@ def _left(round: int, storage: Storage) -> str:
             "its own, and checkpoint=FOLDER to go on from"
         )
     return (
-        f"{told}: the same call goes on from the checkpoint {storage.store.folder}, and sends the "
-        "very same message again"
+        f"{told}: the same call goes on from the checkpoint {storage.store.folder}, and gives the "
+        "transport the very same message"
     )

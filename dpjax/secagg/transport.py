@@ -156,9 +156,10 @@ class SecureSums:
             self._note(round, 0, 0, (), began, abort.reason)
             if self.skip:
                 return self._nothing()
+            way = f"spent=({round},)" if self._journal is None else "the same journal"
             abort.add_note(
-                f"its masked vectors may have gone out, and its sum been opened: give "
-                f"spent=({round},) to go on without it"
+                "its masked vectors may have gone out, and its sum been opened: it is not asked "
+                f"for again. A run with a checkpoint goes on without it, by a new SecureSums of {way}"
             )
             raise
         total = carried.total

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax import _rounding
-from dpjax.accounting import budget, gdp, stopping
+from dpjax.accounting import budget, gdp, losses, stopping
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.wording import ATTACKERS
 
@@ -287,6 +287,22 @@ def test_participations_compose():
         cyclic().followed_by(cyclic(participation=None), planned=True)
 
 
+def test_concentrated_losses_say_rho_and_who_comes_how_often():
+    def stated(times, apart):
+        loss = losses.Concentrated(0.5, 40, True, (times, apart))
+        return Guarantee(
+            epsilon=loss.epsilon(1e-5), delta=1e-5, mu=None, other_loss=loss, accountant="zcdp",
+            relation="zero_out_client", attacker="aggregator", rounds=40, clip_norm=1.0,
+            release=False,
+        ).statement()  # fmt: skip
+
+    text = stated(4, 10)
+    assert "40 rounds, of which every client takes part in at most 4, 10 apart, against" in text
+    assert "(zCDP), rho = 0.5. " in text
+    # Once is no number of rounds apart.
+    assert "takes part in at most 1, against" in stated(1, 40)
+
+
 def test_finite_precision_costs_epsilon_and_a_part_of_delta():
     exact = make(release=True)
     record = exact.with_finite_precision(1e-3, 1e-8)
@@ -476,6 +492,6 @@ def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
     with pytest.raises(ValueError, match="dropouts is 3 with attacker 'node'"):
         Guarantee(**given | {"attacker": "node"}, dropouts=3)
     outside = Guarantee(**given | {"attacker": "outsider"}, colluders=2)
-    assert "at most 2 show it theirs" in outside.statement()
+    assert "at most 2 show it their messages and noise" in outside.statement()
     with pytest.raises(ValueError, match="colluders is -1"):
         Guarantee(**given, colluders=-1)
