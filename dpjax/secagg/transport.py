@@ -159,7 +159,7 @@ class SecureSums:
             way = f"spent=({round},)" if self._journal is None else "the same journal"
             abort.add_note(
                 "its masked vectors may have gone out, and its sum been opened: it is not asked "
-                f"for again. A run with a checkpoint goes on without it, by a new SecureSums of {way}"
+                f"for again. A run with a checkpoint goes on without it, by SecureSums of {way}"
             )
             raise
         total = carried.total
