@@ -82,9 +82,6 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     assert (guarantee.mu, guarantee.accountant) == (None, "zcdp")
     assert guarantee.unit == relation.rpartition("_")[2]
     assert "concentrated DP" in guarantee.statement()
-    assert guarantee.participation == (times, T // times)
-    with pytest.raises(ValueError, match="participation is None, the config runs"):
-        dataclasses.replace(one, guarantee=dataclasses.replace(guarantee, participation=None))
     assert "sum of the agents' messages" in guarantee.statement()
     assert CLIP < code.sensitivity <= 1.01 * CLIP and code.bits <= 24
 
