@@ -2,6 +2,7 @@
 
 import importlib.util
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_dpsgd, bench_precision, bench_secagg, bench_sketch, bench_tracking
+from dpjax.results import records
 
 
 def summed(way: str, size: int) -> list[np.ndarray]:
@@ -130,6 +132,21 @@ def test_training_tells_what_frames_hold_by_seeds(monkeypatch: pytest.MonkeyPatc
     assert held.shape == scores.shape == (2,) and (0 <= scores).all() and (scores <= 1).all()
     # All columns are probes: a random frame's share, 8 of 2,410, over six rounds.
     assert (0.2 * 8 / 2410 < held).all() and (held < 3 * 8 / 2410).all()
+
+
+def test_the_page_says_what_was_recorded_of_probes_in_training() -> None:
+    stored = Path(__file__).parents[1] / "benchmarks" / "records"
+    names = ("sketch_training.jsonl", "sketch_training_digits.jsonl")
+    frame = records.read([stored / name for name in names])
+    frame = frame[(frame["forgetting"] == 0.95) & (frame["times"] == 1)]
+    better = []
+    for (_, _, k), rows in frame.groupby(["dataset", "centre", "k"]):
+        accuracy = rows.pivot(index="seed", columns="probes", values="test_accuracy")
+        gain = accuracy[k // 2] - accuracy[4]
+        assert len(gain) == 5 and gain.mean() > 0
+        # Student's t with four degrees of freedom, at 95 %.
+        better.append(gain.mean() > 2.776 * gain.std() / np.sqrt(5))
+    assert len(better) == 6 and sum(better) == 2
 
 
 def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
