@@ -90,7 +90,7 @@ class Config:
     separation: int = 40
     clip_norm: float = 0.5
     steps: tuple[float, ...] = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
-    moment_steps: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+    moment_steps: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
     floor: float = 1e-4
     seeds: tuple[int, ...] = tuple(range(5))
     tuning_seeds: tuple[int, ...] = (100, 101)

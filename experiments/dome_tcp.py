@@ -74,9 +74,9 @@ class Config:
     epsilon: float = 8.0
     delta: float = 1e-5
     clip_norm: float = 1.0
-    steps: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-    floor: float = 1e-8
-    seeds: tuple[int, ...] = tuple(range(5))
+    steps: tuple[float, ...] = (0.6, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+    floor: float = 1e-3
+    seeds: tuple[int, ...] = tuple(range(3))
     tuning_seeds: tuple[int, ...] = (100, 101, 102)
     validation: float = 0.2
     measurements: int = 15
