@@ -179,7 +179,7 @@ _DIGITS = Config(
     dataset="digits", hidden=32, relation="zero_out_record", epsilon=(1.0, 4.0, 16.0), rounds=100,
     batch_size=0, clip_norms=(0.3, 1.0), floors=(1e-4, 1e-2), sketches=(32, 96),
     tuning_seeds=(100,),
-    paths=tuple(8.0 * 0.65**power for power in range(16)),
+    paths=tuple(8.0 * 0.65**power for power in range(-5, 15)),
 )  # fmt: skip
 
 PRESETS = {
