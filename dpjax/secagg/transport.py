@@ -173,13 +173,23 @@ class SecureSums:
     def missing(self) -> tuple[tuple[int, ...], ...]:
         """Who was missing from the sum of every round so far, late clients among them.
 
-        All where it was aborted: `dpjax.algorithms.exchange.Masked` and `Trusted` take these.
+        All where it was aborted or spent: `dpjax.algorithms.exchange.Masked` and `Trusted` take
+        these, by round.
+
+        Raises:
+            ValueError: For rounds of another process, which alone knew who was there.
         """
+        present = {at: () for at in self._spent} | {
+            one.round: one.survivors for one in self.crossed
+        }
+        rounds = range(max((*present, *self._before), default=-1) + 1)
+        if unknown := [at for at in rounds if at not in present]:
+            raise ValueError(
+                f"round {unknown[0]} crossed in another process, which knew who was missing; ask "
+                "that one, or begin with its rounds"
+            )
         every = range(self.terms.clients)
-        return tuple(
-            tuple(agent for agent in every if agent not in set(each.survivors))
-            for each in self.crossed
-        )
+        return tuple(tuple(sorted(set(every) - set(present[at]))) for at in rounds)
 
     def _carried(self, rows: np.ndarray, round: int) -> local.Carried:
         leaves = {} if self.leaves is None else dict(self.leaves(round))

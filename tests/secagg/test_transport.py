@@ -89,6 +89,9 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     left = transport.SecureSums(TERMS, too_many, over="memory", spent=(4,))
     went_on = models(one, transport=left, checkpoint=tmp_path)
     assert [each.round for each in left.crossed] == list(range(5, T))
+    # Who was there in rounds before is not told as who was there in these.
+    with pytest.raises(ValueError, match="round 0 crossed in another process"):
+        left.missing()
     # As where the run was told beforehand to go on without such a round, and in jit.
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     np.testing.assert_array_equal(models(one, transport=skipped), went_on)
@@ -109,6 +112,8 @@ def test_no_message_is_summed_twice_though_the_process_is_another(tmp_path):
     (again, present), second = asked(gone, journal=tmp_path / "rounds.jsonl")
     np.testing.assert_array_equal(again, first)
     assert present == everybody == N and not second.crossed
+    with pytest.raises(ValueError, match="round 0 crossed in another process"):
+        second.missing()
     (other, fewer), twin = asked(gone)
     assert len(twin.crossed) == 1 and fewer == N - 1
     np.testing.assert_array_equal((first - other) & (2**TERMS.bits - 1), rows[0])
