@@ -107,9 +107,9 @@ class SecureSums:
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
         self._journal = None if journal is None else Journal(journal, terms.digest())
-        self._asked = {_validate.integer("spent", each, least=0) for each in spent}
         self._before = {} if self._journal is None else dict(self._journal.known)
-        self._spent = self._asked | {at for at, one in self._before.items() if one.values is None}
+        self._spent = {_validate.integer("spent", each, least=0) for each in spent}
+        self._spent |= {at for at, one in self._before.items() if one.values is None}
         self._asked = set(self._spent)
 
     @property
@@ -130,7 +130,7 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
-        told = digest(rows)
+        told = "" if self._journal is None else digest(rows)
         if round in self._before and self._before[round].message != told:
             raise ValueError(
                 f"journal holds another message of round {round}; give the file of this very run, "
