@@ -164,6 +164,13 @@ def check_transport(
             f"is for sums of {least} or more; give one that aborts earlier, or a plan with "
             f"dropouts={plans[0].agents - opened}"
         )
+    most, defended = plans[0].guarantee.colluders, getattr(transport, "colluders", None)
+    if defended is not None and defended < most:
+        raise ValueError(
+            f"transport has terms for {defended} colluders, and the plan's noise is for {most}: "
+            "the server could open single messages with the others' help; give "
+            f"transport.terms_of(plan.noise.code, colluders={most}, dropouts=...)"
+        )
 
 
 def fewest(plan: Plan) -> int:

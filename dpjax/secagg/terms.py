@@ -108,6 +108,11 @@ class Terms:
         return max(2, self.clients - graph.share(self.clients, "dropout", self.dropout))
 
     @property
+    def colluders(self) -> int:
+        """The most clients whose knowledge the server may have."""
+        return graph.share(self.clients, "corrupt", self.corrupt)
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """Stages of an aggregation, each of which a client may be the first to miss."""
         confirm = ("confirm",) if self.adversary == "semi_malicious" else ()
@@ -125,14 +130,13 @@ class Terms:
         Raises:
             ValueError: Where too few enrolled for any graph.
         """
-        corrupt = graph.share(self.clients, "corrupt", self.corrupt)
         spare = max(0, enrolled - self.minimum)
         if not max(3, self.minimum) <= enrolled <= self.clients:
             raise ValueError(
                 f"enrolled is {enrolled}; from {max(3, self.minimum)} to {self.clients} clients "
                 "add up vectors under these terms"
             )
-        return graph.of_counts(enrolled, corrupt, spare, self.adversary)
+        return graph.of_counts(enrolled, self.colluders, spare, self.adversary)
 
     def digest(self) -> bytes:
         """Return 32 bytes that name these terms: who holds other terms is turned away."""

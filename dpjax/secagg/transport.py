@@ -1,6 +1,6 @@
 """Secure sums as the transport of a run: every round's whole numbers cross the protocol.
 
-    terms = terms_of(plan.noise.code, dropouts=2)
+    terms = terms_of(plan.noise.code, dropouts=2, colluders=1)
     run(plan, problem, seeds=[0], transport=SecureSums(terms))
 
 A round's message is whole numbers of 32 bits [n, K], a row a client, as a method over a server
@@ -64,7 +64,8 @@ class SecureSums:
     Args:
         terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
             vectors of its messages' length, as many bits as the code's sums have or more, up to 32,
-            ``bound=None``, and no more dropouts than the plan's noise makes up for.
+            ``bound=None``, no more dropouts than the plan's noise makes up for, and no fewer
+            colluders: `dpjax.engine.run.run` refuses other terms.
         leaves: ``leaves(round)`` says in which stage clients leave, by agent, as the terms'
             ``stages`` names them; public, fixed beforehand; None is nobody.
         over: "tcp" on this machine, or "memory".
@@ -116,6 +117,11 @@ class SecureSums:
     def least(self) -> int:
         """Agents in a sum that is opened, at least."""
         return self.terms.minimum
+
+    @property
+    def colluders(self) -> int:
+        """Clients whose knowledge the server may have, at most."""
+        return self.terms.colluders
 
     def __call__(self, message: Any, round: int) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
         """Return the sum of a round's messages, and how many it is of.
@@ -228,7 +234,7 @@ class SecureSums:
 def _check_parts(terms: Any, leaves: Any, spent: Any, limits: Any) -> None:
     """Refuse what is no part of a transport."""
     wrong = {
-        "terms": (terms, isinstance(terms, Terms), "terms_of(plan.noise.code)"),
+        "terms": (terms, isinstance(terms, Terms), "terms_of(plan.noise.code, colluders=...)"),
         "leaves": (leaves, leaves is None or callable(leaves), "a function of the round"),
         "spent": (spent, isinstance(spent, Sequence), "rounds, as in (4,)"),
         "limits": (limits, isinstance(limits, tcp.Limits | None), "tcp.Limits()"),
@@ -241,16 +247,17 @@ def _check_parts(terms: Any, leaves: Any, spent: Any, limits: Any) -> None:
 def terms_of(
     code: SumCode,
     *,
+    colluders: int,
     dropouts: int = 0,
-    colluders: int = 0,
     adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
 ) -> Terms:
     """Return the terms of sums of a code, modulo as many bits as they take.
 
     Args:
         code: What all agree on; of a plan, ``plan.noise.code``.
-        dropouts: Clients that may be missing, as the plan's noise has it.
-        colluders: Clients whose knowledge the server may have.
+        colluders: Clients whose knowledge the server may have, at least as many as the plan's noise
+            is for; no default, since with fewer a single client's message may be opened.
+        dropouts: Clients that may be missing, at most as many as the plan's noise is for.
         adversary: As of `Terms`.
 
     Raises:
@@ -259,9 +266,9 @@ def terms_of(
     Example:
         >>> from dpjax.secagg import fixed, transport
         >>> code = fixed.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
-        >>> terms = transport.terms_of(code, dropouts=2)
-        >>> terms.length, terms.bits == code.bits, terms.minimum
-        (128, True, 48)
+        >>> terms = transport.terms_of(code, dropouts=2, colluders=1)
+        >>> terms.length, terms.bits == code.bits, terms.minimum, terms.colluders
+        (128, True, 48, 1)
     """
     counts = {"dropout": dropouts, "corrupt": colluders}
     # Half a client more: fractions of whole numbers are rounded down, and floats are not exact.

@@ -1,6 +1,7 @@
 """A training run whose every round crosses the protocol, with clients that leave at all stages."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ def made(missing=()):
 
 
 ONE = made(transport.absent(LEAVES, T))
-TERMS = transport.terms_of(ONE.noise.code, dropouts=2, colluders=0)
+TERMS = transport.terms_of(ONE.noise.code, dropouts=2, colluders=1)
 
 
 def models(one, **options):
@@ -156,7 +157,8 @@ def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
 
 
 def test_sums_of_fewer_than_the_noise_is_for_are_refused():
-    fewer = transport.SecureSums(transport.terms_of(ONE.noise.code, dropouts=3), over="memory")
+    terms = transport.terms_of(ONE.noise.code, dropouts=3, colluders=1)
+    fewer = transport.SecureSums(terms, over="memory")
     with pytest.raises(ValueError, match="sums of 3 of 6 agents.* is for sums of 4 or more"):
         models(ONE, transport=fewer)
     assert not fewer.crossed
@@ -165,13 +167,40 @@ def test_sums_of_fewer_than_the_noise_is_for_are_refused():
         models(ONE, transport=lambda message, round: (message[0], np.float32(3)))
 
 
+def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
+    """With the knowledge of more clients than the graph is for, the server opens single vectors."""
+    terms = transport.terms_of(ONE.noise.code, dropouts=2, colluders=0)
+    sums = transport.SecureSums(terms, over="memory")
+    with pytest.raises(ValueError, match="terms for 0 colluders.* noise is for 1.*colluders=1"):
+        models(ONE, transport=sums)
+    assert not sums.crossed
+    with pytest.raises(TypeError, match="colluders"):
+        transport.terms_of(ONE.noise.code, dropouts=2)
+
+
+def test_terms_of_a_plan_with_many_colluders_keep_every_vector_of_a_client_closed():
+    """Sixty clients, twenty of whom collude: by the counts of all rings, not by `graph`'s bounds."""
+    code = dataclasses.replace(ONE.noise.code, clients=60)
+
+    def exposed(colluders):
+        """Clients with t or more of twenty colluders among their k neighbours, on average."""
+        k, t = transport.terms_of(code, dropouts=2, colluders=colluders).graph(60)[:2]
+        near = sum(math.comb(20, x) * math.comb(39, k - x) for x in range(t, k + 1))
+        return 40 * near / math.comb(59, k)
+
+    assert exposed(20) < 2**-40
+    assert exposed(0) > 1  # The broken copy: terms that assume nobody, as they did by default.
+
+
 def test_terms_are_those_of_the_noise():
     assert (TERMS.clients, TERMS.length, TERMS.bits) == (N, 8, ONE.noise.code.bits)
     assert TERMS.minimum == N - PART.dropouts and TERMS.bound is None
     for clients in (7, 49):
         code = dataclasses.replace(ONE.noise.code, clients=clients)
         for dropouts in range(3):
-            assert transport.terms_of(code, dropouts=dropouts).minimum == clients - dropouts
+            assert transport.terms_of(code, dropouts=dropouts, colluders=1).minimum == (
+                clients - dropouts
+            )
 
 
 @pytest.mark.parametrize(
