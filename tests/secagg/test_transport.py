@@ -179,7 +179,7 @@ def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
 
 
 def test_terms_of_a_plan_with_many_colluders_keep_every_vector_of_a_client_closed():
-    """Sixty clients, twenty of whom collude: by the counts of all rings, not by `graph`'s bounds."""
+    """Sixty clients, twenty of whom collude, counted here over all rings."""
     code = dataclasses.replace(ONE.noise.code, clients=60)
 
     def exposed(colluders):
