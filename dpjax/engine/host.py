@@ -7,7 +7,6 @@ linear model has the bits of the scan; layers of a network may be fused otherwis
 differ in the last bit, which no guarantee depends on.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -116,7 +115,7 @@ class Loop:
         taken = {}
         if at.done + 1 in marks:
             length = at.done + 1 - max([0, *marks[marks <= at.done]])
-            taken = jax.device_get(_measured(job.statics, job.data, at.state, sums, length))
+            taken = jax.device_get(_measured(job.statics, length, job.data, at.state, sums))
             at.sums = jax.tree.map(jnp.zeros_like, sums)
         at.measured(self.course, 1, taken)
 
@@ -158,7 +157,7 @@ class Loop:
         return [
             outgoing,
             _incoming.trace(job.statics, *given, sent, received),
-            *(_measured.trace(job.statics, job.data, state, sums, each) for each in lengths),
+            *(_measured.trace(job.statics, each, job.data, state, sums) for each in lengths),
         ]
 
     def sums(self, state: State) -> dict[str, Any]:
@@ -208,7 +207,7 @@ def _merged(of_counter: Any, of_other: Any, counters: Any, secret: Any) -> Any:
     )
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     """What goes out of a round, and the sums of metrics with the round's."""
     *inputs, sums = given
@@ -222,7 +221,7 @@ def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[0, 0], sent), jax.tree.map(jnp.add, sums, reported)
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def _incoming(statics: parts.Statics, *given: Any) -> State:
     """The state after what was received, stacked again."""
     *inputs, sent, received = given
@@ -237,8 +236,8 @@ def _incoming(statics: parts.Statics, *given: Any) -> State:
     return State(new.models, new.memory, secret, new.round[0, 0])
 
 
-@functools.partial(jax.jit, static_argnames=("statics", "length"))
-def _measured(statics: parts.Statics, data: Any, state: State, sums: Any, length: int) -> Any:
+@parts.compiled(static=2)
+def _measured(statics: parts.Statics, length: int, data: Any, state: State, sums: Any) -> Any:
     """Metrics after a block of so many rounds, [1, S, V]."""
     taken = metrics.measured(statics, data, state, sums, length)
     return jax.tree.map(lambda leaf: leaf[None], taken)

@@ -54,7 +54,7 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
     return [*known, *sorted(set(found) - set(known))]
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
     """What a round reports; only traced, once for all runs of a kind."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)

@@ -7,7 +7,6 @@ seed. What is static, and how a round's parts are joined, stands in `parts`; who
 state is, in `slots`; what is measured, in `metrics`.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -24,12 +23,12 @@ from dpjax.protocols import Coded, Seen, State
 __all__: list[str] = []
 
 
-_TRACES: list[Statics] = []
+_TRACES = [0]
 
 
 def traces() -> int:
     """How often `advance` has been traced in this process."""
-    return len(_TRACES)
+    return _TRACES[0]
 
 
 def _template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
@@ -38,7 +37,7 @@ def _template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> 
     return jax.eval_shape(lambda p, k: parts.algorithm(statics, one, k).init(p, k), models, key)
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def initial(
     statics: Statics,
     arrays: Any,
@@ -73,15 +72,15 @@ def initial(
     return jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys)
 
 
-@functools.partial(jax.jit, static_argnames=("statics", "own"))
-def left(statics: Statics, state: State, own: bool) -> Any:
+@parts.compiled(static=2)
+def left(statics: Statics, own: bool, state: State) -> Any:
     """Models that a run leaves, leaves [S, V, ...].
 
     Args:
         statics: What is static.
-        state: Stacked as from `initial`.
         own: False for what may be published, functions of messages alone; True for the models
             that are measured, which are the agents' own.
+        state: Stacked as from `initial`.
     """
     if own:
         return metrics.models_of(statics, state)
@@ -92,7 +91,7 @@ def left(statics: Statics, state: State, own: bool) -> Any:
     return jax.vmap(jax.vmap(one))(state.models, state.memory)
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def replay(
     statics: Statics,
     arrays: Any,
@@ -131,7 +130,7 @@ def replay(
     return state._replace(secret=jax.tree.map(merge, state.secret, secret))
 
 
-@functools.partial(jax.jit, static_argnames="statics", donate_argnames="state")
+@parts.compiled(donate_argnames="state")
 def advance(
     statics: Statics,
     arrays: Any,
@@ -156,7 +155,7 @@ def advance(
     Returns:
         The new state and the metrics, each [blocks, S, V].
     """
-    _TRACES.append(statics)
+    _TRACES[0] += 1
     over = slots.loop_over if statics.sequential else slots.vmap_over
     frozen, data = data.frozen, data._replace(frozen=None)
     shared, owned = (None, (data,)) if statics.own_data else (data, ())

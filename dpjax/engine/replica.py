@@ -11,7 +11,6 @@ Equal bits are promised on one platform, with one build and number of threads
 (`dpjax.transforms.sketch.fingerprint`); elsewhere the hash decides.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +238,7 @@ def _received(job: Job) -> Any:
     return value
 
 
-@functools.partial(jax.jit, static_argnames="statics")
+@parts.compiled()
 def _replayed(
     statics: parts.Statics,
     arrays: Any,

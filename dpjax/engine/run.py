@@ -268,7 +268,7 @@ def _result(
         rounds=course.marks[keep],
         metrics={name: value[keep] for name, value in at.taken.items()},
         guarantees=terms.states.at(at.done, private_stop=terms.private and at.decided),
-        params=jax.device_get(program.left(job.statics, at.state, own)),
+        params=jax.device_get(program.left(job.statics, own, at.state)),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,
         ended=at.done == course.total,

@@ -1,6 +1,5 @@
 """What goes on inside a run, round by round: for attacks, audits and sensitivities by replay."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -165,7 +164,7 @@ def _given(job: Job) -> tuple[Any, ...]:
     return arrays, job.data, start, job.batch_keys
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@parts.compiled(static=3)
 def _traced(
     statics: parts.Statics, read: Read, rounds: int, arrays: Any, data: parts.Data, models: Any,
     batch_keys: Any, noise_keys: Any, sent: Any,

@@ -1,15 +1,18 @@
 """Runs: reproducible, resumable, sharded, honest about what was spent."""
 
 import dataclasses
+import gc
+import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpjax.data import batches, partition
-from dpjax.engine import keys, program, scan
+from dpjax.engine import host, keys, metrics, parts, program, scan, trace
 from dpjax.engine.run import run
-from dpjax.plans import noise, plan
+from dpjax.plans import noise, plan, problem
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.support import make_config, make_problem
@@ -38,6 +41,52 @@ def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
     assert first.rounds.tolist() == [6, 12, 18, 20]
     assert first.metrics["test_loss"].shape == (4, 2, 3)
     assert first.ended and first.rounds_per_second > 0
+
+
+def lambdas(agents):
+    """A problem whose functions are new objects, and a weak reference to each."""
+    rows = np.ones((2 * agents, 3), np.float32)
+    made = problem.Problem(
+        lambda key: jnp.zeros(3), lambda params, x, y: (x @ params - y) ** 2,
+        lambda params, evaluation: {"size": jnp.mean(params**2)}, rows, rows[:, 0],
+        partition.iid(len(rows), agents, 0), (), batch_loss=lambda params, x, y: jnp.mean(params),
+    )  # fmt: skip
+    functions = (made.init, made.loss, made.metrics, made.batch_loss)
+    return made, [weakref.ref(function) for function in functions]
+
+
+def test_programs_of_earlier_problems_are_dropped(network):
+    """The caches hold 16 programs each; all others go, with the functions they were made of."""
+    plans_ = [plan.make(make_config(batch_size=1, rounds=2), network)]
+    one, dropped = lambdas(len(network))
+    run(plans_, one, seeds=[0])
+    run(plans_, one, seeds=[0], transport=host.local(plans_[0]))
+    trace.trace(plans_[0], one, seeds=[0], read=lambda passed: passed.private)
+    rooms = (host, metrics, program, trace)
+    caches = [
+        one for room in rooms for one in vars(room).values() if isinstance(one, parts.Compiled)
+    ]
+    assert len(caches) == 9
+    for cache in caches:
+        for number in range(16):  # As many other programs, none of which is compiled.
+            cache._program(number)
+    del one
+    gc.collect()
+    assert [reference() for reference in dropped] == [None] * 4
+
+
+@pytest.mark.slow
+def test_twenty_problems_leave_the_functions_of_sixteen(network):
+    one_plan = plan.make(make_config(batch_size=1, rounds=2), network)
+    references = []
+    for _ in range(20):
+        made, new = lambdas(len(network))
+        run(one_plan, made, seeds=[0])
+        references += new
+    del made
+    gc.collect()
+    # Of each problem its loss, batch_loss and metrics are in programs, and ``init`` in none.
+    assert sum(reference() is not None for reference in references) <= 3 * 16
 
 
 def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
