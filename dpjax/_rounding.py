@@ -12,8 +12,7 @@ MARGIN = 1 + 1e-15
 def up(value: float, digits: int = 6) -> str:
     """Return a loss as text, rounded up: what is printed is never below what is stated.
 
-    Six digits show a budget of 4 that is kept as 4.00001 at most; tables and figures, whose
-    columns are narrow, have four.
+    Six digits show a budget of 4 as 4; tables and figures, whose columns are narrow, have four.
 
     Args:
         value: A loss, or a noise that must not be less.

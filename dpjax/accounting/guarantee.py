@@ -42,7 +42,7 @@ class Guarantee:
         unsound: True where the paper's epsilon is below the exact one.
         participation: (epochs, separation) where every record takes part in at most ``epochs``
             rounds, ``separation`` apart within a run, by a fixed order; None where it may in all.
-        added_epsilon: What finite-precision noise adds to epsilon, which includes it, see
+        added_epsilon: What finite-precision noise costs of epsilon, which includes it, see
             `dpjax.accounting.finite`; 0 where noise is taken to be exact, as in simulations.
         added_delta: The part of delta that finite-precision noise uses.
         gradients: "any", or "view" where it holds only for gradients that do not depend on what
@@ -132,26 +132,6 @@ class Guarantee:
     def exact_epsilon(self) -> float:
         """Epsilon of the loss at this delta (a curve's), whatever the accountant states."""
         return spending.exact(self, self.loss)
-
-    def with_finite_precision(self, epsilon: float, delta: float) -> "Guarantee":
-        """The record of the same noise in finite precision: what it costs, on top.
-
-        Guarantee: if exact noise gives this record's loss, and what is sent has a distribution
-        within a factor e^(epsilon / 2) of its own under exact noise, on both sides, up to
-        probabilities whose cost in delta is ``delta``, the record returned holds. Its delta is
-        this one's; its epsilon that of a delta less ``delta``, plus ``epsilon``.
-
-        Args:
-            epsilon: `dpjax.accounting.finite.Cost.epsilon`.
-            delta: `dpjax.accounting.finite.Cost.delta`.
-
-        Returns:
-            The record, with both in ``added_epsilon`` and ``added_delta``.
-
-        Raises:
-            ValueError: For negative numbers, a delta that is used up, or a record that has a cost.
-        """
-        return spending.with_finite_precision(self, epsilon, delta)
 
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run spend, their number fixed before it began.

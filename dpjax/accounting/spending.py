@@ -36,40 +36,6 @@ def _of_mu(of: "Guarantee", mu: float) -> float:
     return exact(of, losses.Gaussian(mu))
 
 
-def with_finite_precision(of: "Guarantee", epsilon: float, delta: float) -> "Guarantee":
-    """See `Guarantee.with_finite_precision`.
-
-    Args:
-        of: The record.
-        epsilon: Added to epsilon.
-        delta: Taken from delta.
-    """
-    if of.relation is None:
-        return of
-    if of.added_epsilon or of.added_delta:
-        raise ValueError(
-            f"added_epsilon is {of.added_epsilon} already; add the cost to the record of "
-            "exact noise"
-        )
-    # Checks the two before they are used.
-    free = _open(of, added_epsilon=epsilon, added_delta=delta)
-
-    def grown(least: float, loss: losses.AnyLoss) -> float:
-        # The paper's rule stays as false as it was.
-        return max(least + epsilon, 0.0 if of.unsound else exact(free, loss))
-
-    each = of.per_agent_epsilon
-    if each is not None:
-        pairs = zip(each, _agents_mus(of), strict=True)
-        each = tuple(grown(one, losses.Gaussian(mu)) for one, mu in pairs)
-    return dataclasses.replace(
-        free,
-        epsilon=grown(of.epsilon, of.loss) if each is None else max(each),
-        per_agent_epsilon=each,
-        unsound=of.unsound,
-    )
-
-
 def part(of: "Guarantee", rounds: int, share: float) -> "Guarantee":
     """The record of the first rounds, which have spent a share of mu^2.
 
@@ -86,6 +52,8 @@ def part(of: "Guarantee", rounds: int, share: float) -> "Guarantee":
     if of.per_agent_epsilon is not None:
         mus = [value * losses.root(share) for value in _agents_mus(of)]
         each = tuple(_of_mu(of, min(one, mu)) for one in mus)
+        if not of.unsound:  # Their mus are upper bounds, up to rounding.
+            each = tuple(map(min, each, of.per_agent_epsilon))
         epsilon = max(each)
         mu = min(mu, max(mus))
     return dataclasses.replace(
@@ -253,7 +221,8 @@ def _agents_mus(of: "Guarantee") -> list[float]:
 def _mu_of(of: "Guarantee", epsilon: float) -> float:
     """An upper bound on the mu for which this record's accountant states epsilon."""
     accountant = _validate.one_of("accountant", of.accountant, budget.ACCOUNTANTS)
-    epsilon = max(0.0, epsilon - of.added_epsilon)
+    if accountant == "gdp":  # What the other rules state need not include it.
+        epsilon = max(0.0, epsilon - of.added_epsilon)
     delta = of.delta if of.curve is None else of.curve.delta
     if epsilon == 0:
         return float(gdp.mu(0.0, delta)) * (1 + 1e-9)

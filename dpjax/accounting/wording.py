@@ -92,7 +92,7 @@ def statement(of: "Guarantee") -> str:
             f"; {up(of.added_epsilon)} of epsilon and {_deltas.text(of.added_delta)} of delta are "
             "for noise of finite precision"
             if of.added_epsilon
-            else "; what noise of finite precision adds is not in it"
+            else _reserve_text(of)
         )
     if of.curve is not None:
         text += (
@@ -133,6 +133,17 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
         f"{'release' if of.release else 'simulation'}"
+    )
+
+
+def _reserve_text(of: "Guarantee") -> str:
+    """What a release's plan says of finite precision, whose cost only a run knows."""
+    left = of.epsilon - of.exact_epsilon
+    if left <= 1e-6 * of.epsilon:
+        return "; what noise of finite precision adds is not in it"
+    return (
+        f"; {left:.2g} of epsilon is for noise of finite precision, and a run that needs more is "
+        "refused"
     )
 
 

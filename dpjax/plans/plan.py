@@ -5,6 +5,7 @@ it states is computed again from the very factor that colours the noise, so part
 are refused before any training.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -363,7 +364,10 @@ def make(
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     wanted = targets.of(config, matrix, records)
-    noise = config.noise.calibrate(wanted, design=design, strategy=strategy)
+    ideal = wanted
+    if config.release:
+        ideal = dataclasses.replace(wanted, budget=wanted.budget.without_reserve())
+    noise = config.noise.calibrate(ideal, design=design, strategy=strategy)
     return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
 
 

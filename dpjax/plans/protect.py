@@ -1,5 +1,6 @@
 """What is protected, from whom, and at which budget."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -190,6 +191,8 @@ class Budget:
         accountant: How the noise follows from it: "gdp" (exact), "rdp", "paper"; "pure" adds up
             the epsilons of Laplace noise, "zcdp" the rho of discrete noise.
         allow_unsound: Run the paper's rule where it is false; its guarantee then says so.
+        reserve: Share of epsilon for which a release adds no Gaussian noise: it pays for the finite
+            precision of the noise, and a release that needs more is refused. Simulations have none.
 
     Example:
         >>> from dpjax.plans.protect import Budget
@@ -201,6 +204,7 @@ class Budget:
     delta: float = 0.0
     accountant: Literal["gdp", "rdp", "paper", "pure", "zcdp"] = "gdp"
     allow_unsound: bool = False
+    reserve: float = 0.001
 
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
@@ -228,6 +232,12 @@ class Budget:
             delta = _validate.probability("delta", self.delta, remedy=remedy)
             object.__setattr__(self, "delta", delta)
         _validate.flag("allow_unsound", self.allow_unsound)
+        object.__setattr__(self, "reserve", _validate.probability("reserve", self.reserve))
+
+    def without_reserve(self) -> "Budget":
+        """The budget that the ideal noise of a release is calibrated for."""
+        left = np.asarray(self.epsilon) * (1 - self.reserve)
+        return dataclasses.replace(self, epsilon=tuple(left.tolist()) if left.ndim else float(left))
 
     @property
     def rule(self) -> budget.Accountant:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax.accounting import finite
+from dpjax import _validate
+from dpjax._rounding import up
+from dpjax.accounting import finite, gdp
 from dpjax.transforms import rounds as rounds_
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
     A simulation's plan is returned as it is: whoever knows its seed needs no last bits.
 
     Guarantee: a release of a model of this size has the guarantee of the plan that is returned,
-    rounding, bits and tails of all its draws included: `dpjax.accounting.finite.cost`.
+    rounding, bits and tails of all its draws included: `dpjax.accounting.finite.cost`. Its epsilon
+    is the budget's, for less of which, `Budget.reserve`, its ideal noise was calibrated.
 
     Args:
         plan: The plan, audited again.
@@ -42,7 +45,7 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
         The plan, with `Guarantee.added_epsilon` and ``added_delta`` set.
 
     Raises:
-        ValueError: Where the cost takes more than 1 % of delta.
+        ValueError: Where the cost takes more than 1 % of delta, or more than the reserve.
     """
     chosen = plan.grid
     if chosen is None:
@@ -69,7 +72,30 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
             f"{cost.delta:.2g} over the {cost.draws:,} draws of this release (rounds x agents x "
             f"parameters), more than {finite.LIMIT:.0%}; run fewer rounds or a smaller model, or "
             f"choose a design with noise that cancels less (condition number of its factor "
-            f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}; max_variance bounds it)"
+            f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}; "
+            "noise.Whisper(max_variance=20) bounds it)"
         )
-    guarantee = plan.guarantee.with_finite_precision(cost.epsilon, cost.delta)
+    guarantee = plan.guarantee
+    if not guarantee.unsound:  # The paper's rule stays as false as it was.
+        _check_reserve(plan, cost)
+    guarantee = dataclasses.replace(guarantee, added_epsilon=cost.epsilon, added_delta=cost.delta)
     return dataclasses.replace(plan, guarantee=guarantee)
+
+
+def _check_reserve(plan: "Plan", cost: finite.Cost) -> None:
+    """Refuse a release whose ideal noise leaves too little of some agent's epsilon for its cost."""
+    assert plan.noise is not None and plan.config.budget is not None
+    budget, delta = plan.config.budget, plan.guarantee.delta
+    mu = plan.noise.loss(plan.target).mu  # type: ignore[union-attr]
+    spent = np.asarray(gdp.epsilon(mu, delta - cost.delta)) + cost.epsilon
+    lacking = float(np.max(spent / np.asarray(budget.epsilon))) - 1
+    if lacking > 0:
+        share = budget.reserve + lacking
+        # A grid is a power of two, and may be finer by half under a little more noise.
+        enough = min(2 * share, (1 + share) / 2)
+        raise ValueError(
+            f"reserve is {budget.reserve:g} of epsilon {_validate.shown(budget.epsilon)}; noise "
+            f"of finite precision takes {up(share, 2)} of it over the "
+            f"{cost.draws:,} draws of this release (rounds x agents x parameters); give "
+            f"Budget(..., reserve={up(enough, 2)}), run fewer rounds or train a smaller model"
+        )

@@ -303,13 +303,17 @@ def test_concentrated_losses_say_rho_and_who_comes_how_often():
     assert "takes part in at most 1, against" in stated(1, 40)
 
 
+def finite(record, epsilon=1e-3, delta=1e-8):
+    """The record of noise of finite precision, which states what that costs on top."""
+    total = gdp.epsilon(record.mu, record.delta - delta) + epsilon
+    return dataclasses.replace(record, epsilon=total, added_epsilon=epsilon, added_delta=delta)
+
+
 def test_finite_precision_costs_epsilon_and_a_part_of_delta():
     exact = make(release=True)
-    record = exact.with_finite_precision(1e-3, 1e-8)
-    # (e, d')-DP of exact noise with d' the delta that is left, then both factors of the closeness.
-    assert record.epsilon >= gdp.epsilon(record.mu, 1e-5 - 1e-8) + 1e-3
-    assert record.epsilon == pytest.approx(10.001, abs=1e-3)
-    assert record.delta == 1e-5
+    record = finite(exact)
+    assert record.exact_epsilon == gdp.epsilon(record.mu, 1e-5 - 1e-8) + 1e-3
+    assert record.exact_epsilon == pytest.approx(10.001, abs=1e-3)
     assert "0.001 of epsilon and 1e-08 of delta" in record.statement()
     assert "epsilon = 10.01" in record.caption() and "not in it" in exact.statement()
     assert Guarantee.from_dict(json.loads(json.dumps(record.to_dict()))) == record
@@ -320,25 +324,42 @@ def test_finite_precision_costs_epsilon_and_a_part_of_delta():
     assert both.epsilon >= plain.epsilon + 2e-3 and both.added_delta == 2e-8
 
 
-def test_finite_precision_of_budgets_that_differ():
-    epsilons = (4.0, 10.0)
-    record = make(epsilon=10.0, per_agent_epsilon=epsilons).with_finite_precision(1e-3, 1e-8)
-    for stated, before in zip(record.per_agent_epsilon, epsilons, strict=True):
-        assert stated >= gdp.epsilon(gdp.mu(before, 1e-5), 1e-5 - 1e-8) + 1e-3
-        assert stated == pytest.approx(before + 1e-3, abs=1e-3)
-    assert record.epsilon == max(record.per_agent_epsilon)
+def test_noise_calibrated_for_less_leaves_its_stated_epsilon_to_finite_precision():
+    mu = gdp.mu(10.0 - 0.01, 1e-5)
+    plan = make(release=True, mu=mu)
+    assert "; 0.01 of epsilon is for noise of finite precision, and a run that" in plan.statement()
+    record = dataclasses.replace(plan, added_epsilon=1e-3, added_delta=1e-8)
+    assert record.epsilon == 10.0 and record.exact_epsilon < 10.0
+    # The broken copy: the same cost of noise that was calibrated for all of epsilon.
+    with pytest.raises(ValueError, match="state at least that"):
+        dataclasses.replace(make(release=True), added_epsilon=1e-3, added_delta=1e-8)
+
+
+@pytest.mark.parametrize("accountant", ["gdp", "rdp"])
+def test_parts_of_budgets_that_differ_state_no_more_than_the_whole_and_no_less_than_is_true(
+    accountant,
+):
+    epsilons = (4.0, 9.0, 10.0)
+    mus = [budget.allowed_mu(0.999 * one, 1e-5, accountant=accountant) for one in epsilons]
+    record = make(
+        epsilon=10.0, per_agent_epsilon=epsilons, mu=max(mus), accountant=accountant,
+        release=True, added_epsilon=1e-3, added_delta=1e-8,
+    )  # fmt: skip
+    for rounds in (1, 2500, 5000):
+        part = record.after(rounds)
+        for stated, mu, whole in zip(part.per_agent_epsilon, mus, epsilons, strict=True):
+            least = gdp.epsilon(mu * math.sqrt(rounds / 5000), 1e-5 - 1e-8) + 1e-3
+            assert least <= stated <= whole
 
 
 def test_finite_precision_cannot_be_left_out_or_use_up_delta():
-    record = make(release=True).with_finite_precision(1e-3, 1e-8)
+    record = finite(make(release=True))
     with pytest.raises(ValueError, match="state at least that"):
         dataclasses.replace(record, epsilon=10.0)
-    with pytest.raises(ValueError, match="added_epsilon is 0.001 already"):
-        record.with_finite_precision(1e-3, 1e-8)
     for cost in ((-1.0, 0.0), (math.inf, 0.0), (0.0, -1e-9), (0.0, 1e-5)):
         with pytest.raises(ValueError, match="added_"):
-            make().with_finite_precision(*cost)
-    half = make(release=True).with_finite_precision(1e-3, 6e-6)
+            make(epsilon=11.0, added_epsilon=cost[0], added_delta=cost[1])
+    half = finite(make(release=True), 1e-3, 6e-6)
     with pytest.raises(ValueError, match="uses up delta"):
         half.followed_by(half, planned=True)
 
@@ -407,16 +428,14 @@ def test_curves_of_budgets_participations_and_correlated_rounds():
 
 
 def test_a_curve_of_finite_precision_pays_for_its_larger_epsilon():
-    record = make(epsilon=5.0, mu=1.0, release=True).with_finite_precision(1e-3, 5e-8)
+    record = finite(make(epsilon=5.0, mu=1.0, release=True), 1e-3, 5e-8)
     curved = record.stopping_at(MARKS)
     grown = math.exp(curved.epsilon - record.epsilon)
     assert curved.added_delta >= 5e-8 * grown
     assert curved.curve.delta < make(mu=1.0).stopping_at(MARKS).curve.delta
     assert curved.epsilon >= gdp.epsilon(1.0, curved.curve.delta) + 1e-3
     with pytest.raises(ValueError, match="leaves nothing for a curve"):
-        make(epsilon=5.0, mu=1.0, release=True).with_finite_precision(1e-3, 9.9e-6).stopping_at(
-            MARKS
-        )
+        finite(make(epsilon=6.0, mu=1.0, release=True), 1e-3, 9.9e-6).stopping_at(MARKS)
 
 
 def test_what_a_curve_refuses():

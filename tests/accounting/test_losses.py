@@ -1,5 +1,6 @@
 """Losses against independent computations: never below the truth, close above it."""
 
+import dataclasses
 import json
 import math
 
@@ -288,8 +289,8 @@ def test_a_guarantee_is_never_below_its_loss(loss):
         record.stopping_at([10, 20])
     both = record.after(10).followed_by(record, planned=True)
     assert both.rounds == 30 and both.epsilon > record.epsilon
-    dearer = record.with_finite_precision(0.01, 1e-7)
-    assert dearer.epsilon >= record.epsilon + 0.01
+    dearer = dataclasses.replace(record, epsilon=10.0, added_epsilon=0.01, added_delta=DELTA / 100)
+    assert dearer.exact_epsilon >= record.exact_epsilon + 0.01
 
 
 def test_sampled_guarantees_are_for_outsiders_and_zeroed_records_alone():

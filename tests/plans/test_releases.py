@@ -1,33 +1,37 @@
 """Releases: the cost of finite precision is stated or refused; who may be told what about nodes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dpjax._rounding import up
 from dpjax.accounting import finite, gdp, views
 from dpjax.engine import program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import plan, releases
+from dpjax.plans import plan, protect, releases
 from dpjax.topology import mixing
 from dpjax.transforms import noise
 from tests.support import composed, make_config
 
 
-def test_a_release_states_what_finite_precision_costs(tmp_path, network, small):
-    made = plan.make(make_config(release=True, rounds=4), network)
-    assert made.guarantee.added_epsilon == 0 and "not in it" in made.guarantee.statement()
+def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, small):
+    made = plan.make(make_config(epsilon=3.0, release=True, rounds=4), network)
+    assert made.guarantee.added_epsilon == 0
+    assert "; 0.003 of epsilon is for noise of finite precision" in made.guarantee.statement()
     result = run(made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key")
     (spent,) = result.guarantees
     assert 0 < spent.added_epsilon < 1e-3 and 0 < spent.added_delta <= 0.01 * spent.delta
-    assert (
-        spent.epsilon
-        >= gdp.epsilon(spent.mu, spent.delta - spent.added_delta) + spent.added_epsilon
-    )
-    assert spent.epsilon > made.guarantee.epsilon
+    true = gdp.epsilon(spent.mu, spent.delta - spent.added_delta) + spent.added_epsilon
+    assert 0.998 * 3 < true <= spent.epsilon == made.guarantee.epsilon == 3.0
+    assert "(epsilon = 3, delta" in spent.statement() and "(epsilon = 3, " in spent.caption()
     assert "for noise of finite precision" in spent.statement()
     row = result.rows()[-1]
     assert row["epsilon"] == spent.epsilon == row["guarantee"]["epsilon"]
@@ -86,6 +90,51 @@ def test_the_grid_is_told_with_the_plan(network):
     assert grid.spacing <= grid.deviation / 8 and grid.share <= 0.01
     assert f"grid of {grid.spacing:.3g}" in repr(made)
     assert plan.make(make_config(), network).grid is None
+
+
+def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_enough(network):
+    """Also where agents' budgets differ: the smallest one leaves the least."""
+    for epsilon in (0.1, (0.1, *[8.0] * (len(network) - 1))):
+        config = make_config(epsilon=epsilon, release=True, design="independent", rounds=100)
+        made = plan.make(config, network)
+        stated = releases.priced(made, 1000).guarantee
+        assert stated.epsilon == made.guarantee.epsilon
+        assert stated.per_agent_epsilon == made.guarantee.per_agent_epsilon
+        with pytest.raises(ValueError, match="reserve is 0.001 of epsilon") as refusal:
+            releases.priced(made, 10**6)
+        enough = float(str(refusal.value).partition("Budget(..., reserve=")[2].partition(")")[0])
+        larger = protect.Budget(epsilon, 1e-5, reserve=enough)
+        wider = plan.make(dataclasses.replace(config, budget=larger), network)
+        assert releases.priced(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
+    for reserve in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="reserve is"):
+            protect.Budget(1.0, 1e-5, reserve=reserve)
+
+
+@given(
+    design=st.sampled_from(["independent", "pairwise", "whisper", "anti_pgd", "prefix_sum"]),
+    epsilon=st.floats(0.05, 5.0),
+    delta=st.floats(1e-9, 1e-3),
+    accountant=st.sampled_from(["gdp", "rdp"]),
+    release=st.booleans(),
+    differ=st.booleans(),
+)
+@settings(max_examples=12, deadline=None)
+def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
+    network, design, epsilon, delta, accountant, release, differ
+):
+    """Whole and in part, as numbers and as text."""
+    asked = (epsilon, *[epsilon * 2] * (len(network) - 1)) if differ else epsilon
+    config = make_config(
+        design=design, epsilon=asked, delta=delta, accountant=accountant, release=release, rounds=8
+    )
+    made = plan.make(config, network)
+    stated = releases.priced(made, 20).guarantee
+    assert stated.epsilon == max(np.atleast_1d(asked)) >= stated.after(8).epsilon
+    assert stated.per_agent_epsilon == (asked if differ else None)
+    spent = made.noise.loss(made.target).epsilon
+    assert 0.99899 <= (spent / asked).max() <= 1
+    assert float(up(stated.epsilon)) == float(up(max(np.atleast_1d(asked))))
 
 
 def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
