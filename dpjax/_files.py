@@ -1,9 +1,11 @@
-"""Archives read with a reason where they cannot be; files written whole or not at all."""
+"""Archives read with a reason where they cannot be; files written whole, and locked."""
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -12,7 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["archive", "create", "npz", "replace", "writing"]
+__all__ = ["Lock", "archive", "create", "npz", "replace", "writing"]
 
 Content = bytes | Callable[[BinaryIO], None]
 
@@ -85,6 +87,96 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
             f"{name} is {os.fspath(path)!r}, which cannot be written ({error.strerror or error}); "
             "make room, or name a place that can be written"
         ) from None
+
+
+class Lock:
+    """A place that one object of one process has to itself, until `close` or the process's end.
+
+    The system holds it for the open file (`flock`): a second object of the same process meets it
+    as another process does, and a kill frees it. A copy of the place is another place.
+
+    Args:
+        name: The argument that named the place.
+        path: The place.
+        at: The file that is locked, which is never replaced: the place by default; made where
+            there is none.
+        passing: Whether `close` deletes that file.
+
+    Attributes:
+        handle: Of the locked file, for reading and writing.
+
+    Raises:
+        ValueError: For a place that somebody else has, that cannot be written, or whose file
+            system has no locks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        at: Path | None = None,
+        *,
+        passing: bool = False,
+    ) -> None:
+        self._name, self._path, self._process = name, os.fspath(path), os.getpid()
+        self._at, self._passing = Path(at or path).absolute(), passing
+        handle = None
+        with writing(name, path):
+            self._at.parent.mkdir(parents=True, exist_ok=True)
+            while handle is None:
+                handle = self._locked()
+        self.handle = handle
+        self._open = weakref.finalize(self, os.close, handle)
+
+    def _locked(self) -> int | None:
+        """A handle of the locked file; None where its name was given to another file meanwhile."""
+        handle = os.open(self._at, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            why = (
+                "another process uses, or another object of this one; end or close that one first"
+                if isinstance(error, BlockingIOError)
+                else f"cannot be locked ({error.strerror or error}); name a place on a file system "
+                "with locks (flock), such as a local disk"
+            )
+            raise ValueError(f"{self._name} is {self._path!r}, which {why}") from None
+        if self._is_there(handle):
+            return handle
+        os.close(handle)
+        return None
+
+    def _is_there(self, handle: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(handle), os.stat(self._at))
+        return False
+
+    def check(self) -> None:
+        """Refuse to go on where others are not kept out any more.
+
+        Raises:
+            ValueError: After `close`, in a forked process, or where the file was deleted, moved or
+                replaced.
+        """
+        why = {
+            "is closed": not self._open.alive,
+            "was opened before this process was forked": self._process != os.getpid(),
+            "was deleted, moved or replaced while it was in use": not (
+                self._open.alive and self._is_there(self.handle)
+            ),
+        }
+        for reason, holds in why.items():
+            if holds:
+                raise ValueError(f"{self._name} is {self._path!r}, which {reason}; open it again")
+
+    def close(self) -> None:
+        """Free the place."""
+        try:
+            if self._passing and self._open.alive and self._process == os.getpid():
+                self._at.unlink(missing_ok=True)
+        finally:
+            self._open()
 
 
 def create(path: Path, content: Content, *, mode: int = 0o666) -> None:

@@ -29,7 +29,8 @@ class Checkpoints:
 
     A checkpoint holds models, optimizer states and metrics, never a noise key: those are derived
     from the seed, or kept in the key file of a release. What is read back is what was written, by
-    a digest: a changed bit would put a release's noise on other gradients.
+    a digest: a changed bit would put a release's noise on other gradients. The folder is locked
+    until `close` or the end of the process.
 
     Args:
         folder: Where; made when missing. Else it must be empty, or this run's.
@@ -37,7 +38,7 @@ class Checkpoints:
 
     Raises:
         ValueError: If the folder holds checkpoints of another run, naming what differs, or
-            something else, or cannot be used.
+            something else, is in use, or cannot be used.
     """
 
     def __init__(self, folder: str | os.PathLike, identity: dict[str, str]):
@@ -53,12 +54,22 @@ class Checkpoints:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not (self.folder / _MARK).exists():
                 mark = {"format": 1, "identity": identity}
-                _files.replace(self.folder / _MARK, json.dumps(mark, indent=1).encode())
-            self._manager = ocp.CheckpointManager(
-                self.folder,
-                options=ocp.CheckpointManagerOptions(enable_async_checkpointing=False, create=True),
-            )
-            self._clear()
+                with contextlib.suppress(FileExistsError):
+                    _files.create(self.folder / _MARK, json.dumps(mark, indent=1).encode())
+            self._lock = _files.Lock("checkpoint", self.folder, self.folder / _MARK)
+        try:
+            with self._using("be used"):
+                _check_folder(self.folder, identity)  # Another run may have been quicker.
+                self._manager = ocp.CheckpointManager(
+                    self.folder,
+                    options=ocp.CheckpointManagerOptions(
+                        enable_async_checkpointing=False, create=True
+                    ),
+                )
+                self._clear()
+        except BaseException:
+            self._lock.close()
+            raise
 
     def status(self) -> tuple[bool, bool]:
         """Whether the run has begun, and whether it has ended.
@@ -131,8 +142,11 @@ class Checkpoints:
         return step, jax.tree.unflatten(structure, values), meta["ended"]
 
     def close(self) -> None:
-        """Release orbax's resources."""
-        self._manager.close()
+        """Release orbax's resources, and the folder to others."""
+        try:
+            self._manager.close()
+        finally:
+            self._lock.close()
 
     def _meta(self, step: int) -> dict[str, Any]:
         with self._reading(step):
@@ -194,9 +208,8 @@ def unfinished(folder: str | os.PathLike, identity: dict[str, str]) -> bool:
     folder = Path(folder)
     if not (folder / _MARK).is_file() or _marked(folder) != identity:
         return False
-    store = Checkpoints(folder, identity)
-    begun, ended = store.status()
-    store.close()
+    with contextlib.closing(Checkpoints(folder, identity)) as store:
+        begun, ended = store.status()
     return begun and not ended
 
 

@@ -108,7 +108,8 @@ def run(
 
     Raises:
         ValueError: For plans that cannot run together or do not fit the problem, a device count
-            that does not divide n, a checkpoint or key file of another run.
+            that does not divide n, a checkpoint or key file of another run, or that another process
+            uses.
 
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
@@ -160,13 +161,13 @@ def run(
         # Without a start all agents' models follow from the problem's, alike.
         own_start = models if start is not None or problems[0].apart else None
         identity = _identity(job, plans, problems, seeds, driver, options, models, own_start)
-    storage = Storage.of(identity, checkpoint, key_file)
-    noise_keys = storage.noise_keys(seeds, phase)
-    at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
-    del models  # As large as all models.
-    meter = Meter(len(plans) * len(seeds))
-    _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
-    storage.close()
+    with Storage.of(identity, checkpoint, key_file) as storage:
+        noise_keys = storage.noise_keys(seeds, phase)
+        at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
+        del models  # As large as all models.
+        meter = Meter(len(plans) * len(seeds))
+        _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
+        storage.end()
     return _result(job, plans, seeds, course, at, meter, terms, problems[0].frozen)
 
 

@@ -1,10 +1,13 @@
 """Where a run keeps its state and its key: the checkpoint folder and the key file, together."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpjax import _files
 from dpjax.engine import identity, keys
 from dpjax.engine.checkpoint import Checkpoints, unfinished
 
@@ -26,8 +29,9 @@ class Storage:
     key_file: str | os.PathLike | None = None
 
     @classmethod
-    def of(cls, identity: dict[str, str], checkpoint: Any, key_file: Any) -> "Storage":
-        """Open the folder of checkpoints, where there is one.
+    @contextlib.contextmanager
+    def of(cls, identity: dict[str, str], checkpoint: Any, key_file: Any) -> Iterator["Storage"]:
+        """Lock the key file and open the folder of checkpoints, for a ``with`` block.
 
         Args:
             identity: What the run is.
@@ -35,10 +39,20 @@ class Storage:
             key_file: File, or None.
 
         Raises:
-            ValueError: For a folder of another run, or that cannot be used.
+            ValueError: For a folder of another run, or what is in use or cannot be used.
         """
-        store = None if checkpoint is None else Checkpoints(checkpoint, identity)
-        return cls(identity, store, key_file)
+        with contextlib.ExitStack() as held:
+            store = None
+            if key_file is not None:
+                # Beside it: the file itself is replaced with every note.
+                own = Path(key_file).resolve()
+                beside = own.with_name(f".{own.name}.lock")
+                lock = _files.Lock("key_file", key_file, beside, passing=True)
+                held.enter_context(contextlib.closing(lock))
+            if checkpoint is not None:
+                store = Checkpoints(checkpoint, identity)
+                held.enter_context(contextlib.closing(store))
+            yield cls(identity, store, key_file)
 
     def noise_keys(self, seeds: tuple[int, ...], phase: int) -> Any:
         """The [S] noise keys: derived from the seeds in a simulation, secret in a release.
@@ -118,9 +132,7 @@ class Storage:
                 "checkpoint, or begin another run and account for both"
             )
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the run: its checkpoints stay, its key is deleted."""
-        if self.store is not None:
-            self.store.close()
         if self.key_file is not None:
             keys.delete_key_file(self.key_file, identity.fingerprint(self.identity))

@@ -11,7 +11,7 @@ was left, and how many these were. Only NumPy is needed, and the extra ``secure`
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int64, UInt32
@@ -25,6 +25,9 @@ from dpjax.secagg.terms import Abort, Terms
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
 
 Leaves = Mapping[int, str]
+
+_ASKED: dict[str, object] = {}
+"""Digests of all messages that this process asked sums of, and who asked."""
 
 
 class RoundTraffic(NamedTuple):
@@ -57,9 +60,11 @@ class SecureSums:
     other; asked for again, with other survivors, the difference of two sums of the same
     messages would show single ones. So it is not: after an abort the run stops, as for any
     transport that fails, or goes on without that sum (``skip=True``), which moves nothing. The same
-    goes for a round within which the process was killed. A ``journal`` remembers beyond the
-    process: a run that goes on gets the sums that it holds as they were, and goes on without those
-    that may have been opened unseen. Without a journal these are to be given as ``spent``.
+    goes for a round within which the process was killed. A process asks for no message twice,
+    whichever object is called. A ``journal`` remembers beyond the process: a run that goes on gets
+    the sums that it holds as they were, and goes on without those that may have been opened unseen.
+    Without a journal these are to be given as ``spent``. One object has a journal at a time: it is
+    locked until `close`, the end of a ``with`` block, or the end of the process, a kill included.
 
     Args:
         terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
@@ -80,8 +85,8 @@ class SecureSums:
 
     Raises:
         ValueError: For terms with a bound, or more than 32 bits, an unknown way, or what is no
-            terms, function, rounds or limits; a journal of something else, or that cannot be
-            written.
+            terms, function, rounds or limits; a journal of something else, that is damaged, in use,
+            or cannot be written or locked.
     """
 
     def __init__(
@@ -108,10 +113,21 @@ class SecureSums:
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
         self._journal = None if journal is None else Journal(journal, terms.digest())
-        self._before = {} if self._journal is None else dict(self._journal.known)
         self._spent = {_validate.integer("spent", each, least=0) for each in spent}
-        self._spent |= {at for at, one in self._before.items() if one.values is None}
         self._asked = set(self._spent)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the journal to others; nothing can be asked for with it any more."""
+        if self._journal is not None:
+            self._journal.close()
 
     @property
     def least(self) -> int:
@@ -136,25 +152,28 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
-        told = "" if self._journal is None else digest(rows)
-        if round in self._before and self._before[round].message != told:
+        told = digest(message)
+        known = {} if self._journal is None else self._journal.read()
+        if round in known and known[round].message not in ("", told):
             raise ValueError(
                 f"journal holds another message of round {round}; give the file of this very run, "
                 "or a new one to a new run"
             )
-        if round in self._spent:
+        if round in self._spent or (round in known and known[round].values is None):
             return self._nothing()
-        if round in self._before:
-            return self._before[round].sum
-        if round in self._asked:
+        if round in known:
+            return known[round].sum
+        mine = object()
+        if round in self._asked or _ASKED.setdefault(told, mine) is not mine:
             raise ValueError(
-                f"round {round} was asked for before: a second sum of its messages, of other "
-                f"survivors, could show single ones; give spent=({round},) to go on without it, "
-                "or a journal, which remembers it"
+                f"round {round}, or its message, was asked for before in this process: a second "
+                "sum of the same messages, of other survivors, could show single ones; give "
+                f"spent=({round},) to go on without it, the journal that holds its sum, or "
+                "another seed to another run"
             )
         self._asked.add(round)
-        if self._journal is not None:
-            self._journal.ask(round, told)
+        if self._journal is not None and not self._journal.ask(round, told):
+            return self._nothing()
         began = time.perf_counter()
         try:
             carried = self._carried(rows, round)
@@ -185,10 +204,10 @@ class SecureSums:
         Raises:
             ValueError: For rounds of another process, which alone knew who was there.
         """
-        present = {at: () for at in self._spent} | {
-            one.round: one.survivors for one in self.crossed
-        }
-        rounds = range(max((*present, *self._before), default=-1) + 1)
+        known = {} if self._journal is None else self._journal.known
+        gone = {at for at, one in known.items() if one.values is None} | self._spent
+        present = dict.fromkeys(gone, ()) | {one.round: one.survivors for one in self.crossed}
+        rounds = range(max((*present, *known), default=-1) + 1)
         if unknown := [at for at in rounds if at not in present]:
             raise ValueError(
                 f"round {unknown[0]} crossed in another process, which knew who was missing; ask "

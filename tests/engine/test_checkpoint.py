@@ -5,6 +5,8 @@ import os
 import random
 import resource
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -185,3 +187,34 @@ def test_a_new_folder_is_its_owners_alone(tmp_path):
     before = (tmp_path / "mine").stat().st_mode
     Checkpoints(tmp_path / "mine", {"plans": "a"}).close()
     assert (tmp_path / "mine").stat().st_mode == before
+
+
+HOLDS = """
+import fcntl, sys, time
+held = open(sys.argv[1])
+fcntl.flock(held, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_is_locked_over_processes_until_a_kill(tmp_path, whole):
+    folder = tmp_path / "c"
+    shutil.copytree(whole, folder)
+    before = content(folder)
+    command = [sys.executable, "-c", HOLDS, str(folder / "dpjax.json")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        for use in (Checkpoints, checkpoint.unfinished):
+            with pytest.raises(ValueError, match=f"checkpoint is '{folder}', which another proc"):
+                use(folder, RUN)
+        assert content(folder) == before
+    finally:
+        process.kill()
+        process.communicate()
+    store = Checkpoints(folder, RUN)
+    with pytest.raises(ValueError, match="another process uses, or another object of this one"):
+        Checkpoints(folder, RUN)
+    store.close()
+    assert read(folder)[0] == 10

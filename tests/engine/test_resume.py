@@ -1,6 +1,7 @@
 """Killed and resumed runs: the same bits; releases only with their own key."""
 
 import dataclasses
+import fcntl
 import os
 import resource
 import shutil
@@ -211,6 +212,41 @@ def test_a_key_lost_before_the_first_timed_checkpoint_is_noticed(tmp_path, netwo
     with pytest.raises(ValueError, match="a release resumes only with its own"):
         run(made, small, **(options | {"key_file": tmp_path / "other.key"}))
     assert not key.exists()
+
+
+def test_a_run_has_its_key_and_its_checkpoints_to_itself(tmp_path, network, small, monkeypatch):
+    """Two runs of one key would send its noise with two payloads, and save over each other."""
+    made = plan.make(make_config(release=True, rounds=2), network)
+    key, other = tmp_path / "noise.key", tmp_path / "other.key"
+    options = {"seeds": [0], "eval_every": 1, "checkpoint": tmp_path / "c", "key_file": key}
+    refusals = []
+
+    def again(progress):
+        for changes in ({"key_file": other}, {"checkpoint": tmp_path / "d"}):
+            with pytest.raises(ValueError, match="another process uses, or another object") as no:
+                run(made, small, **(options | changes))
+            refusals.append(str(no.value).partition(",")[0])
+        raise Crash
+
+    with pytest.raises(Crash):
+        run(made, small, callback=again, **options)
+    assert refusals == [f"checkpoint is '{tmp_path / 'c'}'", f"key_file is '{key}'"]
+    assert sorted(os.listdir(tmp_path)) == ["c", "noise.key"]
+    # A run that has ended, by an error too, lets go of both.
+    run(made, small, **options)
+    assert os.listdir(tmp_path) == ["c"]
+    # The broken copy, without locks, sends all rounds beside the run that has begun.
+    monkeypatch.setattr(fcntl, "flock", lambda handle, how: None)
+    options |= {"checkpoint": tmp_path / "b", "key_file": tmp_path / "b.key"}
+    ends = []
+
+    def beside(progress):
+        ends.append(run(made, small, **options))
+        raise Crash
+
+    with pytest.raises(Crash):
+        run(made, small, callback=beside, **options)
+    assert ends[0].ended
 
 
 def test_bad_input_leaves_no_key_behind(tmp_path, network, small):

@@ -1,7 +1,13 @@
 """A training run whose every round crosses the protocol, with clients that leave at all stages."""
 
 import dataclasses
+import errno
+import fcntl
 import math
+import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -15,9 +21,18 @@ from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
 from dpjax.plans.integers import Discrete  # noqa: E402
 from dpjax.plans.protect import Budget  # noqa: E402
+from dpjax.secagg import journal as journals  # noqa: E402
 from dpjax.secagg import local, tcp, transport  # noqa: E402
+from dpjax.secagg.journal import Journal  # noqa: E402
 from dpjax.secagg.terms import Abort  # noqa: E402
 from tests.plans.test_aggregate import COMPLETE, DELTA, N, T, config, task  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def another_process():
+    """Each test begins as a process that has asked for nothing."""
+    transport._ASKED.clear()
+
 
 LEAVES = transport.taking_turns(N, 2)
 PART = Discrete(5, dropouts=2, colluders=1)
@@ -94,37 +109,283 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     with pytest.raises(ValueError, match="round 0 crossed in another process"):
         left.missing()
     # As where the run was told beforehand to go on without such a round, and in jit.
+    transport._ASKED.clear()
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     np.testing.assert_array_equal(models(one, transport=skipped), went_on)
     assert skipped.missing()[4] == tuple(range(N)) and not skipped.missing()[5]
     np.testing.assert_array_equal(models(made(skipped.missing())), went_on)
 
 
+ROWS = np.random.default_rng(0).integers(0, 2**TERMS.bits, (N, TERMS.length), np.uint32)
+
+
+def one_less(round):
+    return {0: "mask"}
+
+
+def secure(leaves=None, **options):
+    return transport.SecureSums(TERMS, leaves, over="memory", **options)
+
+
+def shows_one_client(first, second):
+    """Whether two sums are of the same messages but for client 0's."""
+    return np.array_equal((first[0] - second[0]) & (2**TERMS.bits - 1), ROWS[0])
+
+
+def test_no_message_is_summed_twice_though_the_object_is_another(monkeypatch):
+    """Two sums of the same messages over different survivors show a single one."""
+    first = secure()(ROWS, 0)
+    for round in (0, 7):
+        second = secure(one_less)
+        with pytest.raises(ValueError, match=f"round {round}, or its message, was asked for"):
+            second(ROWS, round)
+        assert not second.crossed
+    assert secure(spent=(0,))(ROWS, 0)[1] == 0
+    # The broken copy: an object that knows of no other.
+    monkeypatch.setattr(transport, "_ASKED", {})
+    assert shows_one_client(first, secure(one_less)(ROWS, 0))
+
+
 def test_no_message_is_summed_twice_though_the_process_is_another(tmp_path):
-    """Two sums of the same messages over different survivors show a single one: the twin does."""
-    rows = np.random.default_rng(0).integers(0, 2**TERMS.bits, (N, TERMS.length), np.uint32)
-    gone = {0: "mask"}
-
-    def asked(leaves, **options):
-        sums = transport.SecureSums(TERMS, lambda round: leaves, over="memory", **options)
-        return sums(rows, 0), sums
-
-    (first, everybody), _ = asked({}, journal=tmp_path / "rounds.jsonl")
-    (again, present), second = asked(gone, journal=tmp_path / "rounds.jsonl")
-    np.testing.assert_array_equal(again, first)
-    assert present == everybody == N and not second.crossed
-    with pytest.raises(ValueError, match="round 0 crossed in another process"):
-        second.missing()
-    (other, fewer), twin = asked(gone)
-    assert len(twin.crossed) == 1 and fewer == N - 1
-    np.testing.assert_array_equal((first - other) & (2**TERMS.bits - 1), rows[0])
-    # Another message under that round's number is of another run.
-    with pytest.raises(ValueError, match="journal holds another message of round 0"):
-        second(rows + np.uint32(1), 0)
+    file = tmp_path / "rounds.jsonl"
+    with secure(journal=file) as sums:
+        first = sums(ROWS, 0)
+    transport._ASKED.clear()
+    with secure(one_less, journal=file) as second:
+        again, present = second(ROWS, 0)
+        np.testing.assert_array_equal(again, first[0])
+        assert present == N and not second.crossed
+        with pytest.raises(ValueError, match="round 0 crossed in another process"):
+            second.missing()
+        # Another message under that round's number is of another run.
+        with pytest.raises(ValueError, match="journal holds another message of round 0"):
+            second(ROWS + np.uint32(1), 0)
+    with pytest.raises(ValueError, match=r"journal is .*, which is closed; open it again"):
+        second(ROWS, 1)
+    # The broken copy: the same without a journal.
+    assert shows_one_client(first, secure(one_less)(ROWS, 0))
     with pytest.raises(ValueError, match="of a run of other terms"):
-        transport.SecureSums(
-            dataclasses.replace(TERMS, length=4), over="memory", journal=tmp_path / "rounds.jsonl"
-        )
+        transport.SecureSums(dataclasses.replace(TERMS, length=4), journal=file)
+
+
+def both_ask(file, monkeypatch):
+    """Two objects on one journal where locks keep nobody out: their sums of one round."""
+    monkeypatch.setattr(fcntl, "flock", lambda handle, how: None)
+    with secure(journal=file) as hung, secure(one_less, journal=file) as restarted:
+        first = hung(ROWS, 0)
+        transport._ASKED.clear()  # Of the other process.
+        return first, restarted(ROWS, 0)
+
+
+def test_one_object_has_a_journal_and_reads_it_before_it_asks(tmp_path, monkeypatch):
+    file = tmp_path / "rounds.jsonl"
+    sums = secure(journal=file)
+    for name in (file, os.path.relpath(file), tmp_path / "linked.jsonl"):
+        if not os.path.exists(name):
+            os.symlink(file, name)
+        with pytest.raises(ValueError, match="another process uses, or another object of this"):
+            secure(one_less, journal=name)
+    sums.close()
+    secure(journal=file).close()
+    first, second = both_ask(file, monkeypatch)
+    np.testing.assert_array_equal(first[0], second[0])
+    assert second[1] == N
+    # The broken copy, with neither: the difference is one client's message.
+    monkeypatch.setattr(Journal, "read", once(Journal.read))
+    assert shows_one_client(*both_ask(tmp_path / "other.jsonl", monkeypatch))
+
+
+def once(read):
+    """A journal that is read when it is opened alone."""
+    return lambda journal: journal.known if journal._lines else read(journal)
+
+
+def test_a_journal_that_was_moved_or_replaced_is_not_asked_by(tmp_path):
+    file = tmp_path / "rounds.jsonl"
+    with secure(journal=file) as sums:
+        sums(ROWS, 0)
+        shutil.copy(file, tmp_path / "copy")
+        os.replace(tmp_path / "copy", file)
+        with pytest.raises(ValueError, match="deleted, moved or replaced while it was in use"):
+            sums(ROWS, 1)
+        file.unlink()
+        with pytest.raises(ValueError, match="deleted, moved or replaced while it was in use"):
+            sums(ROWS, 1)
+
+
+HOLDS = """
+import os, sys, time
+from dpjax.secagg.journal import Journal
+held = Journal(sys.argv[1], bytes.fromhex(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_journal_is_locked_over_processes_until_a_kill(tmp_path):
+    file = tmp_path / "rounds.jsonl"
+    command = [sys.executable, "-c", HOLDS, str(file), TERMS.digest().hex()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=f"journal is '{file}', which another process uses"):
+            secure(journal=file)
+    finally:
+        process.kill()
+        process.communicate()
+    with secure(journal=file) as sums:
+        assert sums(ROWS, 0)[1] == N
+
+
+def test_a_fork_asks_for_nothing_and_a_killed_one_frees_its_journal(tmp_path):
+    """In a process without JAX, whose threads do not go well with forks."""
+    code = """
+import os, signal, sys, time
+from dpjax.secagg.journal import Journal
+path, terms = sys.argv[1], bytes(32)
+inherited = Journal(path + ".parent", terms)
+ready, said = os.pipe()
+child = os.fork()
+if not child:
+    try:
+        inherited.read()
+    except ValueError as error:
+        os.write(said, str(error).encode()[-70:] + b"|")
+    held = Journal(path, terms)
+    os.write(said, b"held")
+    time.sleep(60)
+said = b""
+while not said.endswith(b"held"):
+    said += os.read(ready, 100)
+assert b"opened before this process was forked; open it again" in said, said
+try:
+    Journal(path, terms)
+    raise SystemExit("not locked")
+except ValueError as error:
+    assert "another process uses" in str(error), error
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+assert Journal(path, terms).known == dict()
+inherited.read()
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "rounds.jsonl")], check=True)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def unsupported(handle, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(ValueError, match=r"journal is .* cannot be locked \(No locks available\)"):
+        secure(journal=tmp_path / "rounds.jsonl")
+
+
+@pytest.fixture
+def noted(tmp_path):
+    """A journal of rounds 0 (aborted) and 1, and their sums."""
+    file = tmp_path / "rounds.jsonl"
+    with secure(too_many_first, journal=file, skip=True) as sums:
+        found = [sums(message(t), t) for t in range(2)]
+    assert [present for _, present in found] == [0, N]
+    return file, found
+
+
+def too_many_first(round):
+    return {} if round else {0: "mask", 1: "mask", 2: "mask"}
+
+
+def message(t):
+    return (ROWS + np.uint32(t)) & np.uint32(2**TERMS.bits - 1)
+
+
+def test_every_change_of_a_character_of_a_journal_is_refused_or_harmless(noted):
+    file, found = noted
+    whole = file.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        for other in {*b"\n7", whole[place] ^ 1, 0xFF} - {whole[place]}:
+            file.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+            if harmless(file, found):
+                assert place == len(whole) - 1  # Its last line has no end.
+            else:
+                refused += 1
+    assert refused >= 3 * (len(whole) - 1)
+
+
+def harmless(file, found):
+    """Whether a journal is read; then no round is asked again, and no sum is another."""
+    before = file.read_bytes()
+    try:
+        journal = Journal(file, TERMS.digest())
+    except ValueError as error:
+        assert "damaged in line" in str(error)
+        assert file.read_bytes() == before
+        return False
+    known = dict(journal.known)
+    journal.close()
+    for round, (values, present) in enumerate(found):
+        assert round in known
+        if known[round].values is not None:
+            np.testing.assert_array_equal(known[round].values, values)
+            assert known[round].present == present
+    return True
+
+
+def test_lines_that_are_dropped_swapped_or_of_another_journal_are_refused(noted, tmp_path):
+    file, found = noted
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4
+    for at in range(3):
+        for changed in (
+            lines[:at] + lines[at + 1 :],
+            [*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]],
+            [*lines[:at], lines[at], *lines[at:]],
+        ):
+            file.write_bytes(b"".join(changed))
+            assert not harmless(file, found)
+    for text in (b"", b"{}", b"{}\n", b"\n", b"\xff" * 9, b'{"round": Infinity}\n'):
+        file.write_bytes(text)
+        assert not harmless(file, found)
+
+
+def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
+    """The broken copy: lines whose digests nobody compares give another sum, and ask again."""
+    file, found = noted
+    whole = file.read_bytes()
+    monkeypatch.setattr(journals, "_chained", lambda before, body: "0" * 64)
+    end = b', "digest": "'
+    bare = b"".join(
+        line.partition(end)[0] + end + b"0" * 64 + b'"}\n' for line in whole.splitlines()
+    )
+    file.write_bytes(bare)
+    assert harmless(file, found)
+    file.write_bytes(bare.replace(b'"round": 1', b'"round": 7'))
+    with pytest.raises(AssertionError):
+        harmless(file, found)
+    at = bare.index(b'"sum": "') + 10
+    file.write_bytes(bare[:at] + bytes([bare[at] ^ 1]) + bare[at + 1 :])
+    with pytest.raises(AssertionError):
+        harmless(file, found)
+
+
+def test_a_line_that_was_cut_short_spends_its_round(noted):
+    """Wherever a kill, or a disk, cut it: no round is asked again that may have been opened."""
+    file, found = noted
+    whole = file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    asked, summed = (len(b"".join(lines[:number])) for number in (2, 3))
+    starts = {start + length for start in (asked, summed) for length in range(1, 15)}
+    for length in {*starts, *range(asked + 1, len(whole), 9)} - {summed}:
+        file.write_bytes(whole[:length])
+        transport._ASKED.clear()
+        with secure(one_less, journal=file) as sums:
+            assert [sums(message(t), t)[1] for t in (0, 1)] == [0, 0] and not sums.crossed
+            # The next round is new, but where the line may have been of it.
+            unread = summed < length < summed + len(b'{"round": 1, ')
+            assert sums(message(2), 2)[1] == (0 if unread else N - 1)
+        # What was found out is written down.
+        with secure(one_less, journal=file) as sums:
+            assert sums(message(1), 1)[1] == 0 and not sums.crossed
 
 
 def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
@@ -133,23 +394,21 @@ def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
     def sums():
         return transport.SecureSums(TERMS, too_many, over="memory", journal=file)
 
-    with pytest.raises(Abort):
-        models(one, transport=sums(), checkpoint=tmp_path / "state")
-    # Killed while it wrote: what was cut short was not followed by a message.
+    with sums() as first, pytest.raises(Abort):
+        models(one, transport=first, checkpoint=tmp_path / "state")
+    # Killed while it wrote that the next round is asked for: that round is spent.
     with open(file, "ab") as raw:
         raw.write(b'{"round": 5, "mess')
-    left = sums()
-    went_on = models(one, transport=left, checkpoint=tmp_path / "state")
-    assert [each.round for each in left.crossed] == list(range(5, T))
-    skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
+    with sums() as left:
+        went_on = models(one, transport=left, checkpoint=tmp_path / "state")
+        assert [each.round for each in left.crossed] == list(range(6, T))
+    transport._ASKED.clear()
+    skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True, spent=(5,))
     np.testing.assert_array_equal(models(one, transport=skipped), went_on)
     # Begun again without its checkpoint: the same sums, and nothing crosses.
-    whole = sums()
-    np.testing.assert_array_equal(models(one, transport=whole), went_on)
-    assert not whole.crossed
-    file.write_text("{}")
-    with pytest.raises(ValueError, match="which is none"):
-        sums()
+    with sums() as whole:
+        np.testing.assert_array_equal(models(one, transport=whole), went_on)
+        assert not whole.crossed
     with pytest.raises(ValueError, match="cannot be written"):
         transport.SecureSums(TERMS, journal=tmp_path)
     with pytest.raises(ValueError, match="journal is 3; name a file"):
