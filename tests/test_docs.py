@@ -34,6 +34,14 @@ def test_a_release_s_limits_stand_where_it_is_named() -> None:
     assert "One process holds everything" in after and "Nothing is really sent" in after
 
 
+def test_the_table_of_parties_is_what_its_snippet_prints(capsys: pytest.CaptureFixture) -> None:
+    text = (ROOT / "docs" / "accounting.md").read_text()
+    section = text.partition("## Who is protected from whom")[2]
+    code, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+
+
 def rooms() -> list[str]:
     """Return the package's rooms."""
     return sorted(path.parent.name for path in (ROOT / "dpjax").glob("*/__init__.py"))

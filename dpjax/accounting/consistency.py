@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dpjax import _validate
-from dpjax.accounting import budget, losses
+from dpjax.accounting import budget, losses, parties
 from dpjax.accounting.wording import ATTACKERS
 
 if TYPE_CHECKING:
@@ -66,6 +66,15 @@ def check(of: "Guarantee") -> None:
             f"sealed is True with attacker {of.attacker!r}, who reads single messages; state what "
             "whoever sees sums alone is told"
         )
+    if of.secrets is not None:
+        _validate.one_of("secrets", of.secrets, parties.SECRETS)
+    if of.over_rounds is not None:
+        _validate.one_of("over_rounds", of.over_rounds, ("correlated", "schedule", "phases"))
+        if of.white:
+            raise ValueError(
+                f"over_rounds is {of.over_rounds!r} of noise that is white over rounds; leave it "
+                "out, or give white=False"
+            )
     rules = budget.ACCOUNTANTS if of.other_loss is None else (of.other_loss.kind,)
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)

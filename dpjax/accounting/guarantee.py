@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax.accounting import budget, consistency, losses, spending, stopping, stored, wording
+from dpjax.accounting import budget, consistency, losses, parties, spending, stopping, stored
+from dpjax.accounting import wording as wording_
 
 __all__ = ["Guarantee"]
 
@@ -64,6 +65,10 @@ class Guarantee:
         colluders: Agents that may show the aggregator their messages and noise, at most.
         sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
             single messages under the masks of a secure sum, or not at all.
+        secrets: Who draws the noise from which secret, a key of `parties.SECRETS`, by which
+            `protection` tells who else is protected; None where that is not known.
+        over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", or "phases"
+            of several runs; None where it is True, and in older records.
     """
 
     epsilon: float
@@ -93,6 +98,8 @@ class Guarantee:
     dropouts: int = 0
     colluders: int = 0
     sealed: bool = False
+    secrets: parties.Secrets | None = None
+    over_rounds: Literal["correlated", "schedule", "phases"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -253,9 +260,23 @@ class Guarantee:
         """
         return spending.composed(self, later, planned)
 
+    def protection(self) -> parties.Protection:
+        """Who is protected from whom: a row for each party, printed as a table.
+
+        Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
+        relation, rounds and assumptions as this record's; None promises nothing. Rows are about
+        a deployment in which every agent keeps its own secret: whoever knows the seed of a
+        simulation, or the key of a release, can subtract all noise.
+
+        Returns:
+            Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition,
+            an aggregator or server, whoever holds the seed.
+        """
+        return parties.table(self)
+
     def statement(self) -> str:
-        """Everything in one sentence, and what it does not cover in another."""
-        return wording.statement(self)
+        """What is guaranteed against the stated attacker, and what other parties can learn."""
+        return wording_.statement(self)
 
     def caption(self, digits: int = 4) -> str:
         """The guarantee in a few words, for a figure.
@@ -263,7 +284,7 @@ class Guarantee:
         Args:
             digits: Of its numbers, which are rounded up.
         """
-        return wording.caption(self, digits)
+        return wording_.caption(self, digits)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""

@@ -81,10 +81,14 @@ def restated(of: "Guarantee", loss: losses.AnyLoss) -> "Guarantee":
     )  # fmt: skip
     if isinstance(loss, losses.Gaussian):
         fields |= dict(
-            mu=loss.mu, white=loss.white, participation=loss.participation, other_loss=None
+            over_rounds=None if loss.white else of.over_rounds,
+            mu=loss.mu,
+            white=loss.white,
+            participation=loss.participation,
+            other_loss=None,
         )
     else:
-        fields |= dict(mu=None, white=True, participation=None, other_loss=loss)
+        fields |= dict(mu=None, white=True, over_rounds=None, participation=None, other_loss=loss)
     return dataclasses.replace(of, **fields)  # type: ignore[arg-type]
 
 
@@ -205,8 +209,18 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         colluders=min(of.colluders, later.colluders),
         sealed=of.sealed or later.sealed,
         private_stop=of.private_stop or later.private_stop,
+        secrets=_weaker(of.secrets, later.secrets),
     )
-    return restated(base, of.loss.then(later.loss))
+    both = restated(base, of.loss.then(later.loss))
+    return both if both.white else dataclasses.replace(both, over_rounds="phases")
+
+
+def _weaker(first: Any, later: Any) -> Any:
+    """Who knows the secrets of two phases; None where neither says it of both."""
+    if first == later:
+        return first
+    other = later if first == "own" else first
+    return other if "own" in (first, later) and other != "alone" else None
 
 
 def _agents_mus(of: "Guarantee") -> list[float]:

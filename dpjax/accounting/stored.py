@@ -21,6 +21,8 @@ _LATER = {
     "dropouts": 0,
     "colluders": 0,
     "sealed": False,
+    "secrets": None,
+    "over_rounds": None,
 }
 """Fields that records leave out where they are this, as those of before had none."""
 

@@ -1,9 +1,10 @@
-"""A guarantee in words: one sentence for a report, a few words for a figure."""
+"""A guarantee in words: sentences for a report, a few words for a figure."""
 
 from typing import TYPE_CHECKING
 
 from dpjax import _deltas
 from dpjax._rounding import up
+from dpjax.accounting import parties
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
@@ -39,6 +40,14 @@ _SEALED = (
     "noise seed"
 )
 
+OVER_ROUNDS = {
+    "correlated": "with noise correlated over rounds",
+    "schedule": "with noise of a scale that changes by round",
+    "phases": "in phases, each with noise of its own",
+    None: "with noise correlated over rounds or of a scale that changes by round",
+}
+"""Why the whole loss stands from the first round on; None in records that do not say."""
+
 _RELATION_TEXT = {
     "replace_agent": "replacing all data of one agent",
     "replace_record": "replacing one record of one agent",
@@ -64,7 +73,7 @@ _ACCOUNTANT_TEXT = {
 
 
 def statement(of: "Guarantee") -> str:
-    """Everything in one sentence, and what it does not cover in another."""
+    """The guarantee in one sentence; then what it does not cover, and what others can learn."""
     if of.relation is None:
         return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
@@ -104,9 +113,10 @@ def statement(of: "Guarantee") -> str:
             ". NOT covered: the round at which it ended was left to whoever read metrics of "
             "private data"
         )
+    text += f".{_records_text(of)} {parties.sentences(of)}"
     if of.release:
-        return text + ". Release: the noise key was drawn secretly and must stay secret."
-    return text + ". Simulation: whoever knows the seed can subtract the noise."
+        return text + " Release: the noise key was drawn secretly and must stay secret."
+    return text + " Simulation: whoever knows the seed can subtract the noise."
 
 
 def caption(of: "Guarantee", digits: int = 4) -> str:
@@ -199,13 +209,26 @@ def _few(of: "Guarantee") -> str:
 
 
 def _white_text(of: "Guarantee") -> str:
-    if of.white:
-        return ""
     # What part of a view the first rounds are is not known, whatever the noise.
+    return "" if of.white or of.gradients == "view" else f" {OVER_ROUNDS[of.over_rounds]}"
+
+
+def _records_text(of: "Guarantee") -> str:
+    """What several records of one person cost together."""
+    if of.unit != "record":
+        return ""
+    if of.curve is not None:
+        return " What several records of one person cost together is not stated with a curve."
+    each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
+    numbers = ", ".join(f"{k} records epsilon = {up(cost)}" for k, cost in each.items())
+    vacuous = [k for k, cost in each.items() if cost > parties.VACUOUS]
+    note = ""
+    if vacuous:
+        which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"
+        note = f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
-        ""
-        if of.gradients == "view"
-        else (" with noise correlated over rounds or of a scale that changes by round")
+        " A person with several records gets less, at the same delta and against the same "
+        f"attacker: {numbers}{note}."
     )
 
 

@@ -11,7 +11,7 @@ from dpjax.accounting.forecast import Forecast
 from dpjax.commands import loss_tables
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import export, noise
+from dpjax.plans import factor, noise
 from dpjax.plans import plan as plan_
 
 __all__: list[str] = []
@@ -99,7 +99,7 @@ def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
     Returns:
         Lines; whether sites who share a seed are protected from each other is always said.
     """
-    groups = export.seed_groups(plan)
+    groups = factor.groups(plan.factor)
     if len(set(groups)) == plan.agents:
         return [
             "trust: every site draws its noise from a secret of its own; to the others it is as to",

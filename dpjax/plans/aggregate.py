@@ -52,7 +52,7 @@ class Aggregate(Shaped):
     dropouts: int = 0
     colluders: int = 0
 
-    label = "aggregate"
+    label, secrets = "aggregate", "shares"
     sealed = True
     """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
 

@@ -98,6 +98,7 @@ def _stated(plan: "Plan") -> None:
     assert plan.noise is not None
     # Their losses say themselves what the first rounds spend.
     additive = config.accountant in ("pure", "zcdp")
+    white = wanted.rates is not None or additive or plan.noise.white(wanted)
     runs = {
         "relation": protect.relation,
         "rounds": config.rounds,
@@ -111,7 +112,9 @@ def _stated(plan: "Plan") -> None:
         "gradients": protect.gradients,
         "nodes": protect.nodes,
         # Of sampled rounds the loss says itself what the first ones spend.
-        "white": wanted.rates is not None or additive or plan.noise.white(wanted),
+        "white": white,
+        "over_rounds": None if white else guarantees.over_rounds(config, plan.noise),
+        "secrets": guarantees.secrets_of(config, plan.noise, plan.agents),
         "norm": protect.norm,
         "gradient_gap": protect.gradient_gap,
         "smoothness": protect.smoothness,

@@ -11,10 +11,11 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax._arrays import fixed
 from dpjax._rounding import MARGIN
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, precision, sampled
+from dpjax.accounting import finite, parties, precision, sampled
 from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import factor as factor_
 from dpjax.plans import joins, strategies
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Privatizer
@@ -51,12 +52,19 @@ class Target:
     rates: Float[np.ndarray, " n"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse budgets that are not one an agent."""
+        """Refuse budgets that are not one an agent, and attackers who are none of the agents."""
         each = self.budget.each
         if each is not None and len(each) != self.agents:
             raise ValueError(
                 f"epsilon has {len(each)} entries for {self.agents} agents; give one an agent"
             )
+        n, nodes = self.agents, self.protect.nodes
+        if nodes is not None and not (max(nodes) < n and len(nodes) < n):
+            raise ValueError(
+                f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
+            )
+        if self.protect.attacker == "node" and n == 1:
+            raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
 
     @property
     def agents(self) -> int:
@@ -151,6 +159,14 @@ class Calibrated(Protocol):
         """The optimised design over agents; None where there is none to save."""
         ...
 
+    @property
+    def secrets(self) -> parties.Secrets | None:
+        """Who draws it from which secret, by which other agents are protected or not.
+
+        None, the default, says nothing: then no other participant is said to be protected.
+        """
+        return None
+
     def white(self, target: Target) -> bool:
         """Whether the first t of T rounds spend t / T of the squared loss."""
         ...
@@ -183,7 +199,8 @@ class Factored:
     """F (C^-1 Z)_t of correlated noise.
 
     Guarantee: `loss` is an outsider's, who sees every message on every link, whatever gradients
-    depend on; see `dpjax.accounting.budget.loss`.
+    depend on; see `dpjax.accounting.budget.loss`. Where every agent's noise is its own (F is
+    diagonal), other agents lose no more to any number of the others, who know their own noise.
 
     Attributes:
         factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'.
@@ -194,6 +211,14 @@ class Factored:
     factor: Float[np.ndarray, "n n"]
     strategy: Float[np.ndarray, "t t"] | None
     design: design_.Design
+
+    @property
+    def secrets(self) -> parties.Secrets:
+        """Agents who use the same normals share a seed; the others need none in common."""
+        groups = len(set(factor_.groups(self.factor)))
+        if groups == len(self.factor):
+            return "own"
+        return "shared" if groups == 1 else "group"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -215,7 +240,7 @@ class Factored:
         Raises:
             ValueError: For these, and for methods whose payload is no clipped sum.
         """
-        joins.check_noise(None, target.method, target.protect)
+        joins.check_noise(None, target.method, target.protect, own=self.secrets == "own")
         n = target.agents
         if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(

@@ -14,18 +14,15 @@ The file is an .npz whose entries are
 beside what `dpjax.mechanism.design.Design.load` reads, so that a plan can be made from it again.
 """
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse.csgraph
-from jaxtyping import Int
 
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans.calibration import Factored
+from dpjax.plans import factor as factor_
 from dpjax.plans.samplers import Full
 from dpjax.transforms import rounds as rounds_
 
@@ -78,11 +75,6 @@ def save(
             f"plan has method {type(plan.config.method).__name__}, whose rounds a file cannot tell "
             "yet; save a plan of DSGD, or train with dpjax"
         )
-    groups = seed_groups(plan)
-    # What groups do not share must be exactly zero; the audit then covers what the file holds.
-    together = groups[:, None] == groups
-    factor = np.where(together, plan.factor, np.float32(0))
-    plan = dataclasses.replace(plan, noise=Factored(factor, plan.strategy, plan.design))
     guarantee, names = plan.guarantee, _labels(labels, plan.agents)
     entries: dict[str, Any] = {
         "how_to_use": instructions(plan),
@@ -90,7 +82,7 @@ def save(
         "epsilon": np.asarray(guarantee.per_agent_epsilon or guarantee.epsilon),
         "mixing": plan.mixing,
         "factor": plan.factor.astype(np.float64),
-        "seed_group": groups,
+        "seed_group": factor_.groups(plan.factor),
     }
     for name in ("delta", "relation", "unit", "attacker", "rounds", "clip_norm", "mu"):
         entries[name] = getattr(guarantee, name)
@@ -101,20 +93,6 @@ def save(
         entries["participation"] = np.asarray(guarantee.participation)
     assert plan.design is not None
     return plan.design.save(path, entries=entries)
-
-
-def seed_groups(plan: "Plan") -> Int[np.ndarray, " n"]:
-    """Which sites share a seed: those whose noise is correlated, directly or through others.
-
-    Args:
-        plan: A private plan.
-
-    Returns:
-        [n] numbers, equal within a group.
-    """
-    assert plan.design is not None
-    linked = plan.design.covariance != 0
-    return scipy.sparse.csgraph.connected_components(linked, directed=False)[1].astype(np.int64)
 
 
 def _labels(labels: Sequence[object] | None, n: int) -> np.ndarray:
@@ -130,7 +108,7 @@ def instructions(plan: "Plan") -> str:
     Args:
         plan: A private plan.
     """
-    record, groups = plan.guarantee, seed_groups(plan)
+    record, groups = plan.guarantee, factor_.groups(plan.factor)
     alone = len(set(groups)) == plan.agents
     return "\n".join(
         [

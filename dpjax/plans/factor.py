@@ -1,13 +1,27 @@
 """The float32 factor that colours a run's noise, rounded so that it keeps the bound."""
 
 import numpy as np
-from jaxtyping import Float
+import scipy.sparse.csgraph
+from jaxtyping import Float, Int
 
 from dpjax.accounting import precision
 
 __all__: list[str] = []
 
 _TRIES = 40
+
+
+def groups(factor: Float[np.ndarray, "n n"]) -> Int[np.ndarray, " n"]:
+    """Which agents share a seed: those who use the same normals, directly or through others.
+
+    Args:
+        factor: [n, n] F, whose column j holds how much of the j-th normals each agent adds.
+
+    Returns:
+        [n] numbers, equal within a group.
+    """
+    _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
+    return group.astype(np.int64)
 
 
 def rounded(

@@ -1,14 +1,15 @@
 """The guarantee that a plan states, from its config, its noise and what it knows of the data."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import losses
+from dpjax.accounting import losses, parties
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans import registry
+from dpjax.plans.calibration import Calibrated, Factored, Target
 
 if TYPE_CHECKING:
     from dpjax.plans.config import Config
@@ -18,6 +19,8 @@ __all__: list[str] = []
 
 def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     """The budget as a guarantee, with the loss of the noise that will run.
+
+    Other agents are protected as `secrets_of` says.
 
     Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
     is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
@@ -43,11 +46,13 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             accountant="pld",
             release=config.release,
             other_loss=target.sampled(noise.factor, noise.strategy),
+            secrets=secrets_of(config, noise, target.agents),
         )
     loss = noise.loss(target)
     mu, other = None, _additive(loss, config)
     if isinstance(loss, budget_.CovarianceLoss):
         mu = float(np.max(loss.mu))
+    white = other is not None or noise.white(target)
     return Guarantee(
         epsilon=budget.largest,
         delta=budget.delta,
@@ -65,11 +70,45 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         accountant=budget.accountant,
         release=config.release,
         per_agent_epsilon=budget.each,
-        white=other is not None or noise.white(target),
+        white=white,
+        over_rounds=None if white else over_rounds(config, noise),
+        secrets=secrets_of(config, noise, target.agents),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=None if other is not None else config.participation,
         **of_sums(config),
     )
+
+
+def secrets_of(config: "Config", noise: Calibrated, agents: int) -> parties.Secrets | None:
+    """Who draws the noise from which secret; None where a design of one's own does not say.
+
+    Of noise over agents its factor says it. A class of one's own inherits no promise: it has to
+    state ``secrets`` itself.
+
+    Args:
+        config: The config.
+        noise: The noise as it will run.
+        agents: n.
+    """
+    part = config.noise
+    if agents == 1:
+        return "alone"
+    kept = registry.packaged(type(part)) or "secrets" in vars(type(part))
+    if kept or isinstance(noise, Factored):
+        return getattr(noise, "secrets", None)
+    return None
+
+
+def over_rounds(config: "Config", noise: Calibrated) -> Literal["correlated", "schedule"] | None:
+    """Why noise is not white over rounds; None where a design of one's own does not say.
+
+    Args:
+        config: The config.
+        noise: The noise as it will run, which is not white.
+    """
+    if noise.strategy is not None:
+        return "correlated"
+    return "schedule" if registry.noise(config.noise).by_round else None
 
 
 def of_sums(config: "Config") -> dict[str, Any]:

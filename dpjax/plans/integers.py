@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _lattice, _validate
 from dpjax._sums import SumCode
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, finite, losses
+from dpjax.accounting import discrete, finite, losses, parties
 from dpjax.mechanism import design as design_
 from dpjax.plans import joins, sealed
 from dpjax.plans.calibration import Target
@@ -213,6 +213,7 @@ class Lattice:
 
     strategy: ClassVar[None] = None
     design: ClassVar[design_.Design | None] = None
+    secrets: ClassVar[parties.Secrets] = "shares"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

@@ -53,25 +53,27 @@ def check_alone(label: str, **pieces: Any) -> None:
             raise ValueError(f"{name} is given for noise {label!r}, which has none")
 
 
-def check_noise(part: Any, joined: Any, protect: Any) -> None:
+def check_noise(part: Any, joined: Any, protect: Any, *, own: bool = False) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
     Args:
         part: A noise design; None for noise that is correlated over agents or rounds by a seed.
         joined: The method.
         protect: What is protected, and from whom.
+        own: Whether every agent draws such noise from a secret of its own.
 
     Raises:
         ValueError: Naming the parts, why they do not go together, and the remedy.
     """
     row, of_method = registry.noise(part), registry.method(joined)
+    if own:
+        row = dataclasses.replace(row, attackers=registry.OWN_KEYS)
     name = row.part if part is None else type(part).__name__
     if row.methods is not None and of_method.part not in row.methods:
         raise ValueError(
             f"method is {type(joined).__name__}, which noise {name} does not join: {row.why}"
         )
-    own = hasattr(joined, "sensitivity")
-    if row.methods is None and own and not row.by_round:
+    if row.methods is None and hasattr(joined, "sensitivity") and not row.by_round:
         raise ValueError(
             f"method is {type(joined).__name__}, whose payload is no answer of the query, which "
             f"noise {name} does not join: its loss is that of clipped sums; emit the query's total"

@@ -61,7 +61,7 @@ class PairKeys(Shaped):
 
     shared: float = 1.0
 
-    label = "pair_keys"
+    label, secrets = "pair_keys", "links"
 
     def __post_init__(self) -> None:
         """Refuse what is no ratio of variances."""
@@ -113,7 +113,7 @@ class ZeroSum(Shaped):
 
     over: zero_sum_.Over = "with_own_copy"
 
-    label = "zip_dl"
+    label, secrets = "zip_dl", "links"
 
     def __post_init__(self) -> None:
         """Refuse another rule."""
@@ -246,16 +246,10 @@ def _zipped(
 
 def _largest(algorithm: Any, protect: Protect, pattern: Participation, n: int) -> np.ndarray:
     """[n] largest loss to the attackers, at clip 1, noise 1 and zero-out; 0 for attackers."""
-    if protect.nodes is not None and not (max(protect.nodes) < n and len(protect.nodes) < n):
-        raise ValueError(
-            f"nodes is {protect.nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
-        )
     if protect.attacker == "outsider":
         every = [algorithm.ldp()]
     elif protect.attacker == "coalition":
         every = [algorithm.pndp(protect.nodes)]
-    elif n == 1:
-        raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
     else:
         every = [algorithm.pndp(node) for node in range(n)]
     losses = [loss.mu for loss in views.losses(every, pattern, gradients=protect.gradients)]

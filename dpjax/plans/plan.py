@@ -20,7 +20,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._arrays import fixed
-from dpjax.accounting import finite
+from dpjax.accounting import finite, parties
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
@@ -117,7 +117,7 @@ class Plan:
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
         remarks = forecasts.remark(self)
-        if self.design is not None and len(set(export.seed_groups(self))) < self.agents:
+        if self.design is not None and self.guarantee.secrets in ("shared", "group"):
             remarks += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:
             remarks += (
@@ -132,6 +132,18 @@ class Plan:
     def agents(self) -> int:
         """Number of agents n."""
         return self.mixing.shape[-1]
+
+    def protection(self) -> parties.Protection:
+        """Who is protected from whom: a row for each party, printed as a table.
+
+        Guarantee: that of `dpjax.accounting.guarantee.Guarantee.protection`.
+
+        Returns:
+            Rows (party, epsilon, delta, why): an outsider, other participants (of the own group
+            and of others, where these differ), a stated coalition, an aggregator or server, and
+            whoever holds the seed. Epsilon is None where a party is not protected from.
+        """
+        return parties.table(self.guarantee, registry.method(self.method).unprotected)
 
     @property
     def factor(self) -> np.ndarray:

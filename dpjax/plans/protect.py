@@ -69,7 +69,7 @@ class Protect:
 
     relation: budget.Relation
     clip_norm: float = math.inf
-    attacker: Literal["outsider", "node", "coalition"] = "outsider"
+    attacker: Literal["outsider", "node", "coalition", "aggregator"] = "outsider"
     gradients: Literal["any", "view"] = "any"
     clipping: Literal["flat", "automatic"] = "flat"
     microbatch: int | None = None

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 __all__ = ["METHODS", "NOISES", "SAMPLERS", "MethodRow", "NoiseRow", "Rule", "SamplerRow"]
 
 OUTSIDER = (("outsider", "any"),)
+OWN_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
 KEYS_APART = tuple(
     (attacker, gradients)
     for gradients in ("any", "view")
@@ -40,6 +41,7 @@ class MethodRow:
             that the variance of the noise in it is the plan's; "sums" where it is given means over
             agents, and told the variance with each; None where it is given something else.
         why: Why no others, with the remedy.
+        unprotected: Why nobody is protected in a run without noise.
         wraps: Name of its field that holds another method, whose joins are its own.
     """
 
@@ -51,6 +53,7 @@ class MethodRow:
     noisy_means: Literal["own", "sums"] | None = None
     one_answer: bool = False
     why: str = ""
+    unprotected: str = "no noise is added"
     wraps: str | None = None
 
 
@@ -139,6 +142,12 @@ _BARE = (
     "and optimizer=plans.optimizers.Sgd(step_size, decay)"
 )
 
+_NO_NOISE = "no noise is added"
+_CIPHERED = (
+    "links carry ciphertexts where a transport encrypts them, and no epsilon follows; a neighbour "
+    "learns weighted differences of models"
+)
+
 METHODS = (
     MethodRow(
         part="DSGD",
@@ -219,13 +228,26 @@ METHODS = (
         )
     ),
     *(
-        MethodRow(part=part, builds=builds, view="none", noises=(), steps="plain", why=_BARE)
-        for part, builds in (
-            ("EXTRA", "(I + W) x_{k+1} - (I + W)/2 x_k + opt(g_{k+1}) - opt(g_k)"),
-            ("NIDS", "(I + W)/2 (2 x_k - x_{k-1} + opt(g_k) - opt(g_{k-1}))"),
-            ("CorrelatedRandomness", "tracking with random weights and steps"),
-            ("Encrypted", "x + sum b_ij b_ji (x_j - x_i) + opt(grad f(x))"),
-            ("EncryptedOnLinks", "Encrypted, on a network"),
+        MethodRow(
+            part=part,
+            builds=builds,
+            view="none",
+            noises=(),
+            steps="plain",
+            why=_BARE,
+            unprotected=unprotected,
+        )
+        for part, builds, unprotected in (
+            ("EXTRA", "(I + W) x_{k+1} - (I + W)/2 x_k + opt(g_{k+1}) - opt(g_k)", _NO_NOISE),
+            ("NIDS", "(I + W)/2 (2 x_k - x_{k-1} + opt(g_k) - opt(g_{k-1}))", _NO_NOISE),
+            (
+                "CorrelatedRandomness",
+                "tracking with random weights and steps",
+                "weights and steps are random, and no epsilon follows; whoever sees all links can "
+                "solve for gradients",
+            ),
+            ("Encrypted", "x + sum b_ij b_ji (x_j - x_i) + opt(grad f(x))", _CIPHERED),
+            ("EncryptedOnLinks", "Encrypted, on a network", _CIPHERED),
         )
     ),
 )
@@ -236,20 +258,21 @@ _SHARED = (
     "gradients='any', or a design whose agents keep keys of their own (plans.links.PairKeys)"
 )
 
+_OWN_SECRETS = (
+    "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
+    "attacker='outsider', 'node' or 'coalition', and gradients='any'"
+)
+
 _SCHEDULED = (
-    "nodes lose no more than outsiders to it if each agent keeps its own key: give "
-    "attacker='outsider' and gradients='any'; what float32 adds to it is not accounted, so it is a "
-    "simulation (release=False)"
+    f"{_OWN_SECRETS}; what float32 adds to it is not accounted, so it is a simulation "
+    "(release=False)"
 )
 
 NOISES = (
     NoiseRow(
         label="independent", part="Independent", builds="noise of its own at every agent",
-        view="views.dsgd(W)", title="LDP", colour="#E69F00", marker="o",
-        why=(
-            "nodes lose no more than outsiders to it if each agent keeps its own key: give "
-            "attacker='outsider' and gradients='any'"
-        ),
+        view="views.dsgd(W)", title="LDP", colour="#E69F00", marker="o", attackers=OWN_KEYS,
+        why=_OWN_SECRETS,
     ),
     NoiseRow(
         label="pairwise", part="Pairwise", builds="covariance s I + c L of one seed",
@@ -273,14 +296,17 @@ NOISES = (
     NoiseRow(
         label="anti_pgd", part="AntiPgd", builds="strategy over rounds: noise that is taken back",
         view="views.dsgd(W, C)", title="Anti-PGD", colour="#56B4E9", marker="P",
+        attackers=OWN_KEYS, why=_OWN_SECRETS,
     ),
     NoiseRow(
         label="prefix_sum", part="PrefixSum", builds="strategy for prefix sums",
         view="views.dsgd(W, C)", title="D-MF", colour="#999933", marker="X",
+        attackers=OWN_KEYS, why=_OWN_SECRETS,
     ),
     NoiseRow(
         label="mafalda", part="Mafalda", builds="strategy for what the network makes of it",
         view="views.dsgd(W, C)", title="MAFALDA", colour="#882255", marker="p",
+        attackers=OWN_KEYS, why=_OWN_SECRETS,
     ),
     NoiseRow(
         label="spacetime", part="SpaceTime", builds="covariance over agents, strategy over rounds",
@@ -301,12 +327,12 @@ NOISES = (
     NoiseRow(
         label="laplace", part="Laplace", builds="Laplace noise, its scale a schedule",
         view="none; epsilons add up", title="Laplace", colour="#AA4499", marker="h",
-        by_round=True, pure=True, released=False, why=_SCHEDULED,
+        by_round=True, pure=True, released=False, attackers=OWN_KEYS, why=_SCHEDULED,
     ),
     NoiseRow(
         label="normal", part="Normal", builds="Gaussian noise, its deviation a schedule",
         view="none; squares of mu add up", title="Gaussian, by schedule", colour="#117733",
-        marker="d", by_round=True, released=False, why=_SCHEDULED,
+        marker="d", by_round=True, released=False, attackers=OWN_KEYS, why=_SCHEDULED,
     ),
     NoiseRow(
         label="aggregate", part="Aggregate", builds="shares of the noise that a sum needs",

@@ -19,7 +19,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, pure
+from dpjax.accounting import finite, parties, pure
 from dpjax.mechanism import design as design_
 from dpjax.plans import guarantees, joins, targets
 from dpjax.plans.calibration import Target
@@ -264,6 +264,7 @@ class ScheduledNoise:
     strategy: ClassVar[None] = None
     design: ClassVar[design_.Design | None] = None
     factor: ClassVar[None] = None
+    secrets: ClassVar[parties.Secrets] = "own"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

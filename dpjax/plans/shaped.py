@@ -11,7 +11,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._arrays import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite
+from dpjax.accounting import finite, parties
 from dpjax.mechanism import design as design_
 from dpjax.plans import joins
 from dpjax.plans.calibration import Target
@@ -25,6 +25,8 @@ class Shaped(abc.ABC):
 
     label = ""
     """What records, figures and plans call the design."""
+    secrets: ClassVar[parties.Secrets | None] = None
+    """As `dpjax.plans.calibration.Calibrated.secrets`."""
 
     @abc.abstractmethod
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
@@ -89,6 +91,11 @@ class Scaled:
 
     strategy: ClassVar[None] = None
     design: ClassVar[design_.Design | None] = None
+
+    @property
+    def secrets(self) -> parties.Secrets | None:
+        """The design's."""
+        return self.part.secrets
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

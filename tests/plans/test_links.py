@@ -419,7 +419,11 @@ def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
         (decor, {"attacker": "coalition", "nodes": tuple(range(6))}, "leave a victim"),
         (decor, {"attacker": "nobody"}, "attacker is 'nobody'"),
         (decor, {"noise": noise.Whisper()}, "attacker 'node'.*Whisper.*one seed.*PairKeys"),
-        (decor, {"noise": noise.Independent()}, "nodes lose no more than outsiders"),
+        (
+            decor,
+            {"noise": noise.Independent(), "gradients": "view"},
+            "gradients 'view'.*Independent.*other agents learn no more if each keeps its own key",
+        ),
         (decor, {"epsilon": (1.0, 2.0)}, "epsilon has 2 entries for 6 agents"),
         (
             decor,

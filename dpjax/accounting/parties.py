@@ -1,0 +1,242 @@
+"""Who is protected from whom: one row a party, from what a guarantee records.
+
+A guarantee's number is about one attacker. What other parties learn follows from who draws the
+noise from which secret (`SECRETS`): noise that an agent draws from a secret of its own hides its
+data from other agents as it does from an outsider; noise of a seed that agents share does not.
+"""
+
+import functools
+import math
+import textwrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dpjax import _deltas
+from dpjax._rounding import MARGIN, up
+from dpjax.accounting import losses
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
+
+__all__ = ["Party", "Protection"]
+
+Secrets = Literal["own", "group", "shared", "links", "shares", "alone"]
+
+SECRETS: dict[str, str] = {
+    "own": "every agent draws its noise from a secret of its own",
+    "group": "the members of a group draw their noise from one seed, which other groups lack",
+    "shared": "all agents draw their noise from one seed",
+    "links": "noise on links, whose loss is that of the stated attacker",
+    "shares": "every agent adds a share of the noise that a sum needs, from a secret of its own",
+    "alone": "one agent holds all data, and no other agent takes part",
+}
+"""Who draws the noise from which secret. Under all but "links" and "shares" the stated loss is that
+of an outsider who sees every message, or more."""
+
+VACUOUS = 20.0
+"""Epsilons of several records are called vacuous above this: odds may change by e^20."""
+
+_TRIES, _SLACK, _COLUMNS = 8, 0.05, 100
+ANOTHER = "another participant"
+
+_WHY: dict[str | None, str] = {
+    "own": "every agent has a noise secret of its own, and other agents, also together, know no "
+    "more of it than an outsider",
+    "shared": "it holds the seed from which all agents draw their noise, and can subtract it",
+    "links": "it knows the secrets of its links; a plan for attacker='node' covers it",
+    "shares": "it knows its own share of the noise, and may be one of the {colluders:,} colluders "
+    "that are accounted for (with none, give colluders=1)",
+    None: "nothing is recorded of who knows the noise's secrets: a design of one's own, or an "
+    "older record",
+}
+_MEMBER = "members of a group hold its seed, and can subtract the group's noise"
+_OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"
+_DRAWN = "it may know which records were drawn, and this epsilon counts on secret batches"
+
+
+class Party(NamedTuple):
+    """What a plan promises against one party, for one protected unit.
+
+    Attributes:
+        party: Who.
+        epsilon: An upper bound at ``delta``; None where nothing is promised.
+        delta: Delta of the guarantee.
+        why: The reason, as the end of a sentence.
+    """
+
+    party: str
+    epsilon: float | None
+    delta: float
+    why: str
+
+    def __str__(self) -> str:
+        """The row as a sentence."""
+        if self.epsilon is None:
+            return f"NOT protected from {self.party}: {self.why}."
+        cost = f"epsilon = {up(self.epsilon)}, delta = {_deltas.text(self.delta)}"
+        return f"Protected from {self.party} ({cost}): {self.why}."
+
+
+class Protection(tuple[Party, ...]):
+    """Rows of `Party`; printed it is a table."""
+
+    def __str__(self) -> str:
+        """The table: who, epsilon, why."""
+        cost = [
+            "NOT protected" if one.epsilon is None else f"epsilon = {up(one.epsilon)}"
+            for one in self
+        ]
+        wide = max(len(one.party) for one in self), max(map(len, cost))
+        lines = list[str]()
+        for one, text in zip(self, cost, strict=True):
+            first = f"{one.party:<{wide[0]}}  {text:<{wide[1]}}  "
+            lines += textwrap.wrap(
+                one.why, _COLUMNS, initial_indent=first, subsequent_indent=" " * len(first)
+            )
+        return "\n".join(lines)
+
+
+def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection:
+    """Return a row for each party; see `Guarantee.protection`.
+
+    Args:
+        of: The guarantee.
+        unprotected: Why nobody is protected, where there is no guarantee.
+    """
+    if of.relation is None:
+        parties = ("an outsider", ANOTHER, "an aggregator or server")
+        return Protection(Party(one, None, 0.0, unprotected) for one in parties)
+    reasons = [_outsider(of), *_participants(of), _aggregator(of), _holder(of)]
+    # The paper's rule may state less than what holds.
+    epsilon = max(of.epsilon, of.exact_epsilon)
+    return Protection(
+        Party(party, epsilon if protected else None, of.delta, why)
+        for party, protected, why in reasons
+    )
+
+
+def sentences(of: "Guarantee") -> str:
+    """The rows as sentences, but for the stated attacker and for whoever holds the seed.
+
+    Args:
+        of: The guarantee, whose statement says those two itself.
+    """
+    stated = _named(of)
+    return " ".join(str(one) for one in table(of)[:-1] if one.party != stated)
+
+
+_Row = tuple[str, bool, str]
+
+
+def _named(of: "Guarantee") -> str:
+    """What the stated attacker is called in the table."""
+    if of.attacker == "coalition":
+        return f"the coalition of agents {', '.join(map(str, of.nodes or ()))}"
+    named = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregator or server"}
+    return named.get(str(of.attacker), "the stated nodes together")
+
+
+def _outsider(of: "Guarantee") -> _Row:
+    party = "an outsider"
+    if of.sealed and of.attacker in ("outsider", "aggregator"):
+        return party, True, (
+            "it sees sums, and single messages under the masks of a secure sum alone"
+        )  # fmt: skip
+    if of.attacker == "outsider":
+        return party, True, "it sees every message, but no secret of the noise"
+    of_nodes = of.attacker != "aggregator" and of.gradients == "any"
+    if of_nodes and of.secrets in ("own", "links"):
+        return party, True, "it sees every message, but none of the secrets that agents know"
+    return party, False, "it sees messages that the stated attacker does not see"
+
+
+def _participants(of: "Guarantee") -> list[_Row]:
+    """Other agents: one row, or two where they differ."""
+    stated: list[_Row] = []
+    if of.attacker in ("coalition", "nodes"):
+        stated = [(_named(of), True, "it is the stated attacker")]
+    if of.secrets == "alone":
+        return stated
+    if of.attacker == "node" and of.secrets != "own":
+        return [(ANOTHER, True, "any single agent is the stated attacker")]
+    if not _outsider(of)[1]:
+        return [*stated, (ANOTHER, False, "it may see more than the stated attacker does")]
+    if of.accountant == "pld":
+        return [*stated, (ANOTHER, False, _DRAWN)]
+    if of.secrets == "group":
+        mine, others = f"{ANOTHER} of its own group", f"{ANOTHER} of another group"
+        return [*stated, (mine, False, _MEMBER), (others, True, _OTHER_GROUP)]
+    protected = of.secrets == "own" or (of.secrets == "shares" and of.colluders > 0)
+    return [*stated, (ANOTHER, protected, _WHY[of.secrets].format(colluders=of.colluders))]
+
+
+def _aggregator(of: "Guarantee") -> _Row:
+    party = "an aggregator or server"
+    if of.attacker == "aggregator":
+        return party, True, "it sees the sums that are opened, and no single message"
+    if not _outsider(of)[1]:
+        return party, False, "the sum of all messages is not part of what the stated attacker sees"
+    return party, True, "it sees no more than an outsider, unless it holds a secret of the noise"
+
+
+def _holder(of: "Guarantee") -> _Row:
+    if of.release:
+        why = "the key of this release gives all noise away; it must stay secret"
+    else:
+        why = (
+            "the seed of a simulation gives all noise away, and records hold it; the other rows "
+            "are about agents who each keep a secret of their own"
+        )
+    return "whoever holds the seed", False, why
+
+
+def group_epsilon(of: "Guarantee", records: int) -> float:
+    """Epsilon, at the guarantee's delta, of several records that change together.
+
+    Guarantee: for any k records, at one agent or at several, against the guarantee's attacker.
+    Gaussian noise: k mu in the place of mu. Concentrated: k^2 rho. Pure: k epsilon. For sampled
+    batches, where no such rule is known, k steps from one data set to the other: if one record
+    costs e at delta d, k of them cost k e at d (1 + e^e + .. + e^((k - 1) e)).
+
+    Args:
+        of: A guarantee per record, without a curve.
+        records: k, at least 1.
+
+    Returns:
+        Epsilon, rounded up; infinity where none follows.
+
+    Reference:
+        Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
+    """
+    grown = of.added_delta
+    while grown < of.delta or grown == 0:
+        cost = _of_group(of.loss, records, of.delta - grown) + of.added_epsilon
+        # What finite precision adds to delta grows like e^epsilon.
+        growth = math.exp(min(max(0.0, cost - of.epsilon), 700.0))
+        if grown >= of.added_delta * growth:
+            return cost
+        grown = 1.01 * of.added_delta * growth
+    return math.inf
+
+
+@functools.lru_cache(maxsize=256)
+def _of_group(loss: losses.AnyLoss, records: int, delta: float) -> float:
+    """Epsilon of several records at delta, in exact arithmetic."""
+    if isinstance(loss, losses.Gaussian):
+        return losses.Gaussian(records * loss.mu * MARGIN).epsilon(delta)
+    if isinstance(loss, losses.Concentrated):
+        return losses.Concentrated(records**2 * loss.rho * MARGIN).epsilon(delta)
+    if isinstance(loss, losses.Pure):
+        return records * loss.bound * MARGIN
+    # Sampling never makes a loss larger.
+    best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
+    one = loss.epsilon(delta)
+    for _ in range(_TRIES):
+        if (records - 1) * one > 700:
+            break
+        steps = math.log(math.fsum(math.exp(j * one) for j in range(records)))
+        smaller = math.exp(math.log(delta) - steps - _SLACK)
+        stated, one = one, loss.epsilon(smaller)
+        # The steps were summed at an epsilon that is a little less: the slack covers that.
+        if (records - 1) * (one - stated) <= _SLACK * (1 - 1e-9):
+            return min(best, records * one * MARGIN)
+    return best

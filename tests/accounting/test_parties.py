@@ -1,0 +1,157 @@
+"""Rows of a guarantee's protection, what is stored of them, and groups of records."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.accounting import gdp, losses, parties
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.sampled import Pld
+
+DELTA = 1e-5
+
+
+def make(**change):
+    fields = {
+        "epsilon": 1.0, "delta": DELTA, "mu": gdp.mu(1.0, DELTA), "relation": "replace_record",
+        "attacker": "outsider", "rounds": 10, "clip_norm": 0.1, "accountant": "gdp",
+        "release": False, "secrets": "own",
+    }  # fmt: skip
+    return Guarantee(**(fields | change))
+
+
+def with_loss(loss, **change):
+    return make(mu=None, other_loss=loss, epsilon=loss.epsilon(change.get("delta", DELTA)),
+                accountant=loss.kind, rounds=loss.rounds, **change)  # fmt: skip
+
+
+@pytest.mark.parametrize("secrets", [*parties.SECRETS, None])
+def test_what_is_stored_of_secrets_comes_back(secrets):
+    one = make(secrets=secrets, white=False, over_rounds="correlated")
+    stored = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert Guarantee.from_dict(stored) == one
+    assert stored.get("secrets") == secrets
+
+
+def test_older_records_promise_nothing_to_other_participants():
+    stored = make().to_dict()
+    del stored["secrets"]
+    old = Guarantee.from_dict(stored)
+    rows = {row.party: row for row in old.protection()}
+    assert rows[parties.ANOTHER].epsilon is None and rows["an outsider"].epsilon == 1.0
+    assert "older record" in old.statement()
+    assert "or of a scale that changes" in make(white=False).statement()
+
+
+def test_records_that_contradict_themselves_are_refused():
+    with pytest.raises(ValueError, match="secrets is 'open'"):
+        make(secrets="open")
+    with pytest.raises(ValueError, match="over_rounds is 'correlated' of noise that is white"):
+        make(over_rounds="correlated")
+    with pytest.raises(ValueError, match="over_rounds is 'always'"):
+        make(over_rounds="always", white=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "both"),
+    [("own", "own", "own"), ("own", "shared", "shared"), ("group", "own", "group"),
+     ("shared", "group", None), ("own", None, None), ("own", "alone", None)],
+)  # fmt: skip
+def test_phases_protect_whom_both_protect(first, later, both):
+    one = make(secrets=first).followed_by(make(secrets=later), planned=True)
+    assert one.secrets == both
+
+
+def test_other_rows_state_no_less_than_holds_under_the_papers_rule():
+    one = make(epsilon=40.0, mu=gdp.mu(41.7, DELTA), accountant="paper", unsound=True)
+    assert one.protection()[1].epsilon == one.exact_epsilon > 41
+
+
+def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
+    rows = {row.party: row for row in make(attacker="aggregator").protection()}
+    assert rows["an aggregator or server"].epsilon == 1.0
+    assert rows["an outsider"].epsilon is None and rows[parties.ANOTHER].epsilon is None
+
+
+def hockey_stick(p, q, epsilon):
+    """Delta of two densities on a grid, by brute force."""
+    return max(np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in ((p, q), (q, p)))
+
+
+@pytest.mark.parametrize("records", [2, 5])
+def test_several_records_under_gaussian_noise(records):
+    """More records move the mean k times as far: brute force, and no less noise than that."""
+    one = make()
+    stated = parties.group_epsilon(one, records)
+    grid = np.linspace(-15, 15, 400_001)
+    far = records * one.mu
+    p, q = stats.norm.pdf(grid), stats.norm.pdf(grid - far)
+    width = grid[1] - grid[0]
+    assert hockey_stick(p * width, q * width, stated) <= DELTA * (1 + 1e-6)
+    # Tight; and what one record costs, times k, would not hold.
+    assert hockey_stick(p * width, q * width, stated * 0.99) > DELTA
+    assert hockey_stick(p * width, q * width, records * 1.0) > DELTA
+
+
+def test_several_records_under_other_losses():
+    pure = with_loss(losses.Pure(0.5, 10), delta=0.0)
+    assert parties.group_epsilon(pure, 5) == pytest.approx(2.5, rel=1e-12)
+    # Laplace noise of scale 2: odds of outputs beyond both are e^(5 / 2), whatever the grid.
+    assert stats.laplace.logpdf(9, scale=2) - stats.laplace.logpdf(9 - 5, scale=2) == -2.5
+    rho = with_loss(losses.Concentrated(0.01, 10))
+    squared = losses.Concentrated(0.25, 10).epsilon(DELTA)
+    assert parties.group_epsilon(rho, 5) == pytest.approx(squared, rel=1e-12)
+    # The Gaussian of that rho is exact: zCDP states no less.
+    exact = gdp.epsilon(5 * np.sqrt(0.02), DELTA)
+    assert exact <= parties.group_epsilon(rho, 5) <= 1.3 * exact
+
+
+@pytest.mark.parametrize(("rate", "ratio"), [(0.1, 0.5), (0.3, 0.2), (0.02, 1.0)])
+@pytest.mark.parametrize("records", [2, 5])
+def test_several_records_in_sampled_batches(rate, ratio, records):
+    """One round: k coins, each moving the mean by the ratio, against none of them."""
+    one = with_loss(Pld.of([rate], [ratio], 1), relation="zero_out_record")
+    stated = parties.group_epsilon(one, records)
+    grid = np.linspace(-14, 14 + records * ratio, 400_001)
+    width = grid[1] - grid[0]
+    drawn = stats.binom.pmf(np.arange(records + 1), records, rate)
+    p = sum(w * stats.norm.pdf(grid - j * ratio) for j, w in enumerate(drawn))
+    q = stats.norm.pdf(grid)
+    assert hockey_stick(p * width, q * width, stated) <= DELTA
+    # The broken copy: what one record costs.
+    assert hockey_stick(p * width, q * width, one.epsilon) > DELTA
+    # No more than noise without sampling.
+    assert stated <= losses.Gaussian(records * ratio).epsilon(DELTA) * (1 + 1e-9)
+
+
+def test_finite_precision_costs_a_group_more_delta():
+    bare = make(release=True)
+    spent = bare.with_finite_precision(1e-3, 1e-9)
+    cost = [parties.group_epsilon(one, 2) for one in (bare, spent)]
+    grown = 1e-9 * np.exp(cost[1] - spent.epsilon)
+    assert cost[1] == pytest.approx(gdp.epsilon(2 * bare.mu, DELTA - grown) + 1e-3, rel=1e-3)
+    assert cost[1] > cost[0] + 1e-3
+    # Where that uses delta up, nothing is stated.
+    assert parties.group_epsilon(bare.with_finite_precision(1e-3, 9e-6), 5) == np.inf
+
+
+def test_statements_per_record_say_what_a_person_with_several_gets():
+    text = make().statement()
+    two, five = (parties.group_epsilon(make(), k) for k in (2, 5))
+    assert f"2 records epsilon = {parties.up(two)}, 5 records epsilon = {parties.up(five)}." in text
+    loud = make(epsilon=5.0, mu=gdp.mu(5.0, DELTA)).statement()
+    assert "that of 5 is vacuous" in loud
+    assert "several records" not in make(relation="replace_agent").statement()
+    curve = make().stopping_at((5, 10)).statement()
+    assert "several records of one person cost together is not stated with a curve" in curve
+
+
+def test_a_table_prints_rows_that_fit_a_window():
+    lines = str(make().protection()).splitlines()
+    assert lines[1].startswith("another participant      epsilon = 1    every agent")
+    assert lines[2].startswith(" " * 40) and max(map(len, lines)) <= 100
+    assert any(
+        line.startswith("whoever holds the seed   NOT protected  the seed") for line in lines
+    )

@@ -1,0 +1,398 @@
+"""Who is protected from whom: plans' tables, SECURITY.md's, and the losses of views agree."""
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import views
+from dpjax.accounting.parties import ANOTHER
+from dpjax.algorithms.average import Average
+from dpjax.algorithms.disk import DiSK
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.algorithms.exchange import Sum
+from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
+from dpjax.algorithms.pmlf import PMLF
+from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, EncryptedOnLinks
+from dpjax.algorithms.references import EXTRA, NIDS
+from dpjax.algorithms.tracking import DGD, DPOP, Tracking
+from dpjax.algorithms.zip_dl import ZipDL
+from dpjax.plans import noise, plan, registry, samplers, scheduled
+from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.integers import Discrete
+from dpjax.plans.links import PairKeys, ZeroSum
+from dpjax.plans.optimizers import Sgd
+from dpjax.plans.protect import Budget, Protect
+from dpjax.topology import graphs, mixing
+from tests.plans import test_aggregate
+from tests.support import make_config
+
+SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
+N = 6
+MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
+GROUPS = ((0, 3, 4), (1, 2, 5))
+OUTSIDER, SERVER = "an outsider", "an aggregator or server"
+
+
+def gossip(**changes):
+    """A plan of D-SGD, or of what is named."""
+    counts = np.full(N, 24)
+    return plan.make(make_config(**{"rounds": 4, **changes}), MATRIX, counts=counts)
+
+
+def apart():
+    """Two groups whose noise is correlated inside alone."""
+    matrix = np.eye(N)
+    matrix[0, 1] = matrix[1, 0] = 0.5
+    return matrix
+
+
+def by_schedule(part, method, **changes):
+    """A plan whose noise has a scale by round."""
+    pure = isinstance(part, scheduled.Laplace)
+    given = dict(
+        noise=part, method=method, rounds=4, optimizer=Sgd(0.01, decay=0.9),
+        budget=Budget(1.0, accountant="pure") if pure else Budget(1.0, 1e-5),
+        protect=Protect("replace_agent", 0.5, norm="l1" if pure else "l2"),
+    )  # fmt: skip
+    return gossip(**(given | changes))
+
+
+def summed(part, attacker="aggregator", **changes):
+    """A plan of sums at a server."""
+    protect = Protect("zero_out_client", clip_norm=0.5, attacker=attacker)
+    config = test_aggregate.config("zero_out_client", part, protect=protect, **changes)
+    return plan.make(config, test_aggregate.COMPLETE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(PairKeys):
+    """A user's own design, whose agents keep who knows what from each other."""
+
+    label = "mine"
+
+
+def bare(method, **changes):
+    return gossip(method=method, design="non_private", **changes)
+
+
+COVARIANCE = noise.Covariance(np.eye(N) + 0.1, "mine")
+PLANS = {
+    "non-private": [
+        lambda: gossip(design="non_private"),
+        lambda: bare(Average(DSGD(), decay=0.5)),
+    ],
+    "independent (LDP)": [
+        lambda: gossip(design="independent"),
+        lambda: gossip(design="independent", attacker="node"),
+        lambda: gossip(design="independent", relation="replace_record"),
+    ],
+    "pairwise (DECOR)": [lambda: gossip(design="pairwise")],
+    "whisper, whisper_horizon": [
+        lambda: gossip(design="whisper"),
+        lambda: gossip(design="whisper_horizon"),
+        lambda: gossip(design="whisper", method=Average(DSGD(), decay=0.5)),
+    ],
+    "whisper with subgroups": [lambda: gossip(design="whisper", subgroups=GROUPS)],
+    "anti_pgd, prefix_sum, mafalda": [
+        lambda: gossip(design="anti_pgd"),
+        lambda: gossip(design="prefix_sum", attacker="coalition", nodes=(0, 3)),
+        lambda: gossip(design="mafalda"),
+    ],
+    "spacetime": [lambda: gossip(design="spacetime")],
+    "covariance (your own matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
+    "pair_keys (DECOR, keys at both ends)": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
+    "gradients at several models (DiSK, PMLF), any design": [
+        lambda: gossip(method=DiSK(), design="independent"),
+        lambda: gossip(method=PMLF(length=3, beta=0.5), design="whisper"),
+    ],
+    "K gossip steps (Muffliato), any design": [
+        lambda: gossip(method=DSGD(gossip_steps=3), design="independent"),
+        lambda: gossip(method=DSGD(gossip_steps=3), design="pairwise"),
+    ],
+    "`Federated` by relays, independent noise": [
+        lambda: summed(noise.Independent(), "outsider", aggregate=Sum()),
+    ],
+    "laplace, normal: scales by schedule, D-SGD": [
+        lambda: by_schedule(scheduled.Laplace(0.9), DSGD()),
+        lambda: by_schedule(scheduled.Normal(0.9), DSGD()),
+    ],
+    "the same under tracking, DPOP, DGD": [
+        lambda: by_schedule(scheduled.Laplace(0.9), Tracking(5.0)),
+        lambda: by_schedule(scheduled.Laplace(0.9), DPOP()),
+        lambda: by_schedule(scheduled.Normal(0.9), DGD()),
+    ],
+    "the same under pairs: Diff-TV-AB, PP-DOAGT": [
+        lambda: by_schedule(scheduled.Laplace(0.9), DiffTVAB()),
+        lambda: by_schedule(scheduled.Normal(0.9), GradientTracking()),
+        lambda: by_schedule(scheduled.Laplace(0.9), PPDOAGT()),
+    ],
+    "EXTRA, NIDS (references)": [lambda: bare(EXTRA()), lambda: bare(NIDS())],
+    "correlated randomness": [lambda: bare(CorrelatedRandomness(until=3))],
+    "encrypted differences (Paillier)": [lambda: bare(Encrypted())],
+    "aggregate, discrete: secure sums": [
+        lambda: summed(Aggregate(colluders=1)),
+        lambda: summed(Aggregate(colluders=2), "outsider"),
+        lambda: summed(Discrete(5, colluders=1), budget=test_aggregate.ZCDP),
+    ],
+    "batches by coin flips (Poisson)": [
+        lambda: gossip(
+            design="independent", relation="zero_out_record", sampler=samplers.Poisson(6.0, 4)
+        )
+    ],
+    "a design of your own, which says nothing": [
+        lambda: gossip(noise=Mine(2.0), attacker="outsider")
+    ],
+    "zip_dl (Zip-DL)": [
+        lambda: gossip(method=ZipDL(), noise=ZeroSum(), attacker="node", gradients="view"),
+    ],
+    "central (CDP)": [],
+}
+"""Plans of every row of SECURITY.md's table."""
+
+
+@functools.cache
+def made(row):
+    return [make() for make in PLANS[row]]
+
+
+def table():
+    """SECURITY.md's table: row -> its three cells, without the numbers of footnotes."""
+    lines = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", SECURITY, re.M)
+    plain = [[re.sub(r" \([0-9, ]+\)$", "", cell) for cell in cells] for cells in lines]
+    return {row: cells for row, *cells in plain if not row.startswith(("method", "---"))}
+
+
+def told(plan_):
+    """What a plan says of the three parties, in the table's words."""
+    rows = {row.party: row for row in plan_.protection()}
+
+    def word(party):
+        return "no" if rows[party].epsilon is None else "yes"
+
+    groups = [word(party) for party in rows if party.startswith(f"{ANOTHER} of")]
+    agents = "group" if groups == ["no", "yes"] else word(ANOTHER)
+    return word(OUTSIDER), agents, word(SERVER)
+
+
+WORDS = {
+    "protected": "yes", "as the aggregator": "yes", "some": "yes",
+    "**not protected**": "no", "nothing protected": "no", "no epsilon": "no", "none": "no",
+    "ciphertexts, no epsilon": "no", "**not** in its own group": "group",
+}  # fmt: skip
+"""What a cell means: protected, not, or from other groups alone."""
+
+
+def test_the_table_of_designs_and_the_plans_here_have_the_same_rows():
+    assert set(table()) == set(PLANS)
+
+
+@pytest.mark.parametrize("row", [row for row in PLANS if not row.endswith("any design")])
+def test_plans_protect_from_whom_security_says(row):
+    if row == "central (CDP)":
+        with pytest.raises(ValueError, match="outsiders are not defended against"):
+            noise.named("central")
+    for one in made(row):
+        assert told(one) == tuple(WORDS[cell] for cell in table()[row])
+
+
+@pytest.mark.parametrize("row", [row for row in PLANS if row.endswith("any design")])
+def test_gossip_steps_and_filters_change_nothing_for_other_parties(row):
+    assert set(table()[row]) <= {"as with one", "as D-SGD"}
+    for one in made(row):
+        plain = plan.make(dataclasses.replace(one.config, method=DSGD()), MATRIX)
+        assert one.protection() == plain.protection()
+
+
+def test_every_row_of_the_registry_has_an_answer():
+    every = [one for row in PLANS for one in made(row)]
+    labels = {one.config.label for one in every}
+    methods = {type(one.config.method).__name__ for one in every}
+    rows = [row for row in registry.NOISES if row.part is not None]
+    assert {row.label for row in rows} <= labels
+    # EncryptedOnLinks is Encrypted, placed on its network.
+    assert {row.part for row in registry.METHODS} - methods == {EncryptedOnLinks.__name__}
+    for one in every:
+        silent = one.config.label == "mine" and isinstance(one.config.noise, Mine)
+        assert (one.guarantee.secrets is None) == (silent or one.noise is None)
+        assert all(row.party in str(one.protection()) for row in one.protection())
+
+
+def test_a_row_gives_the_stated_epsilon_and_the_holder_of_the_seed_is_last():
+    one = made("independent (LDP)")[0]
+    rows = one.protection()
+    assert [row.party for row in rows] == [OUTSIDER, ANOTHER, SERVER, "whoever holds the seed"]
+    assert [row.epsilon for row in rows] == [8.0, 8.0, 8.0, None]
+    assert {row.delta for row in rows} == {1e-5} and "seed of a simulation" in rows[-1].why
+    released = gossip(design="independent", release=True)
+    assert released.protection()[-1].why.startswith("the key of this release")
+
+
+def loss_against(one, attacker):
+    """[n] loss mu of every agent to one agent, from the noise that runs, by views alone."""
+    part = one.config.noise
+    if isinstance(part, PairKeys):
+        algorithm = views.decor(MATRIX, 1.0, part.shared)
+        scale = float(one.noise.scale)
+    else:
+        groups = getattr(part, "subgroups", None)
+        diagonal = one.guarantee.secrets == "own"
+        if not diagonal and groups is None:
+            groups = [range(N)]
+        algorithm = views.dsgd(
+            MATRIX, one.applied_strategy, one.covariance(), subgroups=None if diagonal else groups
+        )
+        scale = 1.0
+    try:
+        mu = algorithm.pndp([attacker]).loss(one.config.pattern).mu
+    except ValueError as error:  # A seed that all agents share.
+        assert "the loss is infinite" in str(error)
+        mu = np.full(N, np.inf)
+    return mu * one.config.protect.sensitivity / scale
+
+
+def misstated(one, noise_of=None):
+    """(attacker, victim) of whom the table promises more than views confirm, or less.
+
+    ``noise_of`` is the plan whose noise runs, where ``one`` states it falsely.
+    """
+    runs = one if noise_of is None else noise_of
+    rows = {row.party: row.epsilon is not None for row in one.protection()}
+    groups = getattr(one.config.noise, "subgroups", None) or [range(N)]
+    wrong = []
+    for attacker in range(N):
+        lost = loss_against(runs, attacker)
+        for victim in set(range(N)) - {attacker}:
+            same = any({attacker, victim} <= set(group) for group in groups)
+            party = f"{ANOTHER} of {'its own' if same else 'another'} group"
+            kept = lost[victim] <= runs.guarantee.mu * (1 + 1e-6)
+            if rows.get(party, rows.get(ANOTHER)) != kept:
+                wrong.append((attacker, victim))
+    return wrong
+
+
+NODES = {
+    "independent": {"design": "independent"},
+    "record": {"design": "independent", "relation": "replace_record"},
+    "whisper": {"design": "whisper"},
+    "groups": {"design": "whisper", "subgroups": GROUPS},
+    "pairwise": {"design": "pairwise"},
+    "anti_pgd": {"design": "anti_pgd"},
+    "mafalda": {
+        "design": "mafalda", "relation": "zero_out_record", "participation": (2, 2),
+        "batch_size": 12,
+    },
+    "spacetime": {"design": "spacetime"},
+    "pair_keys": {"noise": PairKeys(2.0), "attacker": "node"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_other_agents_lose_what_the_table_says(name):
+    assert not misstated(gossip(**NODES[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "lie"), [("whisper", "own"), ("groups", "own"), ("spacetime", "own")]
+)
+def test_a_table_that_calls_a_shared_seed_an_own_secret_is_found_out(name, lie):
+    """The broken copy: the same noise, under a record that hides who shares its seed."""
+    one = gossip(**NODES[name])
+    lied = dataclasses.replace(one.guarantee, secrets=lie)
+    with pytest.raises(ValueError, match=f"guarantee.secrets is {lie!r}"):
+        dataclasses.replace(one, guarantee=lied)
+    honest = gossip(**NODES[name])
+    object.__setattr__(one, "guarantee", lied)
+    assert misstated(one, noise_of=honest)
+
+
+def test_keys_of_links_protect_agents_only_where_they_are_the_attackers():
+    outside = gossip(noise=PairKeys(2.0), attacker="outsider")
+    rows = {row.party: row for row in outside.protection()}
+    assert rows[ANOTHER].epsilon is None and rows[OUTSIDER].epsilon == 8.0
+    lost = np.nanmax([np.nanmax(loss_against(outside, a)) for a in range(N)])
+    assert lost > 1.02 * outside.guarantee.mu
+    some = gossip(noise=PairKeys(2.0), attacker="coalition", nodes=(1, 4))
+    rows = {row.party: row.epsilon for row in some.protection()}
+    assert rows["the coalition of agents 1, 4"] == rows[OUTSIDER] == 8.0 and rows[ANOTHER] is None
+
+
+@pytest.mark.parametrize("design", ["independent", "anti_pgd", "prefix_sum", "mafalda"])
+@pytest.mark.parametrize("attack", [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1,)}])
+def test_against_agents_noise_of_their_own_is_the_outsider_s(design, attack):
+    one, outside = gossip(design=design, **attack), gossip(design=design)
+    np.testing.assert_array_equal(one.factor, outside.factor)
+    assert one.guarantee.mu == outside.guarantee.mu and one.guarantee.epsilon == 8.0
+    assert one.guarantee.attacker == attack["attacker"]
+    assert not misstated(one)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coloured(noise.Independent):
+    """A user's own: called independent, correlated over agents."""
+
+    def over_agents(self, target, bound, joint):
+        return noise.Whisper().over_agents(target, bound, joint)
+
+    def check(self, design, target):
+        pass
+
+
+def test_noise_of_a_shared_seed_is_refused_against_agents():
+    for design in ("whisper", "pairwise", "spacetime"):
+        with pytest.raises(ValueError, match="'node'.*all draw from one seed.*links.PairKeys"):
+            gossip(design=design, attacker="node")
+    assert gossip(noise=Coloured()).guarantee.secrets == "shared"
+    # The broken copy: a subclass of a design whose agents share nothing.
+    with pytest.raises(ValueError, match="'node'.*all draw from one seed"):
+        gossip(noise=Coloured(), attacker="node")
+    with pytest.raises(ValueError, match=r"nodes is \(9,\) of 6 agents"):
+        gossip(design="independent", attacker="coalition", nodes=(9,))
+    poisson = samplers.Poisson(6.0, 4)
+    with pytest.raises(ValueError, match="whoever takes part may know its batches"):
+        gossip(design="independent", relation="zero_out_record", sampler=poisson, attacker="node")
+
+
+def test_one_agent_alone_has_no_other_participant():
+    config = make_config(design="independent", rounds=2)
+    alone = plan.make(config, np.ones((1, 1)))
+    assert [row.party for row in alone.protection()][:2] == [OUTSIDER, SERVER]
+    assert ANOTHER not in alone.guarantee.statement()
+
+
+def test_agents_in_a_sum_count_as_colluders():
+    rows = {row.party: row for row in summed(Aggregate()).protection()}
+    assert rows[ANOTHER].epsilon is None and "give colluders=1" in rows[ANOTHER].why
+    assert rows[OUTSIDER].epsilon == rows[SERVER].epsilon == 2.0
+
+
+def test_statements_of_designs_differ_in_who_is_protected():
+    texts = [
+        made(row)[0].guarantee.statement()
+        for row in ("independent (LDP)", "whisper, whisper_horizon", "whisper with subgroups")
+    ]
+    assert f"Protected from {ANOTHER} (epsilon = 8, delta = 1e-05): every agent" in texts[0]
+    assert f"NOT protected from {ANOTHER}: it holds the seed" in texts[1]
+    assert f"NOT protected from {ANOTHER} of its own group" in texts[2]
+    assert f"Protected from {ANOTHER} of another group (epsilon = 8" in texts[2]
+    assert (
+        made("independent (LDP)")[1].guarantee.statement().count(f"Protected from {OUTSIDER}") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"design": "mafalda"}, " rounds with noise correlated over rounds against"),
+        ({"design": "independent"}, " rounds against"),
+    ],
+)
+def test_what_differs_over_rounds_is_named(changes, text):
+    assert text in gossip(**changes).guarantee.statement()
+    by_round = by_schedule(scheduled.Normal(0.9), DSGD()).guarantee
+    assert "with noise of a scale that changes by round against" in by_round.statement()
+    both = by_round.followed_by(by_round, planned=True)
+    assert "in phases, each with noise of its own against" in both.statement()
