@@ -207,9 +207,11 @@ def group_epsilon(of: "Guarantee", records: int) -> float:
     Reference:
         Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
     """
-    grown = of.added_delta
+    grown, added = of.added_delta, of.added_epsilon
+    if of.release and not of.unsound:  # A plan's reserve, where a run has not yet said the cost.
+        added = max(added, of.epsilon - of.exact_epsilon)
     while grown < of.delta or grown == 0:
-        cost = _of_group(of.loss, records, of.delta - grown) + of.added_epsilon
+        cost = _of_group(of.loss, records, of.delta - grown) + added
         # What finite precision adds to delta grows like e^epsilon.
         growth = math.exp(min(max(0.0, cost - of.epsilon), 700.0))
         if grown >= of.added_delta * growth:
