@@ -17,8 +17,10 @@ L = log(1 / delta):
     paper   epsilon / (2 sqrt(L))                                  (false for large epsilon)
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -26,7 +28,10 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.accounting import gdp, precision
+from dpjax.accounting import discrete, gdp, losses, precision
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
 
 __all__ = [
     "Accountant",
@@ -35,9 +40,11 @@ __all__ = [
     "PaperLimits",
     "PureLoss",
     "Relation",
+    "Remaining",
     "loss",
     "paper_limits",
     "precision_bound",
+    "remaining",
 ]
 
 Relation = Literal[
@@ -449,3 +456,163 @@ def loss(
     return CovarianceLoss.of_mu(
         mu, diagonal, delta, accountant=accountant, allow_unsound=allow_unsound
     )
+
+
+class Total(Protocol):
+    """A budget for several phases, fixed before the first one: a `dpjax.plans.protect.Budget`.
+
+    Attributes:
+        epsilon: One number; phases count by their worst agent.
+        delta: Delta, the same in every phase.
+        accountant: "gdp" adds up mu^2 of Gaussian noise, "zcdp" rho, "pure" epsilons.
+        reserve: Share of epsilon that releases keep for noise of finite precision.
+    """
+
+    @property
+    def epsilon(self) -> float | tuple[float, ...]: ...  # noqa: D102
+    @property
+    def delta(self) -> float: ...  # noqa: D102
+    @property
+    def accountant(self) -> str: ...  # noqa: D102
+    @property
+    def reserve(self) -> float: ...  # noqa: D102
+
+
+class Whole(NamedTuple):
+    """A total as a loss.
+
+    Attributes:
+        loss: What all phases may cost together; of no rounds yet.
+        epsilon: Epsilon at the total's delta.
+        added_epsilon: The part of epsilon for noise of finite precision.
+        added_delta: The part of delta for it.
+    """
+
+    loss: losses.AnyLoss
+    epsilon: float
+    added_epsilon: float
+    added_delta: float
+
+
+class Remaining(NamedTuple):
+    """What a total leaves for later phases.
+
+    Attributes:
+        epsilon: Budget of a next phase that takes all of it, 0 where nothing is left.
+        delta: The total's.
+        mu: Its Gaussian-DP parameter; None for totals of other kinds.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None
+
+
+FILTERS = ("gdp", "zcdp", "pure")
+"""Accountants of which a total may be: losses that add up whatever later phases were chosen by."""
+
+# The share of delta that releases keep for noise of finite precision; that of epsilon is a field.
+_DELTA_SHARE, _ROOM = 0.01, 1 - 1e-9
+
+
+def whole(total: Total, *, release: bool) -> Whole:
+    """Return the loss that a total allows, rounded down.
+
+    Args:
+        total: The total.
+        release: Whether its phases are releases, of which finite precision takes a part.
+
+    Raises:
+        ValueError: For one epsilon an agent, or an accountant that no filter is known for.
+    """
+    if not isinstance(epsilon := total.epsilon, float | int):
+        raise ValueError(
+            f"epsilon is {_validate.shown(epsilon)} of a total; give one number, which covers the "
+            "worst agent of every phase"
+        )
+    if total.accountant not in FILTERS:
+        raise ValueError(
+            f"accountant is {total.accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
+            "phases of Gaussian noise have a mu whatever their accountant, and add up under 'gdp'"
+        )
+    epsilon, delta = _validate.positive("epsilon", epsilon), total.delta
+    if total.accountant == "pure":
+        return Whole(losses.Pure(epsilon, 0), epsilon, 0.0, 0.0)
+    added_epsilon = total.reserve * epsilon if release else 0.0
+    added_delta = _DELTA_SHARE * delta if release else 0.0
+    free, delta = (epsilon - added_epsilon) * (1 - 1e-15), delta - added_delta
+    if total.accountant == "gdp":
+        loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, white=False)
+        return Whole(loss, epsilon, added_epsilon, added_delta)
+    concentrated = losses.Concentrated(discrete.largest_rho(free, delta), 0)
+    return Whole(concentrated, epsilon, added_epsilon, added_delta)
+
+
+def remaining(total: Total, spent: "Sequence[Guarantee]") -> Remaining:
+    """What later phases may cost together, under a total fixed before the first one.
+
+    A filter: for Gaussian noise mu'^2 = mu^2 - sum of mu_i^2, with mu the total's and mu_i phase
+    i's; rho and pure epsilons are subtracted themselves.
+
+    Guarantee: phases that stay within what remains, each with noise of its own and chosen by
+    anything that was released before it (whether there is one, its agents, rounds, noise and
+    share of what remains), make all of them together (epsilon, delta)-DP with the total's
+    numbers, whichever were run: `dpjax.accounting.guarantee.Guarantee.within` states it. Holds for
+    a total fixed before the first phase. A phase counts all that its guarantee covers, also where
+    it was stopped on the way, unless it had a curve.
+
+    Args:
+        total: The total, as a `dpjax.plans.protect.Budget`.
+        spent: Guarantees of the phases so far, in order; of a run that states the total already,
+            its guarantee alone.
+
+    Returns:
+        The budget that a next phase may have, rounded down: ``Budget(left.epsilon, left.delta)``.
+
+    Raises:
+        ValueError: For phases that pass the total or do not compose, and losses without a filter.
+
+    Reference:
+        Smith and Thakurta (2022), arXiv 2210.17520, for mu; Feldman and Zrnic (2021), Theorem 3.1
+        at every order, for rho; Rogers, Roth, Ullman and Vadhan (2016) for pure epsilons.
+
+    Example:
+        >>> from dpjax.accounting import budget, losses
+        >>> from dpjax.accounting.guarantee import Guarantee
+        >>> from dpjax.plans.protect import Budget
+        >>> total = Budget(epsilon=3.0, delta=1e-5)
+        >>> first = Guarantee(
+        ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record", attacker="outsider",
+        ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
+        ... )
+        >>> left = budget.remaining(total, [first])
+        >>> round(left.epsilon, 3), round(left.mu, 3)
+        (2.111, 0.526)
+    """
+    # Whether there will be releases is not known yet: what they take is left out.
+    loss, used = whole(total, release=True).loss, 0.0
+    if spent:
+        stated = spent[0].within(total)
+        for later in spent[1:]:
+            stated = stated.followed_by(later, planned=False)
+        loss, used = stated.loss, size(stated.spent)
+    limit = size(loss)
+    # Plans round a mu to the safe side once more than this does.
+    if isinstance(loss, losses.Gaussian):
+        mu = math.sqrt((limit - used) * (limit + used)) * _ROOM
+        return Remaining(losses.Gaussian(mu).epsilon(total.delta), total.delta, mu)
+    left = (limit - used) * _ROOM
+    rest = losses.Pure(left) if isinstance(loss, losses.Pure) else losses.Concentrated(left)
+    return Remaining(rest.epsilon(total.delta) * _ROOM, total.delta, None)
+
+
+def size(loss: losses.AnyLoss) -> float:
+    """Return the parameter of a loss: mu, rho or epsilon.
+
+    Args:
+        loss: The loss, of a total or of phases under one.
+    """
+    assert not isinstance(loss, losses.Pld)
+    if isinstance(loss, losses.Gaussian):
+        return loss.mu
+    return loss.rho if isinstance(loss, losses.Concentrated) else loss.bound

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dpjax import _validate
-from dpjax.accounting import budget, losses, parties
+from dpjax.accounting import budget, losses, parties, spending
 from dpjax.accounting.wording import ATTACKERS
 
 if TYPE_CHECKING:
@@ -86,11 +86,57 @@ def check(of: "Guarantee") -> None:
                 f"per_agent_epsilon is {values} with epsilon {of.epsilon}; epsilon is their maximum"
             )
         object.__setattr__(of, "per_agent_epsilon", values)
+    _phases(of)
     if of.unsound != (exact > of.epsilon) or (of.unsound and of.accountant != "paper"):
         raise ValueError(
             f"epsilon is {of.epsilon} with {_loss_text(of)} and delta {of.delta}, whose exact "
             f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
             "where it is false)"
+        )
+
+
+def _phases(of: "Guarantee") -> None:
+    """Refuse phases that pass the total that the record states, or are about something else."""
+    if not of.phases:
+        return
+    for one in of.phases:
+        if not isinstance(one, type(of)) or one.phases or one.relation is None:
+            raise ValueError(
+                f"phases has {_validate.shown(one)}; give the guarantees of single phases"
+            )
+    if of.gradients == "view" or of.nodes is not None:
+        said = f"gradients is {of.gradients!r}" if of.nodes is None else f"nodes is {of.nodes}"
+        raise ValueError(
+            f"{said} under a total; messages of later phases tell of earlier gradients, and agents "
+            "are numbered anew where some have left: plan every phase for gradients='any' and "
+            "attacker 'outsider' or 'node'"
+        )
+    every = spending.joined(of.phases)
+    for name in (
+        "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm",
+        "gradient_gap", "smoothness", "dropouts", "colluders", "sealed", "private_stop",
+    ):  # fmt: skip
+        if getattr(of, name) != getattr(every, name):
+            raise ValueError(
+                f"{name} is {getattr(of, name)!r}, and {getattr(every, name)!r} of its phases; "
+                "make it with Guarantee.within"
+            )
+    if of.rounds != sum(one.rounds for one in of.phases):
+        raise ValueError(f"rounds is {of.rounds}, which its phases do not add up to")
+    spent, whole = of.spent, of.loss
+    name = {"gdp": "mu", "zcdp": "rho", "pure": "epsilon"}[spent.kind]
+    if budget.size(spent) > budget.size(whole):
+        raise ValueError(
+            f"{name} of {len(of.phases)} phases is {budget.size(spent):.6g} together, more than "
+            f"the total's {budget.size(whole):.6g} (epsilon {of.epsilon:.6g} at delta "
+            f"{of.delta:g}); plan the next phase for what budget.remaining(total, spent) leaves"
+        )
+    if every.added_epsilon > of.added_epsilon or every.added_delta > of.added_delta:
+        raise ValueError(
+            f"added_epsilon is {every.added_epsilon:.3g} and added_delta {every.added_delta:.3g} "
+            f"of {len(of.phases)} phases together, more than the {of.added_epsilon:.3g} and "
+            f"{of.added_delta:.3g} that the total keeps for noise of finite precision; fix a total "
+            "of a larger Budget(..., reserve=...), run fewer rounds or train a smaller model"
         )
 
 

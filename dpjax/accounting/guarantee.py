@@ -69,6 +69,8 @@ class Guarantee:
             `protection` tells who else is protected; None where that is not known.
         over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", or "phases"
             of several runs; None where it is True, and in older records.
+        phases: The phases so far of which this record states a total that was fixed before the
+            first one, see `within`; empty for a run of its own.
     """
 
     epsilon: float
@@ -100,6 +102,7 @@ class Guarantee:
     sealed: bool = False
     secrets: parties.Secrets | None = None
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
+    phases: "tuple[Guarantee, ...]" = ()
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -136,6 +139,11 @@ class Guarantee:
         return losses.Gaussian(self.mu, self.rounds, self.white, self.participation)
 
     @property
+    def spent(self) -> losses.AnyLoss:
+        """What the phases under a total have spent together; without them the loss itself."""
+        return spending.spent(self)
+
+    @property
     def exact_epsilon(self) -> float:
         """Epsilon of the loss at this delta (a curve's), whatever the accountant states."""
         return spending.exact(self, self.loss)
@@ -160,12 +168,17 @@ class Guarantee:
             The guarantee of the first t rounds.
 
         Raises:
-            ValueError: For more rounds than are covered, or a guarantee with a curve.
+            ValueError: For more rounds than are covered, or a guarantee with a curve or a total.
         """
         if self.curve is not None:
             raise ValueError(
                 f"curve has marks {self.curve.marks}; use stopped(rounds), whose numbers hold for "
                 "a round chosen on the way, or the plan's own guarantee"
+            )
+        if self.phases:
+            raise ValueError(
+                f"phases are {len(self.phases)} under a total, which is stated however many rounds "
+                "are done; ask the guarantee of one phase"
             )
         rounds = _validate.integer("rounds", rounds, least=0)
         if rounds > self.rounds:
@@ -242,18 +255,23 @@ class Guarantee:
         noise of their own. An earlier run that was stopped on the way states all that it had
         planned, and that is what composes.
 
+        Where this record states a total (`within`), what it returns states the same total over one
+        phase more, which may have been chosen by anything released.
+
         Args:
             later: The guarantee of the run that carried on.
-            planned: True: both phases were fixed before the first one began.
+            planned: True: both phases were fixed before the first one began. False: they were not,
+                and this record states a total.
 
         Returns:
-            The guarantee of both, with the exact epsilon at the same delta.
+            The guarantee of both, with the exact epsilon at the same delta; or of the total.
 
         Raises:
-            ValueError: If ``planned`` is not True; for guarantees with a curve, whose numbers were
-                chosen on the way; if the two differ in relation, attacker, delta, release,
-                gradients, or in how far apart a record takes part, or have losses that do not
-                compose; if what finite precision adds uses up delta.
+            ValueError: If ``planned`` is not True and no total is stated, or the later phase passes
+                it; for guarantees with a curve, whose numbers were chosen on the way, where no
+                total is stated; if the two differ in relation, attacker, delta, release, gradients,
+                or in how far apart a record takes part, or have losses that do not compose; if
+                what finite precision adds uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
@@ -273,6 +291,38 @@ class Guarantee:
             an aggregator or server, whoever holds the seed.
         """
         return parties.table(self)
+
+    def within(self, total: budget.Total) -> "Guarantee":
+        """What a first phase states under a total that was fixed before it: that total.
+
+        A privacy filter: whatever phases follow, as long as the squares of their mu add up to at
+        most that of the total, all of them together are mu-GDP with the total's mu.
+
+        Guarantee: if the total was fixed before the first phase, and every phase has noise of its
+        own, then all phases in a row (`followed_by`) keep what is returned, also where it was
+        chosen by anything released whether there is another phase, of which agents, rounds and
+        noise. Not where it was chosen by data that were not released: a site that leaves because
+        of what its own data show tells that. Agents that have left spend nothing more; agents are
+        not told apart, each phase counts by its worst one. See `dpjax.accounting.budget.remaining`.
+
+        Args:
+            total: The total, a `dpjax.plans.protect.Budget` of one epsilon, with accountant "gdp"
+                for Gaussian noise, "zcdp" or "pure".
+
+        Returns:
+            The guarantee that states the total, with this phase in ``phases``; this one itself
+            where it states that total already.
+
+        Raises:
+            ValueError: For a phase that passes the total or has another delta; losses of batches
+                drawn by Poisson sampling, for which adding up does not hold; coalitions and
+                gradients="view", whose phases do not compose; another total than stated.
+
+        Reference:
+            Smith and Thakurta (2022), arXiv 2210.17520; Koskela, Tobaben and Honkela (2023),
+            arXiv 2209.15596; docs/accounting.md for phases that are interactive.
+        """
+        return spending.within(self, total)
 
     def statement(self) -> str:
         """What is guaranteed against the stated attacker, and what other parties can learn."""

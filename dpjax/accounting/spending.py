@@ -1,6 +1,7 @@
 """What a guarantee becomes: after some rounds, with marks to stop at, with a later run."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,9 @@ def with_curve(
     """
     if of.relation is None:
         return of
-    if of.curve is not None:
-        raise ValueError("curve is given already; use the plan's own guarantee")
+    if of.curve is not None or of.phases:
+        said = "curve is given" if of.curve is not None else f"phases are {len(of.phases)}"
+        raise ValueError(f"{said} already; use the plan's own guarantee")
     loss = of.loss
     if not isinstance(loss, losses.Gaussian):
         raise ValueError(
@@ -147,24 +149,53 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
     """See `Guarantee.followed_by`.
 
     Args:
-        of: The record of the earlier run.
+        of: The record of the earlier run, or of the phases so far under a total.
         later: That of the run that carried on.
         planned: Whether both were fixed before the first one began.
     """
-    if not _validate.flag("planned", planned):
+    _validate.flag("planned", planned)
+    if of.phases:
+        whole = budget.Whole(of.loss, of.epsilon, of.added_epsilon, of.added_delta)
+        return _under(whole, (*of.phases, *(later.phases or (later,))))
+    if later.phases:
+        raise ValueError(
+            f"phases of the later record are {len(later.phases)} under a total, which the earlier "
+            "one does not state; a total is fixed before the first phase, state that one by "
+            "within(total)"
+        )
+    if not planned:
         raise ValueError(
             "planned is False; a phase that was decided on after seeing the first one is not "
-            "covered by any sum of the two. Fix the largest later phase before the first one "
+            "covered by any sum of the two. If a total was fixed before the first one began, state "
+            "that one by within(total). Else fix the largest later phase before the first one "
             "begins, and state both with planned=True whether or not it is run"
         )
     for record in (of, later):
         if record.curve is not None:
             raise ValueError(
                 f"curve has marks {record.curve.marks}; phases in a row are covered by their "
-                "plans' own guarantees, compose those"
+                "plans' own guarantees, compose those, or state a total by within(total)"
             )
     if of.relation is None or later.relation is None:
         return type(of).none(of.rounds + later.rounds)
+    base = _joined(of, later)
+    dealt = [getattr(record.loss, "participation", None) for record in (of, later)]
+    apart = [pattern and pattern[1] for pattern in dealt]
+    if apart[0] != apart[1]:
+        raise ValueError(
+            f"participation is {dealt[0]}, then {dealt[1]}; only equal separations compose"
+        )
+    both = restated(base, of.loss.then(later.loss))
+    return both if both.white else dataclasses.replace(both, over_rounds="phases")
+
+
+def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
+    """What two runs in a row state beside their loss; refused where one record cannot state both.
+
+    Args:
+        of: The record of the earlier run.
+        later: That of the later one.
+    """
     if "view" in (of.gradients, later.gradients):
         raise ValueError(
             f"gradients is {of.gradients!r}, then {later.gradients!r}; messages of a later phase "
@@ -173,9 +204,12 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         )
     for name in ("relation", "attacker", "delta", "release", "gradients", "nodes", "norm"):
         if getattr(of, name) != getattr(later, name):
+            remedy = ""
+            if name in ("attacker", "nodes"):
+                remedy = ": plan all phases for one attacker, who sees what each of them shows"
             raise ValueError(
                 f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
-                "ones compose"
+                f"ones compose{remedy}"
             )
     if (of.gradient_gap is None) != (later.gradient_gap is None):
         raise ValueError(
@@ -184,12 +218,6 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         )
     gaps = [one.gradient_gap for one in (of, later) if one.gradient_gap is not None]
     smooth = [one.smoothness for one in (of, later) if one.smoothness is not None]
-    dealt = [getattr(record.loss, "participation", None) for record in (of, later)]
-    apart = [pattern and pattern[1] for pattern in dealt]
-    if apart[0] != apart[1]:
-        raise ValueError(
-            f"participation is {dealt[0]}, then {dealt[1]}; only equal separations compose"
-        )
     added_epsilon = of.added_epsilon + later.added_epsilon
     added_delta = of.added_delta + later.added_delta
     if added_delta >= of.delta > 0:
@@ -197,7 +225,7 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
             f"added_delta is {of.added_delta}, then {later.added_delta}, which uses up delta "
             f"{of.delta}; state the two runs apart"
         )
-    base = _open(
+    return _open(
         of,
         added_epsilon=added_epsilon,
         added_delta=added_delta,
@@ -211,8 +239,6 @@ def composed(of: "Guarantee", later: "Guarantee", planned: bool) -> "Guarantee":
         private_stop=of.private_stop or later.private_stop,
         secrets=_weaker(of.secrets, later.secrets),
     )
-    both = restated(base, of.loss.then(later.loss))
-    return both if both.white else dataclasses.replace(both, over_rounds="phases")
 
 
 def _weaker(first: Any, later: Any) -> Any:
@@ -221,6 +247,90 @@ def _weaker(first: Any, later: Any) -> Any:
         return first
     other = later if first == "own" else first
     return other if "own" in (first, later) and other != "alone" else None
+
+
+def within(of: "Guarantee", total: budget.Total) -> "Guarantee":
+    """See `Guarantee.within`.
+
+    Args:
+        of: The record of the first phase, or of phases that state this total already.
+        total: The total.
+    """
+    if of.relation is None:
+        raise ValueError("relation is None: this phase is not private, and no total covers it")
+    whole = budget.whole(total, release=of.release)
+    if of.delta != total.delta:
+        raise ValueError(
+            f"delta is {of.delta}, and the total's {total.delta}; plan every phase at the total's"
+        )
+    if of.phases:
+        if (of.epsilon, of.accountant) != (whole.epsilon, total.accountant):
+            raise ValueError(
+                f"epsilon is {of.epsilon} of a total that is stated already ({of.accountant}); a "
+                "total is fixed once, before the first phase"
+            )
+        return of
+    return _under(whole, (of,))
+
+
+def _under(whole: budget.Whole, phases: "tuple[Guarantee, ...]") -> "Guarantee":
+    """The record that states a total over phases; its constructor refuses those that pass it.
+
+    Args:
+        whole: The total.
+        phases: Records of the phases.
+    """
+    loss: Any = whole.loss
+    loss = dataclasses.replace(loss, rounds=sum(one.rounds for one in phases))
+    base = _open(
+        joined(phases), accountant="gdp", mu=math.inf, white=False, over_rounds="phases",
+        other_loss=None, participation=None, added_epsilon=whole.added_epsilon,
+        added_delta=whole.added_delta,
+    )  # fmt: skip
+    return dataclasses.replace(restated(base, loss), epsilon=whole.epsilon, phases=phases)
+
+
+def joined(phases: "Sequence[Guarantee]") -> "Guarantee":
+    """What phases under a total state beside their losses, and what finite precision adds to all.
+
+    Args:
+        phases: Their records.
+    """
+    # Stops at marks, and what takes part how often, are in the losses that are added up.
+    plain = [_open(one, curve=None) for one in phases]
+    return functools.reduce(_joined, plain)
+
+
+def spent(of: "Guarantee") -> Any:
+    """What the phases under a total have spent together, in the total's own terms.
+
+    Args:
+        of: The record that states the total; another's loss is its own.
+    """
+    if not of.phases:
+        return of.loss
+    every = [_counted(one.loss, of.accountant) for one in of.phases]
+    return functools.reduce(lambda first, later: first.then(later), every)
+
+
+def _counted(loss: losses.AnyLoss, kind: Any) -> Any:
+    """A phase's loss in the terms of a total, for which a filter is known."""
+    if kind == "zcdp" and isinstance(loss, losses.Gaussian | losses.Pure):
+        return loss.concentrated()
+    if isinstance(loss, losses.Pld):
+        raise ValueError(
+            "loss is Pld, of batches drawn by Poisson sampling; adding up such losses to a total "
+            "does not hold for phases chosen on the way (arXiv 2602.06756). Sample without "
+            "amplification (samplers.Random or Cyclic), or fix all phases beforehand and compose "
+            "them with planned=True"
+        )
+    if loss.kind != kind:
+        raise ValueError(
+            f"loss is {type(loss).__name__}, which no filter of a total by {kind!r} adds up; 'gdp' "
+            "takes Gaussian noise, 'pure' Laplace noise, and 'zcdp' both and discrete noise: fix "
+            "the total as Budget(..., accountant=...) for all phases"
+        )
+    return loss
 
 
 def _agents_mus(of: "Guarantee") -> list[float]:

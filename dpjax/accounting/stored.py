@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_LATER = {
+_LATER: dict[str, Any] = {
     "nodes": None,
     "other_loss": None,
     "norm": "l2",
@@ -23,6 +23,7 @@ _LATER = {
     "sealed": False,
     "secrets": None,
     "over_rounds": None,
+    "phases": [],
 }
 """Fields that records leave out where they are this, as those of before had none."""
 
@@ -42,6 +43,7 @@ def to_dict(of: "Guarantee") -> dict[str, Any]:
         return "inf" if value == math.inf else value
 
     record = {key: plain(value) for key, value in dataclasses.asdict(of).items()}
+    record["phases"] = [to_dict(one) for one in of.phases]
     if of.other_loss is not None:
         record["other_loss"] = {"kind": of.other_loss.kind} | record["other_loss"]
     return {k: value for k, value in record.items() if k not in _LATER or value != _LATER[k]}
@@ -79,4 +81,6 @@ def fields(cls: type, record: Mapping[str, Any]) -> dict[str, Any]:
         values["curve"] = stopping.Curve(**values["curve"])
     if isinstance(values.get("other_loss"), dict):
         values["other_loss"] = losses.from_dict(values["other_loss"])
+    if "phases" in values:
+        values["phases"] = tuple(cls(**fields(cls, one)) for one in values["phases"])
     return values

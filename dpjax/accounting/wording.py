@@ -103,6 +103,7 @@ def statement(of: "Guarantee") -> str:
             if of.added_epsilon
             else _reserve_text(of)
         )
+    text += _total_text(of)
     if of.curve is not None:
         text += (
             f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
@@ -278,6 +279,27 @@ def _pattern_text(of: "Guarantee") -> str:
     return "" if pattern is None else f", k = {pattern[0]}, b = {pattern[1]}"
 
 
+def _total_text(of: "Guarantee") -> str:
+    """That a total was fixed, by what phases may have been chosen, and what they have spent."""
+    if not of.phases:
+        return ""
+    names = {"gdp": ("mu", "mu"), "zcdp": ("rho", "rho"), "pure": ("epsilon", "bound")}
+    name, field = names[of.loss.kind]
+    return (
+        f". A total of {name} = {up(getattr(of.loss, field))} (epsilon = {up(of.epsilon)} at delta "
+        f"= {_deltas.text(of.delta)}) was fixed before the first phase; later phases may have been "
+        "chosen by anything released, and by nothing else that depends on the data. Spent so far: "
+        f"{name} = {up(getattr(of.spent, field))}, by {_phases_text(of)}"
+    )
+
+
+def _phases_text(of: "Guarantee") -> str:
+    return f"{len(of.phases)} phase{'s' if len(of.phases) > 1 else ''}"
+
+
 def _stop_text(of: "Guarantee") -> str:
-    text = "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
+    if of.phases:
+        text = f" in {_phases_text(of)}, total fixed beforehand"
+    else:
+        text = "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
     return text + (", stopping round not covered" if of.private_stop else "")

@@ -86,10 +86,12 @@ def run(
             is the caller's to see to: such phases would repeat noise, in a simulation. A release
             draws a key of its own for every run, whatever its phase.
         spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
-            needed with ``start``. The result states both together: mu^2 adds up.
+            needed with ``start``. The result states both together: mu^2 adds up. Where they state
+            a total that was fixed before the first phase (`Guarantee.within`), the result states
+            that total, and a phase that passes it is refused.
         planned: True where this phase, its length and its noise were fixed before the first one
-            began; needed with ``start``. A phase added because of what was released is not covered
-            by the two together.
+            began; needed with ``start`` unless ``spent`` states a total. A phase added because of
+            what was released is not covered by the two together.
         stop_at: Rounds to do, fixed before the run, in place of all; states what so many rounds
             spend. A checkpoint or key file of another number is refused.
         stopping: What a run states that its callback stops: "plan", the plan's whole guarantee; or

@@ -31,10 +31,12 @@ class Endings:
     Attributes:
         whole: What each of the V plans states after all of the run's rounds.
         before: What earlier phases have spent, one a plan; None in a first phase.
+        planned: Whether all phases were fixed before the first one.
     """
 
     whole: tuple[Guarantee, ...]
     before: tuple[Guarantee, ...] | None = None
+    planned: bool = False
 
     def at(self, done: int, *, private_stop: bool = False) -> tuple[Guarantee, ...]:
         """What each plan states if the run ends now.
@@ -50,7 +52,7 @@ class Endings:
         if self.before is None:
             return tuple(now)
         return tuple(
-            first.followed_by(second, planned=True)
+            first.followed_by(second, planned=self.planned)
             for first, second in zip(self.before, now, strict=True)
         )
 
@@ -73,27 +75,31 @@ def endings(
         stopping: "plan" or "curve".
         callback: Whether there is one.
         before: What earlier phases have spent, one guarantee a plan; None in a first phase.
-        planned: Whether all phases were fixed before the first one.
+        planned: Whether all phases were fixed before the first one. They need not be where
+            ``before`` states totals that were.
 
     Returns:
         What it states.
 
     Raises:
-        ValueError: For a curve without a callback or in phases, or phases that were not
-            planned or do not compose.
+        ValueError: For a curve without a callback or in planned phases, or phases that were not
+            planned without a total, pass it, or do not compose.
     """
     _validate.one_of("stopping", stopping, STOPPING)
     _validate.flag("planned", planned)
-    if stopping == "curve" and (not callback or before is not None):
+    totals = before is not None and all(one.phases for one in before)
+    if stopping == "curve" and (not callback or (before is not None and not totals)):
         raise ValueError(
             f"stopping is 'curve' {'in a later phase' if before is not None else 'and no callback'}"
             "; a curve costs epsilon for a callback that may stop a run of one phase, leave it out"
         )
-    if planned != (before is not None):
+    if planned != (before is not None) and not totals:
         raise ValueError(
             f"planned is {planned} and spent is {'given' if before is not None else 'None'}; say "
             "planned=True where this phase, its length and its noise were fixed before the first "
-            "one began, and only then. A phase added because of what was released is not covered"
+            "one began, and only then. A phase added because of what was released is covered where "
+            "a total was fixed before the first one: give spent=[first.within(total)], with "
+            "first the guarantee of the first phase"
         )
     rounds = ends[-1]
     whole = []
@@ -104,8 +110,9 @@ def endings(
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
         whole.append(one)
-    result = Endings(tuple(whole), None if before is None else tuple(before))
-    # Phases that do not compose, or whose finite precision uses up delta, are refused here.
+    result = Endings(tuple(whole), None if before is None else tuple(before), planned)
+    # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
+    # refused here.
     result.at(rounds)
     return result
 

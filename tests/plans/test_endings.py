@@ -36,6 +36,27 @@ def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
         fixed(made, before=[first], planned=1)
 
 
+def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
+    """Ten rounds of a plan, then all of it; twice all of it would pass the total."""
+    total = dataclasses.replace(made.config.budget, epsilon=1.4 * made.config.budget.epsilon)
+    first = made.guarantee.after(10).within(total)
+    ended = fixed(made, before=[first])
+    assert [one.epsilon for one in ended.at(20)] == [total.epsilon]
+    # Stopped on the way, it counts whole, but for a curve.
+    assert ended.at(5)[0].spent.mu == ended.at(20)[0].spent.mu
+    curve = fixed(made, before=[first], stopping="curve", callback=True)
+    assert curve.at(5)[0].spent.mu == pytest.approx(first.spent.mu * 1.5**0.5)
+    assert curve.at(5)[0].epsilon == total.epsilon
+    full = made.guarantee.within(total)
+    with pytest.raises(ValueError, match="mu of 2 phases is .* more than the total's"):
+        fixed(made, before=[full])
+    # What is done counts, where that was fixed before the phase.
+    short = {"callback": False, "before": [full], "stopping": "plan", "planned": False}
+    assert endings([made], [1], **short).at(1)[0].rounds == 21
+    with pytest.raises(ValueError, match=r"give spent=\[first.within\(total\)\]"):
+        fixed(made, before=[made.guarantee])
+
+
 def test_a_curve_is_of_the_ends_of_chunks(made):
     curve = fixed(made, stopping="curve", callback=True)
     assert curve.whole[0].curve.marks == (5, 10, 20)

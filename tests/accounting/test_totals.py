@@ -1,0 +1,401 @@
+"""Totals over phases: exact adversaries against the filter, the naive rule and broken filters."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.accounting import budget, discrete, gdp, losses
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.mechanism import temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.plans.protect import Budget
+from tests.accounting.test_stopping import payoff, profile
+
+DELTA = 1e-5
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+
+
+def phase(mu=None, **change):
+    fields = dict(
+        epsilon=math.inf, delta=DELTA, mu=mu and float(mu), relation="replace_record", rounds=100,
+        attacker="outsider", clip_norm=1.0, accountant="gdp", release=False,
+    )  # fmt: skip
+    return Guarantee(**(fields | change))
+
+
+def expected(value, mu, loss, thresholds=()):
+    """E value(loss + step) for a phase of full effect, step ~ N(mu^2 / 2, mu^2) of its loss.
+
+    Quadrature on panels that end where the value jumps.
+    """
+    ends = mu**2 / 2 + mu * np.linspace(-10, 10, 11)
+    ends = np.union1d(ends, [t - loss for t in thresholds if ends[0] < t - loss < ends[-1]])
+    middle, half = (ends[1:] + ends[:-1]) / 2, (ends[1:] - ends[:-1]) / 2
+    steps = (middle[:, None] + half[:, None] * _NODES).ravel()
+    weights = (half[:, None] * _WEIGHTS).ravel()
+    density = np.exp(-((steps - mu**2 / 2) ** 2) / (2 * mu**2)) / (mu * math.sqrt(2 * math.pi))
+    return float((weights * density) @ value(loss + steps))
+
+
+def last(epsilon, mu):
+    """E(1 - exp(epsilon - L))_+ as a function of the loss before the last phase."""
+    if mu == 0:
+        return lambda loss: payoff(epsilon, loss)
+    return lambda loss: profile(epsilon - np.asarray(loss), mu**2)
+
+
+def worst(epsilon, first, choices):
+    """The delta of the best of adversaries who choose the second phase by the first one's loss.
+
+    Args:
+        epsilon: Claimed where the second phase's mu is so, a function.
+        first: Mu of the first phase.
+        choices: Mus that the second one may have; 0 is none.
+    """
+
+    def value(loss):
+        return np.max([last(epsilon(mu), mu)(loss) for mu in choices], axis=0)
+
+    grid = first**2 / 2 + first * np.linspace(-10, 10, 401)
+    return expected(value, first, 0.0, grid)
+
+
+def test_a_phase_chosen_after_the_first_breaks_the_naive_rule_and_keeps_the_total():
+    """Two equal phases: 1.87 times delta where each ending states what was run, delta under one."""
+    one = float(gdp.mu(5.0, DELTA)) / math.sqrt(2)
+    both = math.hypot(one, one)
+
+    def naive(mu):
+        return float(gdp.epsilon(math.hypot(one, mu), DELTA))
+
+    assert worst(naive, one, (0.0, one)) == pytest.approx(1.87 * DELTA, rel=0.005)
+    total = Budget(epsilon=5.0, delta=DELTA)
+    left = budget.remaining(total, [phase(one)])
+    assert left.mu == pytest.approx(one, rel=1e-6) and left.delta == DELTA
+    choices = left.mu * np.linspace(0, 1, 9)
+    delta = worst(lambda mu: total.epsilon, one, choices)
+    assert 0.999 * DELTA < delta <= DELTA * (1 + 1e-9)
+    # Chosen or not, what is stated is the total.
+    stated = phase(one).within(total)
+    assert stated.epsilon == 5.0 and stated.mu == pytest.approx(both)
+    for mu in (choices[1], left.mu):
+        after = stated.followed_by(phase(mu), planned=False)
+        assert (after.epsilon, after.mu) == (stated.epsilon, stated.mu)
+        assert after.spent.mu == pytest.approx(math.hypot(one, mu)) and after.rounds == 200
+    with pytest.raises(ValueError, match=r"mu of 2 phases is .* more than the total's"):
+        stated.followed_by(phase(left.mu * 1.0001), planned=False)
+
+
+def forgets_earlier(total, spent):
+    """Broken copy: only the latest phase is counted."""
+    return honest(total, spent[-1:])
+
+
+def adds_epsilons(total, spent):
+    """Broken copy: epsilons of the phases at one delta are added, as if each had its own."""
+    used = sum(float(gdp.epsilon(mu, total.delta)) for mu in spent)
+    return float(gdp.mu(max(total.epsilon - used, 0.0), total.delta))
+
+
+def honest(total, spent):
+    return budget.remaining(total, [phase(mu, delta=total.delta) for mu in spent]).mu
+
+
+cuts = st.lists(st.floats(-2.0, 2.0), min_size=2, max_size=2).map(sorted)
+shares = st.floats(0.1, 1.0) | st.sampled_from([0.0, 1.0])
+
+
+def tree(level):
+    """Shares of what remains and the cuts of the loss so far that choose the next of three."""
+    below = st.none() if level == 1 else st.lists(tree(level - 1), min_size=3, max_size=3)
+    return st.tuples(shares, cuts, below)
+
+
+def play(tree, allowed, total, leaf, spent=(), losses_=0.0):
+    """[losses] E leaf(L) of phases chosen by a tree: by quadrature, the last one in closed form."""
+    share, at, below = tree
+    # What remains depends on the phases so far alone.
+    mu = share * allowed(total, spent)
+    if below is None or mu < 1e-6:
+        return leaf(mu)(losses_)
+    ends = total_mu(total) * np.array(at)
+    # The harm has a kink at epsilon, which what is left of the total smooths, little or much.
+    layers = np.geomspace(1e-3, 1, 6) * total_mu(total)
+    panels = [*ends, total.epsilon, *(total.epsilon - layers), *(total.epsilon + layers)]
+
+    def value(after):
+        out, which = np.empty_like(after), np.searchsorted(ends, after, side="right")
+        for k, child in enumerate(below):
+            out[which == k] = play(child, allowed, total, leaf, (*spent, mu), after[which == k])
+        return out
+
+    return np.array([expected(value, mu, one, panels) for one in np.atleast_1d(losses_)])
+
+
+def total_mu(total):
+    return float(gdp.mu(total.epsilon, total.delta))
+
+
+def harm(total):
+    """What is to stay below delta: E(1 - exp(epsilon - L))_+ after a last phase."""
+    return lambda mu: last(total.epsilon, mu)
+
+
+@given(tree(3), st.sampled_from([(0.5, 0.1), (3.0, 1e-5), (8.0, 1e-7)]))
+@settings(max_examples=20, deadline=None)
+def test_no_tree_of_phases_passes_the_total(tree, numbers):
+    total = Budget(*numbers)
+    assert play(tree, functools.cache(honest), total, harm(total)) <= total.delta * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("broken", "numbers"), [(forgets_earlier, (3.0, 1e-5)), (adds_epsilons, (0.1, 0.3))]
+)
+def test_broken_filters_are_caught(broken, numbers):
+    total = Budget(*numbers)
+    leaf = (1.0, [-1.0, 1.0], None)
+    tree = (0.9, [-1.0, 1.0], [(1.0, [-1.0, 1.0], [leaf] * 3)] * 3)
+    assert play(tree, functools.cache(honest), total, harm(total)) <= total.delta * (1 + 1e-5)
+    assert play(tree, functools.cache(broken), total, harm(total)) > total.delta * 1.02
+
+
+def test_interactive_phases_of_correlated_noise_are_single_queries():
+    """Gradients of later rounds are chosen by the loss so far, and then a phase of what is left."""
+    total, strategy = Budget(3.0, DELTA), np.array([[1.0, 0.0], [0.2, 0.3]])
+    # A record's two gradients have norm 1; what is seen is C G + Z.
+    moves = [np.linalg.norm(strategy @ [1.0, g]) for g in (-1.0, 1.0)]
+    assert max(moves) <= temporal.sensitivity(strategy, Participation(2, 2, 1)) * (1 + 1e-9)
+    scale = 0.7 * total_mu(total) / max(moves)
+    first = scale * strategy[0, 0]
+    seconds = [scale * abs(strategy[1] @ [1.0, g]) for g in (-1.0, 0.0, 1.0)]
+
+    def adversary(left):
+        def after(at):
+            return np.max(
+                [
+                    [
+                        expected(last(3.0, left), mu, one) if mu else last(3.0, left)(one)
+                        for one in at
+                    ]
+                    for mu in seconds
+                ],
+                axis=0,
+            )
+
+        return expected(after, first, 0.0)
+
+    one = phase(scale * max(moves), white=False, rounds=2)
+    assert adversary(honest(total, [one.mu])) <= DELTA * (1 + 1e-9)
+    # Stopped after a round, it counts whole: more than half of mu^2 may be spent by then.
+    assert first > one.mu * math.sqrt(0.5)
+    stopped = one.stopped(1)
+    assert budget.remaining(total, [stopped]) == budget.remaining(total, [one])
+    # Broken copies: half of mu^2 for one round of two; the loss of gradients fixed beforehand.
+    share = math.sqrt(total_mu(total) ** 2 - 0.5 * one.mu**2)
+    assert gdp.delta(math.hypot(first, share), 3.0) > DELTA * 1.02
+    fixed = math.sqrt(total_mu(total) ** 2 - (scale * min(moves)) ** 2)
+    assert adversary(fixed) > DELTA * 1.02
+
+
+@pytest.mark.parametrize("order", [2.0, 9.0])
+def test_totals_of_concentrated_losses_bound_every_renyi_divergence(order):
+    total = Budget(3.0, DELTA, "zcdp")
+    whole = discrete.largest_rho(3.0, DELTA)
+
+    def moment(mu):
+        # Of a Gaussian last phase, exactly.
+        return lambda loss: np.exp((order - 1) * (loss + order * mu**2 / 2))
+
+    def allowed(_, spent):
+        left = budget.remaining(total, [phase(mu) for mu in spent])
+        return math.sqrt(2 * discrete.largest_rho(left.epsilon, DELTA))
+
+    leaf = (1.0, [-1.0, 1.0], None)
+    tree = (0.6, [-1.0, 1.0], [(0.0, [], None), (0.5, [-1, 1], [leaf] * 3), leaf])
+    most = math.exp(order * (order - 1) * whole)
+    assert play(tree, functools.cache(allowed), total, moment)[0] <= most
+    full = (0.6, [-1.0, 1.0], [leaf] * 3)
+    assert play(full, functools.cache(allowed), total, moment)[0] > 0.99 * most
+
+
+def test_each_kind_of_loss_adds_up_under_a_total_of_its_own():
+    kinds = {
+        "gdp": losses.Gaussian(0.3),
+        "zcdp": losses.Concentrated(0.05),
+        "pure": losses.Pure(1.0),
+    }
+    for kind, loss in kinds.items():
+        delta = 0.0 if kind == "pure" else DELTA
+        total = Budget(3.0, delta, kind)
+        one = stated(loss, delta)
+        both = one.within(total).followed_by(one, planned=False)
+        assert both.spent == loss.then(loss) or kind == "gdp"
+        assert budget.size(both.spent) == pytest.approx(
+            budget.size(loss) * (math.sqrt(2) if kind == "gdp" else 2)
+        )
+        assert both.epsilon == 3.0 >= both.exact_epsilon > 3.0 * (1 - 1e-6)
+        left = budget.remaining(total, [one, one])
+        assert budget.remaining(total, [both]) == left
+        if kind == "pure":
+            assert left.epsilon == pytest.approx(1.0) and left.mu is None
+            with pytest.raises(ValueError, match=r"epsilon of 3 phases is 3 together"):
+                budget.remaining(total, [one] * 4)
+    # zCDP takes the others, and no other total does.
+    for loss in (kinds["gdp"], kinds["zcdp"], losses.Pure(0.4)):
+        one = stated(loss, DELTA)
+        assert budget.remaining(Budget(3.0, DELTA, "zcdp"), [one]).epsilon < 3
+    for kind in ("zcdp", "pure"):
+        with pytest.raises(ValueError, match="which no filter of a total by 'gdp' adds up"):
+            stated(kinds[kind], DELTA).within(Budget(3.0, DELTA))
+
+
+def stated(loss, delta):
+    if isinstance(loss, losses.Gaussian):
+        return phase(loss.mu, delta=delta, rounds=1)
+    return phase(other_loss=loss, accountant=loss.kind, delta=delta, rounds=1)
+
+
+def test_sampled_losses_have_no_filter():
+    loss = losses.Pld((losses.Phase((0.1,), (1.0,), 10),))
+    one = phase(other_loss=loss, accountant="pld", relation="zero_out_record", rounds=10)
+    with pytest.raises(ValueError, match="does not hold for phases chosen on the way"):
+        one.within(Budget(3.0, DELTA))
+    with pytest.raises(ValueError, match=r"samplers.Random or Cyclic"):
+        phase(0.1, relation="zero_out_record").within(Budget(3.0, DELTA)).followed_by(
+            one, planned=False
+        )
+
+
+TOTAL = Budget(3.0, DELTA)
+
+
+def test_the_total_is_said_and_stored():
+    record = phase(0.4).within(TOTAL).followed_by(phase(0.3, clip_norm=2.0), planned=False)
+    text = record.statement()
+    assert text.startswith("(epsilon = 3, delta = 1e-05)-differentially private per record")
+    assert (
+        "A total of mu = 0.719118 (epsilon = 3 at delta = 1e-05) was fixed before the first phase; "
+        "later phases may have been chosen by anything released, and by nothing else that depends "
+        "on the data. Spent so far: mu = 0.500001, by 2 phases" in text
+    )
+    assert "correlated" not in text
+    assert "T = 200 in 2 phases, total fixed beforehand" in record.caption()
+    again = Guarantee.from_dict(json.loads(json.dumps(record.to_dict())))
+    assert again == record and again.spent == record.spent
+    assert "phases" not in phase(0.4).to_dict() and record.clip_norm == 2.0
+    assert record.within(TOTAL) is record
+    with pytest.raises(ValueError, match="a total is fixed once"):
+        record.within(Budget(3.1, DELTA))
+    # What was changed on the way is found.
+    forged = record.to_dict()
+    forged["phases"][0]["mu"] = 0.7
+    with pytest.raises(ValueError, match="mu of 2 phases is"):
+        Guarantee.from_dict(forged)
+    for name, value in (("clip_norm", 1.0), ("relation", "replace_agent"), ("rounds", 100)):
+        with pytest.raises(ValueError, match=f"{name} is|unit is"):
+            dataclasses.replace(record, **{name: value})
+    with pytest.raises(ValueError, match="give the guarantees of single phases"):
+        dataclasses.replace(record, phases=(record,))
+
+
+def test_stopped_phases_count_whole_unless_they_had_a_curve():
+    curved = phase(0.6).stopping_at((50, 100))
+    half = curved.stopped(50)
+    assert phase(0.6).stopped(50).within(TOTAL).spent.mu == 0.6
+    assert half.within(TOTAL).spent.mu == pytest.approx(0.6 / math.sqrt(2))
+    assert half.within(TOTAL).epsilon == 3.0 and half.within(TOTAL).curve is None
+    later = phase(0.3, private_stop=True).stopping_at((50, 100)).stopped(100)
+    both = half.within(TOTAL).followed_by(later, planned=False)
+    assert both.spent.mu == pytest.approx(math.hypot(half.mu, 0.3)) and both.private_stop
+    assert "stopping round not covered" in both.caption()
+
+
+def test_patterns_and_budgets_of_agents_may_differ_by_phase():
+    dealt = phase(0.3, participation=(5, 20))
+    other = phase(0.4, participation=(2, 10), per_agent_epsilon=(1.0, math.inf))
+    both = dealt.within(TOTAL).followed_by(other, planned=False)
+    assert both.spent.mu == pytest.approx(0.5)
+    assert both.participation is None and both.per_agent_epsilon is None
+
+
+def test_releases_keep_a_part_for_finite_precision():
+    one = phase(0.4, release=True, added_epsilon=1e-5, added_delta=1e-9)
+    record = one.within(TOTAL).followed_by(one, planned=False)
+    assert (record.added_epsilon, record.added_delta) == pytest.approx((0.003, 1e-7))
+    assert record.epsilon == 3.0 >= record.exact_epsilon
+    assert record.mu == pytest.approx(gdp.mu(2.997, 0.99e-5))
+    costly = dataclasses.replace(one, added_epsilon=2e-3)
+    with pytest.raises(ValueError, match="keeps for noise of finite precision"):
+        costly.within(TOTAL).followed_by(costly, planned=False)
+    # A first phase that takes all of what is left of nothing spent fits a release as well.
+    alone = budget.remaining(TOTAL, [])
+    assert (
+        phase(gdp.mu(alone.epsilon, DELTA), release=True).within(TOTAL).spent.mu < alone.mu * 1.001
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: phase(0.8).within(TOTAL), "mu of 1 phases is 0.8 together, more than the total's"),
+        (
+            lambda: phase(0.1).within(Budget((1.0, 2.0), DELTA)),
+            "epsilon is .* of a total; give one",
+        ),
+        (lambda: phase(0.1).within(Budget(1.0, DELTA, "rdp")), "accountant is 'rdp' of a total"),
+        (lambda: phase(0.1).within(Budget(1.0, 1e-6)), "delta is 1e-05, and the total's 1e-06"),
+        (lambda: Guarantee.none(3).within(TOTAL), "relation is None"),
+        (lambda: phase(0.1, gradients="view").within(TOTAL), "gradients is 'view' under a total"),
+        (
+            lambda: phase(0.1, attacker="coalition", nodes=(0, 2)).within(TOTAL),
+            "numbered anew where some have left",
+        ),
+        (lambda: phase(0.1).within(TOTAL).after(10), "phases are 1 under a total"),
+        (lambda: phase(0.1).within(TOTAL).stopping_at((50, 100)), "phases are 1 already"),
+        (
+            lambda: phase(0.1).followed_by(phase(0.1).within(TOTAL), planned=False),
+            "which the earlier one does not state",
+        ),
+        (
+            lambda: phase(0.1).followed_by(phase(0.1), planned=False),
+            r"state that one by within\(total\)",
+        ),
+        (
+            lambda: (
+                phase(0.1).within(TOTAL).followed_by(phase(0.1, attacker="node"), planned=False)
+            ),
+            "attacker is 'outsider', then 'node'; .* plan all phases for one attacker",
+        ),
+        (
+            lambda: budget.remaining(TOTAL, [phase(0.1), phase(0.1, relation="zero_out_record")]),
+            "relation is 'replace_record', then 'zero_out_record'",
+        ),
+    ],
+)
+def test_what_a_total_refuses(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3), st.floats(0.1, 10.0))
+@settings(max_examples=6, deadline=None)
+def test_budgets_that_remain_are_admitted_and_not_much_too_small(parts, epsilon):
+    total = Budget(epsilon, DELTA)
+    spent = []
+    for part in parts:
+        left = budget.remaining(total, spent)
+        spent.append(phase(part * gdp.mu(left.epsilon, DELTA)))
+    left = budget.remaining(total, spent)
+    spent.append(phase(gdp.mu(left.epsilon, DELTA)))
+    record = functools.reduce(
+        lambda record, one: record.followed_by(one, planned=False),
+        spent[1:], spent[0].within(total),
+    )  # fmt: skip
+    assert (1 - 2e-3) * record.mu < record.spent.mu <= record.mu
+    assert record.spent.mu >= math.sqrt(sum(one.mu**2 for one in spent)) * (1 - 1e-12)
