@@ -291,7 +291,9 @@ class Privatizer(Protocol):
     """How noise is drawn; hashable, one compilation for each value.
 
     It may have ``compact(arrays) -> arrays`` too: a smaller form, for the same noise to the bit, of
-    the arrays of all plans of a run, [V, ...] each.
+    the arrays of all plans of a run, [V, ...] each. And, where nothing bounds the payload,
+    ``lost(arrays, round, payload)``: the largest share of its entries that is sent without noise,
+    since noise is finer than numbers of their size (`dpjax.transforms.scheduled.lost`).
     """
 
     def transformation(

@@ -79,6 +79,10 @@ def check(of: "Guarantee") -> None:
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)
     _bound(of)
+    if of.lost_noise is not None:
+        first, share = of.lost_noise
+        if _validate.integer("lost_noise", first) and not 0 < share <= 1:
+            raise ValueError(f"lost_noise is {of.lost_noise}; give (round, share), a share up to 1")
     if of.per_agent_epsilon is not None:
         values = tuple(float(value) for value in of.per_agent_epsilon)
         if not values or max(values) != of.epsilon or min(values) < 0:

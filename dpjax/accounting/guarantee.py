@@ -63,6 +63,9 @@ class Guarantee:
         dropouts: Agents that may be missing from a sum that is opened, at most; with more it does
             not hold.
         colluders: Agents that may show the aggregator their messages and noise, at most.
+        lost_noise: (round, share) where a run found its noise finer than the numbers that it was
+            added to: from that round on up to that share of a message's entries went out without
+            noise, which the loss does not cover; None where it did not.
         sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
             single messages under the masks of a secure sum, or not at all.
         secrets: Who draws the noise from which secret, a key of `parties.SECRETS`, by which
@@ -103,6 +106,7 @@ class Guarantee:
     secrets: parties.Secrets | None = None
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
     phases: "tuple[Guarantee, ...]" = ()
+    lost_noise: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

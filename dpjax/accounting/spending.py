@@ -238,6 +238,7 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         sealed=of.sealed or later.sealed,
         private_stop=of.private_stop or later.private_stop,
         secrets=_weaker(of.secrets, later.secrets),
+        lost_noise=_lost(of, later),
     )
 
 
@@ -331,6 +332,14 @@ def _counted(loss: losses.AnyLoss, kind: Any) -> Any:
             "the total as Budget(..., accountant=...) for all phases"
         )
     return loss
+
+
+def _lost(of: "Guarantee", later: "Guarantee") -> tuple[int, float] | None:
+    """From which round of both runs on noise was lost."""
+    if later.lost_noise is None or of.lost_noise is None:
+        first, offset = (of, 0) if later.lost_noise is None else (later, of.rounds)
+        return first.lost_noise and (first.lost_noise[0] + offset, first.lost_noise[1])
+    return of.lost_noise[0], max(of.lost_noise[1], later.lost_noise[1])
 
 
 def _agents_mus(of: "Guarantee") -> list[float]:

@@ -24,6 +24,7 @@ _LATER: dict[str, Any] = {
     "secrets": None,
     "over_rounds": None,
     "phases": [],
+    "lost_noise": None,
 }
 """Fields that records leave out where they are this, as those of before had none."""
 

@@ -109,6 +109,12 @@ def statement(of: "Guarantee") -> str:
             f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
             "ended, also where what was released decided it"
         )
+    if of.lost_noise is not None:
+        text += (
+            f". NOT covered: from round {of.lost_noise[0]:,} on up to "
+            f"{up(100 * of.lost_noise[1], 2)} % of a message's entries went out without noise, "
+            "which is finer there than the numbers that it is added to"
+        )
     if of.private_stop:
         text += (
             ". NOT covered: the round at which it ended was left to whoever read metrics of "
@@ -298,8 +304,9 @@ def _phases_text(of: "Guarantee") -> str:
 
 
 def _stop_text(of: "Guarantee") -> str:
+    text = "" if of.lost_noise is None else f", NOISE LOST from round {of.lost_noise[0]}"
     if of.phases:
-        text = f" in {_phases_text(of)}, total fixed beforehand"
+        text += f" in {_phases_text(of)}, total fixed beforehand"
     else:
-        text = "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
+        text += "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
     return text + (", stopping round not covered" if of.private_stop else "")

@@ -218,7 +218,7 @@ def _outgoing(statics: parts.Statics, *given: Any) -> Any:
 
     sent, reported = _mapped(statics, half, inputs)
     # Here, as the scan adds them: apart from the round they would be rounded once more.
-    return jax.tree.map(lambda leaf: leaf[0, 0], sent), jax.tree.map(jnp.add, sums, reported)
+    return jax.tree.map(lambda leaf: leaf[0, 0], sent), metrics.joined(sums, reported)
 
 
 @parts.compiled()

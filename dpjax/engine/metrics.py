@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax.engine import parts
 from dpjax.engine.parts import Data, Statics
+from dpjax.engine.rounds import LOST
 from dpjax.protocols import Seen, State
 
 __all__: list[str] = []
@@ -29,6 +30,19 @@ def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
         metrics: Of one round.
     """
     return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
+
+
+def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Sums of a block's metrics with a round's; of lost noise the largest share.
+
+    Args:
+        sums: Of the rounds before.
+        new: Of the round, from `reported`.
+    """
+    return {
+        name: (jnp.maximum if name == LOST else jnp.add)(sums[name], value)
+        for name, value in new.items()
+    }
 
 
 def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> list[str]:
@@ -70,7 +84,7 @@ def measured(
         statics: What is static.
         data: The problem's data.
         state: Stacked, after the block.
-        sums: The rounds' own metrics, added up over the block.
+        sums: The rounds' own metrics, `joined` over the block.
         length: Rounds of the block.
     """
     metrics, data = _measures(statics, data.frozen), data._replace(frozen=None)
@@ -87,7 +101,8 @@ def measured(
     taken = jax.lax.map(measure, (models, *owned))
     # Compilers multiply by the inverse of a constant, and a length may be one or not.
     length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
-    return taken | {name: value / length for name, value in sums.items()}
+    means = {name: value / length for name, value in sums.items() if name != LOST}
+    return taken | means | {name: sums[name] for name in sums if name == LOST}
 
 
 def models_of(statics: Statics, state: State) -> Any:

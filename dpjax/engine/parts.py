@@ -151,11 +151,13 @@ def halves(
 
 
 def _parts(statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any) -> dict[str, Any]:
+    lost = getattr(statics.privatizer, "lost", None)
     return {
         "query": asked(statics, frozen),
         "privatizer": privatizer(statics, arrays, noise_key),
         "optimizer": statics.optimizer.chain(arrays),
         "divisor": statics.divisor,
+        "lost": None if lost is None else functools.partial(lost, arrays),
     }
 
 

@@ -183,7 +183,7 @@ def advance(
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AXIS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
-        return state, jax.tree.map(jnp.add, sums, info)
+        return state, metrics.joined(sums, info)
 
     shape = jax.tree.leaves(state.models)[0].shape[:2]
     zeros = {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}

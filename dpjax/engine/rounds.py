@@ -1,6 +1,6 @@
 """One round of any method: emit, privatise, send, exchange, absorb."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,9 @@ from dpjax.protocols import (
 )
 
 __all__ = ["Halves", "Outgoing", "compose", "halves"]
+
+LOST = "lost_noise"
+"""The metric of a round: the largest share of a payload's entries that is sent without noise."""
 
 
 class Outgoing(NamedTuple):
@@ -61,6 +64,7 @@ def halves(
     privatizer: optax.GradientTransformation | Coded | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
+    lost: Callable[[Any, Any], Any] | None = None,
 ) -> Halves:
     """Join the parts of a run into the two halves of a round.
 
@@ -75,6 +79,8 @@ def halves(
         privatizer: What adds the noise; None where there is none.
         optimizer: What turns noisy means into updates.
         divisor: What the sampler divides sums by.
+        lost: ``lost(round, payload)``, the share of entries that noise is too fine for; None where
+            the payload is bounded.
 
     Returns:
         The halves.
@@ -100,7 +106,10 @@ def halves(
         # What was private is not at hand any more.
         kept = Emission((), emission.public, emission.carry)
         message, carry = method.send(now, seen, kept, noisy)
-        return Outgoing(message, carry, dict(emission.metrics), secret)
+        metrics = dict(emission.metrics)
+        if lost is not None:
+            metrics[LOST] = lost(state.round, emission.private)
+        return Outgoing(message, carry, metrics, secret)
 
     def incoming(
         key: PRNGKeyArray, state: State, batch: Any, sent: Outgoing, received: Any

@@ -3,12 +3,12 @@
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from dpjax.accounting.guarantee import Guarantee
@@ -25,6 +25,7 @@ from dpjax.plans import forecasts, releases
 from dpjax.plans.endings import Endings, Stopping, endings
 from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
+from dpjax.plans.scheduled import LostNoiseWarning
 
 __all__ = ["Progress", "Result", "run"]
 
@@ -116,6 +117,8 @@ def run(
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
             (`dpjax.plans.forecasts`).
+        LostNoiseWarning: After the first block in which noise is finer than the numbers that it is
+            added to (`dpjax.plans.scheduled`).
 
     Example:
         >>> from dpjax.engine.run import run
@@ -210,12 +213,12 @@ class _Terms:
     private: bool
     callback: Callable[[Progress], bool | None] | None
 
-    def ask(self, at: Stand, latest: dict[str, np.ndarray], rate: float) -> Any:
+    def ask(self, at: Stand, course: Course, rate: float) -> Any:
         """The callback's answer; None where it only watches."""
         if self.callback is None:
             return None
-        would = self.states.at(at.done, private_stop=self.private)
-        return self.callback(Progress(at.done, latest, would, rate))
+        would = self.states.at(at.done, private_stop=self.private, lost=at.lost(course))
+        return self.callback(Progress(at.done, at.latest(course), would, rate))
 
 
 def _drive(
@@ -229,7 +232,7 @@ def _drive(
     progress: bool,
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
-    saved_at = time.monotonic()
+    saved_at, warned = time.monotonic(), False
     with tqdm(
         total=course.total, initial=at.done, disable=not progress, unit=" rounds",
         desc=meter.title, smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
@@ -242,13 +245,30 @@ def _drive(
             if progress and meter.chunks == 1:
                 # The rate and the time left are of what is still to come, which is compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
-            answer = terms.ask(at, at.latest(course), meter.rate)
+            if not warned and any(lost := at.lost(course)):
+                warned = True
+                _warn_of_lost(lost)
+            answer = terms.ask(at, course, meter.rate)
             at.decided = at.decided or answer is not None
             at.ended = bool(answer) or at.done == course.total
             due = time.monotonic() - saved_at >= checkpoint_seconds
             if at.ended or due:
                 at.save(storage.store)
                 saved_at = time.monotonic()
+
+
+def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
+    """Say at once that noise is finer than what it is added to."""
+    plan, round, share = next((v, *pair) for v, pair in enumerate(lost) if pair is not None)
+    which = f" of plan {plan}" if len(lost) > 1 else ""
+    warnings.warn(
+        f"noise{which} is finer than the numbers that it is added to: from round {round:,} on up "
+        f"to {share:.2g} of a message's entries have gone out without noise so far, and the "
+        "guarantee does not cover them; train in float64 (JAX_ENABLE_X64=1), rescale the model, "
+        "or give fewer rounds or a larger ratio of scales",
+        LostNoiseWarning,
+        stacklevel=4,
+    )
 
 
 def _result(
@@ -270,7 +290,9 @@ def _result(
         seeds=seeds,
         rounds=course.marks[keep],
         metrics={name: value[keep] for name, value in at.taken.items()},
-        guarantees=terms.states.at(at.done, private_stop=terms.private and at.decided),
+        guarantees=terms.states.at(
+            at.done, private_stop=terms.private and at.decided, lost=at.lost(course)
+        ),
         params=jax.device_get(program.left(job.statics, own, at.state)),
         seconds=meter.seconds,
         rounds_per_second=meter.rate,

@@ -12,10 +12,14 @@ from dpjax.engine import metrics, program, sharding, slots
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
+from dpjax.engine.rounds import LOST
 from dpjax.engine.storage import Storage
 from dpjax.protocols import State
 
 __all__: list[str] = []
+
+LEAST = 0.01
+"""Share of a message's entries that may go out without noise before a run says so."""
 
 
 @dataclass(eq=False)
@@ -104,6 +108,27 @@ class Stand:
         """
         last = np.flatnonzero(course.marks <= self.done)[-1]
         return {name: value[last].copy() for name, value in self.taken.items()}
+
+    def lost(self, course: Course) -> list[tuple[int, float] | None]:
+        """Of each plan, from which round on more than `LEAST` of a message was without noise.
+
+        Args:
+            course: The run's rounds.
+
+        Returns:
+            (round, share) of each plan, the first round of the block and the largest share of all;
+            None where none was lost.
+        """
+        if LOST not in self.taken:
+            return [None] * jax.tree.leaves(self.state.models)[0].shape[1]
+        shares = np.nan_to_num(self.taken[LOST]).max(axis=1)
+        starts = [1, *(course.marks[:-1] + 1)]
+        return [
+            (int(starts[int(np.argmax(each > LEAST))]), float(each.max()))
+            if (each > LEAST).any()
+            else None
+            for each in shares.T
+        ]
 
     def save(self, store: Checkpoints | None) -> None:
         """Store it, where that has not been done.

@@ -38,16 +38,29 @@ class Endings:
     before: tuple[Guarantee, ...] | None = None
     planned: bool = False
 
-    def at(self, done: int, *, private_stop: bool = False) -> tuple[Guarantee, ...]:
+    def at(
+        self,
+        done: int,
+        *,
+        private_stop: bool = False,
+        lost: Sequence[tuple[int, float] | None] | None = None,
+    ) -> tuple[Guarantee, ...]:
         """What each plan states if the run ends now.
 
         Args:
             done: Rounds done: all of them, or the end of a chunk.
             private_stop: True where a callback that read metrics of private data decided it.
+            lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
         now = [
-            one if one.relation is None else dataclasses.replace(one, private_stop=private_stop)
-            for one in (whole.stopped(done) for whole in self.whole)
+            one
+            if one.relation is None
+            else dataclasses.replace(one, private_stop=private_stop, lost_noise=bare)
+            for one, bare in zip(
+                (whole.stopped(done) for whole in self.whole),
+                lost or [None] * len(self.whole),
+                strict=True,
+            )
         ]
         if self.before is None:
             return tuple(now)

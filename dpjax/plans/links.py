@@ -22,6 +22,7 @@ from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
 from dpjax.plans.shaped import Shaped
 from dpjax.transforms import edges as edges_
+from dpjax.transforms import scheduled as scheduled_
 from dpjax.transforms import zero_sum as zero_sum_
 
 __all__ = ["PairKeys", "ZeroSum"]
@@ -200,6 +201,11 @@ class ZeroSumPrivatizer:
         return zero_sum_.zero_sum(
             sender, receiver, arrays["noise_scale"], key=key, rounds=self.rounds, over=self.over
         )
+
+    def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
+        """How likely the largest entry of a message is to go out without its noise, at most."""
+        # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
+        return scheduled_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
 
 
 def _exactly(target: Target, *kinds: type) -> Any:

@@ -34,7 +34,7 @@ _ROUNDING = 1 + 2.0**-20
 
 
 class LostNoiseWarning(UserWarning):
-    """Noise is finer than the numbers that it is added to."""
+    """Noise is finer than the numbers that it is added to, which then are sent without it."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +331,11 @@ class ScheduledPrivatizer:
         return scheduled_.scheduled(
             arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind
         )
+
+    def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
+        """How likely the largest entry of a round's payload is to go out without its noise."""
+        scale = jnp.take(arrays["noise_scales"], round, mode="clip")
+        return scheduled_.lost(payload, scale, self.kind)
 
 
 def _check_scales(scales: np.ndarray) -> None:

@@ -101,6 +101,7 @@ def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str]:
     rounds = "" if pattern == "all rounds" else f", {pattern}"
     curve = record.get("curve")
     rounds += f", may stop at {len(curve['marks'])} marks" if curve else ""
+    rounds += ", NOISE LOST in some rounds" if record.get("lost_noise") else ""
     rounds += ", stopping round not covered" if record.get("private_stop") else ""
     return assumed, view, rounds
 

@@ -102,6 +102,78 @@ def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
     assert sum(1.0 / scales) <= 1.0
 
 
+def near(size):
+    """A problem whose models start, and under small steps stay, near a number."""
+    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    return dataclasses.replace(task, init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
+
+
+@pytest.mark.parametrize("make", [config, normal])
+def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(make):
+    """Models near 1e5 and scales of .0044: float32 numbers there are .0078 apart."""
+    kind = make().noise.__class__
+    unit = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
+    made = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX)
+    assert made.noise.scales[1:] == pytest.approx(0.0044, rel=1e-3)
+    assert "1.2e-7" not in repr(made)
+    for size, law in ((1e5, stats.laplace if kind is Laplace else stats.norm), (1.0, None)):
+        task, told = near(size), []
+
+        def watch(progress, told=told):
+            told.append(progress.guarantees[0].lost_noise)
+
+        if law is None:  # Nothing is said: warnings are errors.
+            result = run(made, task, seeds=(0, 1), eval_every=10, callback=watch)
+            assert told == [None] * 3 and result.guarantees[0].lost_noise is None
+            assert (result.metrics["lost_noise"] < 1e-4).all()
+            assert "NOT covered: from" not in result.guarantees[0].statement()
+            continue
+        with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 0.[56]") as said:
+            result = run(made, task, seeds=(0, 1), eval_every=10, callback=watch)
+        assert len(said) == 1, "once a run"
+        wanted = 2 * law.cdf(2.0**-7 / 2 / 0.0044) - 1
+        assert result.metrics["lost_noise"].shape == (3, 2, 1)
+        np.testing.assert_allclose(result.metrics["lost_noise"], wanted, rtol=1e-3)
+        first, share = result.guarantees[0].lost_noise
+        assert first == 1 and share == pytest.approx(wanted, rel=1e-3)
+        assert told == [result.guarantees[0].lost_noise] * 3
+        (line,) = [part for part in result.guarantees[0].statement().split(". ") if "NOT" in part]
+        assert "from round 1 on up to" in line and "went out without noise" in line
+        assert "NOISE LOST from round 1" in result.guarantees[0].caption()
+        # What is sent: the plan's first message carries no gradient, and no noise.
+        bare = trace(made, task, seeds=(0, 1), read=_unchanged)[:, 1:]
+        assert bare.mean() == pytest.approx(wanted, abs=0.06)
+
+
+def _unchanged(passed):
+    return passed.private == passed.noisy
+
+
+def test_a_run_names_the_first_block_whose_noise_is_lost():
+    """Scales that shrink below what numbers of size 300 keep in the middle of a run."""
+    shrinking = config(noise=Laplace(0.7), optimizer=Sgd(1e-3, decay=0.6))
+    made = plan.make(shrinking, MATRIX)
+    limit = 2.0**-16 / -np.log(0.99)  # Numbers of 256 to 512 are 2^-15 apart.
+    first = int(np.flatnonzero((made.noise.scales > 0) & (made.noise.scales < limit))[0]) + 1
+    with pytest.warns(scheduled.LostNoiseWarning, match=f"from round {first} on up to"):
+        result = run(made, near(300.0), seeds=(0,), eval_every=1)
+    assert 3 < first < T and result.guarantees[0].lost_noise[0] == first
+    shares = result.metrics["lost_noise"][:, 0, 0]
+    assert (shares[: first - 1] <= 0.01).all() and (shares[first - 1 :] > 0.01).all()
+    # A block tells of its worst round.
+    with pytest.warns(scheduled.LostNoiseWarning):
+        whole = run(made, near(300.0), seeds=(0,), eval_every=T)
+    np.testing.assert_allclose(whole.metrics["lost_noise"].ravel(), shares.max(), rtol=1e-6)
+    assert whole.guarantees[0].lost_noise == (1, pytest.approx(shares.max()))
+    both = whole.guarantees[0].followed_by(result.guarantees[0], planned=True)
+    assert both.lost_noise[0] == 1
+    clean = dataclasses.replace(result.guarantees[0], lost_noise=None)
+    assert clean.followed_by(result.guarantees[0], planned=True).lost_noise[0] == T + first
+    assert Guarantee.from_dict(both.to_dict()) == both and "lost_noise" not in clean.to_dict()
+    with pytest.raises(ValueError, match="lost_noise is"):
+        dataclasses.replace(clean, lost_noise=(1, 1.5))
+
+
 @pytest.mark.parametrize("make", [config, normal])
 def test_less_noise_than_stated_is_refused(make):
     made = plan.make(make(), MATRIX)

@@ -54,6 +54,50 @@ def collect(build, kind, seed=0, scales=SCALES):
     return np.asarray(sampler(build, kind)(jnp.asarray(scales), key(seed)), np.float64)
 
 
+def unchanged(largest, scale, kind, dtype):
+    """How many of 20,000 sums with noise are the number itself, as the dtype adds them."""
+    draws = np.asarray(DRAWS[kind](key(3), (1, 20_000), jnp.float32))
+    wide = jnp.promote_types(dtype, jnp.float32)
+    x = jnp.asarray(largest, dtype)
+    sums = (x.astype(wide) + jnp.asarray(np.float32(scale) * draws, wide)).astype(dtype)
+    return float(np.mean(np.asarray(sums == x)))
+
+
+WRONG = {
+    "spacing at one": lambda payload, scale, kind: module.lost(jnp.ones_like(payload), scale, kind),
+    "whole spacing": lambda payload, scale, kind: module.lost(payload, scale / 2, kind),
+    "the other law": lambda payload, scale, kind: module.lost(
+        payload, scale, *({"laplace", "normal"} - {kind})
+    ),
+    "of float32": lambda payload, scale, kind: module.lost(
+        payload.astype(jnp.float32), scale, kind
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_noise_is_the_share_of_sums_that_noise_leaves_as_they_are(kind):
+    cases = [  # None a power of two, below which floats are nearer.
+        (1e5, 0.0044, jnp.float32), (1.7e5, 0.0044, jnp.float32), (3.0, 1e-6, jnp.float32),
+        (3.0, 1.0, jnp.float32), (1e-4, 1e-11, jnp.float32), (300.0, 0.9, jnp.bfloat16),
+    ]  # fmt: skip
+    refuted = set()
+    for largest, scale, dtype in cases:
+        true = unchanged(largest, scale, kind, dtype)
+        payload = jnp.array([[0.1 * largest, -largest], [0.0, 0.5 * largest]], dtype)
+        share = float(module.lost(payload, jnp.float32(scale), kind))
+        assert share == pytest.approx(true, abs=0.012), (largest, scale)
+        for name, broken in WRONG.items():
+            wrong = float(broken(payload, jnp.float32(scale), kind))
+            refuted |= {name} if abs(wrong - true) > 0.03 else set()
+    assert refuted == set(WRONG)
+    assert float(module.lost(jnp.ones((2, 2)), jnp.float32(0), kind)) == 0, "no noise to lose"
+    assert float(module.lost(jnp.zeros((2, 2)), jnp.float32(1e-20), kind)) < 1e-10
+    tree = {"a": jnp.ones((2, 3)), "b": jnp.full((2, 1), 1e5, jnp.float32)}
+    alone = module.lost(tree["b"], jnp.float32(0.01), kind)
+    assert module.lost(tree, jnp.float32(0.01), kind) == alone
+
+
 def standard_normals(samples, scales, kind):
     """The normals that would be at the same quantiles of the stated law."""
     law = LAWS[kind]
