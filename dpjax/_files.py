@@ -203,12 +203,12 @@ def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
             os.replace(beside, path)
 
 
-def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
     """Write a file in place of the one before it; its folder is made.
 
     Args:
         path: Where to.
-        content: All of it.
+        content: All of it, or what writes all of it to an open file.
         mode: The file's mode, before the process's mask, from its first byte on.
     """
     with _beside(path, content, mode) as beside:

@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0; 1 when ``dpjax data check`` finds a bad file, or ``dpjax secagg`` gets no
-        sum; 2 after an error of the user's, whose message is printed.
+        sum; 2 after an error of the user's, whose message is printed; 130 after Ctrl-C.
     """
     with _terminal.wrapping():
         return _run(argv)
@@ -304,6 +304,9 @@ def _run(argv: Sequence[str] | None) -> int:
         message = str(error) if command is None else _refusals.by_option(command, str(error))
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
     except MemoryError:
         print(f"{prog}: error: out of memory; give a smaller network", file=sys.stderr)
         return 2

@@ -1,18 +1,22 @@
 """The bodies of `dpjax secagg`: serve, join and demo; each returns an exit status."""
 
 import asyncio
+import contextlib
 import random
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.commands.secagg_options import Agreed, Demo, Join, Serve
 from dpjax.secagg import local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
+
+_Write = Callable[[np.ndarray], None]
 
 LEFT = {
     "share": "after its keys",
@@ -30,17 +34,13 @@ def serve(command: Serve) -> int:
     """
     terms, limits = _agreed(command)
     rounds = _validate.integer("rounds", command.rounds, least=1)
-    _check_free(command.out)
-    sums = asyncio.run(_served(command, terms, limits, rounds))
-    if command.out is not None and sums:
-        np.save(command.out, np.stack(sums))
-        print(f"sums: {command.out}")
-    return int(len(sums) < rounds)
+    with _written("sums", command.out, (0, terms.length)) as write:
+        return asyncio.run(_served(command, terms, limits, rounds, write))
 
 
 async def _served(
-    command: Serve, terms: Terms, limits: tcp.Limits, rounds: int
-) -> list[np.ndarray]:
+    command: Serve, terms: Terms, limits: tcp.Limits, rounds: int, write: _Write
+) -> int:
     sums = []
     async with tcp.Listener(terms, command.host, command.port, limits) as listener:
         print(f"listening at {listener.host}:{listener.port}; {_said(terms)}", flush=True)
@@ -51,8 +51,9 @@ async def _served(
                 print(f"round {number}: no sum: {abort.reason}", flush=True)
                 continue
             sums.append(total.values)
+            write(np.stack(sums))
             print(f"round {number}: the sum of {len(total.survivors)} vectors", flush=True)
-    return sums
+    return int(len(sums) < rounds)
 
 
 def join(command: Join) -> int:
@@ -62,23 +63,21 @@ def join(command: Join) -> int:
         command: Options.
     """
     terms, limits = _agreed(command)
-    _check_free(command.out)
     try:
         values = np.load(command.values, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"values is {command.values}, no .npy file of numbers ({error})") from None
     if not isinstance(values, np.ndarray):
         raise ValueError(f"values is {command.values}, an archive; give a .npy file")
-    try:
-        total = asyncio.run(tcp.join(terms, values, command.host, command.port, limits))
-    except Abort as abort:
-        spent = "its masked vector had gone out" if abort.exposed else "its vector stayed here"
-        print(f"no sum: {abort.reason} ({spent})")
-        return 1
-    print(f"the sum of {len(total.survivors)} vectors")
-    if command.out is not None:
-        np.save(command.out, total.values)
-        print(f"sum: {command.out}")
+    with _written("sum", command.out, (0,)) as write:
+        try:
+            total = asyncio.run(tcp.join(terms, values, command.host, command.port, limits))
+        except Abort as abort:
+            spent = "its masked vector had gone out" if abort.exposed else "its vector stayed here"
+            print(f"no sum: {abort.reason} ({spent})")
+            return 1
+        write(total.values)
+        print(f"the sum of {len(total.survivors)} vectors")
     return 0
 
 
@@ -135,8 +134,30 @@ def _said(terms: Terms) -> str:
     )
 
 
-def _check_free(path: Path | None) -> None:
-    if path is not None and path.exists():
-        raise ValueError(f"out is {path}, which exists; give another file")
-    if path is not None and path.suffix != ".npy":
+@contextlib.contextmanager
+def _written(what: str, path: Path | None, empty: tuple[int, ...]) -> Iterator[_Write]:
+    """Make a file before anything is asked of anybody, and give what writes it whole."""
+    if path is None:
+        yield lambda array: None
+        return
+    if path.suffix != ".npy":
         raise ValueError(f"out is {path}; give a file that ends in .npy")
+    if path.exists():
+        raise ValueError(f"out is {path}, which exists; give another file")
+    written = False
+
+    def write(array: np.ndarray) -> None:
+        nonlocal written
+        with _files.writing("out", path):
+            _files.replace(path, lambda file: np.save(file, array))
+        written = True
+
+    with _files.writing("out", path):
+        _files.create(path, lambda file: np.save(file, np.zeros(empty, np.int64)))
+    try:
+        yield write
+    finally:
+        if written:
+            print(f"{what}: {path}", flush=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -49,7 +49,8 @@ class Serve(Agreed):
     Attributes:
         port: TCP port; 0 takes a free one and prints it.
         rounds: How many sums.
-        out: Where to write the sums, a .npy file [rounds, length]; must not exist.
+        out: Where to write the sums, a .npy file [rounds, length]; must not exist. It is made at
+            once and written again after each sum.
     """
 
     port: int = 0
@@ -67,7 +68,7 @@ class Join(Agreed):
     Attributes:
         values: A .npy file of whole numbers [length].
         port: The server's TCP port.
-        out: Where to write the sum, a .npy file [length]; must not exist.
+        out: Where to write the sum, a .npy file [length]; must not exist. It is made at once.
     """
 
     values: Annotated[Path, tyro.conf.Positional]

@@ -51,7 +51,8 @@ class Limits:
     Attributes:
         enrol: For clients to enrol, from the start of an aggregation.
         stage: For each stage after it: three, or four under ``semi_malicious``.
-        send: For one message to be taken by the other end.
+        send: For one message to be taken by the other end, and for a client's first message, which
+            enrols it.
     """
 
     enrol: float = 60.0
@@ -129,6 +130,9 @@ class Listener:
 
     Guarantee: that of `dpjax.secagg.server.Server`. Whatever clients send or leave out, an
     aggregation ends within its time limits, in the exact sum of the survivors or in `Abort`.
+    Enrolled clients have room of their own. Beside them twice as many connections as clients, and
+    16, may be open; then a new one takes the place of the one that was asked to enrol first and
+    has not.
 
     Args:
         terms: What all parties agreed on.
@@ -173,6 +177,7 @@ class Listener:
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
         self._connections: dict[asyncio.Task[None], Server | None] = {}
+        self._silent: dict[asyncio.Task[None], None] = {}  # Asked to enrol, the first one first.
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: Server | None = None
         self._socket: asyncio.Server | None = None
@@ -266,14 +271,21 @@ class Listener:
         assert task is not None
         number, server = None, None
         try:
-            if len(self._connections) > 2 * self.terms.clients + 16:
-                return
+            waiting = list(self._connections.values()).count(None)
+            if waiting + len(self._silent) >= 2 * self.terms.clients + 16:
+                if not self._silent:
+                    return
+                oldest = next(iter(self._silent))
+                del self._silent[oldest]
+                oldest.cancel()
             self._connections[task] = None
             async with asyncio.timeout(self.limits.whole):
                 await self._enrolling.wait()
                 server = self._connections[task] = self._server
                 assert server is not None
+                self._silent[task] = None
                 number = await self._enrol(server, reader, writer)
+                self._silent.pop(task, None)
                 await self._listen(server, number, reader)
         except (Rejected, *_BROKEN, asyncio.CancelledError):
             # Who breaks the rules, the connection or the time limit has left; a task that is
@@ -281,6 +293,7 @@ class Listener:
             pass
         finally:
             self._connections.pop(task, None)
+            self._silent.pop(task, None)
             if number is not None and server is not None:
                 server.leave(number)
                 self._changed.set()
@@ -289,7 +302,7 @@ class Listener:
     async def _enrol(
         self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int:
-        async with asyncio.timeout(self.limits.enrol):
+        async with asyncio.timeout(min(self.limits.enrol, self.limits.send)):
             self.sent += await write_frame(writer, encoded(server.hello), self.limits.send)
             data = await read_frame(reader, GREETING_BYTES)
         self.received += PREFIX_BYTES + len(data)
@@ -337,7 +350,7 @@ async def join(
         terms: What all parties agreed on.
         values: [length] whole numbers from -bound to bound.
         host: The server's.
-        port: The server's.
+        port: The server's, 1 to 65535.
         limits: Time limits; in all it waits for no longer than every stage may last.
 
     Returns:
@@ -346,9 +359,10 @@ async def join(
     Raises:
         Abort: Where there is no sum, with the reason; its ``exposed`` says whether the vector had
             gone out.
-        ValueError: For values that the terms do not hold.
+        ValueError: For values that the terms do not hold, and what is no port.
     """
     limits = limits or Limits()
+    port = _validate.integer("port", port, least=1, most=65535)
     client = Client(terms, values)
     writer = None
     try:
@@ -365,7 +379,7 @@ async def join(
         _failed(client, f"no sum within {limits.whole:g} seconds")
     except EOFError:
         _failed(client, "the server ended the connection")
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # A host's name may be none.
         _failed(client, f"no connection to {host}:{port} ({error})")
     finally:
         if writer is not None:

@@ -1,6 +1,8 @@
 """Secure sums from the command line: a server process, its end and its second start."""
 
 import asyncio
+import errno
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from dpjax import cli  # noqa: E402
 from dpjax.secagg import tcp  # noqa: E402
 from dpjax.secagg.client import Client  # noqa: E402
 from dpjax.secagg.messages import Delivery, decoded, encoded  # noqa: E402
+from dpjax.secagg.server import Total  # noqa: E402
 from dpjax.secagg.terms import Abort, Terms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +33,9 @@ VALUES = np.array([[1, 2, 3, -4], [100, -100, 0, 7], [5, 5, 5, 5]])
 def server(*options):
     """A server process and its port."""
     command = [sys.executable, "-m", "dpjax", "secagg", "serve", *AGREED, *options]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     line = process.stdout.readline()
     return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
 
@@ -63,7 +68,7 @@ def test_a_server_process_that_is_killed_gives_nothing_and_its_successor_the_sum
 
     ends = asyncio.run(cut_off())
     assert first.wait(10) == -signal.SIGKILL
-    first.stdout.close()
+    first.communicate()
     assert isinstance(ends[0], EOFError | OSError)
     assert all(isinstance(end, Abort) for end in ends[1:])
     out = tmp_path / "sums.npy"
@@ -75,6 +80,81 @@ def test_a_server_process_that_is_killed_gives_nothing_and_its_successor_the_sum
     said, _ = second.communicate(timeout=30)
     assert second.returncode == 0 and "round 2: the sum of 3 vectors" in said
     np.testing.assert_array_equal(np.load(out), np.stack([VALUES.sum(axis=0)] * 2))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_server_that_is_stopped_keeps_every_sum_that_was_opened(tmp_path, stop):
+    out = tmp_path / "folder" / "sums.npy"  # The folder is made.
+    process, port = server("--rounds", "3", "--out", str(out))
+    assert np.load(out).shape == (0, 4)
+    asyncio.run(all_join(port))
+    assert process.stdout.readline() == "round 1: the sum of 3 vectors\n"
+    process.send_signal(stop)
+    said, errors = process.communicate(timeout=30)
+    np.testing.assert_array_equal(np.load(out), [VALUES.sum(axis=0)])
+    assert [path.name for path in out.parent.iterdir()] == ["sums.npy"]
+    if stop == signal.SIGINT:
+        assert process.returncode == 130
+        assert errors == "dpjax secagg: interrupted\n" and said == f"sums: {out}\n"
+
+
+def test_a_server_that_is_interrupted_before_a_sum_leaves_no_file(tmp_path):
+    out = tmp_path / "sums.npy"
+    process, _ = server("--out", str(out))
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (130, "", "dpjax secagg: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["serve", "join"])
+def test_where_a_sum_cannot_be_written_is_said_before_anybody_is_asked(tmp_path, capsys, command):
+    np.save(tmp_path / "values.npy", VALUES[0])
+    (tmp_path / "file").write_text("no folder")
+    ask = ["secagg", command, *AGREED, "--port", "9"]
+    ask += [str(tmp_path / "values.npy")] if command == "join" else ["--enrol", "0.1"]
+    for out, told in (
+        (tmp_path / "file" / "sum.npy", "cannot be written (Not a directory)"),
+        (tmp_path / "values.npy", "which exists; give another file"),
+        (tmp_path / "sum.txt", "give a file that ends in .npy"),
+    ):
+        assert cli.main([*ask, "--out", str(out)]) == 2
+        said = capsys.readouterr()
+        assert f"--out is {out}" in said.err.replace("'", "") and told in said.err
+        assert not said.out  # Neither a port that is listened at, nor an answer.
+    np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), VALUES[0])
+    # No sum, no file: its folder alone was made.
+    if command == "join":
+        assert cli.main([*ask, "--out", str(tmp_path / "new" / "sum.npy")]) == 1
+        assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_disk_that_fills_up_keeps_the_sums_before(tmp_path, monkeypatch, capsys):
+    totals = [Total(VALUES[at], (0, 1, 2)) for at in range(3)]
+
+    async def opened(listener):
+        if len(totals) == 1:
+            monkeypatch.setattr(os, "fsync", full)
+        return totals.pop(0)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tcp.Listener, "aggregate", opened)
+    out = tmp_path / "sums.npy"
+    assert cli.main(["secagg", "serve", *AGREED, "--rounds", "3", "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert "cannot be written (No space left on device)" in said.err and f"sums: {out}" in said.out
+    np.testing.assert_array_equal(np.load(out), VALUES[:2])
+    assert os.listdir(tmp_path) == ["sums.npy"]
+
+
+@pytest.mark.parametrize("port", ["-1", "0", "65536"])
+def test_a_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
+    np.save(tmp_path / "values.npy", VALUES[0])
+    ask = ["secagg", "join", str(tmp_path / "values.npy"), *AGREED, "--port", port]
+    assert cli.main(ask) == 2
+    assert f"--port is {port}; give a whole number from 1 to 65535" in capsys.readouterr().err
 
 
 def test_join_takes_part_with_a_file(tmp_path, capsys):

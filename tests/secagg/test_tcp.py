@@ -384,6 +384,83 @@ def test_who_comes_while_an_aggregation_runs_is_in_the_next_one():
     assert all((end.values == second.values).all() for end in ends)
 
 
+async def idle(port, connections):
+    """Open so many connections that never say a word."""
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
+    return [writer for _, writer in opened]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_idle_connections_do_not_keep_clients_out(when):
+    """Forty, where six clients enrol: before the aggregation, as it begins, and half-way."""
+    terms = terms_for(6)
+    values = vectors(terms)
+
+    async def crowded():
+        async with tcp.Listener(terms, limits=SLOW) as listener:
+            at = "127.0.0.1", listener.port
+            crowd = await idle(listener.port, 40) if when == "before" else []
+            holding = asyncio.ensure_future(listener.aggregate())
+            await asyncio.sleep(0.05)
+            crowd += await idle(listener.port, 40) if when == "during" else []
+            first = [asyncio.ensure_future(tcp.join(terms, row, *at, SLOW)) for row in values[:3]]
+            await asyncio.sleep(0.3)
+            # Who has enrolled stays, whoever comes.
+            crowd += await idle(listener.port, 40) if when == "after" else []
+            rest = [tcp.join(terms, row, *at, SLOW) for row in values[3:]]
+            ends = await asyncio.gather(holding, *first, *rest)
+            for writer in crowd:
+                writer.close()
+            return ends
+
+    started = time.monotonic()
+    for end in asyncio.run(crowded()):
+        np.testing.assert_array_equal(end.values, values.sum(axis=0))
+    assert time.monotonic() - started < SLOW.send
+
+
+def test_who_is_silent_is_cut_off_while_others_may_still_enrol():
+    terms = terms_for(4)
+    values = vectors(terms)
+
+    async def cut():
+        limits = tcp.Limits(enrol=20.0, stage=20.0, send=0.4)
+        async with tcp.Listener(terms, limits=limits) as listener:
+            at = "127.0.0.1", listener.port
+            holding = asyncio.ensure_future(listener.aggregate())
+            reader, writer = await asyncio.open_connection(*at)
+            slow, other = await asyncio.open_connection(*at)
+            started = time.monotonic()
+            for _ in range(3):  # A byte now and then is not a message.
+                other.write(b"\0")
+                await asyncio.sleep(0.1)
+            await asyncio.gather(reader.read(), slow.read())
+            waited = time.monotonic() - started
+            joined = [tcp.join(terms, row, *at, limits) for row in values]
+            total, *_ = await asyncio.gather(holding, *joined)
+            writer.close()
+            other.close()
+            return waited, total
+
+    waited, total = asyncio.run(cut())
+    assert waited < 5
+    np.testing.assert_array_equal(total.values, values.sum(axis=0))
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, "x", 1.5])
+def test_what_is_no_port_is_refused_before_anything_is_sent(port):
+    terms = terms_for(3)
+    with pytest.raises(ValueError, match=f"port is {port!r}; give a whole number from 1 to 65535"):
+        asyncio.run(tcp.join(terms, vectors(terms)[0], "127.0.0.1", port, QUICK))
+
+
+@pytest.mark.parametrize("host", ["x" * 70, ".."])
+def test_what_is_no_host_is_no_connection(host):
+    terms = terms_for(3)
+    with pytest.raises(Abort, match="no connection to"):
+        asyncio.run(tcp.join(terms, vectors(terms)[0], host, 9, QUICK))
+
+
 def test_one_port_holds_aggregation_after_aggregation():
     async def several():
         terms = terms_for(5, dropout=0.2)
