@@ -182,7 +182,9 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
 
     half = config.rounds // 2
     mu = float(gdp.mu(config.epsilon, config.delta))
-    # Half the rounds at the whole run's noise spend mu / sqrt(2); both halves make up mu.
+    # Fixed before the first half: the departure is not planned. Half the rounds at the whole run's
+    # noise spend mu / sqrt(2); both halves make up mu.
+    total = protect.Budget(config.epsilon, config.delta)
     epsilon = float(gdp.epsilon(mu * math.sqrt(half / config.rounds), config.delta))
     everyone = np.arange(config.agents)
     gone = leavers(matrix, config.departed)
@@ -226,7 +228,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         for policy, made in (("old noise", old), ("solved again", solved)):
             second = run(
                 plan.make(chosen, rest, design=made), learn(stay), start=start, phase=1,
-                spent=first.guarantees, planned=True, **options,
+                spent=[one.within(total) for one in first.guarantees], **options,
                 **lab.run_options(folder / f"{name}-{policy.replace(' ', '-')}"),
             )  # fmt: skip
             spent = seconds if policy == "solved again" else 0.0
@@ -290,7 +292,7 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     panels[1].axvline(config.rounds // 2, color="grey", linewidth=0.8)
     note = (
         "Left: sampled, with theory dotted. Right: agents leave at the grey line and the design "
-        f"is solved again; both halves together spend epsilon = {config.epsilon:g}."
+        f"is solved again; both halves keep a total of epsilon = {config.epsilon:g}."
     )
     plots.finish(figure, note=note)
     lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_departure.svg')}")

@@ -573,8 +573,9 @@ def remaining(total: Total, spent: "Sequence[Guarantee]") -> Remaining:
         ValueError: For phases that pass the total or do not compose, and losses without a filter.
 
     Reference:
-        Smith and Thakurta (2022), arXiv 2210.17520, for mu; Feldman and Zrnic (2021), Theorem 3.1
-        at every order, for rho; Rogers, Roth, Ullman and Vadhan (2016) for pure epsilons.
+        Smith and Thakurta (2022), arXiv 2210.17520, for mu; Feldman and Zrnic (2021), arXiv
+        2008.11193, at every order, for rho; Rogers, Roth, Ullman and Vadhan (2016), arXiv
+        1605.08294, for pure epsilons.
 
     Example:
         >>> from dpjax.accounting import budget, losses

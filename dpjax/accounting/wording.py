@@ -43,7 +43,7 @@ _SEALED = (
 OVER_ROUNDS = {
     "correlated": "with noise correlated over rounds",
     "schedule": "with noise of a scale that changes by round",
-    "phases": "in phases, each with noise of its own",
+    "phases": "in phases with noise of their own",
     None: "with noise correlated over rounds or of a scale that changes by round",
 }
 """Why the whole loss stands from the first round on; None in records that do not say."""

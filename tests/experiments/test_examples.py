@@ -169,6 +169,33 @@ def test_own_design_example_is_short_and_lies_between(capsys):
     assert "half-half" in out and "times the largest drift" in out
 
 
+def test_the_departure_example_states_the_total(capsys):
+    first, second = example("departure").main(rounds=3)
+    (stated,) = second.guarantees
+    assert stated.epsilon == 3.0 and stated.rounds == 6 and len(stated.phases) == 2
+    assert stated.phases[0] == first.guarantees[0] and first.guarantees[0].epsilon == 2.0
+    assert 0.999 * stated.mu < stated.spent.mu <= stated.mu
+    assert second.plans[0].agents == 8
+    out = capsys.readouterr().out
+    assert "first phase left epsilon 2.062" in out and "was fixed before the first phase" in out
+
+
+def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
+    (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    config = make_config(design="independent", epsilon=6.0, rounds=20)
+    given = {"config": config, "W": mixing.metropolis_hastings(graphs.complete(6)), "names": SIX}
+    exec(code, given)
+    assert "A total of mu = " in capsys.readouterr().out
+    assert given["stated"].epsilon == 10.0 and given["stated"].rounds == 50
+    with np.load("second.npz") as file:
+        assert file["labels"].tolist() == [name for name in SIX if name != "Nice"]
+        assert float(file["epsilon"]) == pytest.approx(given["left"].epsilon)
+
+
 def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, monkeypatch, capsys):
     """Without its weights it would settle on another average than that of all agents."""
     import matplotlib

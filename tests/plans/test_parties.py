@@ -395,4 +395,4 @@ def test_what_differs_over_rounds_is_named(changes, text):
     by_round = by_schedule(scheduled.Normal(0.9), DSGD()).guarantee
     assert "with noise of a scale that changes by round against" in by_round.statement()
     both = by_round.followed_by(by_round, planned=True)
-    assert "in phases, each with noise of its own against" in both.statement()
+    assert "in phases with noise of their own against" in both.statement()
