@@ -131,8 +131,7 @@ class Listener:
     Guarantee: that of `dpjax.secagg.server.Server`. Whatever clients send or leave out, an
     aggregation ends within its time limits, in the exact sum of the survivors or in `Abort`.
     Enrolled clients have room of their own. Beside them twice as many connections as clients, and
-    16, may be open; then a new one takes the place of the one that was asked to enrol first and
-    has not.
+    16, may be open; then a new one takes the place of the oldest.
 
     Args:
         terms: What all parties agreed on.
@@ -177,7 +176,7 @@ class Listener:
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
         self._connections: dict[asyncio.Task[None], Server | None] = {}
-        self._silent: dict[asyncio.Task[None], None] = {}  # Asked to enrol, the first one first.
+        self._silent: dict[asyncio.Task[None], None] = {}  # Not enrolled, the first one first.
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: Server | None = None
         self._socket: asyncio.Server | None = None
@@ -271,19 +270,16 @@ class Listener:
         assert task is not None
         number, server = None, None
         try:
-            waiting = list(self._connections.values()).count(None)
-            if waiting + len(self._silent) >= 2 * self.terms.clients + 16:
-                if not self._silent:
-                    return
+            if len(self._silent) >= 2 * self.terms.clients + 16:
                 oldest = next(iter(self._silent))
                 del self._silent[oldest]
                 oldest.cancel()
+            self._silent[task] = None
             self._connections[task] = None
             async with asyncio.timeout(self.limits.whole):
                 await self._enrolling.wait()
                 server = self._connections[task] = self._server
                 assert server is not None
-                self._silent[task] = None
                 number = await self._enrol(server, reader, writer)
                 self._silent.pop(task, None)
                 await self._listen(server, number, reader)

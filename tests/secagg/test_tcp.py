@@ -390,25 +390,31 @@ async def idle(port, connections):
     return [writer for _, writer in opened]
 
 
-@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize("when", ["long before", "before", "during", "after"])
 def test_idle_connections_do_not_keep_clients_out(when):
-    """Forty, where six clients enrol: before the aggregation, as it begins, and half-way."""
+    """Forty, where six clients enrol: before clients that wait, as it begins, and half-way."""
     terms = terms_for(6)
     values = vectors(terms)
 
     async def crowded():
         async with tcp.Listener(terms, limits=SLOW) as listener:
             at = "127.0.0.1", listener.port
-            crowd = await idle(listener.port, 40) if when == "before" else []
+            crowd = await idle(listener.port, 40) if "before" in when else []
+            early = values[:3] if when == "long before" else []  # They wait to be asked.
+            joined = [asyncio.ensure_future(tcp.join(terms, row, *at, SLOW)) for row in early]
+            await asyncio.sleep(0.1)
             holding = asyncio.ensure_future(listener.aggregate())
             await asyncio.sleep(0.05)
             crowd += await idle(listener.port, 40) if when == "during" else []
-            first = [asyncio.ensure_future(tcp.join(terms, row, *at, SLOW)) for row in values[:3]]
+            joined += [
+                asyncio.ensure_future(tcp.join(terms, row, *at, SLOW))
+                for row in values[len(early) : 3]
+            ]
             await asyncio.sleep(0.3)
             # Who has enrolled stays, whoever comes.
             crowd += await idle(listener.port, 40) if when == "after" else []
             rest = [tcp.join(terms, row, *at, SLOW) for row in values[3:]]
-            ends = await asyncio.gather(holding, *first, *rest)
+            ends = await asyncio.gather(holding, *joined, *rest)
             for writer in crowd:
                 writer.close()
             return ends
