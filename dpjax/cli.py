@@ -80,7 +80,8 @@ class DesignCommand:
             advance or functions of what the attacker sees; not so in training).
         parameters: Entries of the model to be trained: forecasts whether this noise leaves it
             something to learn, and says what would help.
-        batch_size: Records in an agent's batch, for that forecast; relations of records only.
+        batch_size: Records in an agent's batch, by which noise is divided; relations of records
+            need it, and replace_agent takes none.
     """
 
     graph: str

@@ -95,7 +95,7 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
 def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text('"New York" b\nb c\nc d\nd "New York"\nb d\n')
     terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip", "0.2"]
-    chosen = ["--relation", "zero_out_record", "--design", "whisper"]
+    chosen = ["--relation", "zero_out_record", "--design", "whisper", "--batch-size", "8"]
     assert cli.main(["design", "--graph", "net.txt", *terms, *chosen]) == 0
     text = capsys.readouterr().out
     covariance = Design.load("dpjax-design.npz").covariance
@@ -190,6 +190,23 @@ def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: P
     assert "In each round t = 0, 1, ..., 99" in str(entries["how_to_use"])
 
 
+def test_noise_that_is_large_before_it_cancels_is_told_with_what_there_is(
+    capsys: Capture, elsewhere: Path
+) -> None:
+    terms = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "2000", "--clip", "1"]
+    chosen = ["--relation", "replace_agent", "--design", "pairwise", "--out", "it.npz"]
+    assert cli.main(["design", "--graph", "complete:6", *terms, *chosen]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "noise.Whisper('run', max_variance=20)" in text
+    assert "this command has no option for it" in text
+    assert "NOTE: messages need float64: some noise has a deviation of" in text
+    # What it advises is there, and bounds the noise.
+    config = make_config(noise=noise.Whisper("run", max_variance=20), rounds=10)
+    bounded = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
+    alone = plan.make(config.using(noise.Independent()), bounded.mixing)
+    assert bounded.covariance().max() <= 20.001 * alone.covariance().max()
+
+
 def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:
     first = elsewhere / "dpjax-design.npz"
     first.write_text("precious")
@@ -233,6 +250,8 @@ def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text("a b\nb c\nc d\nd a\na c\n")
     arguments = ["design", "--graph", "net.txt", *NUMBERS, "--relation", "zero_out_record"]
     arguments += ["--mixing", "uniform", "--design", "whisper_horizon", "--horizon", "7"]
+    refused(arguments, capsys, "batch-size is None under relation 'zero_out_record'.*give the")
+    arguments += ["--batch-size", "16"]
     refused([*arguments, "--out", "made/it.npz"], capsys, "whose folder does not exist")
     (elsewhere / "made").mkdir()
     assert cli.main([*arguments, "--accountant", "rdp", "--out", "made/it.npz"]) == 0

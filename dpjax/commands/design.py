@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.accounting import budget
 from dpjax.commands import design_report, inputs
 from dpjax.mechanism import design, spatial
-from dpjax.plans import noise, plan, targets
+from dpjax.plans import export, noise, plan, targets
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
@@ -59,7 +60,7 @@ def run(command: Any) -> int:
     )
     if each := design_report.by_agent(mine, nodes.labels(graph)):
         print("\n" + "\n".join(each))
-    _note(command, chosen, matrix)
+    _note(command, chosen, matrix, mine)
     print(f"\n{design_report.energies(designs, matrix, horizon)}")
     print("\n" + "\n".join(forecast))
     print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
@@ -72,22 +73,25 @@ def _config(command: Any) -> plan.Config:
         noise=noise.named(command.design),
         budget=Budget(command.epsilon, command.delta, command.accountant, command.allow_unsound),
         protect=Protect(command.relation, command.clip),
-        # Neither decides the noise; a run's own plan sets them.
+        # Neither decides the noise; the batch size divides it.
         sampler=Random(1 if command.batch_size is None else command.batch_size),
         optimizer=Sgd(1.0),
         rounds=command.rounds,
     )
 
 
-def _note(command: Any, chosen: design.Design, matrix: np.ndarray) -> None:
+def _note(command: Any, chosen: design.Design, matrix: np.ndarray, plan: plan.Plan) -> None:
     """Print what a reader of the figures should know."""
     ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
     if ratio > 100:
         print(
             f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
             "\n  it cancels (agents with the same neighbours do); messages must carry that range."
-            "\n  Bound it: noise.Whisper(max_variance=20), or design.make(..., max_variance=20)"
+            "\n  Bound it from Python, by a plan with noise.Whisper('run', max_variance=20) that is"
+            "\n  saved as in docs/own_loop.md; this command has no option for it"
         )
+    if (wide := export.wide(plan)) is not None:
+        print(f"  NOTE: {wide}")
     if command.relation == "replace_agent" and command.delta >= 1 / len(matrix):
         print(
             f"  NOTE: delta {command.delta:g} is not below 1 / {len(matrix)} agents; that promises "
@@ -98,7 +102,7 @@ def _note(command: Any, chosen: design.Design, matrix: np.ndarray) -> None:
 
 
 def _refuse_unread(command: Any) -> None:
-    """Refuse options that the others leave without a meaning, naming the first one."""
+    """Refuse options that the others leave without a meaning, or ask for; names the first one."""
     for name in _OF_PNDP:
         if getattr(command, name) not in ((), None):
             raise ValueError(
@@ -111,6 +115,12 @@ def _refuse_unread(command: Any) -> None:
             f"batch_size is {command.batch_size} under relation 'replace_agent', which protects "
             "and clips an agent as a whole, so that batches change neither the noise nor its "
             "forecast; leave it out, or protect records"
+        )
+    if command.batch_size is None and budget.clips(command.relation) == "record":
+        raise ValueError(
+            f"batch_size is None under relation {command.relation!r}: the noisy sum of a batch's "
+            "records is divided by it, in the forecast and in the file's instructions; give the "
+            "records in a site's batch"
         )
     if command.allow_unsound and command.accountant != "paper":
         raise ValueError(

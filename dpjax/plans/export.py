@@ -8,6 +8,7 @@ The file is an .npz whose entries are
     mixing          [n, n] W, or a schedule [P, n, n]
     factor          [n, n] F: site i adds row i of F Z_t, Z_t [n, d] standard normals
     seed_group      [n] sites with the same number draw from one secret seed
+    messages        "float64" where noise is too large for float32 messages, else "float32"
     strategy        [T, T] C over rounds, where the design has one
     participation   (epochs, separation), where the guarantee is for records in a fixed order
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import factor as factor_
 from dpjax.plans.samplers import Full
 from dpjax.transforms import rounds as rounds_
@@ -83,6 +85,7 @@ def save(
         "mixing": plan.mixing,
         "factor": plan.factor.astype(np.float64),
         "seed_group": factor_.groups(plan.factor),
+        "messages": "float32" if wide(plan) is None else "float64",
     }
     for name in ("delta", "relation", "unit", "attacker", "rounds", "clip_norm", "mu"):
         entries[name] = getattr(guarantee, name)
@@ -93,6 +96,37 @@ def save(
         entries["participation"] = np.asarray(guarantee.participation)
     assert plan.design is not None
     return plan.design.save(path, entries=entries)
+
+
+def wide(plan: "Plan") -> str | None:
+    """Say that messages need float64, where float32 loses gradients or what noise cancels to.
+
+    Of float32 numbers as large as four deviations of some site's noise two are 2^-23 as far apart.
+    That is too far from a thousandth of the clip norm, or of what the average of all sites' noise
+    is left with.
+
+    Args:
+        plan: A private plan with one factor.
+
+    Returns:
+        A sentence with its numbers; None where float32 is enough.
+    """
+    factor, noisy, left = plan.factor.astype(np.float64), 1.0, 1.0
+    if plan.strategy is not None:
+        inverse = strategy_.inverse_of(plan.strategy)
+        noisy = float(np.linalg.norm(inverse, axis=1).max())
+        left = float(np.linalg.norm(inverse.sum(axis=0))) / np.sqrt(len(inverse))
+    largest = float(np.linalg.norm(factor, axis=1).max()) * noisy
+    mean = float(np.linalg.norm(factor.mean(axis=0))) * left
+    apart = 4 * largest * 2.0**-23
+    if apart <= min(plan.config.protect.clip_norm, mean) / 1000:
+        return None
+    return (
+        f"messages need float64: some noise has a deviation of {largest:,.4g}, and float32 "
+        f"numbers of that size are {apart:.2g} apart, more than a thousandth of the clip norm "
+        f"{plan.config.protect.clip_norm:g} or of the noise in the average, {mean:.2g}. Draw, add, "
+        "send and average in float64"
+    )
 
 
 def _labels(labels: Sequence[object] | None, n: int) -> np.ndarray:
@@ -123,6 +157,7 @@ def instructions(plan: "Plan") -> str:
             f"In each round t = 0, 1, ..., {record.rounds - 1}, site i (its name is labels[i]):",
             *_steps(plan),
             "",
+            *([f"Precision: {told}.", ""] if (told := wide(plan)) is not None else []),
             "Who holds the seed:",
             *(_ALONE if alone else _SHARED),
             "",

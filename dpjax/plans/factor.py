@@ -63,6 +63,6 @@ def rounded(
         pass
     raise ValueError(
         f"design.covariance has condition number {np.linalg.cond(covariance):.1e} and entries up "
-        f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; bound the noise's "
-        "variance with max_variance, or rescale the loss"
+        f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
+        "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
     )

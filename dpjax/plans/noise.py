@@ -70,19 +70,12 @@ class Correlated:
         if strategy is not None and not self.temporal:
             raise ValueError(
                 f"strategy is given for design {self.label!r}, whose noise is fresh in every "
-                f"round; leave it out, or choose one of {', '.join(strategies.DESIGNS)}"
+                f"round; leave it out, choose one of {', '.join(strategies.DESIGNS)}, or give "
+                "noise.Covariance(matrix, name, strategy=C), which keeps its name"
             )
         joint = None
         if self.temporal:
-            joint_strategy = strategies.make(
-                self.label,
-                target.mixing,
-                target.pattern,
-                own=strategy,
-                bands=getattr(self, "bands", None),
-                equal=target.rates is not None,
-            )
-            strategy, joint = joint_strategy.strategy, joint_strategy.covariance
+            strategy, joint = self.over_rounds(target, strategy)
         bound = target.bound(strategy)
         if design is None:
             design = self.over_agents(target, bound, joint)
@@ -90,6 +83,17 @@ class Correlated:
             self.check(design, target)
         design.check(target.mixing, bound)
         return Factored(factor_.rounded(design.covariance, bound), strategy, design)
+
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> strategies.JointStrategy:
+        """The strategy over rounds: the part's own, or the one that was given."""
+        return strategies.make(
+            self.label,
+            target.mixing,
+            target.pattern,
+            own=strategy,
+            bands=getattr(self, "bands", None),
+            equal=target.rates is not None,
+        )
 
     def over_agents(
         self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
@@ -310,10 +314,15 @@ class SpaceTime(Correlated):
 class Covariance(Correlated):
     """A covariance over agents of your own, scaled until it keeps the budget.
 
+    With a strategy of your own, the noise is correlated over rounds, too. For one over rounds
+    alone give it beside the identity.
+
     Attributes:
         matrix: [n, n] R, symmetric positive definite, at any scale; None where a design that was
             made of it is given to the plan.
         name: What records and figures call it; no other design's name.
+        strategy: [T, T] float64 C over rounds, lower triangular, at any scale; None is noise that
+            is fresh in every round.
 
     Example:
         >>> import numpy as np
@@ -324,6 +333,7 @@ class Covariance(Correlated):
 
     matrix: Float[np.ndarray, "n n"] | None
     name: str
+    strategy: Float[np.ndarray, "t t"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
@@ -338,11 +348,30 @@ class Covariance(Correlated):
         if self.matrix is not None:
             matrix = _validate.square("covariance", self.matrix)
             object.__setattr__(self, "matrix", fixed(matrix))
+        if self.strategy is not None:
+            strategy = _validate.square("strategy", self.strategy)
+            strategies.check(strategy, len(strategy))
+            object.__setattr__(self, "strategy", fixed(strategy))
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """The user's name for it."""
         return self.name
+
+    @property
+    def temporal(self) -> bool:  # type: ignore[override]
+        """Whether it has a strategy over rounds."""
+        return self.strategy is not None
+
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> strategies.JointStrategy:
+        """The user's strategy."""
+        if strategy is not None:
+            raise ValueError(
+                f"strategy is given beside that of the covariance {self.name!r}; give one of them"
+            )
+        assert self.strategy is not None
+        strategies.check(self.strategy, target.rounds)
+        return strategies.JointStrategy(self.strategy)
 
     def over_agents(
         self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None

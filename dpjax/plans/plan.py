@@ -340,7 +340,8 @@ def make(
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
             makes, for the designs that have one; made here when None, once for a mixing matrix and
-            a participation, whatever the budget.
+            a participation, whatever the budget. It goes by the design's name; one of your own
+            keeps its name as ``noise.Covariance(matrix, name, strategy=C)``.
 
     Returns:
         The plan, audited.

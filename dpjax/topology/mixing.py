@@ -213,6 +213,11 @@ def check(
     """
     if stochastic is not None:
         _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
+    if hasattr(mixing, "adjacency"):
+        raise ValueError(
+            f"{name} is a graph, {_validate.shown(mixing)}; give its matrix, "
+            "mixing.metropolis_hastings(graph)"
+        )
     matrix = _validate.stochastic(name, mixing, _SUMS[stochastic])
     small = (matrix != 0) & (np.abs(matrix) < np.finfo(np.float32).tiny)
     if small.any():

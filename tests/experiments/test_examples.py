@@ -81,7 +81,7 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
     with np.load("design.npz") as file:
         assert file["labels"].tolist() == SIX[:4]
     with np.load(saved(tmp_path, "mafalda", "replace_record")) as file:
-        listed = set(re.findall(r"`(\w+)`", page.partition("## Six rules")[0]))
+        listed = set(re.findall(r"`(\w+)`", page.partition("## Seven rules")[0]))
         assert {name for name in file.files} - listed <= {
             *("header", "digest", "covariance", "multipliers", "precision_bound")
         }

@@ -9,6 +9,7 @@ from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
 from dpjax.plans import export, factor, noise, plan, samplers
+from dpjax.topology import graphs, mixing
 from tests.support import make_config
 
 NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
@@ -128,6 +129,36 @@ def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
     design = Design.load(tmp_path / "it.npz")
     again = plan.make(made.config, network, counts=COUNTS, design=design)
     assert again.fingerprint() == made.fingerprint()
+
+
+def test_a_file_says_where_messages_need_float64(network, tmp_path):
+    """On the complete graph noise of thousands cancels, and float32 loses parts of a gradient."""
+    whole = mixing.metropolis_hastings(graphs.complete(6))
+    error = {}
+    for matrix, messages in ((whole, "float64"), (network, "float32")):
+        config = make_config(design="pairwise", epsilon=10.0, rounds=2000, clip_norm=1.0)
+        made = plan.make(config, matrix)
+        entries = read(made.save(tmp_path / f"{messages}.npz"))
+        assert entries["messages"] == messages
+        largest = np.linalg.norm(entries["factor"], axis=1).max()
+        text = str(entries["how_to_use"])
+        if messages == "float64":
+            assert largest > 4000 and f"a deviation of {largest:,.4g}" in text
+            assert np.spacing(np.float32(4 * largest)) > 1e-3
+        assert ("Draw, add, send and average in float64" in text) == (messages == "float64")
+        # What the average of all sites' messages loses where they are rounded to float32.
+        normals = np.random.default_rng(0).normal(size=(6, 500))
+        sent = entries["factor"] @ normals
+        lost = (np.float32(sent).astype(np.float64) - sent).mean(axis=0)
+        error[messages] = np.sqrt(np.mean(lost**2))
+    assert error["float64"] > 30 * error["float32"]
+    # Not the factor counts but the noise, from which a strategy's scale cancels.
+    for scale in (1e-6, 1.0, 1e6):
+        strategy = scale * (np.eye(20) - 0.5 * np.eye(20, k=-1))
+        own = noise.Covariance(np.eye(6), "own", strategy=strategy)
+        made = plan.make(make_config(noise=own), network)
+        assert made.factor.max() > 1e6 or scale < 1e6
+        assert export.wide(made) is None
 
 
 def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):

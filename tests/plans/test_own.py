@@ -1,5 +1,7 @@
 """A covariance of the user's own: scaled to the budget, audited, refused where it cannot defend."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from dpjax.engine.run import run
 from dpjax.engine.tune import best_steps
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import noise, plan
+from dpjax.plans import noise, plan, samplers
+from dpjax.topology import graphs
 from tests.support import make_config, with_factor
 
 
@@ -65,6 +68,58 @@ def test_the_name_goes_into_records_plans_and_tuning(network, small):
     assert best_steps(result) == {"half-half": made.config.optimizer.step_size}
     other = plan.make(own_config(positive(6), "other", rounds=2), network)
     assert other.fingerprint() != made.fingerprint()
+
+
+def test_a_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, tmp_path):
+    """Over rounds alone: the identity over agents."""
+    strategy = np.eye(4) - 0.5 * np.eye(4, k=-1)
+    part = noise.Covariance(np.eye(6), "half back", strategy=7.0 * strategy)
+    config = make_config(noise=part, rounds=4, epsilon=3.0)
+    made = plan.make(config, network)
+    result = run(made, small, seeds=[0])
+    assert repr(made).startswith("Plan(half back, 6 agents")
+    assert {row["algorithm"] for row in result.rows()} == {"half back"}
+    assert "correlated over rounds" in made.guarantee.statement()
+    # As a dense oracle has it: an agent's data may change in every round, each by 2 clip norms.
+    worst = max(
+        np.linalg.norm(strategy @ signs)
+        for signs in np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
+    )
+    deviation = made.factor[0, 0] / 7.0
+    assert 2 * 0.5 * worst / deviation <= gdp.mu(3.0, 1e-5) * (1 + 1e-9)
+    assert made.guarantee.mu == pytest.approx(2 * 0.5 * worst / deviation, rel=1e-5)
+    with pytest.raises(ValueError, match="guarantee states epsilon"):
+        with_factor(made, np.float32(0.99) * made.factor)
+    with np.load(made.save(tmp_path / "it.npz")) as file:
+        assert "(half back)" in str(file["how_to_use"]) and file["strategy"].shape == (4, 4)
+    other = dataclasses.replace(part, strategy=np.eye(4))
+    assert plan.make(dataclasses.replace(config, noise=other), network).strategy[1, 0] == 0
+
+
+def test_strategies_that_cannot_be_applied_are_refused_with_what_to_give(network):
+    strategy = np.eye(20)
+    with pytest.raises(ValueError, match=r"give noise.Covariance\(matrix, name, strategy=C\)"):
+        plan.make(own_config(np.eye(6)), network, strategy=strategy)
+    both = make_config(noise=noise.Covariance(np.eye(6), "mine", strategy))
+    with pytest.raises(ValueError, match="strategy is given beside that of the covariance 'mine'"):
+        plan.make(both, network, strategy=strategy)
+    with pytest.raises(ValueError, match="strategy"):
+        plan.make(dataclasses.replace(both, rounds=19), network)
+    for wrong in (np.ones((3, 3)), np.zeros((3, 3)), np.full((2, 3), 1.0), "no matrix"):
+        with pytest.raises(ValueError, match="strategy"):
+            noise.Covariance(np.eye(6), "mine", wrong)
+    sampled = samplers.Poisson(6.0, 4)
+    with pytest.raises(ValueError, match="strategy of few bands"):
+        dataclasses.replace(
+            make_config(noise=noise.Covariance(np.eye(6), "mine", strategy),
+                        relation="zero_out_record"), sampler=sampled,
+        )  # fmt: skip
+
+
+def test_a_graph_in_place_of_a_matrix_is_told_what_to_call():
+    graph = graphs.ring(6)
+    with pytest.raises(ValueError, match=r"mixing is a graph.*mixing.metropolis_hastings\(graph\)"):
+        plan.make(make_config(), graph)
 
 
 def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_path):
