@@ -117,16 +117,15 @@ def _phases(of: "Guarantee") -> None:
         )
     every = spending.joined(of.phases)
     for name in (
-        "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm",
+        "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm", "rounds",
         "gradient_gap", "smoothness", "dropouts", "colluders", "sealed", "private_stop",
+        "secrets", "lost_noise",
     ):  # fmt: skip
         if getattr(of, name) != getattr(every, name):
             raise ValueError(
                 f"{name} is {getattr(of, name)!r}, and {getattr(every, name)!r} of its phases; "
                 "make it with Guarantee.within"
             )
-    if of.rounds != sum(one.rounds for one in of.phases):
-        raise ValueError(f"rounds is {of.rounds}, which its phases do not add up to")
     spent, whole = of.spent, of.loss
     name = {"gdp": "mu", "zcdp": "rho", "pure": "epsilon"}[spent.kind]
     if budget.size(spent) > budget.size(whole):

@@ -114,6 +114,16 @@ def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection
     )
 
 
+def covers(of: "Guarantee", attacker: str) -> bool:
+    """Whether a guarantee covers an attacker who is not the stated one.
+
+    Args:
+        of: The guarantee.
+        attacker: "outsider", "node" (any single one) or "aggregator".
+    """
+    return any(one.party == _NAMES.get(attacker) and one.epsilon is not None for one in table(of))
+
+
 def sentences(of: "Guarantee") -> str:
     """The rows as sentences, but for the stated attacker and for whoever holds the seed.
 
@@ -125,14 +135,14 @@ def sentences(of: "Guarantee") -> str:
 
 
 _Row = tuple[str, bool, str]
+_NAMES = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregator or server"}
 
 
 def _named(of: "Guarantee") -> str:
     """What the stated attacker is called in the table."""
     if of.attacker == "coalition":
         return f"the coalition of agents {', '.join(map(str, of.nodes or ()))}"
-    named = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregator or server"}
-    return named.get(str(of.attacker), "the stated nodes together")
+    return _NAMES.get(str(of.attacker), "the stated nodes together")
 
 
 def _outsider(of: "Guarantee") -> _Row:

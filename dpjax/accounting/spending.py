@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpjax import _validate
-from dpjax.accounting import budget, gdp, losses, stopping
+from dpjax.accounting import budget, gdp, losses, parties, stopping
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
@@ -202,15 +202,13 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
             "still tell of an earlier one's gradients, whose loss is that of one run: make one "
             "plan for all rounds, or state gradients='any'"
         )
-    for name in ("relation", "attacker", "delta", "release", "gradients", "nodes", "norm"):
+    for name in ("relation", "delta", "release", "gradients", "nodes", "norm"):
         if getattr(of, name) != getattr(later, name):
-            remedy = ""
-            if name in ("attacker", "nodes"):
-                remedy = ": plan all phases for one attacker, who sees what each of them shows"
             raise ValueError(
                 f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
-                f"ones compose{remedy}"
+                "ones compose"
             )
+    attacker = _attacker(of, later)
     if (of.gradient_gap is None) != (later.gradient_gap is None):
         raise ValueError(
             f"gradient_gap is {of.gradient_gap}, then {later.gradient_gap}; a clip and an "
@@ -227,6 +225,14 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         )
     return _open(
         of,
+        # Of no loss yet.
+        mu=math.inf,
+        other_loss=None,
+        accountant="gdp",
+        participation=None,
+        curve=None,
+        rounds=of.rounds + later.rounds,
+        attacker=attacker,
         added_epsilon=added_epsilon,
         added_delta=added_delta,
         clip_norm=max(of.clip_norm, later.clip_norm),
@@ -239,6 +245,22 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         private_stop=of.private_stop or later.private_stop,
         secrets=_weaker(of.secrets, later.secrets),
         lost_noise=_lost(of, later),
+    )
+
+
+def _attacker(of: "Guarantee", later: "Guarantee") -> Any:
+    """The attacker of whom both runs say something: the union of its views is what it sees."""
+    if of.attacker == later.attacker:
+        return of.attacker
+    # Noise in shares is stated for whoever sees sums.
+    nodes = () if of.sealed or later.sealed else ("node",)
+    for one in (*nodes, "outsider", "aggregator"):
+        if all(one == run.attacker or parties.covers(run, one) for run in (of, later)):
+            return one
+    raise ValueError(
+        f"attacker is {of.attacker!r}, then {later.attacker!r}, and neither phase covers the other "
+        "one's; plan both for one attacker: an outsider who sees every message covers an "
+        "aggregator, and single nodes too where every agent's noise is its own"
     )
 
 
@@ -284,8 +306,8 @@ def _under(whole: budget.Whole, phases: "tuple[Guarantee, ...]") -> "Guarantee":
     loss: Any = whole.loss
     loss = dataclasses.replace(loss, rounds=sum(one.rounds for one in phases))
     base = _open(
-        joined(phases), accountant="gdp", mu=math.inf, white=False, over_rounds="phases",
-        other_loss=None, participation=None, added_epsilon=whole.added_epsilon,
+        joined(phases), accountant="gdp", mu=math.inf, other_loss=None, participation=None,
+        white=False, over_rounds="phases", added_epsilon=whole.added_epsilon,
         added_delta=whole.added_delta,
     )  # fmt: skip
     return dataclasses.replace(restated(base, loss), epsilon=whole.epsilon, phases=phases)
@@ -297,9 +319,7 @@ def joined(phases: "Sequence[Guarantee]") -> "Guarantee":
     Args:
         phases: Their records.
     """
-    # Stops at marks, and what takes part how often, are in the losses that are added up.
-    plain = [_open(one, curve=None) for one in phases]
-    return functools.reduce(_joined, plain)
+    return functools.reduce(_joined, phases[1:], _open(phases[0], curve=None))
 
 
 def spent(of: "Guarantee") -> Any:
