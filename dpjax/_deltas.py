@@ -2,7 +2,7 @@
 
 from dpjax._rounding import up
 
-__all__ = ["text"]
+__all__ = ["loose", "text"]
 
 
 def text(delta: float, digits: int = 6) -> str:
@@ -19,3 +19,19 @@ def text(delta: float, digits: int = 6) -> str:
         digits += 1
         shown = up(delta, digits)
     return shown
+
+
+def loose(delta: float, units: int, unit: str) -> str:
+    """Return what is wrong with a delta above one over the number of protected units, or "".
+
+    Args:
+        delta: A probability.
+        units: How many agents, clients or records there are.
+        unit: "agent", "client" or "record".
+    """
+    if delta * units <= 1:
+        return ""
+    return (
+        f"delta is {delta:g} for {units:,} {unit}s: above one over their number it lets a method "
+        f"publish one of them as it is; give a delta below {1 / units:.2g}"
+    )

@@ -142,7 +142,7 @@ class AccountCommand:
             attackers by default.
         epochs: Rounds in which a record takes part; with --separation. Every round by default.
         separation: Rounds from one of them to the next.
-        delta: Tell epsilon at this delta as well.
+        delta: Epsilon is told at this delta, beside mu; 1e-5 by default.
         gradients: Which loss the closing line is about: any (what training needs) or view (only for
             gradients that are fixed in advance or functions of what the attacker sees). The table
             has both.
@@ -165,7 +165,7 @@ class AccountCommand:
     protected: tuple[str, ...] | None = None
     epochs: int | None = None
     separation: int | None = None
-    delta: float | None = None
+    delta: float = 1e-5
     gradients: Literal["any", "view"] = "any"
     gossip_steps: int = 1
     shared: float | None = None

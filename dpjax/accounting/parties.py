@@ -39,8 +39,8 @@ _TRIES, _SLACK, _COLUMNS = 8, 0.05, 100
 ANOTHER = "another participant"
 
 _WHY: dict[str | None, str] = {
-    "own": "every agent has a noise secret of its own, and other agents, also together, know no "
-    "more of it than an outsider",
+    "own": "every agent draws its noise from a secret of its own; other agents, also together, "
+    "know no more of it than an outsider",
     "shared": "it holds the seed from which all agents draw their noise, and can subtract it",
     "links": "it knows the secrets of its links; a plan for attacker='node' covers it",
     "shares": "it knows its own share of the noise, and may be one of the {colluders:,} colluders "

@@ -124,6 +124,8 @@ def _account(
     about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}
     del about["out"]
     written = account_report.write(out, losses, about, names, _typed("account", command))
+    if command.relation == "replace_agent":
+        inputs.note_delta(command.delta, len(names))
     return [_relation(command), *lines, "", *(f"written: {p}" for p in written)]
 
 
@@ -142,6 +144,8 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
         ValueError: For options that do not go together, or a loss that no noise makes finite.
     """
     clip = _validate.positive("clip", command.clip)
+    if command.relation == "replace_agent":
+        inputs.note_delta(command.delta, len(mixing))
     setting = victims.Setting(
         command.algorithm or "dsgd",
         mixing,

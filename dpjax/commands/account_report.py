@@ -7,9 +7,11 @@ from typing import Any
 
 from dpjax import _deltas
 from dpjax._rounding import up
+from dpjax.accounting import parties
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
 from dpjax.commands.multiplier import Multiplier
-from dpjax.commands.victims import ASSUMPTIONS, NOISE, Setting, grouped
+from dpjax.commands.victims import ASSUMPTIONS, NOISE, SECRETS, Setting, grouped, rows_of_each
 from dpjax.topology import nodes
 
 __all__: list[str] = []
@@ -50,7 +52,7 @@ def lines(
     names: Sequence[str],
     *,
     sigma: float,
-    delta: float | None,
+    delta: float,
     gradients: str,
     columns: int | None = None,
 ) -> list[str]:
@@ -64,7 +66,7 @@ def lines(
         protected: See `victims.view`.
         names: The agents' labels.
         sigma: Noise multiplier.
-        delta: Delta, or None.
+        delta: Delta.
         gradients: Which loss the last line is about.
         columns: Where the tables' lines must end; None is nowhere.
     """
@@ -75,7 +77,7 @@ def lines(
         f"noise: {NOISE[setting.algorithm]}",
         f"attacker: {_who(trust, sets, protected, names)}",
         "",
-        *by_distance(losses, delta, columns),
+        *by_distance(losses, columns),
         "",
     ]
     each = by_agent(losses, names, columns)
@@ -88,16 +90,54 @@ def lines(
     worst = max(chosen, key=lambda row: row["mu"])
     if math.isinf(worst["mu"]):
         report.append(f"no guarantee for {_whom(worst, sets, names)}: the loss is infinite")
-        return report
-    cost = f"{up(worst['mu'])}-Gaussian-DP"
-    if delta is not None:
-        cost += f", (epsilon = {up(worst['epsilon'])}, delta = {_deltas.text(delta)})-DP"
+        return [*report, *other_parties(setting, trust, sets, sigma, delta)]
+    cost = (
+        f"{up(worst['mu'])}-Gaussian-DP, (epsilon = {up(worst['epsilon'])}, "
+        f"delta = {_deltas.text(delta)})-DP"
+    )
     report.append(
         f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
         f"worst is {_whom(worst, sets, names)}. It presumes that every agent draws its noise "
         "from a secret of its own"
     )
-    return report
+    return [*report, *other_parties(setting, trust, sets, sigma, delta)]
+
+
+def other_parties(
+    setting: Setting, trust: str, sets: Sequence[Sequence[int]], sigma: float, delta: float
+) -> list[str]:
+    """Who else is protected, a sentence a party: all but those whom the table is about.
+
+    Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.
+
+    Args:
+        setting: The algorithm.
+        trust: The trust model.
+        sets: The attackers, each set on its own.
+        sigma: Noise multiplier.
+        delta: Delta.
+    """
+    outside = rows_of_each(setting, "ldp", [()], sigma=sigma, delta=delta)
+    worst = max((row for row in outside if row["gradients"] == "any"), key=lambda row: row["mu"])
+    if math.isinf(worst["mu"]):
+        return ["NOT protected from an outsider: the loss is infinite."]
+    secrets = SECRETS[setting.algorithm]
+    stated = Guarantee(
+        epsilon=worst["epsilon"],
+        delta=delta,
+        mu=worst["mu"],
+        relation=setting.relation,
+        attacker="outsider",
+        rounds=setting.participation.rounds,
+        clip_norm=1.0,
+        accountant="gdp",
+        release=False,
+        secrets=secrets,
+    )
+    told = {"an outsider"} if trust == "ldp" else set()
+    if trust == "pndp" and len(sets) == len(setting.mixing):
+        told.add(parties.ANOTHER)
+    return [str(row) for row in stated.protection()[:-1] if row.party not in told]
 
 
 def multiplier_lines(
@@ -151,6 +191,7 @@ def multiplier_lines(
         share = "no noise is enough" if math.isinf(value) else f"sigma = {up(value)}"
         more = "" if math.isinf(value) else f", {value / multiplier.sigma:.3g} times this"
         report.append(f"{title}: {share}{more}")
+    report += ["", *other_parties(setting, "pndp", sets, multiplier.sigma, delta)]
     report += ["", *each] if each else []
     report += ["", "nothing is written; the same in Python:", "", *program]
     return report
@@ -202,10 +243,9 @@ def _draw(
 
     from dpjax.results.ranges import ranges
 
-    value = "mu" if about["delta"] is None else "epsilon"
     everywhere = losses[0]["distance"] is None
     placed = [{**row, "distance": row["victim"]} for row in losses] if everywhere else losses
-    drawn = pandas.DataFrame(grouped(placed, value))
+    drawn = pandas.DataFrame(grouped(placed, "epsilon"))
     drawn["gradients"] = drawn["gradients"].map(TITLES)
     if not (drawn["max"].map(math.isfinite) & (drawn["min"] > 0)).any():
         return []
@@ -218,7 +258,7 @@ def _draw(
             "gradients",
             path=out.with_suffix(".svg"),
             xlabel="agent" if everywhere else f"distance from {who}",
-            ylabel="mu" if value == "mu" else f"epsilon at delta = {about['delta']:g}",
+            ylabel=f"epsilon at delta = {about['delta']:g}",
             ticks=names if everywhere and nodes.named(names) and len(names) <= FEW else None,
             title=f"{about['algorithm']} on {about['graph']}, {about['trust']}",
             note=("Mean, least and largest over victims" + " and attackers" * (len(sets) > 1))

@@ -1,6 +1,7 @@
 """The body of `dpjax design`: a plan for a network and a budget, printed and written."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,19 @@ def run(command: Any) -> int:
     }
     chosen = designs[command.design]
     out = inputs.free(command.out, "dpjax-design.npz")
-    plans = design_report.plans(config, matrix, designs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "delta is")  # A note says it.
+        plans = design_report.plans(config, matrix, designs)
     mine, independent = plans[command.design], plans["independent"]
     forecast = design_report.forecast(plans, command.design, command.parameters)
     saved = mine.save(out, nodes.labels(graph))
     print(title)
+    if command.relation == "replace_agent":
+        inputs.note_delta(command.delta, len(matrix))
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
     print(f"guarantee: {mine.guarantee.statement()}")
-    print("\n".join(design_report.trust(mine, independent)))
-    print(f"\ndesign: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
+    print("".join(f"{line}\n" for line in design_report.trust(mine, independent)))
+    print(f"design: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
     print("\n".join(design_report.figures(mine, independent)))
     print(
         f"  {'certified gap: excess over the optimum, at most':<52}{design_report.gap(chosen):>12}"
@@ -92,11 +97,6 @@ def _note(command: Any, chosen: design.Design, matrix: np.ndarray, plan: plan.Pl
         )
     if (wide := export.wide(plan)) is not None:
         print(f"  NOTE: {wide}")
-    if command.relation == "replace_agent" and command.delta >= 1 / len(matrix):
-        print(
-            f"  NOTE: delta {command.delta:g} is not below 1 / {len(matrix)} agents; that promises "
-            "little"
-        )
     if not chosen.converged:
         print("  the solver stopped at a limit: the bound holds, the energy is not the least")
 

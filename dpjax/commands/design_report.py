@@ -11,7 +11,7 @@ from dpjax.accounting.forecast import Forecast
 from dpjax.commands import loss_tables
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import factor, noise
+from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 
 __all__: list[str] = []
@@ -90,21 +90,17 @@ def _line(title: str, each: Forecast, ratio: bool) -> str:
 
 
 def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
-    """Who is not protected from whom; and what not having to trust would cost.
+    """What it would cost that sites need not trust each other, where they share a seed.
 
     Args:
         plan: The plan that is written.
         independent: The plan of the same budget in which every site draws its own noise.
 
     Returns:
-        Lines; whether sites who share a seed are protected from each other is always said.
+        Lines; none where sites share no seed.
     """
-    groups = factor.groups(plan.factor)
-    if len(set(groups)) == plan.agents:
-        return [
-            "trust: every site draws its noise from a secret of its own; to the others it is as to",
-            "  outsiders",
-        ]
+    if plan.guarantee.secrets in ("own", "alone"):
+        return []
     assert plan.design is not None and independent.design is not None
     variances = [
         spatial.figures(each.design.covariance, each.mixing)["network_mean_variance"]
@@ -112,10 +108,10 @@ def trust(plan: plan_.Plan, independent: plan_.Plan) -> list[str]:
         if each.design is not None
     ]
     return [
-        "trust: sites who share the seed of this noise can subtract it: they are NOT protected",
-        "  from each other, only from outsiders. If they do not trust each other: --design",
-        f"  independent, whose noise has {variances[1] / variances[0]:.3g} times the variance in "
-        "the network's mean; its figures stand beside",
+        "trust: sites who share the seed of this noise can subtract it. If they do not trust each",
+        f"  other: --design independent, whose noise has {variances[1] / variances[0]:.3g} times "
+        "the variance in",
+        "  the network's mean; its figures stand beside",
     ]
 
 

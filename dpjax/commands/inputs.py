@@ -7,6 +7,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _deltas
 from dpjax.topology import graphs, mixing
 
 __all__: list[str] = []
@@ -64,6 +65,17 @@ def free(out: Path | None, default: str) -> Path:
         number += 1
         path = Path(default).with_stem(f"{Path(default).stem}-{number}")
     return path
+
+
+def note_delta(delta: float, agents: int) -> None:
+    """Print a note of a delta that promises an agent nothing.
+
+    Args:
+        delta: Of the budget.
+        agents: How many agents are protected, each as a whole.
+    """
+    if wrong := _deltas.loose(delta, agents, "agent"):
+        print(f"NOTE: {wrong}")
 
 
 def seeded(spec: str, seed: int) -> str:

@@ -37,7 +37,7 @@ def by_agent(
     if not several and losses[0]["distance"] is not None:
         away = ["distance", *(_away(worst["any"][victim]["distance"]) for victim in victims)]
         left = [f"{one}{other:>10}" for one, other in zip(left, away, strict=True)]
-    values = ["mu"] if losses[0]["epsilon"] is None else ["mu", "epsilon"]
+    values = ["mu", "epsilon"]
     blocks = {}
     for name, kind in worst.items():
         lines = ["".join(f"{each:>12}" for each in values) + "  to" * several]
@@ -49,14 +49,11 @@ def by_agent(
     return _beside(left, blocks, columns)
 
 
-def by_distance(
-    losses: Sequence[Mapping[str, Any]], delta: float | None, columns: int | None = None
-) -> list[str]:
+def by_distance(losses: Sequence[Mapping[str, Any]], columns: int | None = None) -> list[str]:
     """Both losses, a line for each distance.
 
     Args:
         losses: From `victims.rows` or `victims.rows_of_each`.
-        delta: Delta, or None for no epsilon.
         columns: Where lines must end; None is nowhere.
     """
     of = "pairs" if len({row["attackers"] for row in losses}) > 1 else "victims"
@@ -64,19 +61,16 @@ def by_distance(
     first = [group for group in groups if group["gradients"] == "any"]
     left = [f"{'distance':<8}{of:>9}"]
     left += [f"{_away(group['distance']):<8}{group['victims']:>9}" for group in first]
-    spent = {}
-    if delta is not None:
-        spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(losses, "epsilon")}
+    spent = {(g["gradients"], g["distance"]): g["max"] for g in grouped(losses, "epsilon")}
     blocks = {}
     for name, title in TITLES.items():
-        lines = [f"{'mu: mean':>10}{'min':>9}{'max':>9}" + (f"{'epsilon':>9}" if spent else "")]
+        lines = [f"{'mu: mean':>10}{'min':>9}{'max':>9}{'epsilon':>9}"]
         for group in (group for group in groups if group["gradients"] == name):
             line = "".join(
                 f"{up(group[each], 4):>{wide}}"
                 for each, wide in (("mean", 10), ("min", 9), ("max", 9))
             )
-            if spent:
-                line += f"{up(spent[name, group['distance']], 4):>9}"
+            line += f"{up(spent[name, group['distance']], 4):>9}"
             lines.append(line + f"  <= ({group['upper_bounds']})" * bool(group["upper_bounds"]))
         blocks[title] = lines
     return _beside(left, blocks, columns)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.accounting import budget, gdp, views
+from dpjax.accounting import budget, gdp, parties, views
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.mechanism import temporal
@@ -43,6 +43,11 @@ NOISE: dict[str, str] = {
 }
 """Standard deviation of each algorithm's noise."""
 ALGORITHMS = tuple(NOISE)
+
+SECRETS: dict[str, parties.Secrets] = {
+    name: "links" if name in ("decor", "zip_dl") else "own" for name in NOISE
+}
+"""Who draws each algorithm's noise from which secret."""
 
 ASSUMPTIONS = {
     "any": "whatever the other agents' gradients depend on, as in training",

@@ -126,8 +126,16 @@ class Result:
             f"metrics {', '.join(self.metrics)})"
         )
 
+    def __str__(self) -> str:
+        """The line, and each plan's guarantee in sentences: what it covers, and against whom."""
+        stated = zip(self.terms, self.guarantees, strict=True)
+        return "\n".join([repr(self), *(f"{one.label}: {own.statement()}" for one, own in stated)])
+
     def rows(self, **extra: Any) -> list[dict[str, Any]]:
         """Tidy rows, one for each plan, seed and measured round.
+
+        ``epsilon`` is that of ``guarantee``, in all rows: what the run states at its end. It is
+        less than the plan's after ``stop_at``, and more where phases add up.
 
         Args:
             extra: Columns to add to every row; ``algorithm`` takes the place of the design's name.
@@ -149,8 +157,7 @@ class Result:
             columns = {
                 "algorithm": terms.label,
                 "agents": terms.agents,
-                # Several phases together, and a curve's last numbers, are above the plan's.
-                "epsilon": max(terms.epsilon, self.guarantees[v].epsilon),
+                "epsilon": self.guarantees[v].epsilon,
                 "delta": terms.delta,
                 "budget": terms.accountant,
                 "relation": terms.relation,

@@ -13,6 +13,7 @@ from dpjax.accounting import forecast as forecast_
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.losses import Concentrated
 from dpjax.accounting.sampled import Pld
+from dpjax.plans import guarantees
 
 if TYPE_CHECKING:
     from dpjax.plans.plan import Plan
@@ -145,7 +146,12 @@ def tell(plans: Sequence["Plan"], parameters: int, counts: Any = None) -> str:
 
     Warns:
         HopelessWarning: Once, with the best of the hopeless plans' statement.
+        UserWarning: For a delta above one over the number of records.
     """
+    for plan in plans:
+        # Others have been checked when they were made.
+        if plan.counts is None and plan.config.protect.unit == "record":
+            guarantees.check_delta(plan.config, plan.agents, counts, stacklevel=4)
     forecasts = [of_plan(plan, parameters, counts) for plan in plans if known(plan)]
     private = sorted((each for each in forecasts if each.rate > 0), key=lambda each: each.ratio)
     if not private:

@@ -1,10 +1,11 @@
 """The guarantee that a plan states, from its config, its noise and what it knows of the data."""
 
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _deltas, _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses, parties
 from dpjax.accounting.guarantee import Guarantee
@@ -135,6 +136,31 @@ def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated 
         even = dealt is not None or config.pattern.epochs == config.rounds
         return losses.Concentrated(float(np.max(loss.rho)), config.rounds, even, dealt)
     return None
+
+
+def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3) -> None:
+    """Warn of a delta above one over the number of units that are protected, where it is known.
+
+    Args:
+        config: The config.
+        agents: n.
+        counts: [n] records of each agent, or None.
+        stacklevel: Of the caller to whom the warning points.
+
+    Warns:
+        UserWarning: Once.
+    """
+    unit, units = config.protect.unit, None
+    if unit == "agent":
+        units = agents
+    elif unit == "record" and counts is not None:
+        units = int(np.sum(counts))
+    elif unit == "client":
+        units = agents * getattr(config.sampler, "clients", 1)
+    if config.budget is not None and units is not None:
+        wrong = _deltas.loose(config.budget.delta, units, unit)
+        if wrong:
+            warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
 
 
 def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None:

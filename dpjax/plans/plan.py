@@ -351,6 +351,10 @@ def make(
             the design is another network's or budget's, the noise has no such strategy, or the
             method shows what no noise was added to.
 
+    Warns:
+        UserWarning: For a delta above one over the number of protected agents, clients or records,
+            these where ``counts`` says how many there are.
+
     Example:
         >>> from dpjax.plans import noise, optimizers, plan, protect, samplers
         >>> config = plan.Config(
@@ -376,6 +380,7 @@ def make(
             if piece is not None:
                 raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
+    guarantees.check_delta(config, n, counts)
     wanted = targets.of(config, matrix, records)
     ideal = wanted
     if config.release:

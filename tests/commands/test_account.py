@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpjax import cli
+from dpjax import _rounding, cli
 from dpjax.accounting import gdp
+from dpjax.accounting.parties import ANOTHER
 from dpjax.commands import account_report, multiplier, victims
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
@@ -199,14 +200,14 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
 def test_upper_bounds_are_named(capsys: Capture) -> None:
     rows = [
         {"gradients": gradients, "attackers": (0,), "victim": u, "distance": u, "mu": 1.0,
-         "epsilon": None, "upper_bound": gradients == "view" and u == 2}
+         "epsilon": 3.0, "upper_bound": gradients == "view" and u == 2}
         for gradients in ("any", "view")
         for u in (1, 2)
     ]  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.path(3))
     setting = victims.Setting("dsgd", matrix, Participation(2, 2, 1), "zero_out_record")
     text = "\n".join(
-        account_report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=None,
+        account_report.lines(setting, "pndp", rows, [(0,)], None, "012", sigma=1.0, delta=1e-5,
                              gradients="view")
     )  # fmt: skip
     assert re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= : 1 are upper bounds" in text
@@ -272,10 +273,40 @@ def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
     worst = np.array([found[a] for a in range(5)])
     for victim in range(5):
         (line,) = re.findall(rf"^{victim}  +(.*)$", text.partition("\nagent ")[2], re.MULTILINE)
-        mu, to = line.split()[-2:]
+        mu, epsilon, to = line.split()[-3:]
+        assert float(epsilon) == pytest.approx(gdp.epsilon(float(mu), 1e-5), rel=2e-3)
         assert float(mu) == pytest.approx(np.nanmax(worst[:, victim]), rel=2e-3)
         assert worst[int(to), victim] == pytest.approx(np.nanmax(worst[:, victim]), rel=1e-9)
     assert re.search("the worst is agent . against agent .[.]", text)
+
+
+def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
+    """An outsider sees every message of four rounds: replaced, at sigma 2, mu is 2 sqrt(4) / 2."""
+    outside = f"(epsilon = {_rounding.up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"
+    assert cli.main([*ACCOUNT, "--out", "ldp"]) == 0
+    text = capsys.readouterr().out
+    assert "from an outsider" not in text and f"Protected from {ANOTHER} {outside}: every" in text
+    assert cli.main([*ACCOUNT, "--trust", "pndp", "--out", "pndp"]) == 0
+    text = capsys.readouterr().out
+    assert f"Protected from an outsider {outside}" in text and ANOTHER not in text
+    decor = [*ACCOUNT, "--algorithm", "decor"]
+    assert cli.main([*decor, "--out", "decor"]) == 0
+    assert f"NOT protected from {ANOTHER}: it knows the secrets of its links" in (
+        capsys.readouterr().out
+    )
+    assert cli.main([*PNDP, "--algorithm", "zip_dl", "--out", "zip"]) == 0
+    assert "NOT protected from an outsider: the loss is infinite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["account", "design", "insiders"])
+def test_a_delta_above_one_over_the_agents_is_noted(command: str, capsys: Capture) -> None:
+    agents = ["--relation", "replace_agent", "--delta", "0.3"]
+    given = {"account": ACCOUNT, "design": DESIGN, "insiders": [*DESIGN, "--trust", "pndp"]}
+    assert cli.main([*given[command], *agents]) == 0
+    said = capsys.readouterr()
+    assert "NOTE: delta is 0.3 for 5 agents" in said.out and "delta is" not in said.err
+    assert cli.main([*given[command], *agents[:2], "--delta", "0.1"]) == 0
+    assert "NOTE: delta" not in capsys.readouterr().out
 
 
 def test_a_large_network_has_no_line_for_each_agent(capsys: Capture) -> None:

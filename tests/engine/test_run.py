@@ -373,6 +373,11 @@ def test_rounds_fixed_beforehand_state_what_they_spend(plans, small):
     for made, stated in zip(plans, short.guarantees, strict=True):
         assert stated == made.guarantee.after(12)
     assert short.guarantees[2].epsilon < plans[2].guarantee.epsilon
+    # Rows say what was spent, as the guarantee beside them does.
+    for row in short.rows():
+        assert row["epsilon"] == float(row["guarantee"]["epsilon"])
+    assert short.rows()[-1]["epsilon"] == short.guarantees[2].epsilon
+    assert short.guarantees[2].statement() in str(short)
     # A callback within them: the fixed number's guarantee, not less.
     stopped = run(
         plans, small, seeds=[0], eval_every=5, stop_at=12, callback=lambda seen: seen.round >= 5

@@ -20,7 +20,7 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, Enc
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
-from dpjax.plans import noise, plan, registry, samplers, scheduled
+from dpjax.plans import forecasts, noise, plan, registry, samplers, scheduled
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -396,3 +396,41 @@ def test_what_differs_over_rounds_is_named(changes, text):
     assert "with noise of a scale that changes by round against" in by_round.statement()
     both = by_round.followed_by(by_round, planned=True)
     assert "in phases with noise of their own against" in both.statement()
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "text"),
+    [
+        ({"delta": 0.5}, None, "delta is 0.5 for 6 agents.*below 0.17"),
+        ({"delta": 0.01, "relation": "replace_record"}, 24, "delta is 0.01 for 144 records"),
+        ({"delta": 0.01, "relation": "replace_record"}, 16, None),
+        ({"delta": 0.5, "relation": "replace_record"}, None, None),
+        ({"delta": 0.16}, 24, None),
+    ],
+)
+def test_a_delta_above_one_over_the_units_warns(changes, counts, text):
+    config = make_config(design="independent", rounds=2, **changes)
+    given = None if counts is None else np.full(N, counts)
+    if text is None:
+        plan.make(config, MATRIX, counts=given)
+        return
+    with pytest.warns(UserWarning, match=text) as caught:
+        plan.make(config, MATRIX, counts=given)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_delta_above_one_over_the_clients_warns():
+    """Six places, three clients each."""
+    made_for = Budget(2.0, 0.06)
+    with pytest.warns(UserWarning, match="delta is 0.06 for 18 clients"):
+        summed(Aggregate(), budget=made_for)
+    summed(Aggregate(), budget=Budget(2.0, 0.05))
+
+
+def test_a_run_warns_where_the_plan_did_not_know_its_records():
+    one = plan.make(
+        make_config(design="independent", rounds=2, relation="replace_record", delta=0.01), MATRIX
+    )
+    with pytest.warns(UserWarning, match="delta is 0.01 for 144 records"):
+        forecasts.tell([one], 5, np.full(N, 24))
+    forecasts.tell([one], 5, np.full(N, 16))
