@@ -106,6 +106,9 @@ def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection
         parties = ("an outsider", ANOTHER, "an aggregator or server")
         return Protection(Party(one, None, 0.0, unprotected) for one in parties)
     reasons = [_outsider(of), *_participants(of), _aggregator(of), _holder(of)]
+    if of.lost_noise is not None:
+        why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
+        reasons = [(party, False, why) for party, *_ in reasons[:-1]] + reasons[-1:]
     # The paper's rule may state less than what holds.
     epsilon = max(of.epsilon, of.exact_epsilon)
     return Protection(

@@ -76,6 +76,13 @@ def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
     assert rows["an outsider"].epsilon is None and rows[parties.ANOTHER].epsilon is None
 
 
+def test_noise_that_a_run_lost_protects_from_nobody():
+    one = make(relation="replace_agent", lost_noise=(7, 0.5))
+    assert {row.epsilon for row in one.protection()} == {None}
+    assert all("from round 7 on" in row.why for row in one.protection()[:-1])
+    assert f"NOT protected from {parties.ANOTHER}" in one.statement()
+
+
 def hockey_stick(p, q, epsilon):
     """Delta of two densities on a grid, by brute force."""
     return max(np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in ((p, q), (q, p)))
