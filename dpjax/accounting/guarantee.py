@@ -273,9 +273,9 @@ class Guarantee:
         Raises:
             ValueError: If ``planned`` is not True and no total is stated, or the later phase passes
                 it; for guarantees with a curve, whose numbers were chosen on the way, where no
-                total is stated; if the two differ in relation, attacker, delta, release, gradients,
-                or in how far apart a record takes part, or have losses that do not compose; if
-                what finite precision adds uses up delta.
+                total is stated; if the two have no attacker whom both cover, differ in relation,
+                delta, release, gradients, or in how far apart a record takes part, or have losses
+                that do not compose; if what finite precision adds uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.

@@ -1,4 +1,4 @@
-"""What a guarantee becomes: after some rounds, with marks to stop at, with a later run."""
+"""What a guarantee becomes: after some rounds, with marks to stop at, in phases, under a total."""
 
 import dataclasses
 import functools
