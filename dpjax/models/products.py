@@ -66,7 +66,9 @@ class Product:
         if rows.ndim == 1:
             return jnp.zeros(self.shape, derivative.dtype).at[rows].add(derivative)
         if self.groups == 1:
-            return jnp.matmul(rows.T, derivative, precision=_HIGHEST)
+            # No `matmul`, which names its dtype: mapped over later, float64 would be refused.
+            over = (((0,), (0,)), ((), ()))
+            return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
         apart = derivative.reshape(len(rows), self.groups, -1)
         blocks = jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST)
         return blocks.reshape(self.shape)

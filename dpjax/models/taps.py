@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpjax import _layers, _squares, _validate
+from dpjax import _wide as double
 from dpjax.models import calls as calls_
 from dpjax.models import products
 
@@ -29,6 +30,10 @@ ROUTES = ("norm", "formed", "plain")
 
 _HELD = 2**24
 """Numbers of all examples that a CPU takes at once."""
+
+_COARSE = 0.008
+"""Share of the clip norm that products of one position may cost: in float64 they take 1.4 to 2.6
+times as long on a CPU. Below it are batches of 256."""
 
 Weights = Callable[[Any], Any]
 
@@ -70,7 +75,10 @@ class Gradients:
 
     Guarantee: norms are not below those of the summed terms, but for a relative rounding that
     `dpjax.transforms.clipping.slack` covers, or are infinite or nan; an example of such a norm, or
-    of weight 0, adds exactly zero. The order of the sum's additions is left open.
+    of weight 0, adds exactly zero. Before it is rounded, the sum is wrong by at most `error` times
+    the summed norms of its terms, whatever the order of additions: formed gradients are added up in
+    float64, and so are products, but for those of one position an example where `_COARSE` allows
+    for the parameters' precision.
 
     Attributes:
         apply: ``apply(params, x) -> outputs`` of examples [b, ...], each of which depends on its
@@ -128,12 +136,10 @@ class Gradients:
             A tree like params.
         """
 
-        def choose(squares: Float[Array, "b k"]) -> Float[Array, "b k"]:
-            norms = jnp.sqrt(jnp.sum(squares, axis=1))
-            chosen = jnp.where(jnp.isfinite(norms), weights(norms), 0)
-            return jnp.broadcast_to(chosen[:, None], squares.shape)
-
-        return self._sum(params, x, y, choose)
+        total = self.wide(
+            params, x, y, lambda norms, _: weights(norms), by_layer=False, places=len(x)
+        )
+        return double.rounded(total, self.like(params))
 
     def by_layer(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
         """Return the sum in which every layer has a weight of its own.
@@ -148,11 +154,10 @@ class Gradients:
             A tree like params.
         """
 
-        def choose(squares: Float[Array, "b k"]) -> Float[Array, "b k"]:
-            norms = jnp.sqrt(squares)
-            return jnp.where(jnp.isfinite(norms), weights(norms), 0)
-
-        return self._sum(params, x, y, choose)
+        total = self.wide(
+            params, x, y, lambda norms, _: weights(norms), by_layer=True, places=len(x)
+        )
+        return double.rounded(total, self.like(params))
 
     def at_points(self, coefficients: Sequence[float]) -> "Gradients":
         """Return the same of linear combinations of gradients at several points.
@@ -200,10 +205,45 @@ class Gradients:
         number = range(len(self.coefficients))
         return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in number]
 
-    def _sum(self, params: Any, x: Any, y: Any, choose: Weights) -> Any:
+    def like(self, params: Any) -> Any:
+        """Return a tree of the sum's shapes and dtypes.
+
+        Args:
+            params: Of one agent, arrays or shapes.
+        """
+        if self.coefficients is None:
+            return params
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+
+    def error(self, params: Any, x: Any, places: int) -> float:
+        """Return how wrong the sum may be before it is rounded, over the summed norms of its terms.
+
+        Args:
+            params: Of one agent, arrays or shapes.
+            x: [B, ...] examples of one call, arrays or shapes.
+            places: Examples of all calls whose sums are added up.
+        """
+        unit = _unit(jax.tree.leaves(params))
+        taps = [tap for tap in self._taps(params, x) if tap.norm]
+        each = (_error(self._positions(tap), len(x), places, unit) for tap in taps)
+        return max(each, default=0.0) + (places + 4) * double.UNIT
+
+    def wide(
+        self, params: Any, x: Any, y: Any, weights: Any, *, by_layer: bool, places: int
+    ) -> Any:
+        """Return the sum in float64.
+
+        Args:
+            params: Of one agent.
+            x: [B, ...] examples.
+            y: [B] labels.
+            weights: From the [B] norms, or [B, layers], and `error` to weights.
+            by_layer: Whether every layer has a weight of its own.
+            places: Examples of all calls whose sums are added up.
+        """
         taps, points = self._taps(params, x), self._points(params)
         leaves, tree = jax.tree.flatten(points[0])
-        layer = _layers.numbers(points[0])
+        layer, unit = _layers.numbers(points[0]), _unit(leaves)
         parts = [self._differentiated(point, taps, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
@@ -216,19 +256,25 @@ class Gradients:
             squares[layer[number]] += jax.vmap(bound)(*arrays)
         for number, infinite in lost.items():
             squares[layer[number]] += infinite
-        weights = choose(jnp.stack(squares, axis=1))
+        stacked = jnp.stack(squares, axis=1)
+        norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
+        errors = {
+            i: _error(rows.shape[1], len(x), places, unit) for i, (_, rows, *_) in pairs.items()
+        }
+        error = max(errors.values(), default=0.0) + (places + 4) * double.UNIT
+        chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
+        chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
         sums = {}
         for number, gradient in formed.items():
             # Finite ones need no second look, which is a pass over the largest arrays.
             finite = number in lost and gradient.ndim == 3 and self.coefficients is None
-            sums[number] = _weighted(weights[:, layer[number]], gradient, finite=finite)
+            sums[number] = _weighted(chosen[:, layer[number]], gradient, finite=finite)
         for number, (product, rows, derivative, _) in pairs.items():
-            weight = weights[:, layer[number], None, None]
-            scaled = jnp.where(weight > 0, derivative * weight, 0)
-            sums[number] = product.gradient(
-                rows.reshape(-1, *rows.shape[2:]), scaled.reshape(-1, scaled.shape[-1])
-            )
-        total = [sums[i].reshape(leaf.shape).astype(leaf.dtype) for i, leaf in enumerate(leaves)]
+            single = _single(rows.shape[1], len(x), places, unit)
+            weight = chosen[:, layer[number], None, None]
+            sums[number] = _contracted(product, rows, derivative, weight, single=single)
+        with double.double_precision():
+            total = [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(tree, total)
 
     def _differentiated(
@@ -275,7 +321,7 @@ class Gradients:
 
     def _taps(self, params: Any, x: Any) -> list[_Tap]:
         """The layers whose gradients are products, by reading the program of one example."""
-        params = self._points(params)[0]
+        params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         places = {tuple(map(calls_.name_of, path)): number for number, path in enumerate(paths)}
         for route in self.routes:
@@ -301,9 +347,13 @@ class Gradients:
             if (route := self._route(call)) != "plain" and calls_.alone(program, number, call)
         ]
 
+    def _positions(self, call: calls_.Call | _Tap) -> int:
+        """Positions of one example, of all points."""
+        points = len(self.coefficients or (1,))
+        return points * math.prod(call.out.shape) // call.product.shape[1]
+
     def _route(self, call: calls_.Call) -> str:
-        positions = len(self.coefficients or (1,)) * math.prod(call.out.shape)
-        positions //= call.product.shape[1]
+        positions = self._positions(call)
         rule = "norm" if call.product.pays(positions) else "formed"
         route = self.routes.get("/".join(call.path), rule)
         return "formed" if route == "norm" and not call.product.by_norm(positions) else route
@@ -326,11 +376,53 @@ def _bounded(given: Array, derivative: Array, *, reads: bool) -> tuple[Array, Ar
     return jnp.where(finite, given, 0), jnp.where(finite, derivative, 0), finite
 
 
+def _unit(leaves: Sequence[Any]) -> float:
+    """Half the spacing, at 1, of the numbers that gradients are computed in."""
+    return float(jnp.finfo(_wide(leaves)).eps) / 2
+
+
+def _single(positions: int, records: int, places: int, unit: float) -> bool:
+    """Whether a product over examples may be taken in the parameters' precision.
+
+    Of one position the product of the lengths of input and derivative is the gradient's length, and
+    a sum over m examples, in any order, is wrong by (m + 1) u of the summed lengths at most.
+    """
+    return positions == 1 and 2 * places * (records + 4) * unit <= _COARSE
+
+
+def _error(positions: int, records: int, places: int, unit: float) -> float:
+    """How wrong a product over examples may be, over the summed lengths of its terms.
+
+    Several positions may cancel: |a_1||d_1| + |a_2||d_2| + ... is at most 2 / sqrt(u) times the
+    norm's bound, which `products.square_bound` adds that much to, and float64 has digits for both.
+    """
+    if _single(positions, records, places, unit):
+        return (records + 4) * unit
+    return (records * positions + 4) * double.UNIT * (1 if positions == 1 else 2 / math.sqrt(unit))
+
+
+def _contracted(
+    product: products.Product, rows: Array, derivative: Array, weight: Array, *, single: bool
+) -> Array:
+    """The weighted sum over examples of a layer's products, in float64."""
+    flat = rows.reshape(-1, *rows.shape[2:])
+    if single:
+        scaled = jnp.where(weight > 0, derivative * weight, 0)
+        total = product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
+        with double.double_precision():
+            return total.astype(jnp.float64)
+    with double.double_precision():
+        scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
+        flat = flat.astype(jnp.float64) if jnp.issubdtype(flat.dtype, jnp.floating) else flat
+        return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
+
+
 def _weighted(
     weights: Float[Array, " b"], gradients: Float[Array, "b ..."], *, finite: bool
 ) -> Array:
-    """The weighted sum of formed gradients; those of weight zero may be infinite or nan."""
+    """The weighted sum, in float64, of formed gradients; of weight zero they may be infinite."""
+    weights = weights.reshape(-1, *[1] * (gradients.ndim - 1))
     if not finite:
-        used = (weights > 0).reshape(-1, *[1] * (gradients.ndim - 1))
-        gradients = jnp.where(used, gradients, 0)
-    return jnp.tensordot(weights, gradients, 1, precision=jax.lax.Precision.HIGHEST)
+        gradients = jnp.where(weights > 0, gradients, 0)
+    with double.double_precision():
+        return jnp.sum(weights.astype(jnp.float64) * gradients.astype(jnp.float64), axis=0)

@@ -12,11 +12,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _layers
+from dpjax import _wide as double
 from dpjax.plans import _padding, _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
-from dpjax.transforms import clipping
-from dpjax.transforms.sums import clipped_sum
+from dpjax.transforms import clipping, sums
 
 __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 
@@ -167,9 +167,9 @@ class AgentQuery:
 class RecordQuery:
     """The sum of the clipped gradients of a batch's records.
 
-    Guarantee: every record's term has an L2 norm of at most ``clip_norm``, exactly, and padding
-    adds zero: zeroing a record out moves its agent's answer by at most ``clip_norm``, replacing it
-    by at most twice that. See `dpjax.transforms.clipping.per_example` for the rounding of the sum.
+    Guarantee: zeroing a record out moves its agent's answer, as it is computed and rounded, by an
+    L2 norm of at most ``clip_norm``, replacing it by at most twice that, and padding adds zero. For
+    this each record is clipped to C / (1 + r), see `share`.
 
     Attributes:
         loss: ``loss(params, x, y) -> scalar`` of one example.
@@ -211,20 +211,71 @@ class RecordQuery:
         asked = self.per_layer or self.microbatch is not None
         return self.weighted is not None and (hasattr(self.weighted, "by_layer") or not asked)
 
+    def _own(self, encode: Any) -> bool:
+        """Whether an answer is the model's own sum."""
+        return encode is None and self._summed
+
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        options: Any = {"method": self.clipping, "microbatch": self.microbatch}
-        options["per_layer"] = self.per_layer
-        if encode is None and self.weighted is not None and self._summed:
-            given = self.weighted, self.clip_norm, tuple(sorted(options.items()))
-            of_agent: Callable[..., Any] = functools.partial(_summed, given)
-        else:
-            loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
-            encode = _combining(self.weights, encode)
-            of_agent = clipping.per_example(loss, self.clip_norm, encode=encode, **options)
-        return Answer(jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch))
+        places = batch[1].shape[1]
+        return Answer(self.rounded(self.wide(models, batch, encode, places), models, encode))
+
+    def wide(self, models: Any, batch: Any, encode: Any, places: int) -> Any:
+        """Part of every agent's answer, in float64.
+
+        Args:
+            models: Of every agent.
+            batch: x, y and padding of a part of the agents' records.
+            encode: As in `__call__`.
+            places: Records of an agent in the whole answer.
+        """
+        of_agent = self._wide(encode)
+        return jax.vmap(lambda params, batch: of_agent(params, *batch, places))(models, batch)
+
+    def rounded(self, total: Any, models: Any, encode: Any) -> Any:
+        """Every agent's answer from the sum of its parts, in the dtypes of gradients.
+
+        Args:
+            total: From `wide`.
+            models: Of every agent.
+            encode: As in `__call__`.
+        """
+        combined = None if self._own(encode) else _combining(self.weights, encode)
+        like = models if combined is None else jax.eval_shape(jax.vmap(combined), models)
+        return double.rounded(total, like)
+
+    def share(self, models: Any, x: Any, places: int) -> float:
+        """The share r of the clip norm by which rounding of an answer lowers a record's.
+
+        Args:
+            models: Shapes of every agent's parameters.
+            x: [n, m, ...] shapes of the records of a pass.
+            places: Records of an agent in the whole answer.
+        """
+        one, x = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, x)
+        )
+        if self._summed:
+            return sums.share(self.weighted, one, x, places, self.microbatch)
+        return clipping.share(places, one)
+
+    def _wide(self, encode: Callable[[Any], Any] | None) -> Callable[..., Any]:
+        """The sum of one agent's records in float64, of parameters, batch and `places`."""
+        if self._own(encode):
+            given = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
+            return functools.partial(_summed, given)
+        loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
+        return clipping.wide_per_example(
+            loss,
+            self.clip_norm,
+            method=self.clipping,
+            stability=clipping.STABILITY,
+            microbatch=self.microbatch,
+            encode=_combining(self.weights, encode),
+            per_layer=self.per_layer,
+        )
 
     def merging(self, frozen: Any) -> "RecordQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
@@ -256,11 +307,12 @@ class RecordQuery:
         return dataclasses.replace(self, loss=walk.of(self.loss), weighted=None)
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _summed(given: tuple[Any, ...], params: Any, *batch: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 5), inline=True)
+def _summed(
+    given: tuple[Any, ...], params: Any, x: Any, y: Any, is_padding: Any, places: int
+) -> Any:
     """A model's own clipped sum; traced once, however many programs of a run hold it."""
-    weighted, clip_norm, options = given
-    return clipped_sum(weighted, clip_norm, **dict(options))(params, *batch)
+    return sums.wide_clipped_sum(*given)(params, x, y, is_padding, places)
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:
@@ -362,6 +414,10 @@ class Passes:
         """The query of local training; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self, inner=self.inner.along(steps, step_size))
 
+    def share(self, models: Any, x: Any, places: int) -> float:
+        """The share r of the clip norm; see `RecordQuery.share`."""
+        return self.inner.share(models, x, places)
+
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
@@ -375,8 +431,9 @@ class Passes:
             rows = places(batch.rows)
             x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
             x = copies_.keyed(batch.key, x, rows)
-            return self.inner(models, (x, y, places(batch.padding)), encode).total
+            return self.inner.wide(models, (x, y, places(batch.padding)), encode, in_all)
 
+        in_all = batch.rows.shape[1]
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
 
         def more(carry: Any) -> Any:
@@ -384,8 +441,8 @@ class Passes:
 
         def add(carry: Any) -> Any:
             number, total = carry
-            return number + 1, jax.tree.map(jnp.add, total, of_pass(number))
+            return number + 1, double.plus(total, of_pass(number))
 
-        shapes = jax.eval_shape(of_pass, jnp.int32(0))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return Answer(jax.lax.while_loop(more, add, (jnp.int32(0), zeros))[1])
+        start = jnp.int32(0), double.zeros(jax.eval_shape(of_pass, jnp.int32(0)))
+        total = jax.lax.while_loop(more, add, start)[1]
+        return Answer(self.inner.rounded(total, models, encode))

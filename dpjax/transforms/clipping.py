@@ -4,11 +4,11 @@ The bounds hold exactly, not up to rounding: the squares of large leaves are sum
 and the clip norm is lowered by a bound on every rounding, a relative `slack` of (d + 17) 2^-24 in
 float32 up to d = 4,096 entries and about 2 sqrt(d) 2^-24 for larger leaves. So the float32 (or
 bfloat16) numbers that come out have an L2 norm of at most ``clip_norm`` in exact arithmetic, and
-nothing is left for the accounting to add.
+nothing is left for the accounting to add. For sums of clipped records it is lowered once more, by
+what rounding of the sum can add to the distance of two neighbouring ones (`share`).
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _layers, _squares, _validate
+from dpjax import _wide as double
 from dpjax.transforms.leaves import check as check_leaf
 
 __all__ = ["fraction", "per_agent", "per_example"]
@@ -31,6 +32,9 @@ NORMS = ("l2", "l1")
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
 
+
+STABILITY = 0.01
+"""What automatic clipping adds to the norm where nobody says."""
 
 # Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
 # differentiating a whole batch at once cost 5 to 40 times (benchmarks/bench_clipping.py).
@@ -200,7 +204,7 @@ def _check_leaves(updates: Any) -> None:
 def per_agent(
     clip_norm: float,
     method: Clipping = "flat",
-    stability: float = 0.01,
+    stability: float = STABILITY,
     *,
     per_layer: bool = False,
     norm: Norm = "l2",
@@ -324,7 +328,7 @@ def per_example(
     clip_norm: float,
     *,
     method: Clipping = "flat",
-    stability: float = 0.01,
+    stability: float = STABILITY,
     microbatch: int | None = None,
     encode: Callable[[Any], Any] | None = None,
     per_layer: bool = False,
@@ -334,12 +338,12 @@ def per_example(
     sum_b clip(grad loss_fn(params, x_b, y_b)) over the examples that are not padding. A sum, not
     a mean: noise is added to it, and dividing by a fixed number afterwards is post-processing.
 
-    Guarantee: every term has an L2 norm of at most ``clip_norm``, exactly; so zeroing out one
-    record of the batch moves the sum by at most ``clip_norm``, replacing it by at most twice that,
-    and marking a record as padding zeroes it out. A gradient that is not finite adds zero. Adding
-    B terms rounds the sum by at most B^2 2^-24 ``clip_norm`` in float32, which no guarantee here
-    includes. In bfloat16 it is 2^-8 for 2^-24, and sums of many terms that point one way have moved
-    by three clip norms: give parameters in float32, as runs ask for.
+    Guarantee: zeroing out one record of the batch moves the sum, as it is computed and rounded, by
+    an L2 norm of at most ``clip_norm``, replacing it by at most twice that, and marking a record as
+    padding zeroes it out. Each of the B terms is clipped to C / (1 + r), where r = `share` bounds
+    all rounding of two such sums, whatever the order of additions: terms are added in float64, and
+    the sum is rounded once, r = 2 B 2^-24 for parameters in float32 (2^-8 for 2^-24 in bfloat16).
+    A gradient that is not finite adds zero.
 
     Args:
         loss_fn: ``loss_fn(params, x, y) -> scalar`` of one example, which must not depend on
@@ -349,7 +353,7 @@ def per_example(
         stability: What automatic clipping adds to the norm.
         microbatch: Examples differentiated at once, to bound memory; None chooses by cost: on a
             CPU as many as its caches hold, elsewhere the whole batch. A batch it does not divide
-            is padded. It changes the order of the sum alone.
+            is padded.
         encode: Applied to every example's gradient before the clip, which then bounds the norm of
             what it returns (a projection or a sketch, say); None is the gradient itself.
         per_layer: Whether every layer of an example's gradient is clipped by itself, as in
@@ -365,7 +369,9 @@ def per_example(
             parameters whose dtype cannot hold the clip norm of "automatic".
 
     Reference:
-        Abadi et al. (2016); jax_privacy's clipped_grad does the differentiation and the sum.
+        Abadi et al. (2016).
+        Casacuberta et al. (2022), Widespread underestimation of sensitivity in differentially
+        private libraries and how to fix it, for what rounding does to sums.
 
     Example:
         >>> import jax.numpy as jnp
@@ -386,51 +392,149 @@ def per_example(
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
 
-    def clipped(gradient: Any) -> Any:
-        if encode is not None:
-            gradient = encode(gradient)
-        return _clip(gradient, clip_norm, method, stability, per_layer)
+    wide = wide_per_example(loss_fn, clip_norm, method, stability, microbatch, encode, per_layer)
 
     def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
-        from jax_privacy import clipping as private
-
-        size = examples(x, y, is_padding)
-        if size == 0:
-            empty = params if encode is None else jax.eval_shape(encode, params)
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
-        padding = jnp.zeros(size, bool) if is_padding is None else jnp.asarray(is_padding, bool)
-        at_once = _at_once(params, size) if microbatch is None else microbatch
-        extra = 0 if at_once is None else -size % at_once
-        if extra:
-            # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
-            x, y = jax.tree.map(
-                lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)]), (x, y)
-            )
-            padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
-        params = jax.tree.map(jnp.asarray, params)
-        leaves = jax.tree.leaves(params)
-        plain = all(
-            leaf.dtype == _wide(leaves) and leaf.size <= _squares.ONE_SUM for leaf in leaves
-        )
-        if method == "flat" and plain and encode is None and not per_layer:
-            # jax_privacy's own clipping, with the clip norm lowered, is exact for small leaves.
-            bound = _lowered(params, clip_norm)
-            first: Callable[[Any], Any] = _finite
-        else:
-            # Clipped here; jax_privacy's clipping is a second net.
-            bound, first = clip_norm, clipped
-
-        total = private.clipped_grad(
-            loss_fn,
-            batch_argnums=(1, 2),
-            keep_batch_dim=False,
-            l2_clip_norm=bound,
-            pre_clipping_transform=first,
-            microbatch_size=at_once,
-        )
-        with warnings.catch_warnings():
-            # jax_privacy 2.0.0 calls what optax 0.2.8 deprecates.
-            warnings.filterwarnings("ignore", "optax.global_norm is deprecated", DeprecationWarning)
-            return total(params, x, y, is_padding_example=padding)
+        like = params if encode is None else jax.eval_shape(encode, params)
+        return double.rounded(wide(params, x, y, is_padding), like)
 
     return fn
+
+
+def wide_per_example(
+    loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
+    clip_norm: float,
+    method: Clipping,
+    stability: float,
+    microbatch: int | None,
+    encode: Callable[[Any], Any] | None,
+    per_layer: bool,
+) -> Callable[..., Any]:
+    """`per_example` before its sum is rounded, in float64; arguments as there, checked.
+
+    Returns:
+        ``fn(params, x, y, is_padding=None, places=None)``: of a sum that is computed in several
+        calls, ``places`` is the number of records of all; None is those given.
+    """
+
+    def fn(
+        params: Any,
+        x: Any,
+        y: Any,
+        is_padding: Bool[Array, " b"] | None = None,
+        places: int | None = None,
+    ) -> Any:
+        size = examples(x, y, is_padding)
+        params = jax.tree.map(jnp.asarray, params)
+        like = params if encode is None else jax.eval_shape(encode, params)
+        if method == "automatic" and not per_layer:
+            check_reach(like, clip_norm)
+        bound = lowered(clip_norm, like, size if places is None else places)
+
+        def of_record(x: Any, y: Any) -> Any:
+            gradient = jax.grad(loss_fn)(params, x, y)
+            gradient = gradient if encode is None else encode(gradient)
+            return _clip(gradient, bound, method, stability, per_layer)
+
+        def part(x: Any, y: Any, is_padding: Bool[Array, " b"] | None) -> Any:
+            def total(leaf: Array) -> Array:
+                if is_padding is not None:
+                    there = ~is_padding.reshape(-1, *[1] * (leaf.ndim - 1))
+                    leaf = jnp.where(there, leaf, 0)
+                return jnp.sum(leaf.astype(jnp.float64), axis=0)
+
+            terms = jax.vmap(of_record)(x, y)
+            with double.double_precision():
+                return jax.tree.map(total, terms)
+
+        at_once = _at_once(params, size) if microbatch is None else microbatch
+        return in_passes(part, at_once, x, y, is_padding, like)
+
+    return fn
+
+
+def share(places: int, tree: Any, error: float | None = None) -> float:
+    """How far rounding can move two sums of clipped records apart, as a share r of the clip norm.
+
+    r = 2 B (u + e): a sum of B records of norm C' is at most B C' long and is rounded once, to the
+    narrowest leaf's dtype (u, 2^-24 in float32), after additions that are wrong by e B C'.
+
+    Args:
+        places: B, of all passes.
+        tree: Pytree of arrays (or shapes) like the sum.
+        error: e; None is that of adding up in float64, in any order.
+    """
+    unit = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in jax.tree.leaves(tree)), default=0)
+    if error is None:
+        error = (places + 4) * double.UNIT
+    return 2 * places * (unit * (1 + error) + error) * (1 + 1e-6)
+
+
+def lowered(clip_norm: float, tree: Any, places: int, error: float | None = None) -> float:
+    """The clip norm C / (1 + r) of one record, with which sums are C-sensitive as computed.
+
+    Args:
+        clip_norm: C.
+        tree: As in `share`, and all others.
+        places: B.
+        error: e.
+
+    Raises:
+        ValueError: Where nothing is left.
+    """
+    leaves = jax.tree.leaves(tree)
+    # Below the normal range numbers may become zero: once in each sum, and in products before.
+    lost = max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)
+    lost += places * float(jnp.finfo(_wide(leaves)).tiny)
+    size = sum(math.prod(leaf.shape) for leaf in leaves)
+    bound = (clip_norm - 2 * math.sqrt(size) * lost) / (1 + share(places, tree, error))
+    if not bound > 0:
+        kinds = [str(leaf.dtype) for leaf in leaves]
+        raise ValueError(
+            f"clip_norm is {clip_norm}, below what rounding a sum of {places} records in {kinds} "
+            "hides; give a larger one, or parameters in float32"
+        )
+    return bound * (1 - 2**-50)
+
+
+def in_passes(
+    part: Callable[[Any, Any, Any], Any],
+    size: int | None,
+    x: Any,
+    y: Any,
+    is_padding: Bool[Array, " b"] | None,
+    like: Any,
+) -> Any:
+    """The sum, in float64, over passes of ``size`` records.
+
+    Args:
+        part: ``part(x, y, is_padding)``, the sum of one pass in float64.
+        size: Records a pass; the last one is filled up. None is all at once.
+        x: Pytree of arrays [B, ...].
+        y: The same.
+        is_padding: [B] or None. Passes of nothing else at the end are left out.
+        like: Pytree of shapes like the sum.
+    """
+    count = examples(x, y, is_padding)
+    if count == 0:
+        return double.zeros(like)
+    size = count if size is None else size
+    padding = None if is_padding is None else jnp.asarray(is_padding, bool)
+    if size >= count:
+        return part(x, y, padding)
+    if extra := -count % size:
+        # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
+        x, y = jax.tree.map(
+            lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)]), (x, y)
+        )
+        padding = jnp.zeros(count, bool) if padding is None else padding
+        padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
+    passes = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (x, y, padding))
+    number: Any = -(-count // size)
+    if is_padding is not None:
+        number = jnp.max(jnp.where(passes[2].all(axis=1), 0, jnp.arange(1, number + 1)))
+
+    def add(i: Any, total: Any) -> Any:
+        return double.plus(total, part(*jax.tree.map(lambda leaf: leaf[i], passes)))
+
+    return jax.lax.fori_loop(0, number, add, double.zeros(like))

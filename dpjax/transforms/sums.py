@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _layers, _validate
+from dpjax import _wide as double
 from dpjax.transforms import clipping
 
 __all__ = ["clipped_sum"]
-
-_STABILITY = 0.01
 
 
 def clipped_sum(
@@ -29,11 +28,13 @@ def clipped_sum(
     sum_b w_b g_b, w_b = min(1, C / |g_b|), or C / (|g_b| + 0.01) for automatic clipping; per layer,
     the same of each of L layers with C / sqrt(L).
 
-    Guarantee: as `per_example`'s. C is lowered by `clipping.slack`, by what entries below the
-    normal range can add, and, unless the norms are stated to be bounds, by the rounding of the
-    norms, 2^-24 (in float32) for each input and output of every layer: every term's L2 norm is at
-    most ``clip_norm`` in exact arithmetic. A record marked as padding adds exactly zero, and so
-    does one whose gradient (per layer: whose layer) is not finite.
+    Guarantee: as `per_example`'s. The clip norm of a record is lowered as there, by
+    `clipping.slack`, by what entries below the normal range can add, and, unless the norms are
+    stated to be bounds, by the rounding of the norms, 2^-24 (in float32) for each input and output
+    of every layer. Passes are added up in float64. A pass of m records of a function of one's own
+    is assumed to be wrong by at most (m + inputs and outputs of all layers) 2^-24 of the terms'
+    norms, added up. A record marked as padding adds exactly zero, and so does one whose gradient
+    (per layer: whose layer) is not finite.
 
     Args:
         weighted: ``weighted(params, x, y, weights)``: a `dpjax.models.taps.Gradients`, whose norms
@@ -42,7 +43,7 @@ def clipped_sum(
         method: "flat" or "automatic".
         per_layer: Whether every layer is clipped by itself; asks for ``weighted.by_layer``.
         microbatch: Records at once, to bound memory; None is `weighted`'s own choice, or all. A
-            batch it does not divide is padded. It changes the order of the sum alone.
+            batch it does not divide is padded.
 
     Returns:
         ``fn(params, x, y, is_padding=None)``, to a tree like params. It works on an empty batch.
@@ -60,10 +61,9 @@ def clipped_sum(
         >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
         >>> total = sums.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
-    clip_norm, _ = clipping.check(clip_norm, method, _STABILITY)
+    clip_norm, _ = clipping.check(clip_norm, method, clipping.STABILITY)
     _validate.flag("per_layer", per_layer)
-    bounds = hasattr(weighted, "by_layer")
-    if not callable(weighted) or (per_layer and not bounds):
+    if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
         asked = " with by_layer, as models.taps.Gradients has," if per_layer else ""
         raise ValueError(
             f"weighted is {_validate.shown(weighted)}; give a function{asked} of params, x, y and "
@@ -72,19 +72,47 @@ def clipped_sum(
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
 
+    wide = wide_clipped_sum(weighted, clip_norm, method, per_layer, microbatch)
+
     def fn(params: Any, x: Array, y: Array, is_padding: Bool[Array, " b"] | None = None) -> Any:
+        return double.rounded(wide(params, x, y, is_padding), _like(weighted, params))
+
+    return fn
+
+
+def wide_clipped_sum(
+    weighted: Any,
+    clip_norm: float,
+    method: clipping.Clipping,
+    per_layer: bool,
+    microbatch: int | None,
+) -> Callable[..., Any]:
+    """`clipped_sum` before it is rounded, in float64; arguments as there, checked.
+
+    Returns:
+        ``fn(params, x, y, is_padding=None, places=None)``, as
+        `dpjax.transforms.clipping.wide_per_example`.
+    """
+
+    def fn(
+        params: Any,
+        x: Array,
+        y: Array,
+        is_padding: Bool[Array, " b"] | None = None,
+        places: int | None = None,
+    ) -> Any:
         count = clipping.examples(x, y, is_padding)
-        if is_padding is not None:
-            is_padding = jnp.asarray(is_padding, bool)
-        if method == "automatic":
-            clipping.check_reach(params, clip_norm)
-        limits = _limits(params, clip_norm, per_layer, exact=bounds)
+        whole = count if places is None else places
+        like = _like(weighted, params)
 
         def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:
-            def weights(norms: Float[Array, "b *layers"]) -> Float[Array, "b *layers"]:
+            def weights(
+                norms: Float[Array, "b *layers"], error: float
+            ) -> Float[Array, "b *layers"]:
+                limits = _limits(like, clip_norm, per_layer, whole, error, bounds=_known(weighted))
                 bound = jnp.asarray(limits if per_layer else limits[0], norms.dtype)
                 if method == "automatic":
-                    scale = bound / (norms + _STABILITY)
+                    scale = bound / (norms + clipping.STABILITY)
                 else:
                     tiny = jnp.finfo(norms.dtype).tiny
                     scale = jnp.minimum(1.0, bound / jnp.maximum(norms, tiny))
@@ -93,61 +121,89 @@ def clipped_sum(
                     return scale
                 return jnp.where(is_padding[:, None] if per_layer else is_padding, 0, scale)
 
+            if _known(weighted):
+                options = {"by_layer": per_layer, "places": whole}
+                return weighted.wide(params, x, y, weights, **options)
+            error = _error(weighted, params, x, whole)
             summed = weighted.by_layer if per_layer else weighted
-            return summed(params, x, y, weights)
+            return double.plus(
+                double.zeros(like), summed(params, x, y, lambda norms: weights(norms, error))
+            )
 
-        if count == 0:
-            one = [jax.ShapeDtypeStruct((1, *each.shape[1:]), each.dtype) for each in (x, y)]
-            shapes = jax.eval_shape(lambda x, y: part(x, y, None), *one)
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        size = microbatch
-        if size is None and bounds:
-            size = weighted.at_once(params, x)
-        if size is None or size >= len(x):
-            return part(x, y, is_padding)
-        return _in_passes(part, size, x, y, is_padding)
+        if method == "automatic":
+            clipping.check_reach(params, clip_norm)
+        size = _at_once(weighted, params, x) if microbatch is None and count else microbatch
+        return clipping.in_passes(part, size, x, y, is_padding, like)
 
     return fn
 
 
-def _in_passes(
-    part: Callable[..., Any], size: int, x: Array, y: Array, padding: Bool[Array, " b"] | None
-) -> Any:
-    """The sum over passes of ``size`` records, the last of which is filled up."""
-    extra = -len(x) % size
-    padding = jnp.zeros(len(x), bool) if padding is None else padding
-    if extra:
-        # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
-        x, y = (jnp.concatenate([each, jnp.repeat(each[:1], extra, axis=0)]) for each in (x, y))
-        padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
-    passes = [each.reshape(-1, size, *each.shape[1:]) for each in (x, y, padding)]
-    first = jax.eval_shape(part, *(each[0] for each in passes))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
+def share(weighted: Any, params: Any, x: Any, places: int, microbatch: int | None) -> float:
+    """The share of the clip norm by which rounding of such a sum lowers it, see `clipping.share`.
 
-    def add(total: Any, one: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, part(*one)), None
-
-    return jax.lax.scan(add, zeros, passes)[0]
+    Args:
+        weighted: As in `clipped_sum`.
+        params: Arrays or shapes.
+        x: [m, ...] records of one call, arrays or shapes.
+        places: Records of all calls whose sums are added up.
+        microbatch: Records a pass, or None.
+    """
+    size = _at_once(weighted, params, x) if microbatch is None else microbatch
+    size = len(x) if size is None else min(size, len(x))
+    x = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+    return clipping.share(places, _like(weighted, params), _error(weighted, params, x, places))
 
 
-def _limits(params: Any, clip_norm: float, per_layer: bool, *, exact: bool) -> list[float]:
-    """The clip norm of all leaves, or of each layer, less everything that rounding can add."""
+def _known(weighted: Any) -> bool:
+    """Whether it is the package's own, which knows how it rounds."""
+    return hasattr(weighted, "wide")
+
+
+def _like(weighted: Any, params: Any) -> Any:
+    """A tree of the shapes of the sum."""
+    return weighted.like(params) if _known(weighted) else params
+
+
+def _at_once(weighted: Any, params: Any, x: Any) -> int | None:
+    return weighted.at_once(params, x) if _known(weighted) else None
+
+
+def _error(weighted: Any, params: Any, x: Any, places: int) -> float:
+    """How wrong a sum of clipped records may be before it is rounded, see `clipping.share`."""
+    if _known(weighted):
+        return weighted.error(params, x, places)
     leaves = jax.tree.leaves(params)
-    layers = _layers.groups(params) if per_layer else [list(range(len(leaves)))]
-    share = _layers.share(clip_norm, len(layers))
-    return [_lowered([leaves[i] for i in layer], share, exact=exact) for layer in layers]
+    return (len(x) + _sides(leaves)) * _unit(leaves) + (places + 4) * double.UNIT
 
 
-def _lowered(leaves: list[Any], clip_norm: float, *, exact: bool) -> float:
-    kinds = [jnp.finfo(leaf.dtype) for leaf in leaves]
-    unit = max(float(kind.eps) for kind in kinds) / 2
-    sides = 0 if exact else sum(sum(leaf.shape) for leaf in leaves)
-    floor = max(float(kind.tiny) for kind in kinds)
-    size = sum(leaf.size for leaf in leaves)
-    bound = clip_norm * (1 - clipping.slack(leaves) - sides * unit) - math.sqrt(size) * floor
+def _limits(
+    like: Any, clip_norm: float, per_layer: bool, places: int, error: float, *, bounds: bool
+) -> list[float]:
+    """The clip norm of all leaves, or of each layer, less everything that rounding can add."""
+    leaves = jax.tree.leaves(like)
+    layers = _layers.groups(like) if per_layer else [list(range(len(leaves)))]
+    share = _layers.share(clipping.lowered(clip_norm, like, places, error), len(layers))
+    return [_lowered([leaves[i] for i in layer], share, bounds=bounds) for layer in layers]
+
+
+def _lowered(leaves: list[Any], clip_norm: float, *, bounds: bool) -> float:
+    sides = 0 if bounds else _sides(leaves)
+    floor = max(float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves)
+    size = sum(math.prod(leaf.shape) for leaf in leaves)
+    bound = clip_norm * (1 - clipping.slack(leaves) - sides * _unit(leaves))
+    bound -= math.sqrt(size) * floor
     if not bound > 0:
         raise ValueError(
             f"clip_norm is {clip_norm}, below what rounding of {size} numbers hides; give a larger "
             "one"
         )
     return bound
+
+
+def _sides(leaves: list[Any]) -> int:
+    """Inputs and outputs of all layers."""
+    return sum(sum(leaf.shape) for leaf in leaves)
+
+
+def _unit(leaves: list[Any]) -> float:
+    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves) / 2

@@ -1,0 +1,201 @@
+"""Neighbouring sums of clipped records, as they are computed, are C apart at most."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import _wide
+from dpjax.algorithms.exchange import Trusted
+from dpjax.models import taps
+from dpjax.plans.query import AgentQuery
+from dpjax.transforms import clipping, sums
+from tests.transforms import rounding
+
+pytestmark = pytest.mark.optimized
+
+
+@pytest.mark.parametrize("name", rounding.ROUTES)
+def test_neighbouring_sums_are_one_clip_norm_apart(name, monkeypatch):
+    """8,200 records, one of which is zeroed out; sums in float32 are two clip norms apart."""
+    total = rounding.ROUTES[name]
+    assert 0.99 < rounding.distance(total) <= rounding.CLIP
+    rounding.in_single_precision(monkeypatch)
+    assert rounding.distance(total) > 1.1 * rounding.CLIP
+
+
+@pytest.mark.parametrize("name", rounding.WHOLE)
+@pytest.mark.parametrize("form", ["jitted", "records on devices"])
+def test_so_are_sums_whose_order_the_compiler_chooses(name, form):
+    assert 0.99 < rounding.distance(rounding.WHOLE[name], form) <= rounding.CLIP
+
+
+@pytest.mark.parametrize("name", ["records one by one", "passes of a query", "products of a query"])
+@pytest.mark.parametrize("form", [name for name in rounding.FORMS if name != "jitted"])
+def test_the_same_mapped_in_a_loop_and_on_eight_devices(name, form, monkeypatch):
+    total = rounding.ROUTES[name]
+    assert 0.99 < rounding.distance(total, form) <= rounding.CLIP
+    rounding.in_single_precision(monkeypatch)
+    assert rounding.distance(total, form) > 1.1 * rounding.CLIP
+
+
+CLIP = 0.9
+"""No multiple of the spacing of sums."""
+
+
+def last_roundings(kind, places=200):
+    """The longest distance of 16 pairs of sums of records, the first of which is as long as may be.
+
+    Their exact distance is a record's norm, which is C but for the roundings that are accounted.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.3, 0.9, size=(16, places))
+    x[:, 0] = 5
+    fn = clipping.per_example(lambda w, x, y: jnp.sum(w * x.astype(kind)), CLIP)
+
+    def total(x, padding):
+        return fn(jnp.zeros(1, kind), x[:, None], jnp.zeros(len(x)), padding)
+
+    both = jax.jit(jax.vmap(total, (0, None)))
+    x = jnp.asarray(x, jnp.float32)
+    whole, less = (np.float64(both(x, jnp.arange(places) < out)) for out in (0, 1))
+    return np.abs(whole - less).max()
+
+
+@pytest.mark.parametrize("kind", [jnp.float32, jnp.bfloat16])
+def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
+    """A broken copy clips records to C, and nothing is left for the last rounding."""
+    assert 0.4 < last_roundings(kind) <= CLIP
+    monkeypatch.setattr(clipping, "share", lambda *given: 0.0)
+    assert last_roundings(kind) > CLIP
+
+
+def test_the_share_is_that_of_the_derivation():
+    """Two sums of B records of C / (1 + r), each wrong by u + e of all their norms at most."""
+    for places in (1, 256, 8_200, 83_000):
+        r = Fraction(clipping.share(places, jnp.zeros(3)))
+        unit, error = Fraction(1, 2**24), Fraction(places + 4, 2**53)
+        term = 1 / (1 + r)
+        apart = term + 2 * places * term * (unit * (1 + error) + error)
+        assert Fraction(999_999, 10**6) < apart <= 1
+    assert clipping.share(83_000, jnp.zeros(3)) < 0.01 < clipping.share(84_000, jnp.zeros(3))
+    assert clipping.share(10, jnp.zeros(3, jnp.bfloat16)) > 0.03
+    assert math.isclose(clipping.lowered(1.0, jnp.zeros(3), 8_200), 1 / 1.000978, rel_tol=1e-5)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**20),
+    spread=st.sampled_from([0.0, 3.0, 30.0]),
+    kind=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_no_records_are_an_exception(seed, spread, kind):
+    """Records of many sizes, left out one after another, in a dtype of large roundings too."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(24, 4)) * 10.0 ** rng.uniform(-spread, spread / 10, size=(24, 1))
+    neighbours = jnp.concatenate([jnp.zeros((1, 24), bool), jnp.eye(24, dtype=bool)])
+    found = np.float64(_many(kind)(jnp.asarray(x, jnp.float32), neighbours).astype(jnp.float32))
+    assert np.sqrt(np.sum((found[0] - found[1:]) ** 2, axis=1)).max() <= 0.7
+
+
+_KNOWN = {}
+
+
+def _many(kind):
+    if kind not in _KNOWN:
+        fn = clipping.per_example(lambda w, x, y: jnp.sum(w * x.astype(kind)), 0.7, microbatch=5)
+
+        def total(x, padding):
+            return fn(jnp.zeros(4, kind), x, jnp.zeros(len(x)), padding)
+
+        _KNOWN[kind] = jax.jit(jax.vmap(total, (None, 0)))
+    return _KNOWN[kind]
+
+
+def cancelling(places=64, positions=4):
+    """By how much the sum of products is wrong, over what is said of it at most.
+
+    Positions of a record cancel to a thousandth of their lengths. A record's term is what the same
+    program gives where all others are padding.
+    """
+    rng = np.random.default_rng(0)
+    model = rounding.Linear()
+    x = rng.normal(size=(places, positions, 1))
+    half = positions // 2
+    x[:, half : 2 * half] = -x[:, :half] * (1 + 1e-3 * rng.normal(size=(places, half, 1)))
+    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
+    fn = sums.wide_clipped_sum(gradients, 1e-4, "flat", False, None)
+    params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
+    x, y = jnp.asarray(x, jnp.float32), jnp.zeros(places)
+    one = jax.jit(lambda padding: jax.tree.leaves(fn(params, x, y, padding))[0])
+    total = one(jnp.zeros(places, bool)).item()
+    terms = [one(jnp.arange(places) != i).item() for i in range(places)]
+    wrong = abs(Fraction(total) - sum(map(Fraction, terms)))
+    return float(wrong / sum(map(abs, map(Fraction, terms)))), gradients.error(params, x, places)
+
+
+def test_products_of_positions_that_cancel_are_added_in_float64(monkeypatch):
+    found, stated = cancelling()
+    assert found <= stated < 2.0**-24
+    monkeypatch.setattr(taps, "_single", lambda *given: True)
+    assert cancelling()[0] > 2.0**-24
+
+
+@pytest.mark.parametrize("places", [64, 256, 258])
+def test_products_of_one_position_are_as_exact_as_is_said(places):
+    """Up to 256 records in float32, which costs less than one per cent of the clip norm."""
+    found, stated = cancelling(places, positions=1)
+    assert found <= stated
+    assert (stated > 2.0**-24) == (places <= 256)
+    assert clipping.share(places, jnp.zeros(1), stated) < 0.0081
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_a_mean_gradient_is_clipped_after_all_additions(norm):
+    """Whatever rounding does to the mean of 8,200 records, what is sent is as long as is said."""
+    query = AgentQuery(lambda w, x, y: jnp.sum(w * x), None, 0.1, "flat", norm=norm)
+    x = jnp.asarray(np.repeat(rounding.amplitudes()[None, :, None], 3, axis=2))
+    answer = jax.jit(lambda x: query(jnp.zeros((1, 3)), (x, jnp.zeros(x.shape[:2]), None)).total)
+    entries = [Fraction(float(each)) for each in np.asarray(answer(x)).ravel()]
+    if norm == "l1":
+        assert 0 < sum(map(abs, entries)) <= Fraction(0.1)
+    else:
+        assert 0 < sum(each**2 for each in entries) <= Fraction(0.1) ** 2
+
+
+@pytest.mark.parametrize("missing", [(), (0,), ((0,), ())])
+def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
+    """Then it is a function of the exact sum of noisy messages, which is what accounting is of."""
+    rng = np.random.default_rng(1)
+    messages = np.repeat(rounding.amplitudes()[:, None], 3, axis=1)
+    messages[:, 1] = rng.permutation(messages[:, 1])
+    messages[:, 2] = rng.normal(size=len(messages))
+    there = np.ones(len(messages), bool)
+    there[[0] if missing else []] = False
+    want = [np.float32(math.fsum(column[there])) for column in np.float64(messages).T]
+
+    def total():
+        return jax.jit(Trusted(8_000, missing))(jnp.asarray(messages))[0]
+
+    np.testing.assert_array_equal(total(), want)
+    rounding.in_single_precision(monkeypatch)
+    assert np.any(total() != np.array(want))
+
+
+def test_the_global_flag_stays_as_it_was():
+    fn = clipping.per_example(lambda w, x, y: jnp.sum(w * x), 1.0)
+    seen = []
+
+    def loss(w, x, y):
+        seen.append((w * 1.5).dtype)
+        return jnp.sum(w * x)
+
+    fn = clipping.per_example(loss, 1.0, microbatch=2)
+    assert fn(jnp.zeros(2), jnp.ones((4, 2)), jnp.zeros(4)).dtype == jnp.float32
+    assert seen and set(seen) == {jnp.dtype(jnp.float32)}
+    assert _wide.zeros(jnp.zeros(2)).dtype == np.float64
