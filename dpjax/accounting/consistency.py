@@ -207,6 +207,8 @@ def _loss(of: "Guarantee") -> None:
 def _added(of: "Guarantee") -> None:
     if not 0 <= of.added_epsilon < math.inf:
         raise ValueError(f"added_epsilon is {of.added_epsilon}; give a number >= 0")
+    if not 0 <= of.sum_rounding < math.inf:
+        raise ValueError(f"sum_rounding is {of.sum_rounding}; give a number >= 0")
     if not (of.added_delta == 0 or 0 < of.added_delta < of.delta):
         raise ValueError(
             f"added_delta is {of.added_delta} with delta {of.delta}, which includes it; "

@@ -66,6 +66,8 @@ class Guarantee:
         lost_noise: (round, share) where a run found its noise finer than the numbers that it was
             added to: from that round on up to that share of a message's entries went out without
             noise, which the loss does not cover; None where it did not.
+        sum_rounding: Share of the clip norm by which a run lowered it for every record, so that
+            sums of records keep it in spite of rounding; 0 where no records are added up.
         sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
             single messages under the masks of a secure sum, or not at all.
         secrets: Who draws the noise from which secret, a key of `parties.SECRETS`, by which
@@ -107,6 +109,7 @@ class Guarantee:
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
     phases: "tuple[Guarantee, ...]" = ()
     lost_noise: tuple[int, float] | None = None
+    sum_rounding: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

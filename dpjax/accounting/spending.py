@@ -245,6 +245,7 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         private_stop=of.private_stop or later.private_stop,
         secrets=_weaker(of.secrets, later.secrets),
         lost_noise=_lost(of, later),
+        sum_rounding=max(of.sum_rounding, later.sum_rounding),
     )
 
 

@@ -21,6 +21,7 @@ _LATER: dict[str, Any] = {
     "dropouts": 0,
     "colluders": 0,
     "sealed": False,
+    "sum_rounding": 0.0,
     "secrets": None,
     "over_rounds": None,
     "phases": [],

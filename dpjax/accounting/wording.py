@@ -104,6 +104,11 @@ def statement(of: "Guarantee") -> str:
             else _reserve_text(of)
         )
     text += _total_text(of)
+    if of.sum_rounding:
+        text += (
+            f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm, which "
+            "it was lowered by for every record"
+        )
     if of.curve is not None:
         text += (
             f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "

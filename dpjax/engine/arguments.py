@@ -94,6 +94,27 @@ def check_storage(
             )
 
 
+def check_device(plans: Sequence[Plan]) -> None:
+    """Check that a release runs where the same program gives the same bits.
+
+    Args:
+        plans: The plans.
+
+    Raises:
+        ValueError: For a release on a GPU without deterministic operations, naming the flag.
+    """
+    backend = jax.default_backend()
+    if backend in ("cpu", "tpu") or not any(plan.config.release for plan in plans):
+        return
+    name = "--xla_gpu_deterministic_ops"
+    given = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith(name)]
+    if not given or given[-1].lower() not in (name, f"{name}=true", f"{name}=1"):
+        raise ValueError(
+            f"release is True on a {backend}, whose sums differ from one time to the next; start "
+            f"Python with XLA_FLAGS={name}=true in its environment"
+        )
+
+
 def check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
     """Check what a run does beside its rounds.
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from dpjax.engine import arguments, identity, keys, metrics, parts, placing, program, sharding
-from dpjax.plans import dependence, forecasts, registry
+from dpjax.plans import dependence, forecasts, registry, releases
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
+from dpjax.plans.query import AgentQuery
 from dpjax.protocols import Coded, State
 
 __all__: list[str] = []
@@ -48,6 +49,24 @@ class Job:
     def payload(self) -> int:
         """Numbers that an agent adds noise to in a round, the most."""
         return -(-forecasts.entries(self._payload()) // self.statics.agents)
+
+    def rounding(self) -> tuple[float, int | None]:
+        """What rounding sums of records takes of the clip norm, and a pass length with little.
+
+        Returns:
+            The share r, 0 where agents are clipped; the largest power of two as a pass length for
+            which r is at most `releases.LIMIT`, or None.
+        """
+        query = self.statics.query
+        if isinstance(query, AgentQuery):
+            return 0.0, None
+        asked: Any = query if self.data.frozen is None else query.merging(self.data.frozen)
+        batch = parts.batch_shapes(self.statics, self.data, self.batch_keys)
+        models = self._agents_models()
+        share = asked.share(models, batch)
+        lengths = [] if share <= releases.LIMIT else [2**power for power in range(17, -1, -1)]
+        enough = (m for m in lengths if asked.by(m).share(models, batch) <= releases.LIMIT)
+        return share, next(enough, None)
 
     @property
     def devices(self) -> int:

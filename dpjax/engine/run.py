@@ -137,6 +137,7 @@ def run(
     """
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)
+    arguments.check_device(plans)
     arguments.check_options(checkpoint_seconds, progress, callback)
     together = shared(plans)
     course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)
@@ -145,7 +146,8 @@ def run(
     job = prepared(plans, problems, seeds, together, devices, phase)
     models = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
-    plans = tuple(releases.priced(plan, job.payload) for plan in plans)
+    rounding = job.rounding()
+    plans = tuple(releases.priced(plan, job.payload, *rounding) for plan in plans)
     terms = _Terms(
         endings(
             plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,

@@ -66,10 +66,10 @@ class AgentQuery:
     """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
 
     Guarantee: the answer of one agent has a ``norm`` of at most ``clip_norm``, exactly, whatever
-    its data; replacing all of them moves it by at most twice that, and no other agent's at all. Who
-    has no record in a batch answers zero, whatever ``encode`` makes of a zero gradient, so that
-    leaving somebody out moves an answer by at most ``clip_norm``; and what stands in the places of
-    padding moves nothing.
+    its data and however its mean gradient was rounded, since the clip comes last; replacing all of
+    them moves it by at most twice that, and no other agent's at all. Who has no record in a batch
+    answers zero, whatever ``encode`` makes of a zero gradient, so that leaving somebody out moves
+    an answer by at most ``clip_norm``; and what stands in the places of padding moves nothing.
     Where the clip norm is infinite nothing bounds it: that gradients are close is an assumption
     then, which the guarantee states.
 
@@ -246,20 +246,25 @@ class RecordQuery:
         like = models if combined is None else jax.eval_shape(jax.vmap(combined), models)
         return double.rounded(total, like)
 
-    def share(self, models: Any, x: Any, places: int) -> float:
+    def share(self, models: Any, batch: Any, places: int | None = None) -> float:
         """The share r of the clip norm by which rounding of an answer lowers a record's.
 
         Args:
             models: Shapes of every agent's parameters.
-            x: [n, m, ...] shapes of the records of a pass.
-            places: Records of an agent in the whole answer.
+            batch: Shapes of a batch.
+            places: Records of an agent in the whole answer; None is the batch's.
         """
         one, x = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, x)
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, batch[0])
         )
+        places = batch[1].shape[1] if places is None else places
         if self._summed:
             return sums.share(self.weighted, one, x, places, self.microbatch)
         return clipping.share(places, one)
+
+    def by(self, microbatch: int) -> "RecordQuery":
+        """The query with another number of records a pass."""
+        return dataclasses.replace(self, microbatch=microbatch)
 
     def _wide(self, encode: Callable[[Any], Any] | None) -> Callable[..., Any]:
         """The sum of one agent's records in float64, of parameters, batch and `places`."""
@@ -414,9 +419,16 @@ class Passes:
         """The query of local training; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self, inner=self.inner.along(steps, step_size))
 
-    def share(self, models: Any, x: Any, places: int) -> float:
+    def share(self, models: Any, batch: Any) -> float:
         """The share r of the clip norm; see `RecordQuery.share`."""
-        return self.inner.share(models, x, places)
+        agents, places = batch.rows.shape
+        of_pass = (agents, self.capacity, *batch.x.shape[1:])
+        x = jax.ShapeDtypeStruct(of_pass, batch.x.dtype)
+        return self.inner.share(models, (x, batch.y), places)
+
+    def by(self, microbatch: int) -> "Passes":
+        """The query with another number of records a pass of the inner one."""
+        return dataclasses.replace(self, inner=self.inner.by(microbatch))
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None

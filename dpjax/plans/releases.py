@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+LIMIT = 0.01
+"""Share of the clip norm that rounding sums of records may take in a release."""
+
 
 def grid(plan: "Plan") -> finite.Grid | None:
     """The grid that a release's noisy sums are rounded to; None for a simulation.
@@ -28,10 +31,13 @@ def grid(plan: "Plan") -> finite.Grid | None:
     return plan.noise.grid(plan.target)
 
 
-def priced(plan: "Plan", parameters: int) -> "Plan":
+def priced(
+    plan: "Plan", parameters: int, rounding: float = 0.0, enough: int | None = None
+) -> "Plan":
     """The plan with a guarantee that includes the cost of noise of finite precision.
 
-    A simulation's plan is returned as it is: whoever knows its seed needs no last bits.
+    A simulation's states what rounding sums takes of the clip norm, and is else returned as it is:
+    whoever knows its seed needs no last bits.
 
     Guarantee: a release of a model of this size has the guarantee of the plan that is returned,
     rounding, bits and tails of all its draws included: `dpjax.accounting.finite.cost`. Its epsilon
@@ -40,13 +46,31 @@ def priced(plan: "Plan", parameters: int) -> "Plan":
     Args:
         plan: The plan, audited again.
         parameters: d, entries of one agent's model.
+        rounding: Share of the clip norm that rounding sums of records takes; 0 for one gradient.
+        enough: A pass length with a smaller one, if there is one.
 
     Returns:
-        The plan, with `Guarantee.added_epsilon` and ``added_delta`` set.
+        The plan, with `Guarantee.added_epsilon`, ``added_delta`` and ``sum_rounding`` set.
 
     Raises:
-        ValueError: Where the cost takes more than 1 % of delta, or more than the reserve.
+        ValueError: Where the cost takes more than 1 % of delta, or more than the reserve, or
+            rounding more than 1 % of the clip norm.
     """
+    if plan.config.release and rounding > LIMIT:
+        remedy = f"give Protect(..., microbatch={enough})"
+        if enough is None:
+            remedy = (
+                f"sums of more than {math.floor(LIMIT * 2**23):,} records are too long for "
+                "float32; give a smaller batch, or spread the records over more agents"
+            )
+        raise ValueError(
+            f"microbatch is {_validate.shown(plan.config.protect.microbatch)}, and rounding the "
+            f"sums of records would take {rounding:.2g} of the clip norm, more than {LIMIT:.0%}; "
+            f"{remedy}"
+        )
+    if rounding and plan.guarantee.relation is not None:
+        guarantee = dataclasses.replace(plan.guarantee, sum_rounding=rounding)
+        plan = dataclasses.replace(plan, guarantee=guarantee)
     chosen = plan.grid
     if chosen is None:
         return plan

@@ -11,12 +11,26 @@ from dpjax.plans import plan
 from dpjax.topology import gossip, graphs, mixing
 from dpjax.transforms import noise
 from tests.support import make_config, make_problem
+from tests.transforms import rounding
 
 pytestmark = pytest.mark.gpu
 
 
 def on_cpu():
     return jax.default_device(jax.devices("cpu")[0])
+
+
+@pytest.mark.parametrize("name", [*rounding.ROUTES, *rounding.WHOLE])
+def test_neighbouring_sums_are_one_clip_norm_apart(name):
+    total = (rounding.ROUTES | rounding.WHOLE)[name]
+    for form in rounding.FORMS:
+        assert 0.99 < rounding.distance(total, form) <= rounding.CLIP
+
+
+def test_neighbouring_sums_in_single_precision_are_further_apart(monkeypatch):
+    rounding.in_single_precision(monkeypatch)
+    total = rounding.ROUTES["records one by one"]
+    assert rounding.distance(total) > 1.1 * rounding.CLIP
 
 
 def test_a_gpu_is_what_runs():

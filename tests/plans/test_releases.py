@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from dpjax._rounding import up
 from dpjax.accounting import finite, gdp, views
-from dpjax.engine import program
+from dpjax.data.partition import Partition
+from dpjax.engine import arguments, keys, program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import plan, protect, releases
+from dpjax.plans import plan, problem, protect, releases
 from dpjax.topology import mixing
 from dpjax.transforms import noise
-from tests.support import composed, make_config
+from tests.support import composed, make_config, make_problem
+from tests.transforms import rounding
 
 
 def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, small):
@@ -178,3 +180,81 @@ def test_a_node_reads_remainders_of_rounded_messages():
     assert narrow < 0.8 * whole
     outside = views.dsgd(matrix).ldp().gdp(when)[0]
     assert whole == pytest.approx(outside)
+
+
+def summed(params, x, y, weights):
+    """A sum of one's own, of gradients of logistic regression."""
+    weight, bias = params["params"]["weight"], params["params"]["bias"]
+    slopes = -y * jax.nn.sigmoid(-y * (x @ weight + bias))
+    used = slopes * weights(jnp.abs(slopes) * jnp.sqrt(1 + jnp.sum(x**2, axis=1)))
+    return {"params": {"weight": x.T @ used, "bias": jnp.sum(used)}}
+
+
+def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path, network):
+    """300 records in one product of a user's own; one by one they are added in float64."""
+    task = dataclasses.replace(make_problem(len(network), records=300), weighted=summed)
+    options = dict(relation="replace_record", batch_size=300, rounds=2, design="independent")
+    made = plan.make(make_config(release=True, **options), network)
+    with pytest.raises(ValueError, match="microbatch is None, and rounding") as refusal:
+        run(made, task, seeds=[0], key_file=tmp_path / "key")
+    assert not (tmp_path / "key").exists()
+    length = int(str(refusal.value).partition("Protect(..., microbatch=")[2].partition(")")[0])
+    longer = make_config(release=True, microbatch=length, **options)
+    result = run(plan.make(longer, network), task, seeds=[0], key_file=tmp_path / "key")
+    assert 0 < result.guarantees[0].sum_rounding <= 1e-4
+    simulated = run(plan.make(make_config(**options), network), task, seeds=[0])
+    (stated,) = simulated.guarantees
+    assert 0.01 < stated.sum_rounding < 0.012
+    assert "Sums of records round by at most 0.011 of the clip norm" in stated.statement()
+    assert type(stated).from_dict(stated.to_dict()) == stated
+    # One gradient an agent is clipped after all sums.
+    agents = run(plan.make(make_config(rounds=2), network), task, seeds=[0])
+    assert agents.guarantees[0].sum_rounding == 0
+    assert "Sums of records" not in agents.guarantees[0].statement()
+    with pytest.raises(ValueError, match="more than 83,886 records"):
+        releases.priced(made, 100, 0.02, None)
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_gpu_deterministic_ops=false", "--other=true"])
+def test_a_release_on_a_gpu_asks_for_deterministic_operations(
+    flags, tmp_path, network, small, monkeypatch
+):
+    made = plan.make(make_config(release=True, rounds=2), network)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(ValueError, match="XLA_FLAGS=--xla_gpu_deterministic_ops=true"):
+        run(made, small, seeds=[0], key_file=tmp_path / "key")
+    assert not (tmp_path / "key").exists()
+    arguments.check_device([plan.make(make_config(rounds=2), network)])
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops=true")
+    arguments.check_device([made])
+
+
+def released(first, folder):
+    """What the first of two agents leaves after one round of a release with a fixed noise key."""
+    x = np.concatenate([rounding.amplitudes(), np.zeros(rounding.PLACES, np.float32)])
+    x[0] = first
+    rows = np.arange(len(x), dtype=np.int32).reshape(2, -1)
+    shards = Partition(rows, np.full(2, rounding.PLACES, np.int32))
+    task = problem.Problem(
+        lambda key: jnp.zeros(1), lambda w, x, y: jnp.sum(w * x), lambda w, evaluation: {},
+        x[:, None], np.zeros(len(x), np.float32), shards, None,
+    )  # fmt: skip
+    config = make_config(
+        relation="zero_out_record", design="independent", clip_norm=rounding.CLIP, epsilon=3.0,
+        batch_size=rounding.PLACES, step_size=1.0, rounds=1, release=True, microbatch=1,
+        participation=(1, 1),
+    )  # fmt: skip
+    result = run(
+        plan.make(config, np.full((2, 2), 0.5)), task, seeds=[0], key_file=folder / str(first)
+    )
+    return 2 * rounding.PLACES * np.float64(jax.tree.leaves(result.params)[0])[0, 0, 0, 0]
+
+
+@pytest.mark.optimized
+def test_records_that_are_replayed_move_a_release_by_the_clip_norm(tmp_path, monkeypatch):
+    """The whole round, of a release too, under the noise of one key."""
+    monkeypatch.setattr(keys.secrets, "randbits", lambda bits: 7)
+    assert 0.99 < abs(released(1, tmp_path) - released(0, tmp_path)) <= rounding.CLIP
+    rounding.in_single_precision(monkeypatch)
+    assert abs(released(1, tmp_path) - released(0, tmp_path)) > 1.1 * rounding.CLIP
