@@ -30,6 +30,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import parts, placing
 from dpjax.engine.run import run
+from dpjax.engine.trace import trace
 from dpjax.plans import aggregate, integers, noise, plan, registry, scheduled
 from dpjax.plans import links as links_
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -270,6 +271,31 @@ def test_a_run_of_zip_dl_adds_the_noise_that_is_accounted(rule):
     # Nothing of a sender's messages correlates with another's.
     one, other = (sent[ends.sender == agent] for agent in (0, 1))
     assert np.abs(one @ other.T / d).max() < 6 * deviation**2 / np.sqrt(d)
+
+
+def _bare(passed):
+    return jnp.stack([
+        jnp.mean(a == b) for a, b in
+        zip(jax.tree.leaves(passed.private), jax.tree.leaves(passed.noisy), strict=True)
+    ])  # fmt: skip
+
+
+def test_a_run_of_zip_dl_says_where_its_noise_is_lost():
+    """As of noise by schedule; of PairKeys, which is added to clipped sums, nothing is asked."""
+    task = make_problem(len(RING))
+    far = dataclasses.replace(
+        task, init=lambda key: jax.tree.map(lambda leaf: jnp.full_like(leaf, 4e6), task.init(key))
+    )
+    made = zipped(RING)
+    assert run(made, task, seeds=[0]).metrics["lost_noise"].max() < 1e-4
+    with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on"):
+        result = run(made, far, seeds=[0])
+    share = result.metrics["lost_noise"].max()
+    assert result.guarantees[0].lost_noise == (1, pytest.approx(share))
+    # The share is of half a normal's variance, the least of a message; here each has two thirds.
+    bare = trace(made, far, seeds=[0], read=_bare).mean()
+    assert 0.05 < share < 0.95 and 0.7 * share < bare < share
+    assert not hasattr(decor(RING).statics.noise, "lost")
 
 
 def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
