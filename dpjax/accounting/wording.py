@@ -125,7 +125,7 @@ def statement(of: "Guarantee") -> str:
             ". NOT covered: the round at which it ended was left to whoever read metrics of "
             "private data"
         )
-    text += f".{_records_text(of)} {parties.sentences(of)}"
+    text += f".{records(of)} {parties.sentences(of)}"
     if of.release:
         return text + " Release: the noise key was drawn secretly and must stay secret."
     return text + " Simulation: whoever knows the seed can subtract the noise."
@@ -225,8 +225,13 @@ def _white_text(of: "Guarantee") -> str:
     return "" if of.white or of.gradients == "view" else f" {OVER_ROUNDS[of.over_rounds]}"
 
 
-def _records_text(of: "Guarantee") -> str:
-    """What several records of one person cost together."""
+def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
+    """What several records of one person cost together; empty where no record is the unit.
+
+    Args:
+        of: The guarantee.
+        attacker: Against whom.
+    """
     if of.unit != "record":
         return ""
     if of.curve is not None:
@@ -239,8 +244,8 @@ def _records_text(of: "Guarantee") -> str:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"
         note = f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
-        " A person with several records gets less, at the same delta and against the same "
-        f"attacker: {numbers}{note}."
+        f" A person with several records gets less, at the same delta and against {attacker}: "
+        f"{numbers}{note}."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpjax import _deltas
 from dpjax._rounding import up
-from dpjax.accounting import parties
+from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
 from dpjax.commands.multiplier import Multiplier
@@ -137,7 +137,9 @@ def other_parties(
     told = {"an outsider"} if trust == "ldp" else set()
     if trust == "pndp" and len(sets) == len(setting.mixing):
         told.add(parties.ANOTHER)
-    return [str(row) for row in stated.protection()[:-1] if row.party not in told]
+    several = wording.records(stated, "an outsider").strip()
+    rows = [str(row) for row in stated.protection()[:-1] if row.party not in told]
+    return [*rows, several] if several else rows
 
 
 def multiplier_lines(

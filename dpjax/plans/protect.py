@@ -35,7 +35,9 @@ class Protect:
         attacker: "outsider", who sees every message on every link; "node", any single agent, who
             sees the messages that it receives and knows its own gradients and noise; "coalition",
             the agents in ``nodes`` together; "aggregator", who receives the sum of all messages of
-            every round and no single one. Attackers are not protected from themselves.
+            every round and no single one. Attackers are not protected from themselves. Noise that
+            every agent draws from a secret of its own states the outsider's epsilon against
+            agents, too; a plan's ``protection()`` tells of all parties.
         gradients: "any": gradients may depend on everything sent before, by whomever. "view": they
             are fixed beforehand, or depend on what the attacker sees alone; that is an assumption,
             which training of several agents breaks, and captions say so. Then nothing but what
