@@ -110,11 +110,25 @@ def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection
         why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons[:-1]] + reasons[-1:]
     # The paper's rule may state less than what holds.
-    epsilon = max(of.epsilon, of.exact_epsilon)
+    epsilon, given = max(of.epsilon, of.exact_epsilon), _assumed(of)
     return Protection(
-        Party(party, epsilon if protected else None, of.delta, why)
+        Party(party, epsilon, of.delta, why + given)
+        if protected
+        else Party(party, None, of.delta, why)
         for party, protected, why in reasons
     )
+
+
+def _assumed(of: "Guarantee") -> str:
+    """What every promise of a guarantee counts on, beside who knows which secret."""
+    said = ""
+    if of.gradients == "view":
+        said += ", for gradients that do not depend on what it cannot see"
+    if of.sealed:
+        said += f", with at most {of.dropouts:,} missing from a sum and {of.colluders:,} colluding"
+    if of.gradient_gap is not None:
+        said += f"; the gradient gap {of.gradient_gap:g} is ASSUMED"
+    return said
 
 
 def covers(of: "Guarantee", attacker: str) -> bool:

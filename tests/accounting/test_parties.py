@@ -76,6 +76,25 @@ def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
     assert rows["an outsider"].epsilon is None and rows[parties.ANOTHER].epsilon is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"attacker": "node", "gradients": "view"}, "gradients that do not depend on what it"),
+        (
+            {"sealed": True, "dropouts": 3, "colluders": 2},
+            "at most 3 missing from a sum and 2 coll",
+        ),
+        (
+            {"gradient_gap": 2.0, "clip_norm": np.inf, "relation": "replace_agent"},
+            "the gradient gap 2 is ASSUMED",
+        ),
+    ],
+)
+def test_promises_say_what_they_count_on(changes, text):
+    for row in make(**changes).protection():
+        assert (text in row.why) == (row.epsilon is not None)
+
+
 def test_noise_that_a_run_lost_protects_from_nobody():
     one = make(relation="replace_agent", lost_noise=(7, 0.5))
     assert {row.epsilon for row in one.protection()} == {None}
