@@ -1,23 +1,32 @@
-"""Archives read with a reason where they cannot be; files written whole, and locked."""
+"""Files read with a reason where they cannot be, written whole or not at all, and locked."""
 
+import bz2
 import contextlib
 import errno
 import fcntl
+import gzip
+import io
+import lzma
 import os
 import secrets
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["Lock", "archive", "create", "npz", "replace", "writing"]
+__all__ = ["Lock", "archive", "create", "npz", "reading", "replace", "text", "writing"]
 
 Content = bytes | Callable[[BinaryIO], None]
 
+_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_MOST, _RATIO = 2**28, 200
+"""Bytes that any file may unpack to, and how many times its size beyond that: data sets unpack to
+at most 60 times, a file made to fill a memory to 1,000 times."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -55,6 +64,7 @@ def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     try:
         # Opened here, since np.load leaves its own handle open when the archive is damaged.
         with open(path, "rb") as raw:
+            _check_archive(raw)
             file = np.load(raw, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise ValueError("it is a bare array, not an archive")
@@ -63,10 +73,92 @@ def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct, tokenize: damage takes every shape
-        raise ValueError(" ".join(str(error).split())[:200] or type(error).__name__) from None
+        raise ValueError(_brief(error)) from None
     if not all(isinstance(array, np.ndarray) for array in held.values()):
         raise ValueError("it holds entries that are no arrays")
     return held
+
+
+def _check_archive(raw: BinaryIO) -> None:
+    """Refuse an archive by the sizes in its directory, of which reading gives no byte more."""
+    if zipfile.is_zipfile(raw):
+        with zipfile.ZipFile(raw) as file:
+            unpacked = sum(entry.file_size for entry in file.infolist())
+        _check_unpacked(unpacked, os.fstat(raw.fileno()).st_size, "save it with numpy.savez")
+    raw.seek(0)
+
+
+def _check_unpacked(unpacked: int, size: int, remedy: str) -> None:
+    most = max(_MOST, _RATIO * size)
+    if unpacked > most:
+        raise ValueError(
+            f"its {size:,} bytes unpack to more than {most:,}; if that is meant, {remedy}"
+        )
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes of a compressed file, as far as they are in proportion to its size."""
+
+    def __init__(self, path: Path):
+        self._file: Any = _OPEN[path.suffix](path, "rb")
+        self._size, self._done = os.path.getsize(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)
+        self._done += count
+        _check_unpacked(self._done, self._size, "unpack it first")
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def text(path: str | os.PathLike[str], *, newline: str | None = None) -> TextIO:
+    """Open a text file in UTF-8; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way.
+
+    A compressed file that unpacks to more than 200 times its size, and to more than 256 MiB, is
+    refused where it does, as a ValueError. What is read is best read inside of `reading`.
+
+    Args:
+        path: The file.
+        newline: As of `open`.
+    """
+    path = Path(path)
+    if path.suffix not in _OPEN:
+        return open(path, encoding="utf8", newline=newline)
+    return io.TextIOWrapper(io.BufferedReader(_Unpacked(path)), encoding="utf8", newline=newline)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
+    """Name the file when what reads it fails, whatever it raises: damage takes every shape.
+
+    Args:
+        path: The file.
+        remedy: What to do about a damaged one.
+
+    Raises:
+        FileNotFoundError: If the block does.
+        ValueError: For any other exception of the block; one that names the file stays as it is.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and os.fspath(path) in str(error):
+            raise
+        raise ValueError(f"{os.fspath(path)} cannot be read ({_brief(error)}); {remedy}") from None
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong, in one line."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return " ".join(reason.split())[:200] or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -224,7 +316,8 @@ def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
         raise NotADirectoryError(
             errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)
         ) from None
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    # Cut, so that the longest name that a file may have leaves room for what is added.
+    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
         handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         with os.fdopen(handle, "wb") as file:

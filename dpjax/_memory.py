@@ -20,7 +20,9 @@ def limit() -> int:
     return available
 
 
-def check(name: str, value: object, what: str, *shape: int, item: int = 8) -> None:
+def check(
+    name: str, value: object, what: str, *shape: int, item: int = 8, most: int | None = None
+) -> None:
     """Refuse an array that this machine cannot hold, before it is allocated.
 
     Args:
@@ -29,11 +31,12 @@ def check(name: str, value: object, what: str, *shape: int, item: int = 8) -> No
         what: The array, as in "a strategy [T, T]".
         shape: Its shape; several arrays at once by a leading number.
         item: Bytes an entry.
+        most: Bytes that there are; None is `limit`.
 
     Raises:
         ValueError: With the bytes that it takes and those that there are.
     """
-    size, most = math.prod(map(int, shape)) * item, limit()
+    size, most = math.prod(map(int, shape)) * item, limit() if most is None else most
     if size > most:
         raise ValueError(
             f"{name} is {value!r}, for which {what} takes {_size_text(size)}; this machine has "

@@ -24,6 +24,7 @@ __all__ = [
     "spread",
     "square",
     "stochastic",
+    "unmasked",
 ]
 
 
@@ -125,8 +126,23 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
     return str(value)
 
 
+def unmasked(name: str, value: Any) -> Any:
+    """Return ``value``, unless it is a masked array, or a list of them, with masked entries.
+
+    Converted to a plain array, these would be what they were before somebody masked them.
+    """
+    several = isinstance(value, list | tuple)
+    if any(np.ma.is_masked(part) for part in (value if several else (value,))):
+        raise ValueError(
+            f"{name} is a masked array with masked entries, whose values would be used; leave "
+            "those records out, or fill the entries: x.filled(0.0)"
+        )
+    return value
+
+
 def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
+    unmasked(name, value)
     try:
         raw = np.asarray(value)
         if raw.dtype.kind not in "fiub" and raw.dtype.name not in ("bfloat16", "object"):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -326,6 +327,26 @@ def test_data_lists_what_is_here(capsys: Capture, elsewhere: Path) -> None:
     assert capsys.readouterr().out.strip() == str(elsewhere / "cache")
 
 
+def test_data_that_is_not_whole_is_not_here(
+    capsys: Capture, elsewhere: Path, real_data: Callable[[str], Path]
+) -> None:
+    """Other records, a cut file, an unpacked archive, and an edge list of another network."""
+    folder = elsewhere / "cache"
+    canonical.write(folder / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    canonical.read(folder / "a9a.npz")  # As a user's own file: whole, and noted so.
+    (folder / "mnist.npz").write_bytes(b"PK")
+    (folder / "housing.npz").mkdir()
+    (folder / "facebook_ego.edgelist").write_text("a b\n")
+    shutil.copy(real_data("w8a"), folder)
+    for _ in range(2):
+        assert cli.main(["data", "list"]) == 0
+        text = capsys.readouterr().out
+        for name in ("a9a", "mnist", "housing", "facebook_ego"):
+            assert re.search(rf"^  {name} +BAD ", text, re.MULTILINE), text
+        assert re.search(r"w8a +here, ", text) and "`dpjax data check` says what" in text
+    refused(["data", "fetch", "facebook_ego"], capsys, "the ego network has 148 and 1692")
+
+
 def test_data_check_finds_the_bad_file(capsys: Capture, elsewhere: Path) -> None:
     assert cli.main(["data", "check"]) == 0
     canonical.write(elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
@@ -336,7 +357,7 @@ def test_data_check_finds_the_bad_file(capsys: Capture, elsewhere: Path) -> None
     assert cli.main(["data", "check"]) == 1
     text = capsys.readouterr().out
     assert "a9a: BAD: " in text and "other train records" in text
-    assert "w8a: BAD: " in text and "unreadable" in text and "3 files, 2 bad" in text
+    assert "w8a: BAD: " in text and "cannot be read" in text and "3 files, 2 bad" in text
 
 
 def test_data_fetch(

@@ -6,9 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from dpjax.data import cache, canonical, networks
+from dpjax.data import cache, canonical, load, networks, texts
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
+from dpjax.models import tokenizer, weights
 from dpjax.results import records, sheets
 from dpjax.topology import graphs, mixing
 
@@ -16,6 +17,10 @@ W = mixing.metropolis_hastings(graphs.ring(4))
 MADE = design.make("independent", W, 0.3)
 ROWS = [{"loss": 1.0}]
 DATA = {"x": np.ones((4, 2)), "y": np.arange(4)}
+
+
+class Letters:
+    encode = None
 
 
 def figure(path):
@@ -59,6 +64,41 @@ def test_a_folder_that_is_a_file(tmp_path, name):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ValueError, match=r"path is .*(cannot be written|exists)"):
         WRITERS[name](tmp_path / "file" / name)
+
+
+READERS = {
+    "graph": graphs.parse,
+    "edge list": graphs.from_edgelist,
+    "records": records.read,
+    "data": load.from_file,
+    "archive": lambda name: load.from_file(f"{name}.npz"),
+    "cache": lambda name: load.load("a9a", cache=name, download=False),
+    "name": load.load,
+    "download": lambda name: load.load("housing", cache=name),
+    "network": networks.fetch,
+    "design": design.Design.load,
+    "task": lambda name: texts.read("sst2", Letters, 4, folder=name, download=False),
+    "made task": lambda name: texts.read("sst2", Letters, 4, folder=name),
+    "tokenizer": tokenizer.load,
+    "weights": weights.read,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_name_that_no_file_can_have(name, tmp_path, monkeypatch):
+    """300 characters: systems take 255 bytes at most."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"n{300}.*; "):
+        READERS[name]("n" * 300)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_longest_name_can_be_written_and_no_longer_one(name, tmp_path):
+    long = tmp_path / f"{'n' * (255 - len(name))}{name}"
+    WRITERS[name](long)
+    assert long.stat().st_size
+    with pytest.raises(ValueError, match="path is .*cannot be written .File name too long"):
+        WRITERS[name](tmp_path / f"{'n' * 300}{name}")
 
 
 def test_a_download_onto_a_full_disk(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What `dpjax account` and `dpjax design --trust pndp` print, record and draw."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def _draw(
 def check_place(out: Path) -> None:
     """Refuse a record file whose figure would replace another one."""
     for ending in (".svg", ".png"):
-        if out.with_suffix(ending).exists():
+        if os.path.exists(out.with_suffix(ending)):
             raise ValueError(
                 f"out is {str(out)!r}, whose figure {out.with_suffix(ending).name!r} exists; name "
                 "another file or delete it"

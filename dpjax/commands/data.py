@@ -1,28 +1,59 @@
 """The bodies of `dpjax data`: list, fetch, path and check; each returns an exit status."""
 
+import os
+from pathlib import Path
+
 from dpjax.data import cache, canonical, catalog, load, networks
+from dpjax.topology import graphs
 
 __all__: list[str] = []
 
+_BAD = "BAD"
+
 
 def everything() -> int:
-    """List the data sets, which are in the cache, and where the others come from."""
+    """List the data sets, which are whole in the cache, and where the others come from."""
     root = cache.folder()
     own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    print(f"cache: {root}" + ("" if root.is_dir() else " (does not exist yet)"))
+    bad = False
+    print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
     for name in [*catalog.SETS, *own]:
         known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
         path = root / f"{name}.npz"
         if known.bundled:
             state = "with scikit-learn"
-        elif path.exists():
-            state = f"here, {path.stat().st_size / 1e6:.1f} MB"
+        elif os.path.lexists(path):
+            state = _state(path, known)
+            bad = bad or state == _BAD
         else:
             state = "can be fetched" if known.obtainable else "to be put there"
         print(f"  {name:<15}{state:<18}{known.source}")
-    ego = "here" if (root / f"{networks.NAME}.edgelist").exists() else "can be fetched"
+    ego = "can be fetched"
+    if os.path.lexists(root / f"{networks.NAME}.edgelist"):
+        ego = "here" if _is_ego(root) else _BAD
     print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
+    if bad:
+        print("`dpjax data check` says what is wrong with a bad file")
     return 0
+
+
+def _state(path: Path, known: catalog.Known) -> str:
+    """Whether a file is here and whole; one that was read before and has not changed is."""
+    if not canonical.known(path, known.sha256):
+        try:
+            canonical.read(path, known.sha256, in_any_order=known.in_any_order)
+        except (ValueError, OSError):
+            return _BAD
+    return f"here, {path.stat().st_size / 1e6:.1f} MB"
+
+
+def _is_ego(root: Path) -> bool:
+    """Whether the ego network's file holds that network."""
+    try:
+        graphs.facebook_ego(root / f"{networks.NAME}.edgelist")
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def fetch(name: str) -> int:
@@ -32,13 +63,15 @@ def fetch(name: str) -> int:
         name: The data set.
     """
     if name == networks.NAME:
-        print(networks.fetch())
+        path = networks.fetch()
+        graphs.facebook_ego(path)
+        print(path)
         return 0
     data = load.load(name)
     where = cache.folder() / f"{name}.npz"
     tests = 0 if data.x_test is None else len(data.x_test)
     print(f"{name}: {len(data.x_train)} train and {tests} test records, sha256 {data.sha256}")
-    print(where if where.exists() else "with scikit-learn: no file is needed")
+    print(where if os.path.exists(where) else "with scikit-learn: no file is needed")
     return 0
 
 
@@ -59,7 +92,7 @@ def check() -> int:
                 path, known.sha256, "delete it and put or fetch a whole one",
                 in_any_order=known.in_any_order, again=True,
             )  # fmt: skip
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             bad += 1
             print(f"{path.stem}: BAD: {error}")
         else:

@@ -1,5 +1,6 @@
 """What commands share: the network that is named, the file to write, what relations hide."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,16 @@ def free(out: Path | None, default: str) -> Path:
         ValueError: For a folder, an existing file, or a folder that does not exist.
     """
     if out is not None:
-        if not out.name or out.is_dir():
+        if not out.name or os.path.isdir(out):
             raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
         out = out if out.suffix else out.with_suffix(Path(default).suffix)
-        if out.exists():
+        if os.path.exists(out):
             raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
-        if not out.parent.exists():
+        if not os.path.exists(out.parent):
             raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
         return out
     path, number = Path(default), 1
-    while path.exists():
+    while os.path.exists(path):
         number += 1
         path = Path(default).with_stem(f"{Path(default).stem}-{number}")
     return path

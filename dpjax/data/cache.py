@@ -5,21 +5,26 @@ import fcntl
 import hashlib
 import http.client
 import os
+import queue
 import re
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dpjax import _files
 
 __all__ = ["folder"]
 
 _CHUNK = 1 << 16
+_HEADERS = {"User-Agent": "dpjax"}
 _TRIES = 3
 _PAUSE = 0.5  # seconds, times the number of tries
+_ANSWER = 8.0  # seconds until a server must have answered
 
 
 def folder() -> Path:
@@ -52,7 +57,7 @@ def beside(path: Path) -> Iterator[Path]:
     Raises:
         ValueError: Where the system refuses to write.
     """
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem[:50]}.{os.getpid()}.tmp{path.suffix}")
     with _files.writing("path", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -86,13 +91,13 @@ def fetch(
     """Download a file; an interrupted download carries on where it stopped.
 
     Bytes go to ``path`` with ``.part`` appended, which a later call continues by a Range request,
-    and are renamed when all have come.
+    and are renamed when all have come. What is fetched, and where from, is said on standard error.
 
     Args:
         url: Where from, http or https; or several addresses of the same bytes, tried in turn.
         path: Where to; a file that is there already is returned as it is.
         sha256: Of the bytes, in hexadecimal; None where the caller checks what they decode to.
-        timeout: Seconds of silence after which a try is given up.
+        timeout: Seconds of silence after which a try is given up; 8 until the first answer.
         progress: Show a progress bar; None is when standard error is a terminal.
 
     Returns:
@@ -103,7 +108,7 @@ def fetch(
         ConnectionError: If there is no network, or no server sends the file.
     """
     path = Path(path)
-    if path.exists():
+    if os.path.exists(path):
         return path
     with _files.writing("path", path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +121,7 @@ def fetch(
             break
         reasons.append(f"{address} {reason}")
     else:
-        kept = f"; {part} holds what came" if part.exists() else ""
+        kept = f"; {part} holds what came" if os.path.exists(part) else ""
         raise ConnectionError(", ".join(reasons) + kept)
     if sha256 is not None:
         with part.open("rb") as file:
@@ -131,9 +136,59 @@ def fetch(
     return path
 
 
+def reach(url: str, path: Path) -> None:
+    """Say that a file is fetched, and find out whether its server answers.
+
+    Before a library fetches it, which may try for minutes where there is no network.
+
+    Args:
+        url: An address of the server, http or https.
+        path: What will be made of it.
+
+    Raises:
+        ConnectionError: If nothing answers within 8 s.
+    """
+    _say(url, path)
+    try:
+        _opened(urllib.request.Request(url, method="HEAD", headers=_HEADERS), _ANSWER).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # It answers, whatever it thinks of the address.
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(f"{url} {_unreachable(error)}") from None
+
+
+def _say(url: str, path: Path) -> None:
+    print(f"fetching {path.name} from {url}", file=sys.stderr, flush=True)
+
+
+def _unreachable(error: Exception) -> str:
+    return f"cannot be reached ({getattr(error, 'reason', None) or error})"
+
+
+def _opened(request: urllib.request.Request, seconds: float, timeout: float | None = None) -> Any:
+    """A server's answer, given up after so many seconds: resolvers wait as long as they like."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(request, timeout=timeout or 2 * seconds))
+        except BaseException as error:  # The caller's to raise.
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise urllib.error.URLError(f"no answer within {seconds:g} s") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
 def _download(url: str, part: Path, timeout: float, show: bool) -> str | None:
     """Complete ``part`` from one address; None, or why that failed."""
     reason = ""
+    _say(url, part.with_name(part.name.removesuffix(".part")))
     for attempt in range(_TRIES):
         time.sleep(_PAUSE * attempt)
         try:
@@ -143,13 +198,13 @@ def _download(url: str, part: Path, timeout: float, show: bool) -> str | None:
         except urllib.error.HTTPError as error:
             error.close()
             reason = f"answers {error.code} {error.reason}"
-            if error.code == 416 and part.exists():
+            if error.code == 416 and os.path.exists(part):
                 # What is there is no beginning of the server's file: start again.
                 part.unlink()
             elif error.code < 500:
                 return reason
         except (OSError, http.client.HTTPException) as error:
-            reason = f"cannot be reached ({getattr(error, 'reason', None) or error})"
+            reason = _unreachable(error)
             if _hopeless(error):
                 return reason
     return reason
@@ -162,12 +217,12 @@ def _hopeless(error: Exception) -> bool:
 
 def _receive(url: str, part: Path, timeout: float, show: bool) -> bool:
     """Append what is missing to ``part``; whether the file is complete."""
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "dpjax"})
+    have = part.stat().st_size if os.path.exists(part) else 0
+    request = urllib.request.Request(url, headers=_HEADERS)
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        reply = urllib.request.urlopen(request, timeout=timeout)
+        reply = _opened(request, min(timeout, _ANSWER), timeout)
     except urllib.error.HTTPError as error:
         whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
         if error.code == 416 and whole and int(whole[1]) == have:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpjax import _files
+from dpjax import _files, _validate
 from dpjax.data import cache, libsvm
 
 __all__: list[str] = []
@@ -96,9 +96,7 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     for part in _PARTS:
         if f"x_{part}" not in held:
             continue
-        x, y = np.asarray(held[f"x_{part}"]), np.asarray(held[f"y_{part}"])
-        for name, array in ((f"x_{part}", x), (f"y_{part}", y)):
-            _fit(path, name, array)
+        x, y = (_fit(path, name, held[name]) for name in (f"x_{part}", f"y_{part}"))
         if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
             raise ValueError(
                 f"{path} holds x_{part} of shape {x.shape} and y_{part} of shape {y.shape}; give "
@@ -113,7 +111,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     return checked
 
 
-def _fit(path: str | os.PathLike[str], name: str, array: np.ndarray) -> None:
+def _fit(path: str | os.PathLike[str], name: str, given: np.ndarray) -> np.ndarray:
+    array = np.asarray(_validate.unmasked(f"{name} of {path}", given))
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {name} of type {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -121,6 +120,7 @@ def _fit(path: str | os.PathLike[str], name: str, array: np.ndarray) -> None:
         raise ValueError(
             f"{path} holds NaN or infinity in {name}, record {row}; remove or fill such records"
         )
+    return array
 
 
 def read(
@@ -149,11 +149,8 @@ def read(
         ValueError: For a file that is truncated, has missing or unfit arrays, or other records.
     """
     path = Path(path)
-    try:
-        stored = _files.archive(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is unreadable ({error}); {remedy}") from None
-    arrays = check(path, stored)
+    with _files.reading(path, remedy):
+        arrays = check(path, _files.archive(path))
     digests = None if again else _remembered(path)
     if digests is None:
         digests = _digests(arrays)
@@ -166,6 +163,20 @@ def read(
             )
     _remember(path, digests)
     return arrays, _joined(digests)
+
+
+def known(path: Path, expected: tuple[str | None, str | None]) -> bool:
+    """Whether the note beside a file says that it has been read and holds these records.
+
+    Args:
+        path: The npz file.
+        expected: Known digests of train and test records; None is not compared.
+    """
+    digests = _remembered(path)
+    if digests is None:
+        return False
+    pairs = zip(expected, [*digests, None], strict=False)
+    return all(want in (None, have) for want, have in pairs)
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:

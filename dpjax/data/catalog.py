@@ -23,6 +23,7 @@ class Known(NamedTuple):
         bundled: Comes with scikit-learn: no file is needed.
         fetched: scikit-learn fetches it when the cache lacks it.
         builder: What tensorflow-datasets calls it, which makes it when the cache lacks it.
+        host: The server that a library fetches it from; None is not asked before.
         in_any_order: As ``sha256``, of the records in whatever order (`canonical.unordered`); a
             builder's is its own.
     """
@@ -35,6 +36,7 @@ class Known(NamedTuple):
     fetched: bool = False
     builder: str | None = None
     in_any_order: tuple[str | None, str | None] = (None, None)
+    host: str | None = None
 
     @property
     def obtainable(self) -> bool:
@@ -73,15 +75,19 @@ SETS = {
             "54e1ab866c9484947dd4821c52bb7a43938f555d6b046be6af55247f8e6ffc64",
             "97b756d55950f1841ebd48df7379b9b2fc87a10d63e08d6213dad41d564e8508",
         ),
+        host="https://storage.googleapis.com",
     ),
     "fashion_mnist": Known(
-        "Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1", builder="fashion_mnist"
+        "Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1",
+        builder="fashion_mnist",
+        host="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     ),
     "cifar10": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 10 classes",
         ("f912919bdea371136f1aa4feed6beeca728015a5f08b1899a29c932a7e30be2b", None),
         builder="cifar10",
         in_any_order=("6a3b2c04d0a79ce272dcdacaf0bc440275db5a8cbe3717521a28fada2ea0d2ed", None),
+        host="https://www.cs.toronto.edu",
     ),
     "cifar10_small": Known("the first 5,000 train and 1,000 test images of CIFAR-10"),
     "cifar100": Known(
@@ -89,12 +95,14 @@ SETS = {
         ("14886c20287690f03728355958fe0858f491f72573360ceb2c75e0feff0833ba", None),
         builder="cifar100",
         in_any_order=("640c97a4012a8aebfcaf57fd82a33dd43b37d2e397a02cb9b0a3d89e6d6d936d", None),
+        host="https://www.cs.toronto.edu",
     ),
     "housing": Known(
         "StatLib California housing, Pace and Barry 1997, as scikit-learn derives its 8 features "
         "and the median value in 100,000 dollars; not split",
         ("edfb1cd7732d73f174f7adf9582e172a2788d522cc7f6ec0cf82121ea7011f01", None),
         fetched=True,
+        host="https://ndownloader.figshare.com",
     ),
 }
 """Data sets by name."""

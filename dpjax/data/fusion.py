@@ -118,7 +118,7 @@ def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
         Data and minimiser.
 
     Raises:
-        ValueError: For costs whose sum has no unique minimiser.
+        ValueError: For masked entries, and for costs whose sum has no unique minimiser.
 
     Example:
         >>> import numpy as np
@@ -126,6 +126,8 @@ def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
         >>> fusion.of(np.ones((2, 1, 1)), np.array([[1.0], [3.0]]), 0.0, [2.0]).minimiser
         array([2.])
     """
+    for name, array in (("matrices", matrices), ("values", values)):
+        _validate.unmasked(name, array)
     hessians = 2 * (np.swapaxes(matrices, 1, 2) @ matrices + omega * np.eye(matrices.shape[2]))
     linear = 2 * np.einsum("nmp,nm->np", matrices, values)
     total = hessians.sum(axis=0)

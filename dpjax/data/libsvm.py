@@ -1,23 +1,17 @@
 """LIBSVM's text format: a label, then ``index:value`` pairs, a line for each record."""
 
-import bz2
-import gzip
-import lzma
 import math
 import os
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _files, _validate
 
 __all__: list[str] = []
 
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _LARGEST = 2**31  # entries of a dense array, 8 GiB
 
 
@@ -39,16 +33,8 @@ def read(
             index above ``features``; for a file without records, or too large when dense.
     """
     path = Path(path)
-    opener = _OPEN.get(path.suffix, open)
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            targets, counts, columns, values = _parse(path, lines)
-    except FileNotFoundError:
-        raise
-    except (UnicodeDecodeError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(
-            f"path is {str(path)!r}, which is damaged or no text ({error}); give a LIBSVM file"
-        ) from None
+    with _files.reading(path, "give a whole LIBSVM file"), _files.text(path) as lines:
+        targets, counts, columns, values = _parse(path, lines)
     if not targets:
         raise ValueError(f"path is {str(path)!r}, which holds no record; give a LIBSVM file")
     seen = max(columns, default=0)

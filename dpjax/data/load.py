@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpjax import _files
 from dpjax.data import builders, bundled, canonical, catalog, libsvm
 from dpjax.data import cache as cache_
 
@@ -63,14 +64,14 @@ def load(
     if known is not None and known.bundled:
         return _dataset(name, bundled.read(name), known.source)
     path = root / f"{name}.npz"
-    if os.sep in name or (known is None and not path.exists()):
+    if os.sep in name or (known is None and not os.path.exists(path)):
         there = sorted(file.stem for file in root.glob("*.npz") if file.stem not in catalog.SETS)
         raise ValueError(
             f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or read your "
             "own file with data.load.from_file"
         )
     known = known or catalog.Known(f"the file {path}")
-    if not path.exists():
+    if not os.path.exists(path):
         _obtain(name, known, path, download)
     again = "fetch it again" if known.obtainable else "put a whole one there"
     arrays, sha256 = canonical.read(
@@ -99,18 +100,19 @@ def from_file(
         ValueError: Naming the file, what is wrong with it and what to change.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"path is {str(path)!r}, which is no file; give an npz, csv or LIBSVM one")
-    if path.suffix == ".npz":
-        arrays, sha256 = canonical.read(path)
-        return _dataset(path.stem, arrays, str(path), sha256)
-    if path.suffix in (".csv", ".tsv"):
-        from dpjax.data import table
+    with _files.reading(path, "correct the file"):
+        if path.suffix == ".npz":
+            arrays, sha256 = canonical.read(path)
+            return _dataset(path.stem, arrays, str(path), sha256)
+        if path.suffix in (".csv", ".tsv"):
+            from dpjax.data import table
 
-        x, y = table.read(path, label)
-    else:
-        x, y = libsvm.read(path, features)
-    return _dataset(path.stem, canonical.check(path, {"x": x, "y": y}), str(path))
+            x, y = table.read(path, label)
+        else:
+            x, y = libsvm.read(path, features)
+        return _dataset(path.stem, canonical.check(path, {"x": x, "y": y}), str(path))
 
 
 def _folder(named: str | os.PathLike[str] | None) -> Path:
@@ -129,10 +131,10 @@ def _dataset(
 def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:
     """Make the file ``path`` of a data set from LIBSVM's files, fetched or put there by hand."""
     if known.fetched:
-        _fetch_housing(path, download)
+        _fetch_housing(known.host, path, download)
         return
     if known.builder is not None:
-        _build(known.builder, path, download)
+        _build(known.builder, known.host, path, download)
         return
     if not known.urls:
         raise ValueError(
@@ -145,12 +147,12 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         f"{' and '.join(raw.name for raw in raws)}, or {path.name} from another cache, into "
         f"{path.parent}"
     )
-    if not download and not all(raw.exists() for raw in raws):
+    if not download and not all(os.path.exists(raw) for raw in raws):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
     with cache_.locked(path):
-        if path.exists():  # Another process was faster.
+        if os.path.exists(path):  # Another process was faster.
             return
-        fetched = [raw for raw in raws if not raw.exists()]
+        fetched = [raw for raw in raws if not os.path.exists(raw)]
         try:
             for urls, raw in zip(known.urls, raws, strict=True):
                 cache_.fetch(urls, raw)
@@ -176,7 +178,7 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
             raw.unlink()
 
 
-def _build(name: str, path: Path, download: bool) -> None:
+def _build(name: str, host: str | None, path: Path, download: bool) -> None:
     """Make the file ``path`` of images by a builder of tensorflow-datasets."""
 
     def read(folder: str) -> canonical.Arrays:
@@ -185,10 +187,10 @@ def _build(name: str, path: Path, download: bool) -> None:
         return dict(zip(names, (*train, *test), strict=True))
 
     remedy = ", or install tensorflow where it needs that"
-    _through("tensorflow-datasets cannot make it", read, path, download, remedy)
+    _through("tensorflow-datasets cannot make it", read, host, path, download, remedy)
 
 
-def _fetch_housing(path: Path, download: bool) -> None:
+def _fetch_housing(host: str | None, path: Path, download: bool) -> None:
     """Make the file ``path`` of California housing through scikit-learn."""
 
     def read(folder: str) -> canonical.Arrays:
@@ -197,12 +199,13 @@ def _fetch_housing(path: Path, download: bool) -> None:
         x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
         return {"x": x, "y": y}
 
-    _through("scikit-learn cannot fetch it", read, path, download)
+    _through("scikit-learn cannot fetch it", read, host, path, download)
 
 
 def _through(
     failure: str,
     read: Callable[[str], canonical.Arrays],
+    host: str | None,
     path: Path,
     download: bool,
     remedy: str = "",
@@ -212,10 +215,12 @@ def _through(
     if not download:
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
     with cache_.locked(path):
-        if path.exists():  # Another process was faster.
+        if os.path.exists(path):  # Another process was faster.
             return
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             try:
+                if host is not None:
+                    cache_.reach(host, path)
                 arrays = read(folder)
             except OSError as error:
                 raise ValueError(

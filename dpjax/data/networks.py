@@ -35,10 +35,10 @@ def fetch(folder: str | os.PathLike[str] | None = None, *, url: str = _URL) -> P
     """
     root = cache.folder() if folder is None else Path(folder).expanduser()
     path = root / f"{NAME}.edgelist"
-    if path.exists():
+    if os.path.exists(path):
         return path
     with cache.locked(path):
-        if path.exists():
+        if os.path.exists(path):
             return path
         raw = path.with_name("414.edges")
         try:

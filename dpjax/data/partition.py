@@ -156,7 +156,7 @@ def dirichlet(
         >>> int(shards.counts.sum())
         100
     """
-    labels = np.asarray(labels)
+    labels = np.asarray(_validate.unmasked("labels", labels))
     total, n, minimum = _enough(len(labels), n, minimum)
     alpha = _validate.positive("alpha", alpha)
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))

@@ -35,6 +35,8 @@ def split(
         (6, 2)
     """
     fraction = _validate.probability("fraction", fraction)
+    for name, array in (("x", x), ("y", y)):
+        _validate.unmasked(name, array)
     if len(x) != len(y):
         raise ValueError(f"x has {len(x)} rows and y {len(y)}; give one label a row")
     held = round(fraction * len(x))

@@ -5,7 +5,6 @@ A task is a folder of tab-separated files, as GLUE distributes them, plain or co
 """
 
 import csv
-import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Int
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.data import builders, cache, canonical
 from dpjax.data.load import Dataset
 
@@ -46,6 +45,7 @@ TASKS = {
 """Tasks of GLUE with classes and named columns."""
 
 _BUILDER = "glue/sst2"
+_HOST = "https://dl.fbaipublicfiles.com"
 
 
 class _Encoder(Protocol):
@@ -115,7 +115,7 @@ def _order(label: str) -> tuple[float, str]:
 
 def _file(folder: Path, name: str) -> Path | None:
     for path in (folder / f"{name}.tsv", folder / f"{name}.tsv.gz"):
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     return None
 
@@ -128,30 +128,26 @@ def _records(folder: Path, name: str, columns: Columns) -> tuple[list[list[str]]
             f"{folder} holds no {name}.tsv; put the task's files there, as GLUE distributes them, "
             "plain or as .tsv.gz"
         )
-    opened = gzip.open if path.suffix == ".gz" else open
     wanted = [*columns.texts, columns.label]
     found: list[list[str]] = [[] for _ in wanted]
-    try:
-        with opened(path, "rt", encoding="utf8", newline="") as file:
-            lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = next(lines, [])
-            missing = [each for each in wanted if each not in header]
-            if missing:
+    with _files.reading(path, "give a whole file"), _files.text(path, newline="") as file:
+        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        header = next(lines, [])
+        missing = [each for each in wanted if each not in header]
+        if missing:
+            raise ValueError(
+                f"{path} names no column {missing[0]!r} in its first line; give the file of "
+                f"this task, with {', '.join(wanted)}"
+            )
+        places = [header.index(each) for each in wanted]
+        for number, line in enumerate(lines, start=2):
+            if len(line) != len(header) or not line[places[-1]].strip():
                 raise ValueError(
-                    f"{path} names no column {missing[0]!r} in its first line; give the file of "
-                    f"this task, with {', '.join(wanted)}"
+                    f"{path}, line {number}, has {len(line)} of {len(header)} columns or no "
+                    "label; give a whole file with labels"
                 )
-            places = [header.index(each) for each in wanted]
-            for number, line in enumerate(lines, start=2):
-                if len(line) != len(header) or not line[places[-1]].strip():
-                    raise ValueError(
-                        f"{path}, line {number}, has {len(line)} of {len(header)} columns or no "
-                        "label; give a whole file with labels"
-                    )
-                for column, place in zip(found, places, strict=True):
-                    column.append(line[place].strip())
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read ({error}); give a whole file") from None
+            for column, place in zip(found, places, strict=True):
+                column.append(line[place].strip())
     if not found[0]:
         raise ValueError(f"{path} holds no record; give a whole file")
     return found[:-1], found[-1]
@@ -159,13 +155,13 @@ def _records(folder: Path, name: str, columns: Columns) -> tuple[list[list[str]]
 
 def _obtain(folder: Path) -> None:
     """Make the files of SST-2 through tensorflow-datasets."""
-    folder.mkdir(parents=True, exist_ok=True)
     with cache.locked(folder / "train.tsv"):
         if _file(folder, "train") is not None:  # Another process was faster.
             return
         names = {"dev": "validation", "train": "train"}
         fields = ("sentence", "label")
         try:
+            cache.reach(_HOST, folder / "train.tsv")
             parts = builders.read(_BUILDER, folder / "tfds", fields, tuple(names.values()))
         except OSError as error:
             raise ValueError(

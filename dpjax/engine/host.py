@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._compiled import compiled
 from dpjax.engine import arguments, metrics, parts, placing, slots
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
@@ -207,7 +208,7 @@ def _merged(of_counter: Any, of_other: Any, counters: Any, secret: Any) -> Any:
     )
 
 
-@parts.compiled()
+@compiled()
 def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     """What goes out of a round, and the sums of metrics with the round's."""
     *inputs, sums = given
@@ -221,7 +222,7 @@ def _outgoing(statics: parts.Statics, *given: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[0, 0], sent), metrics.joined(sums, reported)
 
 
-@parts.compiled()
+@compiled()
 def _incoming(statics: parts.Statics, *given: Any) -> State:
     """The state after what was received, stacked again."""
     *inputs, sent, received = given
@@ -236,7 +237,7 @@ def _incoming(statics: parts.Statics, *given: Any) -> State:
     return State(new.models, new.memory, secret, new.round[0, 0])
 
 
-@parts.compiled(static=2)
+@compiled(static=2)
 def _measured(statics: parts.Statics, length: int, data: Any, state: State, sums: Any) -> Any:
     """Metrics after a block of so many rounds, [1, S, V]."""
     taken = metrics.measured(statics, data, state, sums, length)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax import _memory
 from dpjax.engine import arguments, identity, keys, metrics, parts, placing, program, sharding
 from dpjax.plans import dependence, forecasts, registry, releases
 from dpjax.plans.plan import Plan, Statics
@@ -30,6 +31,7 @@ class Job:
         models: Initial models of one agent, leaves [S, ...].
         mesh: Over which the agents are spread; None is one device.
         apart: Every agent's own initial model, leaves [S, n, ...]; None where all start alike.
+        names: Of the metrics that the program returns.
     """
 
     statics: parts.Statics
@@ -39,6 +41,7 @@ class Job:
     models: Any
     mesh: Any
     apart: Any = None
+    names: tuple[str, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -114,10 +117,12 @@ class Job:
 
     def reporting(self) -> "Job":
         """The same job, whose program reports what the query and the method measure."""
-        names = metrics.reports(
-            self.statics, self.arrays, self.data, self._agents_models(), self.batch_keys[0]
-        )
-        return dataclasses.replace(self, statics=self.statics._replace(reports=tuple(names)))
+        models, key = self._agents_models(), self.batch_keys[0]
+        found = metrics.reports(self.statics, self.arrays, self.data, models, key)
+        statics = self.statics._replace(reports=tuple(found))
+        state = program.template(statics, self.arrays, models, key)
+        names = metrics.every(statics, self.data, state)
+        return dataclasses.replace(self, statics=statics, names=tuple(names))
 
     def start(self, values: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...].
@@ -194,11 +199,13 @@ def prepared(
     """
     task, mesh = problems[0], sharding.agent_mesh(together.agents, devices)
     initial = keys.stacked(seeds, "initial")
+    statics = placing.statics(together, problems, mesh)
+    _check_size(task, len(plans), len(seeds), statics, together.microbatch)
     models = jax.vmap(task.init)(initial)
     if together.clips == "record":
         arguments.check_dtypes(models)
     job = Job(
-        statics=placing.statics(together, problems, mesh),
+        statics=statics,
         arrays=placing.arrays(plans, mesh, together.noise, models),
         data=placing.data(problems, mesh),
         batch_keys=keys.stacked(seeds, "batches", phase),
@@ -211,6 +218,26 @@ def prepared(
     narrow |= any(plan.config.protect.gradient_gap is not None for plan in plans)
     job.check(summed=narrow)
     return job.reporting()
+
+
+def _check_size(
+    task: Problem, plans: int, seeds: int, statics: parts.Statics, microbatch: int | None
+) -> None:
+    """Refuse models that do not fit in memory with one gradient each, before any is made."""
+    leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    entries, size = (
+        sum(leaf.size for leaf in leaves),
+        sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+    )
+    n, runs = statics.agents, plans * seeds
+    # Of each model its gradient; per-record gradients of a pass are held together.
+    at_once = microbatch if statics.query.one_by_one and microbatch else 1
+    gradients = min(at_once, int(task.partition.counts.max())) * (1 if statics.sequential else runs)
+    shape = f"[{seeds} seeds, {plans} plans, {n} agents, {entries:,} entries]"
+    _memory.check(
+        "problem", task, f"the array {shape} of models, with gradients,", runs + gradients, n,
+        size, item=1, most=sharding.memory(statics.mesh),
+    )  # fmt: skip
 
 
 def _apart(task: Problem, initial: Any) -> Any:

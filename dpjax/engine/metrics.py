@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from dpjax import _validate
+from dpjax._compiled import compiled
 from dpjax.engine import parts
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.rounds import LOST
@@ -68,7 +70,7 @@ def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKey
     return [*known, *sorted(set(found) - set(known))]
 
 
-@parts.compiled()
+@compiled()
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
     """What a round reports; only traced, once for all runs of a kind."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
@@ -132,15 +134,31 @@ def every(statics: Statics, data: Data, state: State) -> list[str]:
     Args:
         statics: What is static.
         data: The problem's data.
-        state: Stacked.
+        state: Shapes of one run's state.
 
     Raises:
-        ValueError: Where the method reports one of the names of the others.
+        ValueError: For metrics that are no numbers by name, and where the method reports one of
+            the names of the others.
     """
-    models = jax.eval_shape(lambda state: models_of(statics, state), state)
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), models)
+    models, own = state.models, getattr(statics.method, "measured", None)
+    if own is not None:
+        models = jax.eval_shape(own, Seen(state.models, state.memory))
     metrics = _measures(statics, data.frozen)
-    names = [*jax.eval_shape(metrics, one, parts.first(statics, data).evaluation), "consensus"]
+    found = jax.eval_shape(metrics, models, parts.first(statics, data).evaluation)
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(
+            f"metrics returns {_validate.shown(found)}; return a dict of scalars by name, "
+            "{} for none"
+        )
+    for name, value in found.items():
+        known = isinstance(value, jax.ShapeDtypeStruct)
+        if not known or value.shape or jnp.iscomplexobj(value):
+            what = f"{value.dtype}{list(value.shape)}" if known else type(value).__name__
+            raise ValueError(
+                f"metrics returns {name!r}, a {what}; return one real scalar, over all agents: "
+                "take a mean"
+            )
+    names = [*found, "consensus"]
     if taken := set(names) & set(statics.reports):
         raise ValueError(
             f"method reports {sorted(taken)}, which the problem's metrics are called, or the "

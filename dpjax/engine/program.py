@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from dpjax._compiled import compiled
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.course import Blocks
 from dpjax.engine.parts import Data, Statics
@@ -31,13 +32,20 @@ def traces() -> int:
     return _TRACES[0]
 
 
-def _template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
-    """Structure of the state of one plan and one seed."""
+def template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
+    """Shapes of the state of one plan and one seed.
+
+    Args:
+        statics: What is static.
+        arrays: Stacked over V plans.
+        models: Models to start from, leaves [n, ...].
+        key: Any key.
+    """
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     return jax.eval_shape(lambda p, k: parts.algorithm(statics, one, k).init(p, k), models, key)
 
 
-@parts.compiled()
+@compiled()
 def initial(
     statics: Statics,
     arrays: Any,
@@ -60,7 +68,7 @@ def initial(
 
     def of_seed(models: Any, batch_key: PRNGKeyArray, key: PRNGKeyArray) -> State:
         one = jax.tree.map(lambda leaf: leaf[0], models)
-        axes = slots.axes(_template(statics, arrays, one, key), "plans")
+        axes = slots.axes(template(statics, arrays, one, key), "plans")
 
         def of_plan(arrays: Any, models: Any) -> State:
             return parts.algorithm(statics, arrays, key).init(models, parts.beginning(batch_key))
@@ -68,11 +76,11 @@ def initial(
         return jax.vmap(of_plan, out_axes=axes)(arrays, models)
 
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
-    axes = slots.axes(_template(statics, arrays, one, noise_keys[0]), "seeds")
+    axes = slots.axes(template(statics, arrays, one, noise_keys[0]), "seeds")
     return jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys)
 
 
-@parts.compiled(static=2)
+@compiled(static=2)
 def left(statics: Statics, own: bool, state: State) -> Any:
     """Models that a run leaves, leaves [S, V, ...].
 
@@ -91,7 +99,7 @@ def left(statics: Statics, own: bool, state: State) -> Any:
     return jax.vmap(jax.vmap(one))(state.models, state.memory)
 
 
-@parts.compiled()
+@compiled()
 def replay(
     statics: Statics,
     arrays: Any,
@@ -130,7 +138,7 @@ def replay(
     return state._replace(secret=jax.tree.map(merge, state.secret, secret))
 
 
-@parts.compiled(donate_argnames="state")
+@compiled(donate_argnames="state")
 def advance(
     statics: Statics,
     arrays: Any,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._compiled import compiled
 from dpjax.engine import arguments, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.engine.rounds import Outgoing
@@ -238,7 +239,7 @@ def _received(job: Job) -> Any:
     return value
 
 
-@parts.compiled()
+@compiled()
 def _replayed(
     statics: parts.Statics,
     arrays: Any,

@@ -62,3 +62,15 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
         return tree
     spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
     return jax.device_put(tree, NamedSharding(mesh, spec))
+
+
+def memory(mesh: Mesh | None) -> int | None:
+    """Bytes of memory of the devices of a mesh together; None where they are the machine's.
+
+    Args:
+        mesh: From `agent_mesh`; None is the first device.
+    """
+    devices = jax.devices()[:1] if mesh is None else mesh.devices.flat
+    stats = [device.memory_stats() or {} for device in devices]
+    found = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
+    return sum(found) if len(found) == len(stats) else None

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import metrics, program, sharding, slots
+from dpjax.engine import program, sharding, slots
 from dpjax.engine.checkpoint import Checkpoints
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job
@@ -71,9 +71,8 @@ class Stand:
                 than the messages of its release.
         """
         state = job.initial(start, noise_keys)
-        names = metrics.every(job.statics, job.data, state)
         shape = (len(course.marks), *jax.tree.leaves(start)[0].shape[:2])
-        taken = {name: np.full(shape, np.nan) for name in names}
+        taken = {name: np.full(shape, np.nan) for name in job.names}
         at = cls(state, noise_keys, taken, sums=sums(state))
         if storage.store is not None:
             if (restored := storage.store.restore(at._portable())) is not None:

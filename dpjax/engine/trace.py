@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float
 
 from dpjax import _validate
+from dpjax._compiled import compiled
 from dpjax.engine import arguments, keys, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.plans.plan import Plan, shared
@@ -164,7 +165,7 @@ def _given(job: Job) -> tuple[Any, ...]:
     return arrays, job.data, start, job.batch_keys
 
 
-@parts.compiled(static=3)
+@compiled(static=3)
 def _traced(
     statics: parts.Statics, read: Read, rounds: int, arrays: Any, data: parts.Data, models: Any,
     batch_keys: Any, noise_keys: Any, sent: Any,

@@ -39,18 +39,9 @@ def write(
     path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
     held = {name: _kept(array) for name, array in arrays.items()}
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    entries: dict[str, Any] = {"header": np.array(header), **held}
     with _files.writing("path", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with beside.open("wb") as file:
-                entries: dict[str, Any] = {"header": np.array(header), **held}
-                np.savez(file, digest=_digest(header, held), **entries)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        _files.replace(path, lambda f: np.savez(f, digest=_digest(header, held), **entries))
     return path
 
 

@@ -1,9 +1,10 @@
 """RoBERTa's tokenizer: byte-level pairs, from the public files."""
 
 import functools
-import gzip
 import importlib
 import json
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from dpjax import _validate
+from dpjax import _files, _validate
 
 __all__ = ["END", "PADDING", "START", "Tokenizer", "load"]
 
@@ -20,6 +21,9 @@ START, PADDING, END = 0, 1, 2
 """What a text begins with, is filled up with, and ends with; 3 stands for the unknown."""
 
 _FIRST = 4
+
+_UNUSED = re.compile(r"<\|endoftext\|>|madeupword\d+")
+"""Tokens that no text has: GPT-2's end, and those that fill up the list of numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,47 +133,75 @@ def load(folder: str | Path) -> Tokenizer:
         ValueError: For missing files, or files that do not go together.
     """
     folder = Path(folder)
-    vocabulary, merges = _text(folder, "vocab.json"), _text(folder, "merges.txt")
+    vocabulary, merges = _file(folder, "vocab.json"), _file(folder, "merges.txt")
     if vocabulary is not None and merges is not None:
-        numbers = json.loads(vocabulary)
+        numbers = _numbers(vocabulary)
     else:
-        encoder, merges = _text(folder, "encoder.json"), _text(folder, "vocab.bpe")
-        order = _text(folder, "dict.txt") or _text(folder, "roberta_order.txt")
+        encoder, merges = _file(folder, "encoder.json"), _file(folder, "vocab.bpe")
+        order = _file(folder, "dict.txt") or _file(folder, "roberta_order.txt")
         if encoder is None or merges is None or order is None:
             raise ValueError(
                 f"{folder} holds neither vocab.json and merges.txt nor encoder.json, vocab.bpe and "
                 "dict.txt; give the folder of RoBERTa's tokenizer"
             )
-        numbers = _renumbered(folder, json.loads(encoder), order)
-    lines = merges.rstrip("\n").split("\n")
-    lines = lines[1:] if lines[0].startswith("#version") else lines
-    pairs = [tuple(line.split(" ")) for line in lines]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"{folder} has merges that are no pairs; give one a line, with a space")
+        numbers = _renumbered(order, _numbers(encoder))
+    pairs = _pairs(merges)
     special = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
-    vocabulary_ = {token: number for token, number in numbers.items() if token not in special}
-    return Tokenizer(vocabulary_, [(left, right) for left, right in pairs])
+    tokens = {token: number for token, number in numbers.items() if token not in special}
+    with _files.reading(folder, "give all files of one tokenizer, whole"):
+        made = {left + right for left, right in pairs}
+        for token in tokens:
+            if len(token) > 1 and token not in made and not _UNUSED.fullmatch(token):
+                raise ValueError(f"no merge makes {token!r}")
+        return Tokenizer(tokens, pairs)
 
 
-def _text(folder: Path, name: str) -> str | None:
-    """A file's text, or None where there is none."""
-    if (folder / name).is_file():
-        return (folder / name).read_text(encoding="utf8")
-    if (folder / f"{name}.gz").is_file():
-        return gzip.decompress((folder / f"{name}.gz").read_bytes()).decode("utf8")
+def _file(folder: Path, name: str) -> Path | None:
+    """Where a file is, or None where there is none."""
+    for path in (folder / name, folder / f"{name}.gz"):
+        if os.path.isfile(path):
+            return path
     return None
 
 
-def _renumbered(folder: Path, encoder: dict[str, int], order: str) -> dict[str, int]:
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers of a JSON file by token; each once."""
+    with _files.reading(path, "give a whole file of tokens and their numbers"):
+        with _files.text(path) as file:
+            numbers = json.load(file)
+        if not isinstance(numbers, dict) or set(map(type, numbers.values())) != {int}:
+            raise ValueError("it holds something else than tokens and whole numbers")
+        if set(numbers.values()) != set(range(len(numbers))):
+            raise ValueError(f"its numbers are not 0 to {len(numbers) - 1}, each once")
+        return numbers
+
+
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    """The merges of a file, a line each."""
+    with _files.reading(path, "give a whole file of merges"):
+        with _files.text(path) as file:
+            lines = file.read().rstrip("\n").split("\n")
+        lines = lines[1:] if lines[0].startswith("#version") else lines
+        pairs = [tuple(line.split(" ")) for line in lines]
+        if not all(len(pair) == 2 and all(pair) for pair in pairs):
+            raise ValueError("it has merges that are no pairs; give one a line, with a space")
+        if len(set(pairs)) != len(pairs):
+            raise ValueError("it has a merge twice")
+        return [(left, right) for left, right in pairs]
+
+
+def _renumbered(path: Path, encoder: dict[str, int]) -> dict[str, int]:
     """GPT-2's tokens with RoBERTa's numbers; the list's made-up words use up numbers alone."""
-    rows = [line.split()[0] for line in order.splitlines() if line.strip()]
-    places = {int(row): _FIRST + index for index, row in enumerate(rows) if row.isdigit()}
-    if places.keys() != set(encoder.values()):
-        raise ValueError(
-            f"{folder} lists {len(places)} of encoder.json's {len(encoder)} tokens, or others; "
-            "give the list of the same tokenizer"
-        )
-    return {token: places[number] for token, number in encoder.items()}
+    with _files.reading(path, "give the list of the same tokenizer, whole"):
+        with _files.text(path) as file:
+            rows = [line.split()[0] for line in file if line.strip()]
+        places = {int(row): _FIRST + index for index, row in enumerate(rows) if row.isdigit()}
+        numbered = sum(map(str.isdigit, rows))
+        if places.keys() != set(encoder.values()) or numbered != len(places):
+            raise ValueError(
+                f"it numbers {numbered} tokens, not each of the {len(encoder)} of encoder.json once"
+            )
+        return {token: places[number] for token, number in encoder.items()}
 
 
 def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:

@@ -1,6 +1,8 @@
 """Parameters from safetensors files in the layouts of public PyTorch models."""
 
 import importlib
+import os
+import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,14 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from dpjax import _files
+
 __all__ = ["load", "read"]
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 """PyTorch's names of flax's parameters; others keep their own."""
+
+_DTYPES = re.compile("BF16|F(16|32|64)|[IU](8|16|32|64)|BOOL")
 
 
 def read(path: str | Path) -> dict[str, np.ndarray]:
@@ -26,9 +32,10 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
         Each tensor by its name: numbers of 16, 32 or 64 bits as float32, integers as they are.
 
     Raises:
-        ValueError: Without the package safetensors, or for a file that is none.
+        ValueError: Without the package safetensors, for a file that is none, or a tensor of
+            another dtype (of 8 bits, say).
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist; give a safetensors file on this machine")
     try:
         safetensors = importlib.import_module("safetensors")
@@ -37,11 +44,16 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
             "safetensors is not installed, and files of weights need it; in dpjax's folder: "
             "pip install '.[pretrained]'"
         ) from None
-    try:
+    with _files.reading(path, "give a whole safetensors file"):
         with safetensors.safe_open(str(path), framework="np") as file:
+            for name in file.keys():
+                kind = file.get_slice(name).get_dtype()
+                if not _DTYPES.fullmatch(kind):
+                    raise ValueError(
+                        f"{path} holds {name} of dtype {kind}, which is not supported; save it as "
+                        "float32, float16 or bfloat16"
+                    )
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file ({error}); give one") from None
     integers = {name for name, tensor in tensors.items() if tensor.dtype.kind in "iub"}
     return {
         name: tensor if name in integers else np.asarray(tensor, np.float32)

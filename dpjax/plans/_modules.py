@@ -61,6 +61,7 @@ def inputs(split: str, x: Any) -> np.ndarray:
         ValueError: For NaN, or numbers beyond 32 bits.
     """
     name = f"{split} x"
+    _validate.unmasked(name, x)
     try:
         array = np.asarray(x)
     except (TypeError, ValueError) as error:

@@ -151,6 +151,7 @@ def _path(path: Any) -> str:
 
 
 def _held(name: str, leaf: Any) -> jax.Array:
+    _validate.unmasked(name, leaf)
     try:
         if isinstance(leaf, str | bytes):  # the name of a dtype, perhaps
             raise TypeError(f"a {type(leaf).__name__}")

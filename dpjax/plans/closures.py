@@ -9,7 +9,7 @@ import numpy as np
 __all__: list[str] = []
 
 
-def check(name: str, function: Callable[..., Any], arguments: Any, x: np.ndarray) -> None:
+def check(name: str, function: Callable[..., Any], arguments: Any, x: np.ndarray) -> list[Any]:
     """Refuse a function of one record that holds records: every term would move with theirs.
 
     The clip bounds a record's own term. Where other terms are made of that record too, as when
@@ -23,13 +23,16 @@ def check(name: str, function: Callable[..., Any], arguments: Any, x: np.ndarray
         arguments: What it is given, or the shapes.
         x: [N, ...] all records.
 
+    Returns:
+        Shapes of what the function returns, in a list of one; nothing where it fails.
+
     Raises:
         ValueError: Naming the function, and the array that it holds.
     """
     try:
-        program = jax.make_jaxpr(function)(*arguments)
+        program, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
     except Exception:  # What fails is told where it is called.
-        return
+        return []
     rows: set[bytes] | None = None
     for constant in _constants(program):
         shape = np.shape(constant)
@@ -44,6 +47,7 @@ def check(name: str, function: Callable[..., Any], arguments: Any, x: np.ndarray
                 "record and of public values alone: a record that enters the terms of others moves "
                 "more than its own, clipped one, which no guarantee here covers"
             )
+    return [returned]
 
 
 def _flat(rows: Any, kind: np.dtype) -> np.ndarray:

@@ -90,6 +90,9 @@ class Problem:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         _validate.flag("apart", self.apart)
+        for name in ("init", "loss", "metrics"):
+            if not callable(value := getattr(self, name)):
+                raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
         if not _validate.finite_array("x", self.x).ndim:
             raise ValueError(f"x is {_validate.shown(self.x)}; give examples [N, ...]")
         if not np.ndim(self.y):
@@ -126,24 +129,28 @@ class Problem:
                 f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
                 "partition the same data"
             )
-        self._check_closures()
+        for leaf in jax.tree.leaves(self.evaluation):
+            _validate.unmasked("evaluation", leaf)
+        self._check_functions()
         if self.variants is not None and self.weighted is not None:
             raise ValueError(
                 "weighted is given with augment, whose variants it would leave out; leave it None"
             )
 
-    def _check_closures(self) -> None:
-        """Refuse functions of one record that hold others."""
+    def _check_functions(self) -> None:
+        """Refuse functions of one record that hold others, and what cannot be trained."""
         one, y = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (self.x, self.y))
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_threefry.IMPLEMENTATION))
         if self.augment is not None:
             closures.check("augment", self.augment, (key, one), self.x)
-        try:
-            params = jax.eval_shape(self.init, jax.random.key(0))
-        except Exception:  # What fails is told where it is called.
-            return
-        params = _parameters.merge(params, self.frozen)
-        closures.check("loss", self.loss, (params, one, y), self.x)
+        for params in _returned(self.init, jax.random.key(0)):
+            _check_trained(params)
+            params = _parameters.merge(params, self.frozen)
+            for value in closures.check("loss", self.loss, (params, one, y), self.x):
+                _check_loss("loss", "one example", value)
+            two = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (one, y))
+            for value in _returned(self.batch_loss, params, *two):
+                _check_loss("batch_loss", "a batch", value)
 
     @property
     def variants(self) -> copies_.Copies | None:
@@ -267,6 +274,43 @@ def _agents(partition: Any) -> int:
     return len(partition.counts)
 
 
+def _returned(function: Any, *arguments: Any) -> list[Any]:
+    """Shapes of what a function returns, in a list of one; nothing where it fails, or is None."""
+    try:
+        return [jax.eval_shape(function, *arguments)]
+    except Exception:  # What fails is told where it is called.
+        return []
+
+
+def _check_trained(params: Any) -> None:
+    """Refuse initial values of which something cannot be trained."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not sum(leaf.size for _, leaf in leaves):
+        raise ValueError(
+            f"init returns {_validate.shown(params)}, which holds no parameters; return a pytree "
+            "with an array to train"
+        )
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"init returns params{jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which no "
+                "gradient trains; make them float32, or move them to frozen"
+            )
+
+
+def _check_loss(name: str, of: str, value: Any) -> None:
+    """Refuse a loss that is no real scalar."""
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"{name} returns {_validate.shown(value)}; return one scalar, the loss of {of}"
+        )
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"{name} returns {value.dtype}{list(value.shape)}; return one real scalar, the loss of "
+            f"{of}: take a sum or a mean"
+        )
+
+
 def _check_metrics(metrics: Callable[..., Any]) -> None:
     """Refuse metrics that do not take frozen values, before a run has begun."""
     try:
@@ -287,7 +331,8 @@ def _check_partition(partition: Any) -> None:
     remedy = "make it with dpjax.data.partition"
     if not isinstance(partition, Partition):
         raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
-    indices, counts = (np.asarray(part) for part in partition[:2])
+    named = zip(partition._fields, partition[:2], strict=False)
+    indices, counts = (np.asarray(_validate.unmasked(*each)) for each in named)
     if indices.dtype.kind not in "iu" or counts.dtype.kind not in "iu":
         raise ValueError(f"partition has dtypes {indices.dtype}, {counts.dtype}; {remedy}")
     if indices.ndim != 2 or counts.shape != indices.shape[:1] or not counts.size:

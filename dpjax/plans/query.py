@@ -1,7 +1,6 @@
 """How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _layers
 from dpjax import _wide as double
+from dpjax._compiled import compiled
 from dpjax.plans import _padding, _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
@@ -270,7 +270,7 @@ class RecordQuery:
         """The sum of one agent's records in float64, of parameters, batch and `places`."""
         if self._own(encode):
             given = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
-            return functools.partial(_summed, given)
+            return lambda *batch: _summed(given, batch[-1], *batch[:-1])
         loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
         return clipping.wide_per_example(
             loss,
@@ -312,9 +312,9 @@ class RecordQuery:
         return dataclasses.replace(self, loss=walk.of(self.loss), weighted=None)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5), inline=True)
+@compiled(static=2, inline=True)
 def _summed(
-    given: tuple[Any, ...], params: Any, x: Any, y: Any, is_padding: Any, places: int
+    given: tuple[Any, ...], places: int, params: Any, x: Any, y: Any, is_padding: Any
 ) -> Any:
     """A model's own clipped sum; traced once, however many programs of a run hold it."""
     return sums.wide_clipped_sum(*given)(params, x, y, is_padding, places)

@@ -9,6 +9,7 @@ was, inside the cell from its checkpoint.
 import dataclasses
 import functools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -101,7 +102,7 @@ def check_numbers(
             raise ValueError(
                 f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
-        if isinstance(value, Path) and not value.is_file():
+        if isinstance(value, Path) and not os.path.isfile(value):
             raise ValueError(f"{field.name} is {str(value)!r}, where no file is; give one's path")
     for name in filled:
         if not getattr(config, name):
@@ -181,7 +182,7 @@ class Lab:
         """
         path = self.folder / f"{name}.jsonl"
         stored = json.loads(json.dumps(config, default=str))
-        if path.exists():
+        if os.path.exists(path):
             if not self.options.resume:
                 raise ValueError(
                     f"output {path} exists; records are never overwritten, name another --output"

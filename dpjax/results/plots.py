@@ -181,8 +181,8 @@ def from_records(
     drawn = choice.choose(choice.where(frame, where), x, y, series)
     if out is None:
         first = Path(paths[0])
-        folder = first if first.is_dir() else first.parent
-        stem = folder.resolve().name if first.is_dir() else first.stem
+        folder = first if os.path.isdir(first) else first.parent
+        stem = folder.resolve().name if os.path.isdir(first) else first.stem
         more = f"_and_{len(paths) - 1}_more" if len(paths) > 1 else ""
         out = folder / f"{stem}{more}_{drawn.label}_{drawn.x}.svg"
     logs = (drawn.logx if log_x is None else log_x, drawn.logy if log_y is None else log_y)

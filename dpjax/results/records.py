@@ -62,7 +62,7 @@ def write(
     taken = ValueError(
         f"path is {str(path)!r}, which exists; records are never overwritten, name another"
     )
-    if path.exists():
+    if os.path.exists(path):
         raise taken
     reserved = [name for name in _RESERVED if name in metadata]
     if reserved:
@@ -131,7 +131,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: For a missing or foreign file.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"path is {str(path)!r}, no file; name a file of records")
     with path.open("rb") as file:
         return _head(path, file.readline())
@@ -301,12 +301,12 @@ def _meant(paths: Any) -> Iterator[Path]:
     single = isinstance(paths, str | os.PathLike)
     count = 0
     for path in map(Path, [paths] if single else list(paths)):
-        if path.is_dir():
+        if os.path.isdir(path):
             inside = sorted(path.rglob("*.jsonl"))
             if not inside:
                 raise ValueError(f"path is {str(path)!r}, a folder without *.jsonl; name another")
             yield from inside
-        elif path.is_file():
+        elif os.path.isfile(path):
             yield path
         else:
             raise ValueError(f"path is {str(path)!r}, which is not there; name a file of records")

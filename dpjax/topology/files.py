@@ -6,6 +6,8 @@ from pathlib import Path
 
 import networkx as nx
 
+from dpjax import _files
+
 __all__: list[str] = []
 
 _EGO = "facebook_ego.edgelist"
@@ -43,13 +45,11 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
         NodeDataView({0: 'Rome', 1: 'Milan', 2: 'Turin'}, data='label')
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")
-    try:
+    with _files.reading(path, "give an edge list"):
         # Spreadsheets begin a file with a byte order mark, which is no part of the first name.
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"path is {str(path)!r}, which is not text; give an edge list") from None
     edges = [
         edge for number, line in enumerate(lines, start=1) if (edge := _edge(path, number, line))
     ]
@@ -121,7 +121,7 @@ def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
         stored = os.environ.get("DPJAX_DATA")
         roots = ([Path(stored)] if stored else []) + [cache]
         places = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
-        present = next((place for place in places if place.is_file()), None)
+        present = next((place for place in places if os.path.isfile(place)), None)
         if present is None:
             raise ValueError(
                 f"{_EGO} is in none of {', '.join(str(root) for root in roots)}; run `dpjax data` "

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.data import builders, canonical, catalog, load, texts
+from dpjax.data import builders, cache, canonical, catalog, load, texts
 
 try:
     import tensorflow_datasets as tfds
@@ -122,6 +122,7 @@ def test_texts_are_made_by_a_builder_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_BUILDER", "tiny_texts")
+    monkeypatch.setattr(cache, "reach", lambda *_: None)
     data = texts.read("sst2", Letters(), 12, folder=tmp_path / "sst2")
     spelt = sorted("".join(map(chr, row)).strip() for row in data.x_train)
     assert spelt == sorted(SENTENCES[:3])

@@ -2,6 +2,8 @@
 
 import hashlib
 import threading
+import time
+import urllib.error
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.data import cache
+from dpjax.data import cache, catalog, load
 
 BODY = np.random.default_rng(0).bytes(300_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -185,3 +187,53 @@ def test_a_lock_lets_one_in(tmp_path: Path) -> None:
         order.append("first")
     thread.join()
     assert order == ["first", "other"]
+
+
+class Silent(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:  # noqa: N802
+        self.server.asked.wait(20)  # type: ignore[attr-defined]
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_server_that_does_not_answer_is_given_up_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is fetched is said at once; nothing is tried again, by a library neither."""
+    monkeypatch.setattr(cache, "_ANSWER", 0.2)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as running:
+        running.daemon_threads = True
+        running.asked = threading.Event()  # type: ignore[attr-defined]
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{running.server_port}/file"
+        began = time.monotonic()
+        try:
+            for fetch in (cache.fetch, cache.reach):
+                with pytest.raises(ConnectionError, match=r"reached \(no answer within 0.2 s"):
+                    fetch(url, tmp_path / "file")
+                assert f"fetching file from {url}\n" in capsys.readouterr().err
+            assert time.monotonic() - began < 5
+        finally:
+            running.asked.set()  # type: ignore[attr-defined]
+            running.shutdown()
+
+
+def test_a_library_is_not_asked_where_its_server_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """scikit-learn and tensorflow-datasets would try for minutes."""
+
+    def no_network(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(cache.urllib.request, "urlopen", no_network)
+    for name in ("housing", "mnist", "fashion_mnist", "cifar10", "cifar100"):
+        message = (
+            rf"{name}.npz does not exist, and .* \({catalog.SETS[name].host} cannot be reached"
+        )
+        with pytest.raises(ValueError, match=message):
+            load.load(name, cache=tmp_path)

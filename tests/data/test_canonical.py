@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dpjax import _files
 from dpjax.data import canonical
 
 RNG = np.random.default_rng(0)
@@ -82,7 +84,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
     path = canonical.write(tmp_path / "a.npz", GOOD)
     content = path.read_bytes()
     path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
-    with pytest.raises(ValueError, match=r"a.npz is unreadable .*; get it anew"):
+    with pytest.raises(ValueError, match=r"a.npz cannot be read .*; get it anew"):
         canonical.read(path, remedy="get it anew")
 
 
@@ -93,7 +95,7 @@ def test_flipped_bits_are_caught_even_with_the_note(tmp_path: Path) -> None:
     content[content.index(b"x_train.npy") + 40] ^= 0xFF
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(ValueError, match="unreadable"):
+    with pytest.raises(ValueError, match="cannot be read"):
         canonical.read(path)
 
 
@@ -104,7 +106,7 @@ def test_no_archive_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bare array"):
         canonical.read(path)
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
-    with pytest.raises(ValueError, match="unreadable"):
+    with pytest.raises(ValueError, match="cannot be read"):
         canonical.read(path)
     with pytest.raises(FileNotFoundError):
         canonical.read(tmp_path / "none.npz")
@@ -154,3 +156,19 @@ def test_images_stay_bytes(tmp_path: Path) -> None:
     x, y = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8), np.arange(4, dtype=np.int64)
     arrays, _ = canonical.read(canonical.write(tmp_path / "a.npz", {"x_train": x, "y_train": y}))
     assert arrays["x_train"].dtype == np.uint8 and arrays["y_train"].dtype == np.int32
+
+
+def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its directory, before anything is unpacked; uncompressed it is read."""
+    monkeypatch.setattr(_files, "_MOST", 2**20)
+    x, path = np.zeros((2**19, 16), np.float32), tmp_path / "zeros.npz"
+    np.savez_compressed(path, x=x, y=x[:, 0])
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"zeros.npz .*bytes unpack to more .*numpy.savez\)"):
+        canonical.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    np.savez(path, x=x, y=x[:, 0])
+    assert canonical.read(path)[0]["x_train"].shape == x.shape

@@ -3,11 +3,13 @@
 import bz2
 import gzip
 import lzma
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpjax import _files
 from dpjax.data import libsvm
 
 TEXT = "-1 1:0.5 3:2 # first\n\n+1 qid:4 2:-1e-3\n1\n"
@@ -32,10 +34,10 @@ def test_packed_files_are_unpacked(tmp_path: Path, ending: str, pack: object) ->
     path.write_bytes(packed)
     np.testing.assert_array_equal(libsvm.read(path)[0], X)
     path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(ValueError, match="damaged or no text"):
+    with pytest.raises(ValueError, match="cannot be read .*; give a whole LIBSVM file"):
         libsvm.read(path)
     path.write_bytes(b"no archive at all")
-    with pytest.raises(ValueError, match="damaged or no text"):
+    with pytest.raises(ValueError, match="cannot be read .*; give a whole LIBSVM file"):
         libsvm.read(path)
 
 
@@ -84,7 +86,22 @@ def test_a_dense_array_too_large_for_memory_is_refused(tmp_path: Path) -> None:
 def test_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ValueError, match="damaged or no text"):
+    with pytest.raises(ValueError, match="cannot be read .*; give a whole LIBSVM file"):
         libsvm.read(path)
     with pytest.raises(FileNotFoundError):
         libsvm.read(tmp_path / "none")
+
+
+def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is unpacked, after the bytes that any file may have."""
+    monkeypatch.setattr(_files, "_MOST", 2**20)
+    for ending, pack in (("gz", gzip), ("bz2", bz2), ("xz", lzma)):
+        path = tmp_path / f"data.{ending}"
+        path.write_bytes(pack.compress(b" " * 2**26))  # type: ignore[attr-defined]
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"bytes unpack to more than .*unpack it first"):
+            libsvm.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+        tracemalloc.stop()

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _memory
+from dpjax._compiled import Compiled
 from dpjax.data import batches, partition
-from dpjax.engine import host, keys, metrics, parts, program, scan, trace
+from dpjax.engine import host, keys, metrics, program, scan, trace
 from dpjax.engine.run import run
 from dpjax.plans import noise, plan, problem
 from dpjax.topology import graphs, mixing
@@ -45,7 +47,7 @@ def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
 
 def lambdas(agents):
     """A problem whose functions are new objects, and a weak reference to each."""
-    rows = np.ones((2 * agents, 3), np.float32)
+    rows = np.ones((4 * agents, 3), np.float32)
     made = problem.Problem(
         lambda key: jnp.zeros(3), lambda params, x, y: (x @ params - y) ** 2,
         lambda params, evaluation: {"size": jnp.mean(params**2)}, rows, rows[:, 0],
@@ -63,9 +65,7 @@ def test_programs_of_earlier_problems_are_dropped(network):
     run(plans_, one, seeds=[0], transport=host.local(plans_[0]))
     trace.trace(plans_[0], one, seeds=[0], read=lambda passed: passed.private)
     rooms = (host, metrics, program, trace)
-    caches = [
-        one for room in rooms for one in vars(room).values() if isinstance(one, parts.Compiled)
-    ]
+    caches = [one for room in rooms for one in vars(room).values() if isinstance(one, Compiled)]
     assert len(caches) == 9
     for cache in caches:
         for number in range(16):  # As many other programs, none of which is compiled.
@@ -87,6 +87,56 @@ def test_twenty_problems_leave_the_functions_of_sixteen(network):
     gc.collect()
     # Of each problem its loss, batch_loss and metrics are in programs, and ``init`` in none.
     assert sum(reference() is not None for reference in references) <= 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (lambda params, evaluation: None, "metrics returns None; return a dict of scalars by name"),
+        (lambda params, evaluation: {"a": params.mean(1)}, r"'a', a float32\[6\]; return one real"),
+        (lambda params, evaluation: {"a": {"b": 1.0}}, "'a', a dict; return one real scalar"),
+        (lambda params, evaluation: {"a": 1j}, r"'a', a complex64\[\]; return one real scalar"),
+        (lambda params, evaluation: {1: 1.0}, "metrics returns {1: .*; return a dict"),
+    ],
+)
+def test_metrics_that_are_no_scalars_are_refused_before_anything(
+    plans, network, tmp_path, metrics, message
+):
+    made, _ = lambdas(len(network))
+    made = dataclasses.replace(made, metrics=metrics)
+    with pytest.raises(ValueError, match=message):
+        run(plans, made, seeds=[0], checkpoint=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
+    """Before anything of their size is made: 3 plans of 6 agents, 2 seeds, a gradient each."""
+    made, _ = lambdas(len(network))
+
+    def init(key):
+        return jnp.zeros(10**9)
+
+    huge = dataclasses.replace(made, init=init, loss=lambda params, x, y: params.sum())
+    entries = r"\[2 seeds, 3 plans, 6 agents, 1,000,000,000 entries\]"
+    with pytest.raises(
+        ValueError, match=rf"problem is .*{entries}.* takes 268\.2 GiB; this machine"
+    ):
+        run(plans, huge, seeds=[0, 1])
+
+
+def test_per_record_gradients_count(network, monkeypatch):
+    """Two records a pass hold two gradients a model beside it; one a pass holds one."""
+    monkeypatch.setattr(_memory, "limit", lambda: 6 * 3 * 4 * 3 - 1)
+    made, _ = lambdas(len(network))
+    config = make_config(relation="replace_record", batch_size=2, rounds=2)
+    for microbatch, size in ((1, None), (2, "216.0 bytes")):
+        protect = dataclasses.replace(config.protect, microbatch=microbatch)
+        one = plan.make(dataclasses.replace(config, protect=protect), network)
+        if size is None:
+            run(one, made, seeds=[0])
+            continue
+        with pytest.raises(ValueError, match=f"takes {size}; this machine has 215.0 bytes"):
+            run(one, made, seeds=[0])
 
 
 def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):

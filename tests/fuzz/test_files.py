@@ -1,11 +1,15 @@
-"""Mutated files: each reader gives a ValueError, or what was written; never anything else.
+"""Mutated files: each reader gives a ValueError that names the file, or what was written.
 
 Bytes are flipped, cut, removed, repeated and inserted, archives' entries and JSON's values
 exchanged. Where a file has a checksum, no changed content may come back.
 """
 
+import bz2
+import gzip
 import json
+import lzma
 import re
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpjax.data import canonical, load
+from dpjax.data import canonical, load, texts
 from dpjax.engine import keys
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.solution import Solution
+from dpjax.models import tokenizer, weights
 from dpjax.results import records
 from dpjax.topology import graphs, mixing
 
@@ -73,6 +78,75 @@ def make_libsvm(path: Path) -> None:
     path.write_text("".join(f"{1 - 2 * (k % 2)} 1:{k} 3:.5 7:1e-3 # no {k}\n" for k in range(9)))
 
 
+def make_packed_libsvm(path: Path) -> None:
+    make_libsvm(path)
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[path.suffix]
+    path.write_bytes(pack(path.read_bytes()))
+
+
+def same_records(a: Any, b: Any) -> bool:
+    return bool(a.sha256 == b.sha256)
+
+
+class Letters:
+    """A tokenizer: the codes of letters."""
+
+    def encode(self, given: Any, length: int, seconds: Any = None) -> np.ndarray:
+        return np.array([[ord(each) for each in text[:length].ljust(length)] for text in given])
+
+
+def make_glue(path: Path) -> None:
+    content = "sentence\tlabel\n" + "".join(f"text {k}, é\t{k % 2}\n" for k in range(9))
+    for name in ("train", "dev"):
+        packed = gzip.compress(content.encode(), mtime=0)
+        if path.suffix == ".gz":
+            (path.parent / f"{name}.tsv.gz").write_bytes(packed)
+        else:
+            (path.parent / f"{name}.tsv").write_text(content)
+
+
+def read_glue(path: Path) -> Any:
+    return texts.read("sst2", Letters(), 9, folder=path.parent, download=False)
+
+
+def make_tokenizer(path: Path) -> None:
+    """Files of 256 bytes and two merges, RoBERTa's or, compressed, GPT-2's."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    tokens = [*map(chr, own), *map(chr, range(256, 324)), "lo", "low"]
+    merges = "#version: 0.2\nl o\nlo w\n"
+    if path.suffix == ".gz":
+        numbers = {token: number for number, token in enumerate(tokens)} | {"<|endoftext|>": 258}
+        contents = {
+            "encoder.json.gz": json.dumps(numbers), "vocab.bpe.gz": merges,
+            "dict.txt.gz": "".join(f"{number} 1\n" for number in reversed(range(259))),
+        }  # fmt: skip
+        for name, content in contents.items():
+            (path.parent / name).write_bytes(gzip.compress(content.encode(), mtime=0))
+        return
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    numbers = {token: number for number, token in enumerate([*special, *tokens, "<mask>"])}
+    (path.parent / "vocab.json").write_text(json.dumps(numbers))
+    (path.parent / "merges.txt").write_text(merges)
+
+
+def read_tokenizer(path: Path) -> tokenizer.Tokenizer:
+    found = tokenizer.load(path.parent)
+    assert (
+        len(found.vocabulary)
+        == len(set(found.vocabulary.values()))
+        == 258 + ("<|endoftext|>" in found.vocabulary)
+    )
+    assert len(found.merges) == 2
+    return found
+
+
+def make_weights(path: Path) -> None:
+    raw = np.arange(12, dtype=np.float32).tobytes()
+    head = {"a.weight": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, len(raw)]}}
+    text = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw)
+
+
 def make_key(path: Path) -> None:
     keys.create_key_file(path, FINGERPRINT)
 
@@ -96,6 +170,18 @@ KINDS = [
     Kind("data.npz", make_data, canonical.read, same_arrays),
     Kind("table.csv", make_table, load.from_file),
     Kind("data.libsvm", make_libsvm, load.from_file),
+    *(
+        Kind(f"data.libsvm{ending}", make_packed_libsvm, load.from_file, same_records)
+        for ending in (".gz", ".bz2", ".xz")
+    ),
+    Kind("train.tsv", make_glue, read_glue),
+    Kind("dev.tsv.gz", make_glue, read_glue, same_records),
+    *(Kind(name, make_tokenizer, read_tokenizer) for name in ("vocab.json", "merges.txt")),
+    *(
+        Kind(f"{name}.gz", make_tokenizer, read_tokenizer, same_fields)
+        for name in ("encoder.json", "vocab.bpe", "dict.txt")
+    ),
+    Kind("own.safetensors", make_weights, weights.read),
     Kind(
         "graph.edges", lambda path: path.write_text("a b\nb c # x\n c,a\n") and None, graphs.parse
     ),
@@ -159,7 +245,7 @@ def check(kind: Kind, folder: Path, count: int) -> None:
         try:
             found = kind.read(path)
         except ValueError as error:
-            assert str(error).strip(), changed
+            assert kind.name in str(error) or str(folder) in str(error), (error, changed)
             continue
         if kind.same is not None and number % 4 != 3:
             assert kind.same(found, truth), changed

@@ -1,16 +1,19 @@
 """Data that would fail or mislead later is refused when the problem is made."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.data import partition
+from dpjax.data import bundled, canonical, fusion, partition, split
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import problem
+from dpjax.plans import noise, plan, problem
+from tests.support import make_config
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.tile([0, 1, 2], 4)
 SHARDS = partition.iid(12, 3, 0)
+MEAN = np.full((3, 3), 1 / 3)
 
 
 def make(model=None, loss="cross_entropy", train=(X, Y), test=(X, Y), shards=SHARDS):
@@ -74,3 +77,85 @@ def test_data_cannot_be_changed_after_the_check():
 def test_a_problem_prints_its_size_and_no_data():
     shown = repr(problem.quadratics(4))
     assert shown.startswith("Problem('") and "4 agents" in shown and "array" not in shown
+
+
+def own(**changes):
+    """A problem whose functions are a user's own."""
+    given = {
+        "init": lambda key: {"a": jnp.zeros(3)},
+        "loss": lambda params, x, y: (params["a"] @ x - y) ** 2,
+        "metrics": lambda params, evaluation: {"size": jnp.mean(params["a"] ** 2)},
+    }
+    data = {"x": X.astype(np.float32), "y": Y, "partition": SHARDS, "evaluation": (X, Y)}
+    return problem.Problem(**(given | data | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init": lambda key: {}}, r"init returns {}, which holds no parameters; return a pytree"),
+        ({"init": lambda key: None}, "init returns None, which holds no parameters"),
+        ({"init": lambda key: jnp.zeros((0, 3))}, "init returns .* which holds no parameters"),
+        ({"init": 3}, "init is 3; give a function"),
+        ({"init": lambda key: {"a": jnp.zeros(3, int)}}, r"params\['a'\] of dtype int32, which no"),
+        (
+            {"init": lambda key: {"a": jnp.zeros(3), "b": jnp.array(True)}},
+            r"params\['b'\] of dtype bool, .*; make them float32, or move them to frozen",
+        ),
+        ({"loss": lambda params, x, y: params["a"] * x}, r"loss returns float32\[3\]; return one"),
+        ({"loss": lambda params, x, y: None}, "loss returns None; return one scalar"),
+        ({"loss": lambda params, x, y: y}, r"loss returns int32\[\]; return one real scalar"),
+        (
+            {"batch_loss": lambda params, x, y: x @ params["a"]},
+            r"batch_loss returns float32\[2\]; return one real scalar, the loss of a batch",
+        ),
+        ({"metrics": None}, "metrics is None; give a function"),
+    ],
+)
+def test_functions_that_cannot_be_trained_are_refused(changes, message):
+    own()
+    with pytest.raises(ValueError, match=message):
+        own(**changes)
+
+
+def masked(array, place=0):
+    """The array with one masked entry."""
+    array = np.array(array)
+    return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) == place)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("train x", lambda: make(train=(masked(X), Y))),
+        ("train x", lambda: make(train=(masked((9 * X).astype(int)), Y), test=(Y[:, None] + X, Y))),
+        ("train x", lambda: make(train=([masked(row) for row in X], Y))),
+        ("train y", lambda: make(train=(X, masked(Y)))),
+        ("test x", lambda: make(test=(masked(X), Y))),
+        ("x", lambda: own(x=masked(X))),
+        ("y", lambda: own(y=masked(Y))),
+        ("evaluation", lambda: own(evaluation={"x": masked(X)})),
+        ("indices", lambda: own(partition=SHARDS._replace(indices=masked(SHARDS.indices)))),
+        ("counts", lambda: own(partition=SHARDS._replace(counts=masked(SHARDS.counts)))),
+        ("labels", lambda: partition.dirichlet(masked(Y), 2, 1.0, 0)),
+        ("x", lambda: split.split(masked(X), Y, 0.5, 0)),
+        ("y_train of own.npz", lambda: canonical.check("own.npz", {"x": X, "y": masked(Y)})),
+        ("mixing", lambda: plan.make(make_config(), masked(np.full((3, 3), 1 / 3)))),
+        (
+            "counts",
+            lambda: plan.make(make_config(), np.full((3, 3), 1 / 3), counts=masked([4] * 3)),
+        ),
+        ("covariance", lambda: noise.Covariance(masked(np.eye(3)), "mine")),
+        ("train", lambda: bundled.standardise(masked(X), X)),
+        ("values", lambda: fusion.of(np.ones((2, 1, 1)), masked([[1.0], [3.0]]), 0.0, [2.0])),
+    ],
+)
+def test_masked_entries_are_refused(name, make):
+    """A plain array of them would hold the values that were masked."""
+    with pytest.raises(ValueError, match=rf"^{name} is a masked array .*; leave those records out"):
+        make()
+
+
+def test_masked_arrays_without_masked_entries_are_arrays():
+    one, other = make(), make(train=(np.ma.array(X), np.ma.array(Y)))
+    assert one.fingerprint() == other.fingerprint()
