@@ -64,7 +64,7 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     """
     counts = jnp.asarray(counts, jnp.int32)[:, None]
     bits = _threefry.bits(key, (counts.shape[0], batch_size + 1))
-    strata = jnp.arange(batch_size, dtype=jnp.int32)
+    strata = jnp.arange(batch_size, dtype=jnp.int32)[None]
     whole, rest = counts // batch_size, counts % batch_size
     # floor(j c / B) without the overflow of j c: c = whole B + rest.
     low = strata * whole + (strata * rest) // batch_size
@@ -135,7 +135,7 @@ def cyclic(
         [n, B] int32 positions, 0 where there is padding, and [n, B] which places are padding.
     """
     counts = jnp.asarray(counts, jnp.int32)[:, None]
-    places = jnp.arange(batch_size, dtype=jnp.int32)
+    places = jnp.arange(batch_size, dtype=jnp.int32)[None]
     position = jnp.mod(jnp.asarray(round, jnp.int32), separation) + places * separation
     padding = position >= counts
     return jnp.where(padding, 0, position), padding

@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 def _consensus(models: Any) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
-    leaves = [leaf - jnp.mean(leaf, axis=0) for leaf in jax.tree.leaves(models)]
+    leaves = [leaf - jnp.mean(leaf, axis=0, keepdims=True) for leaf in jax.tree.leaves(models)]
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
 
 

@@ -1,5 +1,6 @@
 """What the compiled program is made for and what it reads: statics, data, batches, the round."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,5 +1,21 @@
 """Double precision inside the design functions, whatever the global flag says."""
 
-from dpjax._wide import double_precision
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from dpjax import _wide
 
 __all__ = ["double_precision"]
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Return a context in which jax computes in float64; the global flag is restored after.
+
+    Ranks are promoted as numpy does, too, whatever jax is configured to: nothing of a user's is
+    computed here.
+    """
+    with _wide.double_precision(), jax.numpy_rank_promotion("allow"):
+        yield

@@ -153,7 +153,7 @@ def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, A
     kind = jnp.finfo(gram.dtype)
     least = float(kind.tiny)
     lengths = jnp.sqrt(jnp.diagonal(gram) + terms * least)
-    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths + size * least
+    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths[None] + size * least
 
 
 def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:

@@ -110,7 +110,7 @@ def wide_clipped_sum(
                 norms: Float[Array, "b *layers"], error: float
             ) -> Float[Array, "b *layers"]:
                 limits = _limits(like, clip_norm, per_layer, whole, error, bounds=_known(weighted))
-                bound = jnp.asarray(limits if per_layer else limits[0], norms.dtype)
+                bound = jnp.asarray([limits] if per_layer else limits[0], norms.dtype)
                 if method == "automatic":
                     scale = bound / (norms + clipping.STABILITY)
                 else:

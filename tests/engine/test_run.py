@@ -11,10 +11,15 @@ import pytest
 
 from dpjax import _memory
 from dpjax._compiled import Compiled
+from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.tracking import Tracking
 from dpjax.data import batches, partition
+from dpjax.data import fusion as fusion_
 from dpjax.engine import host, keys, metrics, program, scan, trace
 from dpjax.engine.run import run
-from dpjax.plans import noise, plan, problem
+from dpjax.plans import fusion, noise, optimizers, plan, problem, samplers
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.scheduled import Normal
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.support import make_config, make_problem
@@ -137,6 +142,28 @@ def test_per_record_gradients_count(network, monkeypatch):
             continue
         with pytest.raises(ValueError, match=f"takes {size}; this machine has 215.0 bytes"):
             run(one, made, seeds=[0])
+
+
+@pytest.mark.parametrize("method", ["dsgd", "record", "tracking", "federated"])
+def test_runs_under_strict_rank_promotion(method, network, small):
+    """A user who asks JAX to refuse implicit ranks finds none of ours, in design and rounds."""
+    problem_, matrix = small, network
+    with jax.numpy_rank_promotion("raise"):
+        if method == "tracking":
+            problem_ = fusion.problem(fusion_.make(6, seed=1, high=3.0))
+            config = plan.Config(
+                method=Tracking(5.0), noise=Normal(0.9), budget=Budget(1.0, delta=1e-5), rounds=4,
+                protect=Protect("replace_agent", clip_norm=0.5), sampler=samplers.Random(1),
+                optimizer=optimizers.Sgd(0.01, decay=0.8),
+            )  # fmt: skip
+        elif method == "federated":
+            matrix = mixing.metropolis_hastings(graphs.complete(len(network)))
+            config = make_config(design="independent", method=Federated(), rounds=4)
+        else:
+            relation = "replace_record" if method == "record" else "replace_agent"
+            config = make_config(design="whisper_horizon", relation=relation, rounds=4)
+        made = plan.make(config, matrix, counts=problem_.partition.counts)
+        assert run(made, problem_, seeds=[0, 1]).ended
 
 
 def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
