@@ -117,6 +117,29 @@ def _many(kind):
     return _KNOWN[kind]
 
 
+def whole(route):
+    """By how much a sum of all records at once is wrong, over their summed sizes, at most."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(256, 128)) * 10 ** rng.uniform(-3, 3, (256, 1))).astype(np.float32)
+    if route == "weighted":
+        fn = jax.jit(lambda x: taps._weighted(jnp.ones(len(x)), x, finite=True))
+    else:
+        sum_of = clipping.wide_per_example(
+            lambda w, x, y: jnp.sum(w * x), 1e9, "flat", 0.01, None if route == "whole" else 16,
+            None, False,
+        )  # fmt: skip
+        fn = jax.jit(lambda x: sum_of(jnp.zeros(128), x, jnp.zeros(len(x))))
+    exact = np.array([math.fsum(column) for column in np.float64(x).T])
+    return (np.abs(np.float64(fn(x)) - exact) / np.sum(np.abs(np.float64(x)), axis=0)).max()
+
+
+@pytest.mark.parametrize("route", ["weighted", "whole", "in passes"])
+def test_sums_whose_order_the_compiler_chooses_are_as_exact_as_is_said(route, monkeypatch):
+    assert whole(route) <= 260 * 2.0**-53
+    rounding.in_single_precision(monkeypatch)
+    assert whole(route) > 2.0**-30
+
+
 def cancelling(places=64, positions=4):
     """By how much the sum of products is wrong, over what is said of it at most.
 
