@@ -144,8 +144,6 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
         ValueError: For options that do not go together, or a loss that no noise makes finite.
     """
     clip = _validate.positive("clip", command.clip)
-    if command.relation == "replace_agent":
-        inputs.note_delta(command.delta, len(mixing))
     setting = victims.Setting(
         command.algorithm or "dsgd",
         mixing,
@@ -158,6 +156,8 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     multiplier = multiplier_.least_multiplier(setting, sets, **budget, gradients=gradients)
+    if command.relation == "replace_agent":
+        inputs.note_delta(command.delta, len(names))
     each: list[str] = []
     if len(names) <= loss_tables.FEW:
         with_it = {"sigma": multiplier.sigma, "delta": command.delta}
