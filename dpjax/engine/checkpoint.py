@@ -1,9 +1,13 @@
 """Checkpoints of a run: orbax folders, written beside and renamed, tied to one run."""
 
 import contextlib
+import io
 import json
+import logging
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ _MARK = "dpjax.json"
 """The file that makes a folder one of checkpoints and says of which run."""
 _GONE = ".dpjax.gone."
 """How the names of checkpoints begin that are being deleted."""
+_LATE = 0.5  # seconds
+"""How long threads of a failed write are waited for, which have nobody to raise to."""
 _KEPT = 2
 """How many checkpoints are kept, the newest."""
 
@@ -93,7 +99,7 @@ class Checkpoints:
         """
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
         meta = {"ended": ended, "digest": self._digest(rounds, ended, leaves)}
-        with self._using("be written"):
+        with self._using("be written"), _unlogged():
             self._manager.save(
                 rounds,
                 args=self._ocp.args.Composite(
@@ -211,6 +217,30 @@ def unfinished(folder: str | os.PathLike, identity: dict[str, str]) -> bool:
     with contextlib.closing(Checkpoints(folder, identity)) as store:
         begun, ended = store.status()
     return begun and not ended
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep orbax's threads from logging, each with a traceback, what is raised here in one line."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [each.disabled for each in loggers]
+    for each in loggers:
+        each.disabled = True
+    # tensorstore's threads print there what they have nobody to raise to.
+    stream, held = sys.stderr, io.StringIO()
+    sys.stderr = held
+    try:
+        yield
+    except Exception:
+        time.sleep(_LATE)
+        raise
+    else:
+        if held.getvalue():
+            stream.write(held.getvalue())
+    finally:
+        sys.stderr = stream
+        for each, was in zip(loggers, before, strict=True):
+            each.disabled = was
 
 
 def _steps(folder: Path) -> list[int]:

@@ -218,3 +218,36 @@ def test_a_folder_is_locked_over_processes_until_a_kill(tmp_path, whole):
         Checkpoints(folder, RUN)
     store.close()
     assert read(folder)[0] == 10
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from dpjax.engine.checkpoint import Checkpoints
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store, tree = Checkpoints(sys.argv[1], {"run": "a"}), {"w": np.arange(999.0), "b": np.ones(3)}
+store.save(1, tree, ended=False)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+try:
+    store.save(2, tree, ended=False)
+except ValueError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    print(error)
+print(store.restore(tree)[0])
+store.save(3, tree, ended=False)
+print(store.restore(tree)[0])
+store.close()
+"""
+
+
+def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
+    """Orbax's threads log nothing; the checkpoint before stays, and the next one can be written."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "new")], capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and "cannot be written" in lines[0] and "Make room" in lines[0]
+    assert lines[1:] == ["1", "3"]
+    assert "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr
