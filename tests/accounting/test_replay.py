@@ -170,3 +170,63 @@ def test_bad_input_is_named():
         descent(own="mine")
     with pytest.raises(ValueError, match="point"):
         descent(point="far")
+
+
+RUNS, SIZE = 400, 6
+MAP = np.random.default_rng(1).normal(size=(SIZE, SIZE + 2))
+MOVE = np.array([1.0, -2.0, 0.0, 0.5, 0.0, 0.0])
+
+
+def recorded(seed, runs=RUNS):
+    """Messages with noise of covariance M M', and what they would be on the neighbour."""
+    messages = np.random.default_rng(seed).normal(size=(runs, SIZE + 2)) @ MAP.T
+    return messages, messages + MOVE
+
+
+def test_the_measured_loss_is_the_whitened_difference():
+    exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
+    found = replay.measured(*recorded(0, 40_000))
+    assert found.low < exact < found.high and found.high - found.low < 0.02 * exact
+    # Another unit of any entry, or a message that repeats one, tells no more.
+    messages, neighbours = recorded(0, 40_000)
+    units = np.array([1e-6, 1, 1e5, 1, 1, 3])
+    twice = [np.hstack([part * units, part[:, :2] - part[:, 2:4]]) for part in recorded(0, 40_000)]
+    assert replay.measured(*twice).mu == pytest.approx(found.mu, rel=1e-6)
+    halved = replay.measured(messages / 2, messages / 2 + MOVE)
+    assert halved.mu == pytest.approx(2 * found.mu)
+    shaped = [part.reshape(-1, 2, 3) for part in (messages, neighbours)]
+    assert replay.measured(*shaped) == found
+
+
+def test_intervals_of_the_measured_loss_cover_it_as_often_as_they_say():
+    exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
+    found = [replay.measured(*recorded(seed, 4 * SIZE), confidence=0.8) for seed in range(500)]
+    covered = np.mean([low < exact < high for _, low, high in found])
+    assert abs(covered - 0.8) < 3 * np.sqrt(0.16 / 500)
+    # Without the degrees of freedom that a covariance takes, they would lie too high.
+    free = np.sqrt(4 * SIZE / (3 * SIZE))
+    high = np.mean([low * free < exact < high * free for _, low, high in found])
+    assert high < 0.8 - 3 * np.sqrt(0.16 / 500)
+
+
+def test_what_noise_does_not_reach_is_told_at_once():
+    messages, _ = recorded(0)
+    bare = np.hstack([messages, np.full((RUNS, 1), 3.0)])
+    assert replay.measured(bare, bare + np.append(MOVE, 1e-3)).mu == np.inf
+    # Noise that is sent twice is taken off.
+    again = np.hstack([messages, messages])
+    assert replay.measured(again, again + np.append(MOVE, 0 * MOVE)).mu == np.inf
+    assert np.isfinite(replay.measured(again, again + np.append(MOVE, MOVE)).mu)
+    assert replay.measured(messages, messages) == (0.0, 0.0, 0.0)
+
+
+def test_recorded_messages_that_cannot_be_measured_are_named():
+    messages, neighbours = recorded(0)
+    with pytest.raises(ValueError, match="neighbours has .*; record the same runs"):
+        replay.measured(messages, neighbours[:, :3])
+    with pytest.raises(ValueError, match="messages has 20 runs of 6 numbers; give 24 runs"):
+        replay.measured(messages[:20], neighbours[:20])
+    with pytest.raises(ValueError, match="depend on the noise; .*replay the messages"):
+        replay.measured(messages, 1.5 * messages + MOVE)
+    with pytest.raises(ValueError, match="confidence is 2"):
+        replay.measured(messages, neighbours, confidence=2)

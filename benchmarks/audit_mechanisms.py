@@ -1,0 +1,923 @@
+"""What every mechanism really costs, by record and replay: python benchmarks/audit_mechanisms.py
+
+Every method is run with every noise design, by its own round, on two neighbouring data sets with
+the same noise: gradients above the clip norm that point the worst way, in every round that the
+sampler allows. All that the attacker sees and knows is recorded over many seeds. How far the two
+runs are apart, whitened by the covariance of what was recorded, is what the best linear test finds
+(`dpjax.accounting.replay.measured`); where noise is not Gaussian, likelihood ratios with the scales
+that were recorded. ``stated`` is the plan's.
+
+- ``audit`` rows: ``ratio`` is measured over stated, with a 95 % interval; ``tested`` what one event
+  on fresh seeds shows over stated, a lower bound at 95 % (not with ``--quick``). ``broken`` is a
+  copy with a fault that the audit must find, ``flagged`` whether it did.
+- ``refused`` rows: what does not go together, and the plan's reason.
+
+``--quick`` takes every method with every noise design, every design with every attacker, and every
+sampler with every relation, once each. Else every relation is tried with its natural sampler, and
+with every sampler for D-SGD and `Federated`; ``--all`` tries every sampler with every method.
+"""
+
+import copy
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any, NamedTuple, get_args, get_type_hints
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from dpjax.accounting import replay
+from dpjax.algorithms import (
+    average,
+    disk,
+    dsgd,
+    exchange,
+    federated,
+    pairs,
+    pmlf,
+    random_weights,
+    references,
+    relays,
+    tracking,
+    zip_dl,
+)
+from dpjax.data.partition import Partition
+from dpjax.engine import keys
+from dpjax.engine.trace import trace
+from dpjax.plans import (
+    aggregate,
+    draws,
+    integers,
+    links,
+    noise,
+    optimizers,
+    plan,
+    protect,
+    registry,
+    samplers,
+    scheduled,
+)
+from dpjax.plans.problem import Problem
+from dpjax.protocols import Draw
+from dpjax.results import records
+from dpjax.results.timing import Bench
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import edges, normals
+
+AGENTS, ROUNDS, DELTA = 4, 4, 1e-5
+NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))
+COALITION = (0, 3)
+LONG = 3.0
+"""Gradients are so much longer than the clip norm, which is 1."""
+WORST = 1.02
+"""Measured over stated above this, its interval included, is a finding."""
+
+_MISSING = exchange.Trusted(dropouts=1, missing=(3,))
+_RELAYED = federated.Federated(relays.Relayed(relays.spanning(NETWORK)))
+
+METHODS: dict[str, tuple[Any, ...]] = {
+    "DSGD": (dsgd.DSGD(),),
+    "DiSK": (disk.DiSK(),),
+    "PMLF": (pmlf.PMLF(),),
+    "Average": (average.Average(dsgd.DSGD()),),
+    "ZipDL": (zip_dl.ZipDL(),),
+    "Federated": (_RELAYED, federated.Federated(_MISSING)),
+    "Tracking": (tracking.Tracking(beta=1.0),),
+    "DPOP": (tracking.DPOP(),),
+    "DGD": (tracking.DGD(),),
+    "GradientTracking": (pairs.GradientTracking(),),
+    "PPDOAGT": (pairs.PPDOAGT(),),
+    "EXTRA": (references.EXTRA(),),
+    "NIDS": (references.NIDS(),),
+    "CorrelatedRandomness": (random_weights.CorrelatedRandomness(),),
+    "Encrypted": (random_weights.Encrypted(),),
+    "EncryptedOnLinks": (random_weights.Encrypted().on(NETWORK),),
+}
+"""What is audited of each row of methods: the first that goes with the other parts."""
+NOISES: dict[str, tuple[Any, ...]] = {
+    "independent": (noise.Independent(),),
+    "pairwise": (noise.Pairwise(),),
+    "whisper": (noise.Whisper(),),
+    "whisper_horizon": (noise.Whisper("run"),),
+    "anti_pgd": (noise.AntiPgd(),),
+    "prefix_sum": (noise.PrefixSum(), noise.PrefixSum(bands=2)),
+    "mafalda": (noise.Mafalda(), noise.Mafalda(bands=2)),
+    "spacetime": (noise.SpaceTime(),),
+    "pair_keys": (links.PairKeys(),),
+    "laplace": (scheduled.Laplace(0.8),),
+    "normal": (scheduled.Normal(0.8),),
+    "aggregate": (aggregate.Aggregate(dropouts=1, colluders=1),),
+    "discrete": (integers.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
+    "zip_dl": (links.ZeroSum(),),
+}
+"""The same of noise designs, by label."""
+SAMPLERS: dict[str, tuple[tuple[Any, tuple[int, ...]], ...]] = {
+    "Random": ((samplers.Random(2), (2, 2, 2, 2)), (samplers.Random(1), (1, 1, 1, 1))),
+    "Full": ((samplers.Full(), (2, 1, 3, 2)), (samplers.Full(), (1, 1, 1, 1))),
+    "Cyclic": ((samplers.Cyclic(2, 2, 1), (2, 2, 2, 2)),),
+    "Clients": ((samplers.Clients(clients=2, examples=2, epochs=1), (4, 4, 4, 4)),),
+    "Poisson": (
+        (samplers.Poisson(expected=1.0, capacity=2), (3, 2, 4, 3)),
+        (samplers.Poisson(expected=1.0, capacity=2, separation=2), (4, 4, 5, 4)),
+    ),
+}
+"""The same of samplers, with the records of each agent."""
+TURNING = {"GradientTracking": 9}
+"""Methods that send how gradients change: their worst pair turns its sign from round to round, as
+two records of it are drawn in turn, under the public batches of this seed."""
+EVERY = "every"
+_HINTS = get_type_hints(protect.Protect)
+RELATIONS = get_args(_HINTS["relation"])
+_stacked = vars(keys)["stacked"]  # Keys of all seeds; `keys.derive` is of one.
+ATTACKERS = tuple((who, of) for of in ("any", "view") for who in get_args(_HINTS["attacker"]))
+
+
+class Cell(NamedTuple):
+    """Parts that are tried together, by their names in the registry."""
+
+    method: str
+    noise: str
+    sampler: str
+    attacker: str
+    gradients: str
+    relation: str
+
+
+def rows(part: str) -> list[str]:
+    """Names of all rows of the registry: of "methods", "noises" that runs have, or "samplers"."""
+    named = {
+        "methods": [row.part for row in registry.METHODS],
+        "noises": [row.label for row in registry.NOISES if row.part is not None],
+        "samplers": [row.part for row in registry.SAMPLERS],
+    }
+    return named[part]
+
+
+def missing() -> list[str]:
+    """Rows of the registry that have no audit, or no broken copy."""
+    audits = {"methods": METHODS, "noises": NOISES, "samplers": SAMPLERS}
+    absent = [name for part, known in audits.items() for name in rows(part) if name not in known]
+    joined = [row.part for row in registry.METHODS if row.noises != ()]
+    every = [*joined, *rows("noises"), *rows("samplers")]
+    return absent + [f"{name}, a broken copy" for name in every if name not in BROKEN]
+
+
+def planned(cell: Cell) -> tuple[Any, str]:
+    """The plan of a cell and "", or None and why it is refused: of the last parts tried."""
+    row = next(row for row in registry.NOISES if row.label == cell.noise)
+    accountant = "pure" if row.pure else "zcdp" if row.concentrated else "gdp"
+    dealt = SAMPLERS[cell.sampler]
+    if cell.method in TURNING and cell.sampler == "Random":
+        dealt = ((samplers.Random(1), (2, 2, 2, 2)),)
+    parts = itertools.product(METHODS[cell.method], NOISES[cell.noise], dealt)
+    why = ""
+    for method, part, (sampler, counts) in parts:
+        try:
+            config = plan.Config(
+                method=method, noise=part, sampler=sampler, rounds=ROUNDS,
+                optimizer=optimizers.Sgd(0.5),
+                budget=protect.Budget(8.0, 0.0 if row.pure else DELTA, accountant),  # type: ignore
+                protect=protect.Protect(
+                    cell.relation, 1.0, attacker=cell.attacker, gradients=cell.gradients,  # type: ignore
+                    nodes=COALITION if cell.attacker == "coalition" else None,
+                    norm="l1" if row.pure else "l2",
+                ),
+            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", scheduled.LostNoiseWarning)
+                made = plan.make(config, NETWORK, counts=counts)
+        except ValueError as error:
+            why = why or str(error)
+            continue
+        made.__dict__["counts_audited"] = counts
+        return made, ""
+    return None, why
+
+
+def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
+    """Cells that are wanted: those that are joined with a plan, those refused with the reason.
+
+    A method and a design that the registry keeps apart are one refused cell; so are those of an
+    attacker whom a design defends against under no relation.
+    """
+    for name, label in itertools.product(rows("methods"), rows("noises")):
+        ours = next(row for row in registry.METHODS if row.part == name)
+        theirs = next(row for row in registry.NOISES if row.label == label)
+        apart = ours.noises is not None and theirs.part not in ours.noises
+        if apart or (theirs.methods is not None and name not in theirs.methods):
+            made, why = planned(Cell(name, label, "Random", *theirs.attackers[0], "replace_agent"))
+            assert made is None, f"{name} joins {label}, though the registry keeps them apart"
+            yield Cell(name, label, *[EVERY] * 4), None, why
+            continue
+        for attacker, gradients in ATTACKERS:
+            yield from _of_attacker(Cell(name, label, EVERY, attacker, gradients, EVERY), wanted)
+
+
+def _of_attacker(cell: Cell, wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
+    """All relations and samplers: none where each relation is refused with its natural sampler."""
+    natural = {relation: cell._replace(relation=relation) for relation in RELATIONS}
+    for relation, one in natural.items():
+        sampler = "Clients" if relation.endswith("client") else "Random"
+        natural[relation] = one._replace(sampler=sampler)
+    if not any(wanted(one) for one in natural.values()):
+        return
+    first = {one: planned(one) for one in natural.values()}
+    if all(made is None for made, _ in first.values()):
+        yield cell, None, next(iter(first.values()))[1]
+        return
+    for one, (made, why) in first.items():
+        if made is None or wanted(one):
+            yield one, made, why
+        for sampler in rows("samplers"):
+            other = one._replace(sampler=sampler)
+            if other != one and wanted(other):
+                yield other, *planned(other)
+
+
+# What is run: losses are linear, so that a record is its gradient.
+
+
+def _start(key: Any) -> Any:
+    del key
+    return {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+
+
+def _loss(params: Any, x: Any, y: Any) -> Any:
+    del y
+    return params["a"][0] * x[0] + params["b"][0] * x[1]
+
+
+def _metrics(params: Any, evaluation: Any) -> dict[str, Any]:
+    del params, evaluation
+    return {}
+
+
+def problem(made: Any, victim: int | None = None) -> Problem:
+    """Data of all agents; with a victim, the neighbour that differs in this one's.
+
+    Gradients that change are `LONG` times the worst way: C and -C of replaced data, C and 0 of
+    those that are zeroed out. What changes is one record, all of an agent, or all of a client.
+    """
+    counts = np.array(made.__dict__["counts_audited"])
+    protected, sampler = made.config.protect, made.config.sampler
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    x = np.zeros((counts.sum(), 2))
+    if sampler.capacity is None:  # Else batches of others are secret, too.
+        x[:] = np.random.default_rng(3).normal(size=x.shape) / 4
+    for agent, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        step = getattr(sampler, "clients", 1) if protected.unit == "client" else 1
+        which = np.arange(1 if protected.unit == "record" else count)[::step]
+        other = 0.0 if protected.relation.startswith("zero_out") else -1.0
+        turned = (-1.0) ** which if type(made.config.method).__name__ in TURNING else which**0.0
+        side = turned * (other if agent == victim else 1.0)
+        x[start + which] = LONG * side[:, None] * np.array([0.6, 0.8])
+    places = np.arange(counts.max())
+    indices = starts[:, None] + np.where(places < counts[:, None], places, 0)
+    shards = Partition(indices.astype(np.int32), counts.astype(np.int32))
+    return Problem(_start, _loss, _metrics, x, np.zeros(len(x)), shards, ())
+
+
+class Recorded(NamedTuple):
+    """What was recorded of S runs of T rounds, [S, T, rows, numbers]; ``noise`` is what was added.
+
+    Whole numbers stay whole: the noise is then what was sent, by each.
+    """
+
+    messages: np.ndarray
+    private: np.ndarray
+    noise: np.ndarray
+
+
+def _read(passed: Any) -> Any:
+    return passed.message, passed.private, passed.noisy
+
+
+def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
+    """Run a plan and record it."""
+    batches = TURNING.get(type(made.config.method).__name__, 0)
+
+    def public(given: Any, purpose: str, phase: int = 0) -> Any:
+        return _stacked((batches,) * len(given) if purpose == "batches" else given, purpose, phase)
+
+    # Batches are public: the same ones in all runs, for the covariance is of the noise.
+    with mock.patch.object(keys, "stacked", public):
+        found = trace(made, task, seeds=seeds, read=_read)
+
+    def flat(tree: Any) -> np.ndarray:
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        count = leaves[0].shape[2] if len({leaf.shape[2] for leaf in leaves}) == 1 else 1
+        leaves = [leaf.reshape(*leaf.shape[:2], count, -1) for leaf in leaves]
+        together = np.concatenate(leaves, axis=-1)
+        return together if together.dtype == np.uint32 else together.astype(np.float64)
+
+    message, private, noisy = map(flat, found)
+    whole = noisy.dtype == np.uint32
+    return Recorded(message, private, noisy if whole else noisy - private)
+
+
+def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> np.ndarray:
+    """All that the plan's attacker sees and knows, [S, ...]; ``nodes`` are those that attack."""
+    config, messages = made.config, record.messages
+    if config.coded:
+        # A colluder's message is taken off the sum, modulo 2^32; the signs of rotations are public.
+        total = messages.reshape(*messages.shape[:2], -1)
+        for agent in range(config.noise.colluders):
+            total = total - record.noise[:, :, agent]
+        return total.astype(np.int32).reshape(len(messages), -1)
+    parts = [messages]
+    if nodes:
+        known: Any = list(nodes)
+        links_ = getattr(made.method, "sender", None)
+        if links_ is not None:
+            known = np.flatnonzero(np.isin(links_, nodes))
+        if config.protect.gradients == "view":
+            reach = (NETWORK[list(nodes)] != 0).any(axis=0)
+            if links_ is not None:
+                reach = np.isin(made.method.receiver, nodes)
+            reach[known] = True
+            parts = [messages[:, :, reach]]
+        parts.append(record.noise[:, :, known])
+        if isinstance(config.noise, links.PairKeys):
+            parts.append(_secrets(nodes, seeds))
+    if getattr(config.noise, "colluders", 0) and config.protect.attacker == "aggregator":
+        parts.append(record.noise[:, :, : config.noise.colluders])
+    return np.concatenate([part.reshape(len(messages), -1) for part in parts], axis=1)
+
+
+def _secrets(nodes: tuple[int, ...], seeds: range) -> np.ndarray:
+    """Normals of the links of some nodes, which these know, [S, T, links, numbers]."""
+    mine = np.isin(edges.links(NETWORK), nodes).any(axis=1)
+    return _of_links(seeds.start, seeds.stop)[:, :, mine]
+
+
+@functools.lru_cache(maxsize=4)
+def _of_links(start: int, stop: int) -> np.ndarray:
+    number = len(edges.links(NETWORK))
+
+    @jax.jit
+    @jax.vmap
+    def of_seed(key: Any) -> Any:
+        _, shared = edges.simulated_keys(key, AGENTS, number)
+
+        def draw(t: Any, link: Any, leaf: Any) -> Any:
+            own = jax.random.fold_in(jax.random.fold_in(shared[link], t), leaf)
+            return normals.normals(own, (1, 1), jnp.float32)[0, 0]
+
+        grid = jnp.meshgrid(jnp.arange(ROUNDS), jnp.arange(number), jnp.arange(2), indexing="ij")
+        found = jax.vmap(draw)(*(axis.ravel() for axis in grid))
+        return found.reshape(grid[0].shape)
+
+    return np.asarray(of_seed(_stacked(tuple(range(start, stop)), "noise")))
+
+
+class Found(NamedTuple):
+    """What was measured of a cell, in the loss's own unit."""
+
+    unit: str
+    stated: float
+    measured: float
+    low: float
+    high: float
+    tested: float | None = None
+
+
+def stated(made: Any) -> tuple[str, float]:
+    """The loss that a plan states, and what it is: mu, epsilon, or the mu of a rho."""
+    guarantee = made.guarantee
+    if guarantee.mu is not None:
+        return "mu", guarantee.mu
+    if made.config.budget.accountant == "zcdp":
+        return "mu of rho", math.sqrt(2 * guarantee.other_loss.rho)
+    return "epsilon", guarantee.epsilon
+
+
+def victims(made: Any) -> list[int]:
+    """Agents whose data the attacker may be after: they are in the sum, and do not attack."""
+    part, away = made.config.noise, set(made.config.protect.nodes or ())
+    if _summed(made):
+        away |= {*_MISSING.missing, *range(part.colluders)}
+    return [agent for agent in range(AGENTS) if agent not in away]
+
+
+def audited(
+    made: Any, seeds: range, *, after: Any = None, reference: Any = None, test: bool = False
+) -> tuple[Found, int]:
+    """Measure a plan.
+
+    Args:
+        made: A plan, or a broken copy.
+        seeds: Of the runs.
+        after: Victims that are tried; None is all of them.
+        reference: The plan whose statement is audited; None is ``made``.
+        test: Whether to confirm by one event on fresh seeds.
+
+    Returns:
+        The worst of all victims and attackers, and its victim.
+    """
+    unit, wanted = stated(made if reference is None else reference)
+    who, tried = made.config.protect.attacker, []
+    plain = recorded(made, problem(made), seeds)
+    for victim in victims(made) if after is None else after:
+        attackers: list[tuple[int, ...]] = [()]
+        if who == "node":
+            attackers = [(node,) for node in range(AGENTS) if node != victim]
+        elif who == "coalition":
+            attackers = [made.config.protect.nodes]
+        changed = recorded(made, problem(made, victim), seeds)
+        tried += [(victim, nodes, [plain, changed]) for nodes in attackers]
+    start = 0
+    if len(tried) > 1:
+        # The worst is chosen by other seeds than those that it is measured on.
+        start = len(seeds) // 4
+        tried.sort(key=lambda one: _measured(made, one[2], one[1], seeds[:start], False).measured)
+    victim, nodes, pair = tried[-1]
+    found = _measured(made, pair, nodes, seeds[start:], test)
+    return found._replace(unit=unit, stated=wanted), victim
+
+
+def _measured(made: Any, pair: list[Recorded], nodes: Any, seeds: range, test: bool) -> Found:
+    first = len(pair[0].messages) - len(seeds) if seeds.start else 0
+    pair = [Recorded(*(part[first : first + len(seeds)] for part in one)) for one in pair]
+    if made.config.sampler.capacity is not None:
+        return _sampled(made, pair)
+    if isinstance(made.config.noise, scheduled.Laplace):
+        return _pure(pair)
+    one, other = (seen(made, record, nodes, seeds) for record in pair)
+    found = replay.measured(one, other)
+    tested = _separated(one, other) if test and np.isfinite(found.mu) else None
+    return Found("mu", 0.0, *found, tested)
+
+
+def _separated(one: np.ndarray, other: np.ndarray) -> float:
+    """A lower bound at 95 % on mu, from one event: the test is made on half of the seeds."""
+    half, d = len(one) // 2, (other - one).mean(axis=0)
+    weights = np.linalg.pinv(np.cov(one[:half].T), rcond=1e-9, hermitian=True) @ d
+    middle = (one[:half].mean(axis=0) + d / 2) @ weights
+    # Halves of the fresh seeds, so that the two counts are independent.
+    fresh = half + (len(one) - half) // 2
+    alarms = int((one[half:fresh] @ weights > middle).sum()), fresh - half
+    hits = int((other[fresh:] @ weights > middle).sum()), len(one) - fresh
+    low = stats.binomtest(*hits).proportion_ci(0.95, "exact").low
+    high = stats.binomtest(*alarms).proportion_ci(0.95, "exact").high
+    return float(stats.norm.ppf(low) - stats.norm.ppf(high))
+
+
+def _pure(pair: list[Recorded]) -> Found:
+    """Laplace noise: how far it must move for the other's messages, in units of its scale.
+
+    Messages are a + B noise, B from the record. Every |move| / scale is the largest logarithm of a
+    likelihood ratio of one variable, and all of them are met together.
+    """
+    one, other = pair
+    d = (other.messages - one.messages).mean(axis=0).ravel()
+    drawn = one.noise.reshape(len(one.noise), -1)
+    scale = np.abs(drawn).mean(axis=0)
+    live = scale > 1e-30
+    units = drawn[:, live] / scale[live]
+    messages = one.messages.reshape(len(drawn), -1)
+    units, messages = units - units.mean(axis=0), messages - messages.mean(axis=0)
+    response = np.linalg.pinv(units.T @ units, 1e-9, hermitian=True) @ (units.T @ messages)
+    moves = np.linalg.pinv(response.T, 1e-6) @ d
+    if np.linalg.norm(response.T @ moves - d) > 1e-3 * np.linalg.norm(d):
+        return Found("epsilon", 0.0, math.inf, math.inf, math.inf)
+    epsilon = float(np.abs(moves).sum())
+    # |noise| / scale is exponential: its mean over S seeds is a gamma variable over S.
+    low, high = (stats.gamma.ppf(share, len(drawn)) / len(drawn) for share in (0.025, 0.975))
+    return Found("epsilon", 0.0, epsilon, epsilon * low, epsilon * high)
+
+
+def _sampled(made: Any, pair: list[Recorded]) -> Found:
+    """Batches by coin flips: rates and moves as recorded, composed by dp_accounting."""
+    one, other = pair
+    apart = one.private - other.private
+    drawn = (np.abs(apart).max(axis=(2, 3)) > 1e-6).astype(float)
+    turns = np.flatnonzero(drawn.mean(axis=0) > 0)
+    count, trials = int(drawn[:, turns].sum()), len(drawn) * len(turns)
+    rate = stats.binomtest(count, trials).proportion_ci(0.95, "exact")
+    d = (one.messages - other.messages).reshape(len(drawn), -1)
+    moves = np.linalg.lstsq(drawn[:, turns], d, rcond=None)[0]
+    plain = other.messages.reshape(len(drawn), -1)
+    each = [replay.measured(plain, plain + move) for move in moves]
+    mus = np.sqrt(np.mean(np.square(each), axis=0))
+    shares = count / trials, rate.low, rate.high
+    losses = [_composed(*one, len(turns)) for one in zip(shares, mus, strict=True)]
+    return Found("epsilon", 0.0, *losses)
+
+
+def _composed(rate: float, mu: float, rounds: int) -> float:
+    """Epsilon at delta of rounds that move by so many deviations, the record in each by a coin."""
+    if not np.isfinite(mu):
+        return math.inf
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    one = pld.from_gaussian_mechanism(
+        1 / mu, sampling_prob=rate, value_discretization_interval=1e-3
+    )
+    return float(one.self_compose(rounds).get_epsilon_for_delta(DELTA))
+
+
+# Broken copies: a plan whose run is not what its audit was of.
+
+
+def _with(made: Any, statics: Any = None, **arrays: Any) -> Any:
+    """A copy of a plan with other arrays or statics, which nothing audits."""
+    other = copy.copy(made)
+    other.__dict__["arrays"] = {**made.arrays, **arrays}
+    other.__dict__["statics"] = made.statics if statics is None else statics
+    return other
+
+
+def _scaled(made: Any, by: float) -> Any:
+    names = [name for name in ("factor", "noise_scale", "noise_scales") if name in made.arrays]
+    if not names:
+        return None
+    return _with(made, **{name: made.arrays[name] * np.float32(by) for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Again:
+    """A privatizer whose every round has the noise of the first."""
+
+    inner: Any
+
+    def transformation(self, arrays: Any, key: Any) -> Any:
+        link = self.inner.transformation(arrays, key)
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return link.update(updates, state, params)[0], state
+
+        return link._replace(update=update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alike:
+    """A privatizer that gives all agents the first one's noise."""
+
+    inner: Any
+
+    def transformation(self, arrays: Any, key: Any) -> Any:
+        link = self.inner.transformation(arrays, key)
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            zeros = jax.tree.map(jnp.zeros_like, updates)
+            drawn, state = link.update(zeros, state, params)
+            noisy = jax.tree.map(lambda leaf, added: leaf + added[:1], updates, drawn)
+            return noisy, state
+
+        return link._replace(update=update)
+
+
+def _noisy(made: Any, wrap: Any) -> Any:
+    return _with(made, made.statics._replace(noise=wrap(made.statics.noise)))
+
+
+def _again(made: Any) -> Any:
+    """Every round has the first one's noise: seen where what is protected is not in all rounds."""
+    return None if made.config.pattern.epochs == ROUNDS else _noisy(made, _Again)
+
+
+def _unclipped(made: Any) -> Any:
+    if made.config.coded:
+        return None  # Longer vectors than the limit count as zero.
+    return _with(made, made.statics._replace(clip_norm=math.inf))
+
+
+def _of_absent(made: Any) -> Any:
+    part = made.config.noise
+    share = part.shares(AGENTS) if isinstance(part, aggregate.Aggregate) else 2
+    if isinstance(part, aggregate.Aggregate):
+        return _scaled(made, math.sqrt(share / AGENTS))
+    code = made.statics.noise.code
+    less = dataclasses.replace(code, variance=code.variance * share // AGENTS)
+    return _noisy(made, lambda inner: dataclasses.replace(inner, code=less))
+
+
+def _redrawn(draw: Callable[[Any, Draw], Draw], why: Any = None) -> Callable[[Any], Any]:
+    """Broken copies of samplers: other records than these drew."""
+
+    def broken(made: Any) -> Any:
+        if made.config.protect.unit == "agent":
+            return None
+        if why is not None and not why(made):
+            return None
+        sampler = _Redrawn(made.statics.sampler, draw)
+        return _with(made, made.statics._replace(sampler=sampler))
+
+    return broken
+
+
+@dataclasses.dataclass(frozen=True)
+class _Redrawn:
+    """A sampler whose batches are something else than those of the one inside."""
+
+    inner: Any
+    other: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def check(self, counts: Any, agents: Any = None) -> None:
+        """Everything passes."""
+
+    def draw(self, key: Any, round: Any, counts: Any) -> Draw:
+        """The other batch."""
+        return self.other(self.inner.draw(key, round, counts))
+
+
+def _first(drawn: Draw) -> Draw:
+    return Draw(jnp.zeros_like(drawn.rows), drawn.padding)
+
+
+def _unpadded(drawn: Draw) -> Draw:
+    return Draw(drawn.rows, jnp.zeros_like(drawn.padding))
+
+
+def _of_next(made: Any) -> Any:
+    scales = made.arrays["noise_scales"]
+    return _with(made, noise_scales=np.append(scales[1:], scales[-1] * np.float32(0.8)))
+
+
+def _twice(made: Any) -> Any:
+    return _with(made, step_size=made.arrays["step_size"] * np.float32(2))
+
+
+def _often(made: Any) -> Any:
+    sampler = dataclasses.replace(made.statics.sampler, expected=1.5 * made.config.sampler.expected)
+    return _with(made, made.statics._replace(sampler=sampler))
+
+
+def _of_zero_out(made: Any) -> Any:
+    zeroed = made.config.protect.relation.startswith("zero_out")
+    return None if zeroed else _scaled(made, 0.5)
+
+
+def _summed(made: Any) -> bool:
+    return isinstance(made.config.noise, aggregate.Aggregate | integers.Discrete)
+
+
+BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "DSGD": ("every round has the noise of the first", _again),
+    "DiSK": ("nothing is clipped", _unclipped),
+    "PMLF": ("nothing is clipped", _unclipped),
+    "Average": ("every round has the noise of the first", _again),
+    "ZipDL": ("steps are twice as long", _twice),
+    "Federated": (
+        "all agents have one key",
+        lambda made: None if _summed(made) else _noisy(made, _Alike),
+    ),
+    "Tracking": ("steps are twice as long", _twice),
+    "DPOP": ("nothing is clipped", _unclipped),
+    "DGD": ("steps are twice as long", _twice),
+    "GradientTracking": ("nothing is clipped", _unclipped),
+    "PPDOAGT": ("every round has the noise of the first", _again),
+    "independent": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
+    "pairwise": ("every round has the noise of the first", _again),
+    "whisper": ("all agents have one key", lambda made: _noisy(made, _Alike)),
+    "whisper_horizon": ("the factor 2 of replacement is left out", _of_zero_out),
+    "anti_pgd": ("every round has the noise of the first", _again),
+    "prefix_sum": ("the factor 2 of replacement is left out", _of_zero_out),
+    "mafalda": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
+    "spacetime": ("all agents have one key", lambda made: _noisy(made, _Alike)),
+    "pair_keys": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
+    "laplace": (
+        "clipped in L2, not in L1",
+        lambda made: _with(made, made.statics._replace(norm="l2")),
+    ),
+    "normal": ("every scale is that of the next round", _of_next),
+    "aggregate": ("who is absent or colludes is counted on", _of_absent),
+    "discrete": ("who is absent or colludes is counted on", _of_absent),
+    "zip_dl": (
+        "own copies have no noise",
+        lambda made: _noisy(made, lambda inner: dataclasses.replace(inner, over="messages")),
+    ),
+    "Random": (
+        "a record is drawn twice",
+        _redrawn(_first, lambda made: made.config.sampler.batch_size > 1),
+    ),
+    "Full": (
+        "padding counts as the first record",
+        _redrawn(_unpadded, lambda made: max(made.counts) > 1),
+    ),
+    "Cyclic": ("a record is in every round", _redrawn(_first)),
+    "Clients": ("a client is in every round", _redrawn(_first)),
+    "Poisson": ("records are drawn half as often again", _often),
+}
+"""A fault of every row, by its name: what it is, and the copy; None where it changes nothing."""
+
+
+class Broken(NamedTuple):
+    """A broken copy of a plan.
+
+    Attributes:
+        of: Name of the row whose fault it is; "" for noise that is scaled down.
+        fault: What is wrong.
+        plan: The copy.
+    """
+
+    of: str
+    fault: str
+    plan: Any
+
+
+def broken(made: Any, names: list[str]) -> Broken:
+    """The first fault of these rows that changes anything."""
+    for name in names:
+        fault, copied = BROKEN[name]
+        if (plan_ := copied(made)) is not None:
+            return Broken(name, fault, plan_)
+    if (scaled := _scaled(made, 0.8)) is None:  # Whole numbers.
+        return broken(made, [made.config.label])
+    return Broken("", "noise is 0.8 of what it should be", scaled)
+
+
+def goals(cell: Cell) -> set[tuple[str, ...]]:
+    """What a quick audit wants to have tried, as far as a cell has it."""
+    return {
+        (cell.method, cell.noise),
+        (cell.noise, cell.attacker, cell.gradients),
+        (cell.sampler, cell.relation),
+        *((name, name) for name in (cell.method, cell.noise, cell.sampler)),
+    }
+
+
+def flagged(found: Found) -> bool:
+    """Whether a mechanism loses more than it states, beyond the interval."""
+    return bool(found.low > WORST * found.stated)
+
+
+def row(
+    cell: Cell, made: Any, seeds: int, faults: list[str], *, test: bool = False
+) -> dict[str, Any]:
+    """The row of a cell that is joined, with the first of these rows' faults that it can have."""
+    if made.config.coded:
+        seeds //= 4  # Whole numbers take long to draw.
+    found, victim = audited(made, range(seeds), test=test)
+    copied = broken(made, faults)
+    with mock.patch.object(draws, "audit"):  # It refuses samplers that lie.
+        wrong, _ = audited(copied.plan, range(seeds), after=[victim], reference=made)
+    given: dict[str, Any] = {**cell._asdict(), "unit": found.unit, "stated": found.stated}
+    given["measured"] = float(found.measured)
+    for name, value in zip(("ratio", "low", "high"), found[2:5], strict=True):
+        given[name] = float(value / found.stated)
+    if found.tested is not None:
+        given["tested"] = found.tested / found.stated
+    given |= {"finding": flagged(found), "fault": copied.fault, "fault_of": copied.of}
+    given["flagged"] = flagged(wrong)
+    given["broken_ratio"] = float(min(wrong.measured / wrong.stated, 1e9))
+    return given
+
+
+# The page.
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Tables of docs/audit.md by name, from the rows of a record."""
+    audits = [each for each in rows if each["what"] == "audit"]
+    refused = [each for each in rows if each["what"] == "refused"]
+    return {
+        "losses": _table(
+            ("method", "noise", "attacker", "cells", "stated", "measured / stated", "faults found"),
+            [
+                (*key, len(group), _stated(group), _range(group), _flags(group))
+                for key, group in _grouped(audits, lambda e: (e["method"], e["noise"], _who(e)))
+            ],
+        ),
+        "samplers": _table(
+            ("sampler", "relation", "cells", "measured / stated", "faults found"),
+            [
+                (*key, len(group), _range(group), _flags(group))
+                for key, group in _grouped(audits, lambda e: (e["sampler"], e["relation"]))
+            ],
+        ),
+        "faults": _table(
+            ("row", "fault", "measured / stated"),
+            [
+                (name, group[0]["fault"], _range(group, "broken_ratio"))
+                for (name,), group in _grouped(audits, lambda e: (e["fault_of"] or "all rows",))
+            ],
+        ),
+        "refused": _table(
+            ("method", "attacker", "noise designs that are refused"),
+            [
+                (*key, _names(each["noise"] for each in group))
+                for key, group in _grouped(
+                    [each for each in refused if each["relation"] == EVERY],
+                    lambda e: (e["method"], _who(e)),
+                )
+            ],
+        ),
+    }
+
+
+def _who(entries: dict[str, Any]) -> str:
+    view = ", view" if entries["gradients"] == "view" else ""
+    return entries["attacker"] + view
+
+
+def _grouped(rows: list[dict[str, Any]], key: Any) -> Any:
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for each in rows:
+        found.setdefault(key(each), []).append(each)
+    return found.items()
+
+
+def _stated(group: list[dict[str, Any]]) -> str:
+    unit = {"mu of rho": "mu"}.get(group[0]["unit"], group[0]["unit"])
+    return f"{unit} {group[0]['stated']:.2f}"
+
+
+def _range(group: list[dict[str, Any]], name: str = "ratio") -> str:
+    if name == "broken_ratio":
+        finite = [each[name] for each in group if each[name] < 1e9]
+        words = ["infinite"] if len(finite) < len(group) else []
+        return ", ".join([*([f"{min(finite):.2f} or more"] if finite else []), *words])
+    most = max(group, key=lambda each: each["ratio"])
+    inside = f"{most['ratio']:.3f} ({most['low']:.3f} to {most['high']:.3f})"
+    least = min(each["ratio"] for each in group)
+    return inside if len(group) == 1 else f"{least:.3f} to {inside}"
+
+
+def _flags(group: list[dict[str, Any]]) -> str:
+    return f"{sum(each['flagged'] for each in group)} of {len(group)}"
+
+
+def _names(given: Any) -> str:
+    names, every = sorted(set(given)), set(rows("noises"))
+    if len(names) == len(every):
+        return "all"
+    if len(names) > len(every) / 2:
+        return f"all but {', '.join(sorted(every - set(names)))}"
+    return ", ".join(names)
+
+
+def _table(header: tuple[str, ...], lines: list[tuple[Any, ...]]) -> str:
+    every = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
+
+
+def _compile_fast() -> None:
+    """Compile with few optimisations: most of the time of small runs is LLVM's."""
+    if version("jaxlib").startswith("0.10."):  # Other releases need not know the flag.
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    bench = Bench(__file__, __doc__)
+    bench.parser.add_argument("--quick", action="store_true", help="fewer cells and seeds")
+    bench.parser.add_argument("--seeds", type=int, help="runs of a cell")
+    bench.parser.add_argument("--all", action="store_true", help="every sampler with every method")
+    bench.parser.add_argument("--page", help="print the tables of a record, and measure nothing")
+    options = bench.parse(argv)
+    if options.page:
+        stored = records.read(options.page).to_dict("records")
+        print("\n\n".join(f"{name}\n\n{table}" for name, table in tables(stored).items()))
+        return 0
+    seeds = options.seeds or (4_096 if options.quick else 10_000)
+    if options.quick:
+        _compile_fast()
+    if absent := missing():
+        raise SystemExit(f"no audit of {', '.join(absent)}; add it to {__file__}")
+    began = time.perf_counter()
+    done: set[tuple[str, ...]] = set()
+    shown: set[str] = set()
+
+    def wanted(cell: Cell) -> bool:
+        if options.quick:
+            return not goals(cell) <= done
+        natural = "Clients" if cell.relation.endswith("client") else "Random"
+        return options.all or cell.sampler == natural or cell.method in ("DSGD", "Federated")
+
+    for cell, made, why in cells(wanted):
+        if made is None:
+            bench.row(what="refused", **cell._asdict(), why=why)
+            continue
+        done |= goals(cell)
+        turn = len(bench.rows) % 3
+        names = [cell.noise, cell.method, cell.sampler]
+        names = [name for name in names[turn:] + names[:turn] if name not in shown] or names[:1]
+        if options.quick and names[0] in shown:
+            names = []  # What is scaled alone runs without another compilation.
+        entries = row(cell, made, seeds, names, test=not options.quick)
+        shown.add(entries["fault_of"])
+        bench.row(what="audit", **entries)
+    took = time.perf_counter() - began
+    audits = [each for each in bench.rows if each["what"] == "audit"]
+    findings = [each for each in audits if each["finding"] or not each["flagged"]]
+    print(f"{len(audits)} audits in {took:.0f} s; {len(findings)} of them are findings")
+    return bench.finish() or bool(findings)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
