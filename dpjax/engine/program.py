@@ -41,8 +41,13 @@ def template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> S
         models: Models to start from, leaves [n, ...].
         key: Any key.
     """
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    return jax.eval_shape(lambda p, k: parts.algorithm(statics, one, k).init(p, k), models, key)
+
+    # Arrays are traced too: their values, zero for a plan without noise, are no shapes.
+    def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
+        one = jax.tree.map(lambda leaf: leaf[0], arrays)
+        return parts.algorithm(statics, one, key).init(models, key)
+
+    return jax.eval_shape(start, arrays, models, key)
 
 
 @compiled()
