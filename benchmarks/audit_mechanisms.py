@@ -668,7 +668,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "DSGD": ("every round has the noise of the first", _again),
     "DiSK": ("nothing is clipped", _unclipped),
     "PMLF": ("nothing is clipped", _unclipped),
-    "Average": ("every round has the noise of the first", _again),
+    "Average": ("nothing is clipped", _unclipped),
     "ZipDL": ("steps are twice as long", _twice),
     "Federated": (
         "all agents have one key",
@@ -678,12 +678,12 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "DPOP": ("nothing is clipped", _unclipped),
     "DGD": ("steps are twice as long", _twice),
     "GradientTracking": ("nothing is clipped", _unclipped),
-    "PPDOAGT": ("every round has the noise of the first", _again),
+    "PPDOAGT": ("steps are twice as long", _twice),
     "independent": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
-    "pairwise": ("every round has the noise of the first", _again),
+    "pairwise": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "whisper": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "whisper_horizon": ("the factor 2 of replacement is left out", _of_zero_out),
-    "anti_pgd": ("every round has the noise of the first", _again),
+    "anti_pgd": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "prefix_sum": ("the factor 2 of replacement is left out", _of_zero_out),
     "mafalda": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "spacetime": ("all agents have one key", lambda made: _noisy(made, _Alike)),
@@ -805,26 +805,51 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
                 for (name,), group in _grouped(audits, lambda e: (e["fault_of"] or "all rows",))
             ],
         ),
-        "refused": _table(
-            ("method", "attacker", "noise designs that are refused"),
-            [
-                (*key, _names(each["noise"] for each in group))
-                for key, group in _grouped(
-                    [each for each in refused if each["relation"] == EVERY],
-                    lambda e: (e["method"], _who(e)),
-                )
-            ],
+        "refused": _table(("attacker", "refused noise designs", "of methods"), _refusals(refused)),
+        "reasons": "\n".join(
+            f"- {', '.join(names)}: {why}." for why, names in _reasons(refused).items()
         ),
     }
 
 
+def _refusals(refused: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Attackers, the designs that each of some methods does not join for them, the methods."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for name in rows("methods"):
+        mine = [e for e in refused if e["method"] == name and e["relation"] == EVERY]
+        never = {e["noise"] for e in mine if e["attacker"] == EVERY}
+        others = set(rows("noises")) - never
+        by_design: dict[str, list[str]] = {}
+        for who, group in _grouped(mine, _who):
+            designs = {e["noise"] for e in group}
+            if who != EVERY and designs == others:
+                told = "all that it joins"
+            else:
+                told = _names(designs)
+            by_design.setdefault(told, []).append(who)
+        for designs_, attackers in by_design.items():
+            lines.setdefault((", ".join(attackers), designs_), []).append(name)
+    return [(*key, ", ".join(methods)) for key, methods in lines.items()]
+
+
+def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Whom a reason is given for, a method or a design, by the reason."""
+    found: dict[str, list[str]] = {}
+    for each in refused:
+        for mark in (" that is known: ", " does not join: "):
+            if mark in each["why"] and each["relation"] == EVERY:
+                name = each["method" if ", which method " in each["why"] else "noise"]
+                names = found.setdefault(each["why"].partition(mark)[2], [])
+                names += [name] * (name not in names)
+    return found
+
+
 def _who(entries: dict[str, Any]) -> str:
-    view = ", view" if entries["gradients"] == "view" else ""
-    return entries["attacker"] + view
+    return entries["attacker"] + ("*" if entries["gradients"] == "view" else "")
 
 
-def _grouped(rows: list[dict[str, Any]], key: Any) -> Any:
-    found: dict[Any, list[dict[str, Any]]] = {}
+def _grouped(rows: Any, key: Any) -> Any:
+    found: dict[Any, list[Any]] = {}
     for each in rows:
         found.setdefault(key(each), []).append(each)
     return found.items()
