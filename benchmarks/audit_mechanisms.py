@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 from unittest import mock
 
@@ -78,6 +79,8 @@ NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))
 COALITION = (0, 3)
 LONG = 3.0
 """Gradients are so much longer than the clip norm, which is 1."""
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RECORD = ROOT / "docs" / "audit.md", ROOT / "benchmarks" / "records" / "audit.jsonl"
 WORST = 1.02
 """Measured over stated above this, its interval included, is a finding."""
 
@@ -520,7 +523,7 @@ def _composed(rate: float, mu: float, rounds: int) -> float:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     one = pld.from_gaussian_mechanism(
-        1 / mu, sampling_prob=rate, value_discretization_interval=1e-3
+        1 / mu, sampling_prob=rate, value_discretization_interval=4e-3
     )
     return float(one.self_compose(rounds).get_epsilon_for_delta(DELTA))
 
@@ -759,7 +762,7 @@ def row(
 ) -> dict[str, Any]:
     """The row of a cell that is joined, with the first of these rows' faults that it can have."""
     if made.config.coded:
-        seeds //= 4  # Whole numbers take long to draw.
+        seeds //= 2  # Whole numbers take long to draw.
     found, victim = audited(made, range(seeds), test=test)
     copied = broken(made, faults)
     with mock.patch.object(draws, "audit"):  # It refuses samplers that lie.
@@ -823,13 +826,19 @@ def _refusals(refused: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         for who, group in _grouped(mine, _who):
             designs = {e["noise"] for e in group}
             if who != EVERY and designs == others:
-                told = "all that it joins"
+                told = "all others"
             else:
                 told = _names(designs)
             by_design.setdefault(told, []).append(who)
         for designs_, attackers in by_design.items():
             lines.setdefault((", ".join(attackers), designs_), []).append(name)
-    return [(*key, ", ".join(methods)) for key, methods in lines.items()]
+    return [
+        (*key, ", ".join(few)) for key, methods in lines.items() for few in _batched(methods, 3)
+    ]
+
+
+def _batched(names: list[str], number: int) -> list[list[str]]:
+    return [names[start : start + number] for start in range(0, len(names), number)]
 
 
 def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -842,6 +851,15 @@ def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
                 names = found.setdefault(each["why"].partition(mark)[2], [])
                 names += [name] * (name not in names)
     return found
+
+
+def filled(page: str, stored: list[dict[str, Any]], command: str) -> str:
+    """A page with what belongs between its marks: the tables of a record, and its command."""
+    for name, text in {**tables(stored), "command": f"    {command}"}.items():
+        head, mark, rest = page.partition(f"<!-- {name} -->\n")
+        assert mark, f"the page has no mark {name}"
+        page = f"{head}{mark}\n{text}\n\n{''.join(rest.partition('<!-- end -->')[1:])}"
+    return page
 
 
 def _who(entries: dict[str, Any]) -> str:
@@ -903,11 +921,12 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--quick", action="store_true", help="fewer cells and seeds")
     bench.parser.add_argument("--seeds", type=int, help="runs of a cell")
     bench.parser.add_argument("--all", action="store_true", help="every sampler with every method")
-    bench.parser.add_argument("--page", help="print the tables of a record, and measure nothing")
+    bench.parser.add_argument("--page", action="store_true", help="write docs/audit.md's tables")
     options = bench.parse(argv)
     if options.page:
-        stored = records.read(options.page).to_dict("records")
-        print("\n\n".join(f"{name}\n\n{table}" for name, table in tables(stored).items()))
+        about = records.read_metadata(RECORD)
+        stored = records.read(RECORD).to_dict("records")
+        PAGE.write_text(filled(PAGE.read_text(), stored, about["command"]))
         return 0
     seeds = options.seeds or (4_096 if options.quick else 10_000)
     if options.quick:

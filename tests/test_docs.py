@@ -18,7 +18,7 @@ PAGES = [
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
     *("docs/tracking.md", "docs/reproduction-tracking.md", "docs/sketching.md"),
     *("docs/federated.md", "docs/reproduction-dome.md"),
-    *("docs/compare.md",),
+    *("docs/audit.md", "docs/compare.md"),
 ]
 
 
