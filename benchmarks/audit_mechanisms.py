@@ -14,7 +14,8 @@ that were recorded. ``stated`` is the plan's.
 
 ``--quick`` takes every method with every noise design, every design with every attacker, and every
 sampler with every relation, once each. Else every relation is tried with its natural sampler, and
-with every sampler for D-SGD and `Federated`; ``--all`` tries every sampler with every method.
+with every sampler for D-SGD and `Federated` against outsiders and aggregators; ``--all`` tries
+every sampler with every method.
 """
 
 import copy
@@ -941,7 +942,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.quick:
             return not goals(cell) <= done
         natural = "Clients" if cell.relation.endswith("client") else "Random"
-        return options.all or cell.sampler == natural or cell.method in ("DSGD", "Federated")
+        alone = cell.method in ("DSGD", "Federated") and cell.attacker in ("outsider", "aggregator")
+        return options.all or cell.sampler == natural or alone
 
     for cell, made, why in cells(wanted):
         if made is None:
