@@ -290,17 +290,19 @@ class Guarantee:
 
         Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
         relation, rounds and assumptions as this record's; None promises nothing. Rows are about
-        a deployment in which every agent keeps its own secret: whoever knows the seed of a
-        simulation, or the key of a release, can subtract all noise.
+        a deployment whose agents keep their secrets: whoever runs this process, knows the seed of
+        a simulation or the key of a release is not protected from.
 
         Returns:
             Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition,
-            an aggregator or server, whoever holds the seed.
+            an aggregator or server, whoever runs this process, whoever holds the seed.
         """
         return parties.table(self)
 
     def within(self, total: budget.Total) -> "Guarantee":
         """What a first phase states under a total that was fixed before it: that total.
+
+        That it was fixed before is the user's word, and statements say so.
 
         A privacy filter: whatever phases follow, as long as the squares of their mu add up to at
         most that of the total, all of them together are mu-GDP with the total's mu.

@@ -51,6 +51,29 @@ _WHY: dict[str | None, str] = {
 _MEMBER = "members of a group hold its seed, and can subtract the group's noise"
 _OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"
 _DRAWN = "it may know which records were drawn, and this epsilon counts on secret batches"
+_RELEASED = "it knows no more than an outsider, also together with others"
+_APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
+PROCESS = "whoever runs this process"
+
+_KEEPERS: dict[str | None, str] = {
+    "own": "agents who each keep a secret of their own",
+    "group": "groups that each keep a seed of their own",
+    "shared": "agents who share one seed and show it to nobody else",
+    "links": "agents who keep the secrets of their links",
+    "shares": "agents who each keep a secret of their own",
+    "alone": "one agent who keeps its seed secret",
+    None: "parties who do not know it",
+}
+"""Whom a simulation's rows are about; in a simulation itself one seed draws all noise."""
+
+_LEFT: dict[str | None, str] = {
+    "own": "keeps the messages that it saw, and knew no secret but its own",
+    "group": "knows its group's seed of the phases so far, and can subtract their noise",
+    "shared": "knows the seed of the phases so far, and can subtract their noise",
+    "links": "knows its links' secrets of the phases so far",
+    "shares": "keeps the messages that it saw, and knew no secret but its own",
+    None: "may know secrets of the phases so far",
+}
 
 
 class Party(NamedTuple):
@@ -105,10 +128,11 @@ def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection
     if of.relation is None:
         parties = ("an outsider", ANOTHER, "an aggregator or server")
         return Protection(Party(one, None, 0.0, unprotected) for one in parties)
-    reasons = [_outsider(of), *_participants(of), _aggregator(of), _holder(of)]
+    reasons = [_outsider(of), *_participants(of), _aggregator(of)]
     if of.lost_noise is not None:
         why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
-        reasons = [(party, False, why) for party, *_ in reasons[:-1]] + reasons[-1:]
+        reasons = [(party, False, why) for party, *_ in reasons]
+    reasons += [(PROCESS, False, "it holds all agents' data and keys"), _holder(of)]
     # The paper's rule may state less than what holds.
     epsilon, given = max(of.epsilon, of.exact_epsilon), _assumed(of)
     return Protection(
@@ -141,14 +165,21 @@ def covers(of: "Guarantee", attacker: str) -> bool:
     return any(one.party == _NAMES.get(attacker) and one.epsilon is not None for one in table(of))
 
 
-def sentences(of: "Guarantee") -> str:
+def sentences(of: "Guarantee", process: bool) -> str:
     """The rows as sentences, but for the stated attacker and for whoever holds the seed.
 
     Args:
         of: The guarantee, whose statement says those two itself.
+        process: Whether one process holds all agents, as in every run of this package.
     """
-    stated = _named(of)
-    return " ".join(str(one) for one in table(of)[:-1] if one.party != stated)
+    told = {_named(of)} if process else {_named(of), PROCESS}
+    text = " ".join(str(one) for one in table(of)[:-1] if one.party not in told)
+    if not (of.phases or of.over_rounds == "phases") or of.secrets == "alone":
+        return text
+    return (
+        f"{text} A participant who has left {_LEFT[of.secrets]}; every later phase must draw its "
+        "noise from new secrets."
+    )
 
 
 _Row = tuple[str, bool, str]
@@ -177,6 +208,15 @@ def _outsider(of: "Guarantee") -> _Row:
 
 
 def _participants(of: "Guarantee") -> list[_Row]:
+    """Other agents, of whom a release's one process and key say that they are apart from it."""
+    apart = _APART if of.release else ""
+    return [
+        (party, protected, why + apart if protected else why)
+        for party, protected, why in _others(of)
+    ]
+
+
+def _others(of: "Guarantee") -> list[_Row]:
     """Other agents: one row, or two where they differ."""
     stated: list[_Row] = []
     if of.attacker in ("coalition", "nodes"):
@@ -193,7 +233,8 @@ def _participants(of: "Guarantee") -> list[_Row]:
         mine, others = f"{ANOTHER} of its own group", f"{ANOTHER} of another group"
         return [*stated, (mine, False, _MEMBER), (others, True, _OTHER_GROUP)]
     protected = of.secrets == "own" or (of.secrets == "shares" and of.colluders > 0)
-    return [*stated, (ANOTHER, protected, _WHY[of.secrets].format(colluders=of.colluders))]
+    why = _RELEASED if of.release and of.secrets == "own" else _WHY[of.secrets]
+    return [*stated, (ANOTHER, protected, why.format(colluders=of.colluders))]
 
 
 def _aggregator(of: "Guarantee") -> _Row:
@@ -209,9 +250,11 @@ def _holder(of: "Guarantee") -> _Row:
     if of.release:
         why = "the key of this release gives all noise away; it must stay secret"
     else:
+        drawn = of.accountant == "pld"
+        keepers = "agents who keep noise and batches secret" if drawn else _KEEPERS[of.secrets]
         why = (
-            "the seed of a simulation gives all noise away, and records hold it; the other rows "
-            "are about agents who each keep a secret of their own"
+            f"the seed of a simulation gives all noise{' and batches' if drawn else ''} away, and "
+            f"records hold it; the other rows are about {keepers}"
         )
     return "whoever holds the seed", False, why
 

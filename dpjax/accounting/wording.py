@@ -72,8 +72,14 @@ _ACCOUNTANT_TEXT = {
 }
 
 
-def statement(of: "Guarantee") -> str:
-    """The guarantee in one sentence; then what it does not cover, and what others can learn."""
+def statement(of: "Guarantee", *, process: bool = True) -> str:
+    """The guarantee in one sentence; then what it does not cover, and what others can learn.
+
+    Args:
+        of: The guarantee.
+        process: Whether one process holds all agents, as in every run of this package; False in
+            the file of a loop of one's own.
+    """
     if of.relation is None:
         return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
@@ -125,7 +131,9 @@ def statement(of: "Guarantee") -> str:
             ". NOT covered: the round at which it ended was left to whoever read metrics of "
             "private data"
         )
-    text += f".{records(of)} {parties.sentences(of)}"
+    text += f".{records(of)} {parties.sentences(of, process)}"
+    if not process:
+        return text
     if of.release:
         return text + " Release: the noise key was drawn secretly and must stay secret."
     return text + " Simulation: whoever knows the seed can subtract the noise."
@@ -237,14 +245,15 @@ def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
     if of.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
-    numbers = ", ".join(f"{k} records epsilon = {up(cost)}" for k, cost in each.items())
+    numbers = ", ".join(f"{k} records cost epsilon = {up(cost)}" for k, cost in each.items())
     vacuous = [k for k, cost in each.items() if cost > parties.VACUOUS]
     note = ""
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"
         note = f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
-        f" A person with several records gets less, at the same delta and against {attacker}: "
+        f" A person with several records is protected less, at the same delta and against "
+        f"{attacker}: "
         f"{numbers}{note}."
     )
 
@@ -303,8 +312,9 @@ def _total_text(of: "Guarantee") -> str:
     name, field = names[of.loss.kind]
     return (
         f". A total of {name} = {up(getattr(of.loss, field))} (epsilon = {up(of.epsilon)} at delta "
-        f"= {_deltas.text(of.delta)}) was fixed before the first phase; later phases may have been "
-        "chosen by anything released, and by nothing else that depends on the data. Spent so far: "
+        f"= {_deltas.text(of.delta)}) was fixed before the first phase, as its user states; later "
+        "phases may have been chosen by anything released, and by nothing else that depends on the "
+        "data. Spent so far: "
         f"{name} = {up(getattr(of.spent, field))}, by {_phases_text(of)}"
     )
 

@@ -139,7 +139,7 @@ def other_parties(
     if trust == "pndp" and len(sets) == len(setting.mixing):
         told.add(parties.ANOTHER)
     several = wording.records(stated, "an outsider").strip()
-    rows = [str(row) for row in stated.protection()[:-1] if row.party not in told]
+    rows = [str(row) for row in stated.protection()[:-2] if row.party not in told]
     return [*rows, several] if several else rows
 
 

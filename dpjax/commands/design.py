@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import budget
+from dpjax.accounting import budget, wording
 from dpjax.commands import design_report, inputs
 from dpjax.mechanism import design, spatial
 from dpjax.plans import export, noise, plan, targets
@@ -56,7 +56,7 @@ def run(command: Any) -> int:
     if command.relation == "replace_agent":
         inputs.note_delta(command.delta, len(matrix))
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
-    print(f"guarantee: {mine.guarantee.statement()}")
+    print(f"guarantee: {wording.statement(mine.guarantee, process=False)}")
     print("".join(f"{line}\n" for line in design_report.trust(mine, independent)))
     print(f"design: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
     print("\n".join(design_report.figures(mine, independent)))

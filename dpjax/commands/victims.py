@@ -53,8 +53,8 @@ ASSUMPTIONS = {
     "any": "whatever the other agents' gradients depend on, as in training",
     "view": (
         "only if the other agents' gradients are fixed in advance or functions of what the "
-        "attacker sees and knows, and if messages are not rounded before they are sent; in "
-        "training and in releases they are, unless it sees every message"
+        "attacker sees and knows, and messages are not rounded; training and releases round them, "
+        "which an attacker who does not see every message can gain from"
     ),
 }
 """What a loss takes for granted, by ``gradients``."""

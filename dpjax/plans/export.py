@@ -11,6 +11,7 @@ The file is an .npz whose entries are
     messages        "float64" where noise is too large for float32 messages, else "float32"
     strategy        [T, T] C over rounds, where the design has one
     participation   (epochs, separation), where the guarantee is for records in a fixed order
+    phase           which phase this is, where the guarantee is a total over phases
 
 beside what `dpjax.mechanism.design.Design.load` reads, so that a plan can be made from it again.
 """
@@ -22,6 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpjax import _deltas, _validate
+from dpjax._rounding import up
+from dpjax.accounting import wording
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import factor as factor_
@@ -35,7 +40,10 @@ __all__: list[str] = []
 
 
 def save(
-    plan: "Plan", path: str | os.PathLike[str], labels: Sequence[object] | None = None
+    plan: "Plan",
+    path: str | os.PathLike[str],
+    labels: Sequence[object] | None = None,
+    guarantee: Guarantee | None = None,
 ) -> Path:
     """Write a plan's design, terms and instructions to an .npz file, complete or not at all.
 
@@ -47,13 +55,16 @@ def save(
         plan: A private plan.
         path: Where to; ``.npz`` is appended when there is no suffix.
         labels: [n] names of the sites, in the order of the mixing matrix; None numbers them from 0.
+        guarantee: The total over all phases so far, of which this plan is the last
+            (`Guarantee.within`); None states the plan's own.
 
     Returns:
         The path written.
 
     Raises:
         ValueError: For a non-private plan or a release, a sampler that amplifies, another method
-            than D-SGD, or labels that are not n different ones.
+            than D-SGD, labels that are not n different ones, or a guarantee whose last phase is
+            another.
     """
     if plan.design is None:
         remedy = "save a private plan of a design that has one"
@@ -77,23 +88,36 @@ def save(
             f"plan has method {type(plan.config.method).__name__}, whose rounds a file cannot tell "
             "yet; save a plan of DSGD, or train with dpjax"
         )
-    guarantee, names = plan.guarantee, _labels(labels, plan.agents)
+    names, stated = _labels(labels, plan.agents), plan.guarantee
+    if guarantee is not None:
+        if not isinstance(guarantee, Guarantee) or guarantee.phases[-1:] != (stated,):
+            raise ValueError(
+                f"guarantee is {_validate.shown(guarantee)}, whose last phase is not this plan's; "
+                "give plan.guarantee.within(total) for the first phase, "
+                "earlier.followed_by(plan.guarantee, planned=False) for a later one"
+            )
+        stated = guarantee
     entries: dict[str, Any] = {
-        "how_to_use": instructions(plan),
+        "how_to_use": instructions(plan, stated),
         "labels": names,
-        "epsilon": np.asarray(guarantee.per_agent_epsilon or guarantee.epsilon),
+        "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
         "mixing": plan.mixing,
         "factor": plan.factor.astype(np.float64),
         "seed_group": factor_.groups(plan.factor),
         "messages": "float32" if wide(plan) is None else "float64",
     }
-    for name in ("delta", "relation", "unit", "attacker", "rounds", "clip_norm", "mu"):
-        entries[name] = getattr(guarantee, name)
-    entries["accountant"] = str(guarantee.accountant)
+    for name in ("delta", "relation", "unit", "attacker"):
+        entries[name] = getattr(stated, name)
+    if stated.mu is not None:  # A total may be of another kind than mu.
+        entries["mu"] = stated.mu
+    entries["accountant"] = str(stated.accountant)
+    if stated.phases:
+        entries["phase"] = len(stated.phases)
+    entries |= {"rounds": plan.guarantee.rounds, "clip_norm": plan.guarantee.clip_norm}
     if plan.strategy is not None:
         entries["strategy"] = rounds_.applied(plan.strategy, np.float64)
-    if guarantee.participation is not None:
-        entries["participation"] = np.asarray(guarantee.participation)
+    if plan.guarantee.participation is not None:
+        entries["participation"] = np.asarray(plan.guarantee.participation)
     assert plan.design is not None
     return plan.design.save(path, entries=entries)
 
@@ -136,23 +160,36 @@ def _labels(labels: Sequence[object] | None, n: int) -> np.ndarray:
     return np.array(names)
 
 
-def instructions(plan: "Plan") -> str:
+def instructions(plan: "Plan", stated: Guarantee) -> str:
     """What a training loop has to do for the plan's guarantee to be its own, in words.
 
     Args:
         plan: A private plan.
+        stated: What its file states: its guarantee, or a total over phases of which it is the last.
     """
     record, groups = plan.guarantee, factor_.groups(plan.factor)
     alone = len(set(groups)) == plan.agents
+    number, phase, models = len(stated.phases), list[str](), _FIRST
+    if number:
+        phase = [
+            f"This is phase {number}. Its own rounds cost epsilon = {up(record.epsilon)} at delta",
+            f"= {_deltas.text(record.delta)}; what to state is the total of all phases, epsilon = "
+            f"{up(stated.epsilon)}.",
+        ]
+    if number > 1:
+        models = (
+            "Sites start from",
+            f"the models with which phase {number - 1} ended, which were released, and from",
+            "nothing else that was trained on private data.",
+        )
     return "\n".join(
         [
             f"A noise design of dpjax for {plan.agents} sites and at most {record.rounds:,} rounds"
             f" ({plan.config.label}).",
             "",
             "What it guarantees, if every site does what follows:",
-            record.statement(),
-            '("Simulation" is said of the plan this file comes from: in your loop the seed is the',
-            "secret below, and who does not hold it cannot subtract the noise.)",
+            wording.statement(stated, process=False),
+            *phase,
             "",
             f"In each round t = 0, 1, ..., {record.rounds - 1}, site i (its name is labels[i]):",
             *_steps(plan),
@@ -168,9 +205,10 @@ def instructions(plan: "Plan") -> str:
             "site that restarts must know t, its model and its past noise, or stop for good.",
             "",
             "One run, one secret, one first model:",
-            "Every training run takes a new secret, also after a failed one: used again with other",
-            "data, models or step sizes, it lets whoever saw both runs subtract the noise. All",
-            "sites start from one public model (zeros, say): one trained on private data is sent.",
+            "Every training run and every phase takes a new secret, also after a failed one: used",
+            "again with other data, models or step sizes, it lets whoever saw both runs subtract",
+            f"the noise, and who has left knows it. {models[0]}",
+            *models[1:],
             "",
             "Not in the guarantee: losses and metrics that are computed from the data and shown,",
             "tuning on the data, the low bits of floating-point numbers, and a generator that can",
@@ -180,6 +218,10 @@ def instructions(plan: "Plan") -> str:
     )
 
 
+_FIRST: tuple[str, ...] = (
+    "All sites start from one public model (zeros,",
+    "say): one trained on private data is sent.",
+)
 _ALONE = (
     "Every site draws its own noise from a secret of its own (128 random bits), which it tells",
     "nobody. Other sites then see no more than outsiders do.",

@@ -141,7 +141,8 @@ class Plan:
         Returns:
             Rows (party, epsilon, delta, why): an outsider, other participants (of the own group
             and of others, where these differ), a stated coalition, an aggregator or server, and
-            whoever holds the seed. Epsilon is None where a party is not protected from.
+            whoever runs this process or holds the seed. Epsilon is None where a party is not
+            protected from.
         """
         return parties.table(self.guarantee, registry.method(self.method).unprotected)
 
@@ -283,7 +284,12 @@ class Plan:
         """
         return forecasts.of_plan(self, parameters, counts)
 
-    def save(self, path: str | os.PathLike[str], labels: Sequence[object] | None = None) -> Path:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        labels: Sequence[object] | None = None,
+        guarantee: Guarantee | None = None,
+    ) -> Path:
         """Write design, terms and instructions to an .npz file for a loop of one's own.
 
         See `dpjax.plans.export`, which states what it guarantees.
@@ -291,15 +297,17 @@ class Plan:
         Args:
             path: Where to; ``.npz`` is appended when there is no suffix.
             labels: [n] names of the sites; None numbers them from 0.
+            guarantee: The total over all phases so far, of which this plan is the last
+                (`Guarantee.within`); None states the plan's own.
 
         Returns:
             The path written.
 
         Raises:
-            ValueError: For a non-private plan or a release, or labels that are not n different
-                ones.
+            ValueError: For a non-private plan or a release, labels that are not n different ones,
+                or a guarantee whose last phase is another.
         """
-        return export.save(self, path, labels)
+        return export.save(self, path, labels, guarantee)
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, noise, strategy and counts, in hexadecimal.

@@ -98,7 +98,7 @@ def test_promises_say_what_they_count_on(changes, text):
 def test_noise_that_a_run_lost_protects_from_nobody():
     one = make(relation="replace_agent", lost_noise=(7, 0.5))
     assert {row.epsilon for row in one.protection()} == {None}
-    assert all("from round 7 on" in row.why for row in one.protection()[:-1])
+    assert all("from round 7 on" in row.why for row in one.protection()[:-2])
     assert f"NOT protected from {parties.ANOTHER}" in one.statement()
 
 
@@ -168,7 +168,9 @@ def test_finite_precision_costs_a_group_more_delta():
 def test_statements_per_record_say_what_a_person_with_several_gets():
     text = make().statement()
     two, five = (parties.group_epsilon(make(), k) for k in (2, 5))
-    assert f"2 records epsilon = {parties.up(two)}, 5 records epsilon = {parties.up(five)}." in text
+    costs = f"2 records cost epsilon = {parties.up(two)}, 5 records cost epsilon = "
+    assert f"is protected less, at the same delta and against the same attacker: {costs}" in text
+    assert f"{costs}{parties.up(five)}." in text
     loud = make(epsilon=5.0, mu=gdp.mu(5.0, DELTA)).statement()
     assert "that of 5 is vacuous" in loud
     assert "several records" not in make(relation="replace_agent").statement()
@@ -178,8 +180,10 @@ def test_statements_per_record_say_what_a_person_with_several_gets():
 
 def test_a_table_prints_rows_that_fit_a_window():
     lines = str(make().protection()).splitlines()
-    assert lines[1].startswith("another participant      epsilon = 1    every agent")
-    assert lines[2].startswith(" " * 40) and max(map(len, lines)) <= 100
-    assert any(
-        line.startswith("whoever holds the seed   NOT protected  the seed") for line in lines
-    )
+    assert lines[1].startswith("another participant        epsilon = 1    every agent")
+    assert lines[2].startswith(" " * 42) and max(map(len, lines)) <= 100
+    for start in (
+        "whoever runs this process  NOT protected  it",
+        "whoever holds the seed     NOT ",
+    ):
+        assert any(line.startswith(start) for line in lines)

@@ -315,14 +315,31 @@ def test_phases_compose_for_an_attacker_whom_both_cover():
             one.followed_by(phase(0.3, attacker="node"), planned=False)
 
 
+@pytest.mark.parametrize(
+    ("secrets", "knows"),
+    [
+        ("own", "keeps the messages that it saw, and knew no secret but its own"),
+        ("shared", "knows the seed of the phases so far, and can subtract their noise"),
+        ("group", "knows its group's seed of the phases so far, and can subtract their noise"),
+        (None, "may know secrets of the phases so far"),
+    ],
+)
+def test_phases_say_what_a_participant_who_has_left_still_knows(secrets, knows):
+    one = phase(0.3, secrets=secrets)
+    said = f"A participant who has left {knows}; every later phase must draw its noise from new"
+    planned = one.followed_by(phase(0.4, secrets=secrets), planned=True)
+    assert said in one.within(TOTAL).statement() and "who has left" not in one.statement()
+    assert said in planned.statement()
+
+
 def test_the_total_is_said_and_stored():
     record = phase(0.4).within(TOTAL).followed_by(phase(0.3, clip_norm=2.0), planned=False)
     text = record.statement()
     assert text.startswith("(epsilon = 3, delta = 1e-05)-differentially private per record")
     assert (
-        "A total of mu = 0.719118 (epsilon = 3 at delta = 1e-05) was fixed before the first phase; "
-        "later phases may have been chosen by anything released, and by nothing else that depends "
-        "on the data. Spent so far: mu = 0.500001, by 2 phases" in text
+        "A total of mu = 0.719118 (epsilon = 3 at delta = 1e-05) was fixed before the first phase, "
+        "as its user states; later phases may have been chosen by anything released, and by "
+        "nothing else that depends on the data. Spent so far: mu = 0.500001, by 2 phases" in text
     )
     assert "correlated" not in text
     assert "T = 200 in 2 phases, total fixed beforehand" in record.caption()

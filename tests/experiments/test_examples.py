@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import cli
+from dpjax._rounding import up
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import load_script, make_config
@@ -193,7 +194,16 @@ def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
     assert given["stated"].epsilon == 10.0 and given["stated"].rounds == 50
     with np.load("second.npz") as file:
         assert file["labels"].tolist() == [name for name in SIX if name != "Nice"]
-        assert float(file["epsilon"]) == pytest.approx(given["left"].epsilon)
+        # The total, and the phase's own beside it.
+        text = " ".join(str(file["how_to_use"]).split())
+        assert float(file["epsilon"]) == 10.0 and file["rounds"] == 30 and file["phase"] == 2
+    own = given["second"].guarantee.epsilon
+    assert own == pytest.approx(given["left"].epsilon)
+    assert f"This is phase 2. Its own rounds cost epsilon = {up(own)} at delta" in text
+    assert "the total of all phases, epsilon = 10" in text and "at most 30 rounds" in text
+    assert "Sites start from the models with which phase 1 ended" in text and "zeros" not in text
+    with np.load("first.npz") as file:
+        assert float(file["epsilon"]) == 10.0 and "(zeros," in str(file["how_to_use"])
 
 
 def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import export, factor, noise, plan, samplers
+from dpjax.plans import export, factor, noise, plan, protect, samplers
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 
@@ -75,7 +75,7 @@ def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, g
     assert len(set(found)) == groups
     if "subgroups" in changes:
         assert found[0] == found[3] == found[4] != found[1] == found[2] == found[5]
-    assert said in export.instructions(made)
+    assert said in export.instructions(made, made.guarantee)
 
 
 def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
@@ -97,7 +97,10 @@ def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
 def test_the_instructions_are_of_the_plan(network, changes, words, tmp_path):
     made = plan.make(make_config(**changes), network)
     text = str(read(made.save(tmp_path / "it.npz"))["how_to_use"])
-    assert made.guarantee.statement() in text
+    statement = made.guarantee.statement().partition(" NOT protected from whoever runs")[0]
+    assert len(statement) > 100 and statement in text
+    # The loop is the user's own: no process holds all agents.
+    assert "runs this process" not in text and "Simulation" not in text
     for word in words:
         assert word in text, word
 
@@ -186,6 +189,24 @@ def test_a_changed_term_is_noticed(network, tmp_path):
         np.savez(tmp_path / "other.npz", **(entries | change))
         with pytest.raises(ValueError, match="whose content was changed"):
             Design.load(tmp_path / "other.npz")
+
+
+def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
+    made, other = (plan.make(make_config(epsilon=e), network) for e in (2.0, 2.5))
+    total = protect.Budget(4.0, 1e-5)
+    wrong = (
+        made.guarantee,
+        other.guarantee.within(total),
+        made.guarantee.within(total).followed_by(other.guarantee, planned=False),
+    )
+    for stated in wrong:
+        with pytest.raises(ValueError, match="whose last phase is not this plan's; give plan.guar"):
+            made.save(tmp_path / "it.npz", guarantee=stated)
+    assert not list(tmp_path.iterdir())
+    entries = read(other.save(tmp_path / "it.npz", guarantee=wrong[2]))
+    assert entries["epsilon"] == 4.0 and entries["rounds"] == other.config.rounds
+    assert gdp.epsilon(mu_of(entries), entries["delta"]) <= 2.5 * (1 + 1e-9)
+    Design.load(tmp_path / "it.npz")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,20 @@ def bare(method, **changes):
 
 
 COVARIANCE = noise.Covariance(np.eye(N) + 0.1, "mine")
+NODES = {
+    "independent": {"design": "independent"},
+    "record": {"design": "independent", "relation": "replace_record"},
+    "whisper": {"design": "whisper"},
+    "groups": {"design": "whisper", "subgroups": GROUPS},
+    "pairwise": {"design": "pairwise"},
+    "anti_pgd": {"design": "anti_pgd"},
+    "mafalda": {
+        "design": "mafalda", "relation": "zero_out_record", "participation": (2, 2),
+        "batch_size": 12,
+    },
+    "spacetime": {"design": "spacetime"},
+    "pair_keys": {"noise": PairKeys(2.0), "attacker": "node"},
+}  # fmt: skip
 PLANS = {
     "non-private": [
         lambda: gossip(design="non_private"),
@@ -224,11 +238,47 @@ def test_every_row_of_the_registry_has_an_answer():
 def test_a_row_gives_the_stated_epsilon_and_the_holder_of_the_seed_is_last():
     one = made("independent (LDP)")[0]
     rows = one.protection()
-    assert [row.party for row in rows] == [OUTSIDER, ANOTHER, SERVER, "whoever holds the seed"]
-    assert [row.epsilon for row in rows] == [8.0, 8.0, 8.0, None]
+    last = ["whoever runs this process", "whoever holds the seed"]
+    assert [row.party for row in rows] == [OUTSIDER, ANOTHER, SERVER, *last]
+    assert [row.epsilon for row in rows] == [8.0, 8.0, 8.0, None, None]
     assert {row.delta for row in rows} == {1e-5} and "seed of a simulation" in rows[-1].why
     released = gossip(design="independent", release=True)
     assert released.protection()[-1].why.startswith("the key of this release")
+    assert "NOT protected from whoever runs this process: it holds" in one.guarantee.statement()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"design": "independent"}, {"design": "mafalda"}, {"subgroups": GROUPS}]
+)
+def test_a_release_protects_participants_who_have_neither_its_process_nor_its_key(changes):
+    released, simulated = gossip(release=True, **changes), gossip(**changes)
+    rows = [row for row in released.protection() if row.party.startswith(ANOTHER)]
+    kept = [row.why for row in rows if row.epsilon is not None]
+    assert kept and all("neither runs this process nor reads its key" in why for why in kept)
+    assert not any("secret of its own" in row.why for row in released.protection())
+    assert "neither runs" not in str(simulated.protection())
+
+
+@pytest.mark.parametrize(
+    ("changes", "keepers"),
+    [
+        ({"design": "independent"}, "agents who each keep a secret of their own"),
+        ({"design": "whisper"}, "agents who share one seed and show it to nobody else"),
+        ({"design": "pairwise"}, "agents who share one seed and show it to nobody else"),
+        ({"design": "spacetime"}, "agents who share one seed and show it to nobody else"),
+        ({"subgroups": GROUPS}, "groups that each keep a seed of their own"),
+        (NODES["pair_keys"], "agents who keep the secrets of their links"),
+        (
+            {
+                "design": "independent", "relation": "zero_out_record",
+                "sampler": samplers.Poisson(6.0, 4),
+            },
+            "agents who keep noise and batches secret",
+        ),
+    ],
+)  # fmt: skip
+def test_the_holder_s_row_says_whose_secrets_the_others_count_on(changes, keepers):
+    assert gossip(**changes).protection()[-1].why.endswith(f"the other rows are about {keepers}")
 
 
 def loss_against(one, attacker):
@@ -272,22 +322,6 @@ def misstated(one, noise_of=None):
             if rows.get(party, rows.get(ANOTHER)) != kept:
                 wrong.append((attacker, victim))
     return wrong
-
-
-NODES = {
-    "independent": {"design": "independent"},
-    "record": {"design": "independent", "relation": "replace_record"},
-    "whisper": {"design": "whisper"},
-    "groups": {"design": "whisper", "subgroups": GROUPS},
-    "pairwise": {"design": "pairwise"},
-    "anti_pgd": {"design": "anti_pgd"},
-    "mafalda": {
-        "design": "mafalda", "relation": "zero_out_record", "participation": (2, 2),
-        "batch_size": 12,
-    },
-    "spacetime": {"design": "spacetime"},
-    "pair_keys": {"noise": PairKeys(2.0), "attacker": "node"},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NODES)
