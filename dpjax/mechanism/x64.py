@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
-from dpjax import _wide
+from dpjax._wide import double_precision as in_float64
 
 __all__ = ["double_precision"]
 
@@ -17,5 +17,5 @@ def double_precision() -> Iterator[None]:
     Ranks are promoted as numpy does, too, whatever jax is configured to: nothing of a user's is
     computed here.
     """
-    with _wide.double_precision(), jax.numpy_rank_promotion("allow"):
+    with in_float64(), jax.numpy_rank_promotion("allow"):
         yield

@@ -137,7 +137,8 @@ def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(mak
         first, share = result.guarantees[0].lost_noise
         assert first == 1 and share == pytest.approx(wanted, rel=1e-3)
         assert told == [result.guarantees[0].lost_noise] * 3
-        (line,) = [part for part in result.guarantees[0].statement().split(". ") if "NOT" in part]
+        statement = result.guarantees[0].statement()
+        (line,) = [part for part in statement.split(". ") if "NOT covered" in part]
         assert "from round 1 on up to" in line and "went out without noise" in line
         assert "NOISE LOST from round 1" in result.guarantees[0].caption()
         # What is sent: the plan's first message carries no gradient, and no noise.
