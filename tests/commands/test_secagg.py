@@ -34,8 +34,10 @@ def server(*options):
     """A server process and its port."""
     command = [sys.executable, "-m", "dpjax", "secagg", "serve", *AGREED, *options]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Shells start what runs in the background with interrupts ignored, and it is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     line = process.stdout.readline()
     return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
 
