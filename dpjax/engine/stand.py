@@ -120,7 +120,9 @@ class Stand:
         """
         if LOST not in self.taken:
             return [None] * jax.tree.leaves(self.state.models)[0].shape[1]
-        shares = np.nan_to_num(self.taken[LOST]).max(axis=1)
+        known = self.taken[LOST][course.marks <= self.done]
+        # A share that is no number may hide anything.
+        shares = np.where(known <= 1, known, 1.0).max(axis=1)
         starts = [1, *(course.marks[:-1] + 1)]
         return [
             (int(starts[int(np.argmax(each > LEAST))]), float(each.max()))

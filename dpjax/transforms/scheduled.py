@@ -124,7 +124,7 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
         kind: "laplace" or "normal".
 
     Returns:
-        The share, float32, where entries are finite.
+        The share, float32; 1 where an entry is not finite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,8 +135,10 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
     half = jnp.zeros((), jnp.float32)
     for leaf in jax.tree.leaves(payload):
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        _, exponent = jnp.frexp(jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny)))
+        largest = jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny))
+        _, exponent = jnp.frexp(largest)
         spacing = jnp.ldexp(wide.dtype.type(float(jnp.finfo(leaf.dtype).eps)), exponent - 1)
+        spacing = jnp.where(jnp.isfinite(largest), spacing, jnp.inf)
         half = jnp.maximum(half, spacing.astype(jnp.float32) / 2)
     ratio = half / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
     share = -jnp.expm1(-ratio) if kind == "laplace" else jax.scipy.special.erf(ratio / np.sqrt(2))

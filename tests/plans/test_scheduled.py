@@ -19,7 +19,9 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.data import fusion as data
+from dpjax.engine.course import Course
 from dpjax.engine.run import run
+from dpjax.engine.stand import Stand
 from dpjax.engine.trace import moves, trace
 from dpjax.mechanism import laplace
 from dpjax.mechanism import moves as moves_
@@ -148,6 +150,33 @@ def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(mak
 
 def _unchanged(passed):
     return passed.private == passed.noisy
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
+    """The other entry is near 1e5, where numbers are .0078 apart and noise is of .0044."""
+    unit = plan.make(config(noise=Laplace(1.0), optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
+    made = plan.make(config(noise=Laplace(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX)
+    task = dataclasses.replace(near(1e5), init=lambda _: jnp.array([bad, 1e5], jnp.float32))
+    with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 1 of"):
+        result = run(made, task, seeds=(0,), eval_every=10)
+    assert result.guarantees[0].lost_noise == (1, 1.0)
+    assert (result.metrics["lost_noise"] == 1).all()
+    rows = result.guarantees[0].protection()
+    assert {row.epsilon for row in rows} == {None}
+    bare = trace(made, task, seeds=(0,), read=_unchanged)[:, 1:]
+    assert bare[..., 1].mean() > 0.5
+
+
+def test_a_share_that_is_no_number_counts_as_all_of_it():
+    """Whatever a privatizer of one's own returns; marks still to come count as nothing."""
+    course = Course(6, every=2, chunk_blocks=1)
+    for known, wanted in (
+        (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
+    ):  # fmt: skip
+        taken = np.array([0.0, known, np.nan]).reshape(3, 1, 1)
+        at = Stand(None, None, {"lost_noise": taken}, done=4)
+        assert at.lost(course) == [wanted]
 
 
 def test_a_run_names_the_first_block_whose_noise_is_lost():
