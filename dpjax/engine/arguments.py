@@ -186,7 +186,13 @@ def check_transport(
             f"dropouts={plans[0].agents - opened}"
         )
     most, defended = plans[0].guarantee.colluders, getattr(transport, "colluders", None)
-    if defended is not None and defended < most:
+    if most and defended is None:
+        raise ValueError(
+            f"transport says no colluders, and the plan's noise is for {most}: give the SecureSums "
+            "itself; one of your own has an attribute colluders, the number of clients whose "
+            "knowledge the server may have while it opens no single message, which is your word"
+        )
+    if defended is not None and _validate.integer("colluders", defended, least=0) < most:
         raise ValueError(
             f"transport has terms for {defended} colluders, and the plan's noise is for {most}: "
             "the server could open single messages with the others' help; give "

@@ -34,6 +34,9 @@ back is the value of the method's exchange: for D-SGD every agent's average of w
 a server the sum and how many were present. It is called once a round, so that it has to deliver all
 of a round's gossip: for ``DSGD(gossip_steps=K)`` what K averages leave, W^K of the messages.
 
+For a plan with colluders it has an attribute ``colluders``: of how many clients the server may know
+everything and still open no single message. `SecureSums` has it; of one's own it is one's word.
+
 A transport that cannot deliver raises, whatever it likes, and so does one that has lost numbers:
 what is not finite is refused. The run then ends before that round, and the error's note says how it
 goes on. A transport may send one message again, as often as it must.
@@ -56,6 +59,8 @@ def local(plan: Plan) -> Transport:
     def transport(message: Any, round: int) -> Any:
         return jax.device_get(value(message, jnp.int32(round)))
 
+    # No message leaves the process.
+    transport.colluders = plan.guarantee.colluders  # type: ignore[attr-defined]
     return transport
 
 

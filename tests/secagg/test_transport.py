@@ -17,6 +17,7 @@ pytest.importorskip("cryptography", reason="the extra `secure` is not installed"
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax.algorithms.exchange import Masked  # noqa: E402
+from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
 from dpjax.plans.integers import Discrete  # noqa: E402
@@ -421,9 +422,14 @@ def test_sums_of_fewer_than_the_noise_is_for_are_refused():
     with pytest.raises(ValueError, match="sums of 3 of 6 agents.* is for sums of 4 or more"):
         models(ONE, transport=fewer)
     assert not fewer.crossed
+
     # One that does not say so is stopped by the first such sum, before models move by it.
+    def own(message, round):
+        return message[0], np.float32(3)
+
+    own.colluders = 1
     with pytest.raises(ValueError, match=r"a sum of 3 agents in round 0 \(from 0\)"):
-        models(ONE, transport=lambda message, round: (message[0], np.float32(3)))
+        models(ONE, transport=own)
 
 
 def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
@@ -435,6 +441,18 @@ def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
     assert not sums.crossed
     with pytest.raises(TypeError, match="colluders"):
         transport.terms_of(ONE.noise.code, dropouts=2)
+
+    def around(message, round):
+        return sums(message, round)
+
+    with pytest.raises(ValueError, match="says no colluders, and the plan's noise is for 1"):
+        models(ONE, transport=around)
+    for said, text in ((0, "terms for 0 colluders"), ("1", "colluders is '1'")):
+        around.colluders = said
+        with pytest.raises(ValueError, match=text):
+            models(ONE, transport=around)
+    assert not sums.crossed
+    assert host.local(ONE).colluders == 1, "no message leaves the process"
 
 
 def test_terms_of_a_plan_with_many_colluders_keep_every_vector_of_a_client_closed():
