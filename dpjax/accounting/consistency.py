@@ -79,6 +79,7 @@ def check(of: "Guarantee") -> None:
     _validate.one_of("accountant", of.accountant, rules)
     _release(of)
     _bound(of)
+    _validate.integer("phase", of.phase, least=0)
     if of.lost_noise is not None:
         first, share = of.lost_noise
         if _validate.integer("lost_noise", first) and not 0 < share <= 1:
@@ -119,7 +120,7 @@ def _phases(of: "Guarantee") -> None:
     for name in (
         "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm", "rounds",
         "gradient_gap", "smoothness", "dropouts", "colluders", "sealed", "private_stop",
-        "secrets", "lost_noise",
+        "secrets", "lost_noise", "phase",
     ):  # fmt: skip
         if getattr(of, name) != getattr(every, name):
             raise ValueError(

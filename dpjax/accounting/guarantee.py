@@ -76,6 +76,8 @@ class Guarantee:
             of several runs; None where it is True, and in older records.
         phases: The phases so far of which this record states a total that was fixed before the
             first one, see `within`; empty for a run of its own.
+        phase: Number of the run among several in a row, from whose seed and number a simulation
+            draws its noise; of several the largest.
     """
 
     epsilon: float
@@ -110,6 +112,7 @@ class Guarantee:
     phases: "tuple[Guarantee, ...]" = ()
     lost_noise: tuple[int, float] | None = None
     sum_rounding: float = 0.0
+    phase: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

@@ -45,8 +45,8 @@ _WHY: dict[str | None, str] = {
     "links": "it knows the secrets of its links; a plan for attacker='node' covers it",
     "shares": "it knows its own share of the noise, and may be one of the {colluders:,} colluders "
     "that are accounted for (with none, give colluders=1)",
-    None: "nothing is recorded of who knows the noise's secrets: a design of one's own, or an "
-    "older record",
+    None: "nothing is recorded of who knows the noise's secrets: a design of one's own, phases "
+    "whose groups may differ, or an older record",
 }
 _MEMBER = "members of a group hold its seed, and can subtract the group's noise"
 _OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"

@@ -246,6 +246,7 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         secrets=_weaker(of.secrets, later.secrets),
         lost_noise=_lost(of, later),
         sum_rounding=max(of.sum_rounding, later.sum_rounding),
+        phase=max(of.phase, later.phase),
     )
 
 
@@ -267,8 +268,8 @@ def _attacker(of: "Guarantee", later: "Guarantee") -> Any:
 
 def _weaker(first: Any, later: Any) -> Any:
     """Who knows the secrets of two phases; None where neither says it of both."""
-    if first == later:
-        return first
+    if first == later:  # Who is in which group is not recorded, and may have changed.
+        return None if first == "group" else first
     other = later if first == "own" else first
     return other if "own" in (first, later) and other != "alone" else None
 

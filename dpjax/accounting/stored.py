@@ -26,6 +26,7 @@ _LATER: dict[str, Any] = {
     "over_rounds": None,
     "phases": [],
     "lost_noise": None,
+    "phase": 0,
 }
 """Fields that records leave out where they are this, as those of before had none."""
 

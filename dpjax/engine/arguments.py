@@ -279,6 +279,13 @@ def check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> in
     for place, (before, plan) in enumerate(zip(spent, plans, strict=True)):
         if not isinstance(before, Guarantee):
             raise ValueError(f"spent[{place}] is {type(before).__name__}; give a Guarantee")
+        # Older records do not say their number.
+        least = max(before.phase + 1, len(before.phases))
+        if phase < least and not plan.config.release:
+            raise ValueError(
+                f"phase is {phase} and spent[{place}] has had phases up to {least - 1}, whose "
+                f"noise a simulation would draw again from one seed; give {least} or more"
+            )
         if before.phases:  # Under a total the rounds that are done count, `plans.endings`.
             continue
         try:

@@ -83,9 +83,9 @@ def run(
         start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
             the problem's; when a run carries on after an agent has left, say.
         phase: Number of this run among several in a row, above 0 where ``start`` is given: each
-            phase has noise and batches of its own. That no number is given twice with one seed
-            is the caller's to see to: such phases would repeat noise, in a simulation. A release
-            draws a key of its own for every run, whatever its phase.
+            phase has noise and batches of its own, which a simulation derives from seed and phase:
+            it must be above the number that ``spent`` states. A release draws a key of its own
+            for every run, whatever its phase.
         spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
             needed with ``start``. The result states both together: mu^2 adds up. Where they state
             a total that was fixed before the first phase (`Guarantee.within`), the result states
@@ -151,7 +151,7 @@ def run(
     terms = _Terms(
         endings(
             plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
-            planned=planned,
+            planned=planned, phase=phase,
         ),
         any(one.evaluation_data == "private" for one in problems) or _hidden(together.method),
         callback,

@@ -78,6 +78,7 @@ def endings(
     callback: bool,
     before: Sequence[Guarantee] | None,
     planned: bool,
+    phase: int = 0,
 ) -> Endings:
     """Fix what a run states, before it begins.
 
@@ -90,6 +91,7 @@ def endings(
         before: What earlier phases have spent, one guarantee a plan; None in a first phase.
         planned: Whether all phases were fixed before the first one. They need not be where
             ``before`` states totals that were.
+        phase: Number of the run among several in a row.
 
     Returns:
         What it states.
@@ -122,7 +124,7 @@ def endings(
             one = one.after(rounds)
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
-        whole.append(one)
+        whole.append(one if one.relation is None else dataclasses.replace(one, phase=phase))
     result = Endings(tuple(whole), None if before is None else tuple(before), planned)
     # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
     # refused here.

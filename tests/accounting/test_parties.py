@@ -58,11 +58,21 @@ def test_records_that_contradict_themselves_are_refused():
 @pytest.mark.parametrize(
     ("first", "later", "both"),
     [("own", "own", "own"), ("own", "shared", "shared"), ("group", "own", "group"),
-     ("shared", "group", None), ("own", None, None), ("own", "alone", None)],
+     ("shared", "group", None), ("group", "group", None), ("own", None, None),
+     ("own", "alone", None)],
 )  # fmt: skip
 def test_phases_protect_whom_both_protect(first, later, both):
     one = make(secrets=first).followed_by(make(secrets=later), planned=True)
     assert one.secrets == both
+
+
+def test_groups_of_one_phase_may_be_other_ones_in_the_next():
+    """Agents 0 and 3 of two groups share a seed in the second phase; an outsider has neither."""
+    both = make(secrets="group").followed_by(make(secrets="group"), planned=True)
+    rows = {row.party: row for row in both.protection()}
+    assert rows["an outsider"].epsilon == both.epsilon
+    assert rows[parties.ANOTHER].epsilon is None and "may differ" in rows[parties.ANOTHER].why
+    assert not any("group" in party for party in rows)
 
 
 def test_other_rows_state_no_less_than_holds_under_the_papers_rule():

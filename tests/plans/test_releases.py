@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpjax._rounding import up
 from dpjax.accounting import finite, gdp, views
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.data.partition import Partition
 from dpjax.engine import arguments, keys, program
 from dpjax.engine.run import run
@@ -55,15 +56,42 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
         made = plan.make(config, network)
         key = [{"key_file": tmp_path / f"key{k}"} if release else {} for k in range(3)]
         first = run(made, small, seeds=[0], **key[0])
-        zero, spent, drawn = jax.tree.map(np.zeros_like, first.params), first.guarantees, []
-        for place in (1, 2):
-            again = run(
-                made, small, seeds=[0], start=zero, phase=1, spent=spent, planned=True, **key[place]
-            )
-            spent = again.guarantees
+        zero, drawn = jax.tree.map(np.zeros_like, first.params), []
+        options = {"start": zero, "phase": 1, "planned": True}
+        for place in (1, 2):  # Two branches of one record, which nobody can tell apart.
+            again = run(made, small, seeds=[0], spent=first.guarantees, **options, **key[place])
             drawn.append(jax.tree.leaves(again.params)[1].ravel())
+        options |= {"spent": again.guarantees}
+        if release:
+            run(made, small, seeds=[0], **options, **key[1])
+        else:
+            with pytest.raises(ValueError, match=r"phase is 1 and spent\[0\] .* up to 1, .*give 2"):
+                run(made, small, seeds=[0], **options)
         noise[release] = np.abs(drawn[0] - drawn[1]) > 1e-3 * np.abs(drawn[0])
     assert not noise[False].any() and noise[True].mean() > 0.9
+
+
+def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, small):
+    total = protect.Budget(3.0, 1e-5)
+    made = plan.make(make_config(rounds=2, design="independent", epsilon=0.5), network)
+    first = run(made, small, seeds=[0])
+    zero = jax.tree.map(np.zeros_like, first.params)
+    stated = [first.guarantees[0].within(total)]
+
+    def carried(phase, spent):
+        return run(made, small, seeds=[0], start=zero, phase=phase, spent=spent).guarantees
+
+    second = carried(5, stated)
+    assert second[0].phase == 5 and [one.phase for one in second[0].phases] == [0, 5]
+    assert Guarantee.from_dict(second[0].to_dict()) == second[0]
+    with pytest.raises(ValueError, match=r"phase is 5 and spent\[0\] .* up to 5, .*give 6"):
+        carried(5, second)
+    assert len(carried(6, second)[0].phases) == 3
+    # A record of before phases were numbered.
+    older = [dataclasses.replace(one, phase=0) for one in second[0].phases]
+    older = older[0].within(total).followed_by(older[1], planned=False)
+    with pytest.raises(ValueError, match="phase is 1 .* give 2"):
+        carried(1, [older])
 
 
 @pytest.mark.parametrize(
