@@ -193,6 +193,11 @@ def _named(of: "Guarantee") -> str:
     return _NAMES.get(str(of.attacker), "the stated nodes together")
 
 
+def _of_others(of: "Guarantee") -> bool:
+    """Whether the number leaves out what a coalition's own agents lose to anybody else."""
+    return of.attacker in ("coalition", "nodes") and of.secrets != "own"
+
+
 def _outsider(of: "Guarantee") -> _Row:
     party = "an outsider"
     if of.sealed and of.attacker in ("outsider", "aggregator"):
@@ -202,6 +207,8 @@ def _outsider(of: "Guarantee") -> _Row:
     if of.attacker == "outsider":
         return party, True, "it sees every message, but no secret of the noise"
     of_nodes = of.attacker != "aggregator" and of.gradients == "any"
+    if _of_others(of):
+        return party, False, f"this number does not cover the data of {_named(of)}"
     if of_nodes and of.secrets in ("own", "links"):
         return party, True, "it sees every message, but none of the secrets that agents know"
     return party, False, "it sees messages that the stated attacker does not see"
@@ -220,7 +227,7 @@ def _others(of: "Guarantee") -> list[_Row]:
     """Other agents: one row, or two where they differ."""
     stated: list[_Row] = []
     if of.attacker in ("coalition", "nodes"):
-        stated = [(_named(of), True, "it is the stated attacker")]
+        stated = [(_named(of), True, "it is the stated attacker, of the data of all other agents")]
     if of.secrets == "alone":
         return stated
     if of.attacker == "node" and of.secrets != "own":
@@ -241,6 +248,8 @@ def _aggregator(of: "Guarantee") -> _Row:
     party = "an aggregator or server"
     if of.attacker == "aggregator":
         return party, True, "it sees the sums that are opened, and no single message"
+    if _of_others(of):
+        return party, False, _outsider(of)[2]
     if not _outsider(of)[1]:
         return party, False, "the sum of all messages is not part of what the stated attacker sees"
     return party, True, "it sees no more than an outsider, unless it holds a secret of the noise"

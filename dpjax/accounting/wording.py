@@ -88,7 +88,7 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
-        f"{_attacker_text(of)}{_nodes_text(of, ', agents ')}{_sum_text(of)}"
+        f"{_attacker_text(of)}{_nodes_text(of, ', agents ')}{_others_text(of)}{_sum_text(of)}"
         f"{_GRADIENTS_TEXT[of.gradients]}; "
         f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
     )
@@ -196,6 +196,11 @@ def _epsilon_text(of: "Guarantee", digits: int = 6) -> str:
         least = up(min(of.per_agent_epsilon), digits)
         return f"epsilon = {least} to {up(of.epsilon, digits)} by agent"
     return f"epsilon = {up(of.epsilon, digits)}"
+
+
+def _others_text(of: "Guarantee") -> str:
+    """Whose data a coalition's number is about."""
+    return ", for the data of all other agents" if of.attacker in ("coalition", "nodes") else ""
 
 
 def _nodes_text(of: "Guarantee", before: str = " of ") -> str:

@@ -45,8 +45,9 @@ class PairKeys(Shaped):
     rounds, L_H the Laplacian of the links among those who do not attack, s' = sensitivity / s: it
     also covers attackers who see every message on every link. Under "view" it is smaller, and
     holds only for gradients that do not depend on what attackers cannot see. The largest loss over
-    victims (over attackers too, for "node") meets the budget. One process that draws all keys, as
-    a run here, is a simulation.
+    victims (over attackers too, for "node") meets the budget. A coalition's own agents are no
+    victims: to an outsider they may lose more. One process that draws all keys, as a run here, is a
+    simulation.
 
     Attributes:
         shared: Variance of a link's secret over that of an agent's own noise.

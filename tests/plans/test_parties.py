@@ -5,10 +5,11 @@ import functools
 import re
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.accounting import views
+from dpjax.accounting import gdp, parties, views
 from dpjax.accounting.parties import ANOTHER
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
@@ -351,7 +352,39 @@ def test_keys_of_links_protect_agents_only_where_they_are_the_attackers():
     assert lost > 1.02 * outside.guarantee.mu
     some = gossip(noise=PairKeys(2.0), attacker="coalition", nodes=(1, 4))
     rows = {row.party: row.epsilon for row in some.protection()}
-    assert rows["the coalition of agents 1, 4"] == rows[OUTSIDER] == 8.0 and rows[ANOTHER] is None
+    assert rows.pop("the coalition of agents 1, 4") == 8.0 and set(rows.values()) == {None}
+
+
+def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
+    """Agent 0 hangs on one of six others who all share secrets; its own are few."""
+    graph = nx.complete_graph(range(1, 7))
+    graph.add_edge(0, 1)
+    tail = nx.Graph()
+    tail.add_nodes_from(range(7))
+    tail.add_edges_from(graph.edges)
+    given = make_config(
+        noise=PairKeys(), epsilon=3.0, attacker="coalition", nodes=(0,), rounds=2,
+        relation="replace_record",
+    )  # fmt: skip
+    matrix = mixing.metropolis_hastings(tail)
+    one = plan.make(given, matrix)
+    stated, pattern = one.guarantee, one.config.pattern
+    decor = views.decor(matrix, 1.0, 1.0)
+    each = decor.pndp((0,)).guaranteed(pattern)
+    lost = decor.ldp().guaranteed(pattern) * stated.mu / np.nanmax(each)
+    assert lost[0] > 1.2 * stated.mu and gdp.epsilon(lost[0], stated.delta) > 3.8
+    assert lost[1:].max() <= stated.mu
+    rows = {row.party: row for row in one.protection()}
+    assert rows.pop("the coalition of agents 0").epsilon == 3.0
+    assert {row.epsilon for row in rows.values()} == {None}
+    for party in (OUTSIDER, SERVER):
+        assert rows[party].why.endswith("cover the data of the coalition of agents 0")
+    assert not parties.covers(stated, "outsider")
+    assert ", agents 0, for the data of all other agents" in stated.statement()
+    # Under noise of their own the number is the outsider's, of every agent.
+    own = gossip(design="independent", attacker="coalition", nodes=(0,))
+    rows = {row.party: row.epsilon for row in own.protection()}
+    assert {rows[party] for party in (OUTSIDER, SERVER, ANOTHER)} == {own.guarantee.epsilon}
 
 
 @pytest.mark.parametrize("design", ["independent", "anti_pgd", "prefix_sum", "mafalda"])
