@@ -2,14 +2,18 @@
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
 __all__ = [
     "SUM_TOLERANCE",
+    "agents",
+    "check_columns",
     "check_range",
+    "check_rows",
+    "columns",
     "finite_array",
     "flag",
     "integer",
@@ -112,6 +116,19 @@ def integer(
     return int(value)
 
 
+def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
+    """Return agents' indices as ints from 0 to ``most``, else raise ValueError."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} is {shown(values)}; give a list, [{shown(values)}]")
+    values = list(values)
+    if named := [value for value in values if isinstance(value, str)]:
+        raise ValueError(
+            f"{name} names {shown(named[0])}; give agents' indices, 0 to n - 1: "
+            f"nodes.find(nodes.labels(graph), {shown(named[0])}) of dpjax.topology"
+        )
+    return [integer(name, value, least=0, most=most) for value in values]
+
+
 def flag(name: str, value: Any) -> bool:
     """Return ``value`` when it is True or False itself, else raise ValueError."""
     if not isinstance(value, bool):
@@ -158,6 +175,43 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise ValueError(f"{name} holds {array[where]} at {where}; remove or replace such entries")
     return array
+
+
+def columns(value: Any) -> tuple[Any, ...] | None:
+    """Return the names of a data frame's columns, None for what has no names."""
+    names = getattr(value, "columns", None)
+    return None if names is None or callable(names) else tuple(names)
+
+
+def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> None:
+    """Refuse a data frame whose columns are not ``trained``, in that order."""
+    own = columns(value)
+    # Another number of columns is refused by its shape.
+    if own is None or trained is None or len(own) != len(trained) or own == trained:
+        return
+    place = next(
+        i for i, names in enumerate(zip(own, trained, strict=True)) if names[0] != names[1]
+    )
+    raise ValueError(
+        f"{name} has column {shown(own[place])} at position {place}, train x has "
+        f"{shown(trained[place])}; give the columns of train x, in its order: "
+        f"{shown(list(trained))}"
+    )
+
+
+def check_rows(name: str, x: Any, y: Any) -> None:
+    """Refuse labels whose index is not that of the examples, which position would join wrongly."""
+    one: Any = getattr(x, "index", None)
+    two: Any = getattr(y, "index", None)
+    # Lists have a method of this name.
+    if not hasattr(one, "equals") or not hasattr(two, "equals") or one.equals(two):
+        return
+    for row, (of_x, of_y) in enumerate(zip(one, two, strict=False)):
+        if of_x != of_y:
+            raise ValueError(
+                f"{name}y has index {shown(of_y)} in row {row}, {name}x has {shown(of_x)}; give "
+                "y.loc[x.index], or y.to_numpy() where rows belong together as they stand"
+            )
 
 
 def single(name: str, value: Any) -> np.ndarray:

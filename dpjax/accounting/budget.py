@@ -592,6 +592,10 @@ def remaining(total: Total, spent: "Sequence[Guarantee]") -> Remaining:
     """
     # Whether there will be releases is not known yet: what they take is left out.
     loss, used = whole(total, release=True).loss, 0.0
+    if not isinstance(spent, list | tuple):
+        raise ValueError(
+            f"spent is a {type(spent).__name__}; give a list of guarantees, [guarantee]"
+        )
     if spent:
         stated = spent[0].within(total)
         for later in spent[1:]:

@@ -103,7 +103,7 @@ def predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
                 "problem has no predict; make it with problem.supervised, or give it one"
             )
         whole, apply = complete(problem, params, frozen), jax.jit(problem.predict)
-        return lambda x: apply(whole, _like(problem.x, x))
+        return lambda x: apply(whole, _like(problem, x))
     if isinstance(problem, type) or not callable(getattr(problem, "apply", None)):
         raise ValueError(
             f"problem is {_validate.shown(problem)}; give the problem, or a flax module"
@@ -143,8 +143,10 @@ def _check_fits(params: Any, wanted: Any) -> None:
         )
 
 
-def _like(trained: np.ndarray, x: Any) -> Any:
+def _like(problem: Problem, x: Any) -> Any:
     """Examples in the form of those that the model was trained on."""
+    trained = problem.x
+    _validate.check_columns("x", x, problem.columns)
     records = x if isinstance(x, jax.core.Tracer) else _numbers(x)
     if not records.ndim or records.shape[1:] != trained.shape[1:]:
         shape = ", ".join(map(str, ("M", *trained.shape[1:])))

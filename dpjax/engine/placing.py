@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _validate
 from dpjax.engine import parts, sharding
 from dpjax.plans import _parameters, draws
 from dpjax.plans.plan import Plan, Statics
@@ -65,8 +66,9 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
         for plan in plans:
             if plan.counts is not None and not np.array_equal(plan.counts, counts):
                 raise ValueError(
-                    f"the plan is for {plan.counts.tolist()} records of the agents, the problem "
-                    f"has {np.asarray(counts).tolist()}; make it with counts=shards.counts"
+                    f"the plan is for {_validate.shown(plan.counts.tolist())} records of the "
+                    f"agents, the problem has {_validate.shown(counts.tolist())}; make it with "
+                    "counts=shards.counts"
                 )
         if counts.tobytes() not in audited:
             audited.add(counts.tobytes())

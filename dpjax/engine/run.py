@@ -173,7 +173,11 @@ def run(
         at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
         del models  # As large as all models.
         meter = Meter(len(plans) * len(seeds))
-        _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
+        try:
+            _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
+        except KeyboardInterrupt as error:
+            error.add_note(_interrupted(at, storage))
+            raise
         storage.end()
     return _result(job, plans, seeds, course, at, meter, terms, problems[0].frozen)
 
@@ -257,6 +261,19 @@ def _drive(
             if at.ended or due:
                 at.save(storage.store)
                 saved_at = time.monotonic()
+
+
+def _interrupted(at: Stand, storage: Storage) -> str:
+    """What an interrupted run leaves, and how it goes on."""
+    told = f"interrupted after round {at.done:,}"
+    if storage.store is None:
+        return f"{told}; nothing of it is kept: give checkpoint=FOLDER, and the same call goes on"
+    if at.saved is None:
+        return f"{told}; the checkpoint {storage.store.folder} holds no round yet"
+    return (
+        f"{told}; the checkpoint {storage.store.folder} holds the first {at.saved:,} rounds, and "
+        "the same call goes on from there"
+    )
 
 
 def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:

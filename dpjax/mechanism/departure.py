@@ -172,7 +172,7 @@ def survivors(
     matrix = mixing_.check(mixing, stochastic="rows")
     gone = _agents("departed", departed, matrix.shape[-1])
     if len(set(gone)) == matrix.shape[-1]:
-        raise ValueError(f"departed is {list(departed)!r}, everyone; leave at least one agent")
+        raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
     mask = arrivals(matrix.shape[-1], agents=gone)
     stay = np.flatnonzero(mask.diagonal())
     kept = effective_mixing(matrix, mask, "keep_own")[np.ix_(stay, stay)]
@@ -231,7 +231,7 @@ def resolve(
 
 
 def _agents(name: str, agents: Iterable[int], n: int) -> list[int]:
-    numbers = [_validate.integer(name, agent, least=0) for agent in agents]
+    numbers = _validate.agents(name, agents)
     for number in numbers:
         if number >= n:
             raise ValueError(f"{name} names agent {number}; give numbers from 0 to {n - 1}")

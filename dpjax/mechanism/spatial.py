@@ -273,7 +273,7 @@ def bounds(precision_bound: Bound, n: int) -> Float[np.ndarray, " n"]:
 def _partition(subgroups: Sequence[Sequence[int]] | None, n: int) -> list[list[int]]:
     if subgroups is None:
         return [list(range(n))]
-    groups = [sorted(int(agent) for agent in group) for group in subgroups]
+    groups = [sorted(_validate.agents("subgroups", group)) for group in subgroups]
     if sorted(agent for group in groups for agent in group) != list(range(n)) or not all(groups):
         raise ValueError(
             f"subgroups is {list(map(list, subgroups))!r}; give lists in which every agent of "

@@ -164,7 +164,7 @@ def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3)
 
 
 def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
-    """The records of each agent as a plan keeps them: None where its sampler need not know them.
+    """The records of each agent as a plan keeps them; None where they are not given.
 
     Args:
         config: The config.
@@ -174,9 +174,8 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
     Raises:
         ValueError: For counts that are missing, no numbers of records, or unfit for the sampler.
     """
-    counted = config.sampler.counted
     if counts is None:
-        if counted:
+        if config.sampler.counted:
             raise ValueError(
                 f"counts is None for sampler {config.sampler}, whose rates or divisor depend on "
                 "them; give plan.make(config, mixing, counts=shards.counts)"
@@ -190,7 +189,5 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
         )
     records = whole.astype(np.int64)
     config.sampler.check(records)
-    if not counted:
-        return None
     config.sampler.holding(int(records.max()))
     return records

@@ -167,7 +167,8 @@ class Whisper(Correlated):
         """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
         whole = isinstance(self.horizon, str) and self.horizon == "run"
         if self.horizon is not None and not whole:
-            horizon = _validate.integer("horizon", self.horizon, most=2**31 - 2)
+            remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
+            horizon = _validate.integer("horizon", self.horizon, most=2**31 - 2, remedy=remedy)
             object.__setattr__(self, "horizon", horizon)
         if self.max_variance is not None:
             ratio = _validate.number("max_variance", self.max_variance)
@@ -181,8 +182,8 @@ class Whisper(Correlated):
                 f"subgroups is {_validate.shown(groups)}; give a sequence of sequences of agents, "
                 "or None"
             )
-        plain = [[_validate.integer("subgroups", i, least=0) for i in group] for group in groups]
-        object.__setattr__(self, "subgroups", tuple(map(tuple, plain)))
+        plain = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
+        object.__setattr__(self, "subgroups", plain)
 
     @property
     def label(self) -> str:  # type: ignore[override]

@@ -92,8 +92,9 @@ class Plan:
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
         noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
-        counts: [n] records of each agent, where the sampler must know them (Poisson-sampled
-            batches, whose loss depends on them, and full ones); else None.
+        counts: [n] records of each agent, which those of a run must equal. The sampler must know
+            them for Poisson-sampled batches, whose loss depends on them, and full ones; else they
+            may be None.
 
     Raises:
         ValueError: If the audit fails.
@@ -310,7 +311,7 @@ class Plan:
         return export.save(self, path, labels, guarantee)
 
     def fingerprint(self) -> str:
-        """SHA-256 of config, mixing, noise, strategy and counts, in hexadecimal.
+        """SHA-256 of config, mixing, noise, strategy and counts that it needs, in hexadecimal.
 
         Raises:
             ValueError: For a field of the config whose text would be another in each process.
@@ -323,7 +324,7 @@ class Plan:
             digest.update(np.ascontiguousarray(array).data)
         if self.strategy is not None:
             digest.update(np.ascontiguousarray(self.strategy).data)
-        if self.counts is not None:
+        if self.counts is not None and self.config.sampler.counted:
             digest.update(np.ascontiguousarray(self.counts).data)
         return digest.hexdigest()
 
@@ -343,7 +344,7 @@ def make(
         mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
             what the method asks for.
         counts: [n] records of each agent (`Partition.counts`): needed where the sampler must know
-            them, as for Poisson-sampled batches and full ones; else they are checked alone.
+            them, as for Poisson-sampled batches and full ones. A run refuses other ones.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise

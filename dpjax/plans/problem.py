@@ -62,6 +62,8 @@ class Problem:
             on K.
         apart: True where every agent draws an initial model of its own, from the seed and its
             number: public, as all initial models are.
+        columns: Names of the columns of ``x``, which a data frame for `Result.predictor` must
+            have in the same order; None where they have none.
     """
 
     init: Callable[[PRNGKeyArray], Any]
@@ -80,6 +82,7 @@ class Problem:
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
     copies: int = 1
     apart: bool = False
+    columns: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
         """Its size in one line: data are not for terminals and logs."""
@@ -99,6 +102,7 @@ class Problem:
             raise ValueError(f"y is {_validate.shown(self.y)}; give one label a row")
         if len(self.x) != len(self.y):
             raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
+        _validate.check_rows("", self.x, self.y)
         _validate.finite_array("y", self.y)
         _check_partition(self.partition)
         if self.frozen is not None:
@@ -110,6 +114,8 @@ class Problem:
                     "weighted is given with frozen values, whose gradients it would take; leave "
                     "it None"
                 )
+        if self.columns is None:
+            object.__setattr__(self, "columns", _validate.columns(self.x))
         # Copies that nobody can change after the check.
         for name in ("x", "y"):
             array = fixed(getattr(self, name))
@@ -219,8 +225,9 @@ def supervised(
 
     Raises:
         ValueError: For an unknown loss, NaN in data or parameters, labels the loss cannot take,
-            another model's parameters, trained leaves outside the collection "params" or of
-            another dtype, or a ``frozen`` that holds for all of them or none.
+            data frames whose columns differ or whose index is not that of y, another model's
+            parameters, trained leaves outside the collection "params" or of another dtype, or a
+            ``frozen`` that holds for all of them or none.
 
     Example:
         >>> import numpy as np
@@ -236,7 +243,11 @@ def supervised(
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     arrays = []
+    names: list[tuple[Any, ...] | None] = []
     for split, (x, y) in (("train", train), ("test", test)):
+        names.append(_validate.columns(x))
+        _validate.check_rows(f"{split} ", x, y)
+        _validate.check_columns(f"{split} x", x, names[0])
         x, y = _modules.inputs(split, x), _modules.labels(loss, split, y)
         if len(x) != len(y):
             raise ValueError(f"{split} x has {len(x)} rows, y {len(y)}; give one label a row")
@@ -266,6 +277,7 @@ def supervised(
     return Problem(
         functions.init, functions.loss, functions.metrics, x, y, partition, (x_test, y_test), name,
         functions.batch_loss, weighted, evaluation_data, kept, functions.predict, augment, copies,
+        columns=names[0],
     )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ class Protect:
                 f"nodes is {_validate.shown(nodes)} with attacker {self.attacker!r}; give the "
                 "agents of a coalition, nodes=(0, 3), and None for other attackers"
             )
-        numbers = {_validate.integer("nodes", i, least=0, most=2**31 - 2) for i in nodes}
+        numbers = set(_validate.agents("nodes", nodes))
         object.__setattr__(self, "nodes", tuple(sorted(numbers)))
 
     @property

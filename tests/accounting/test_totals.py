@@ -433,6 +433,7 @@ def test_releases_keep_a_part_for_finite_precision():
             lambda: budget.remaining(TOTAL, [phase(0.1), phase(0.1, relation="zero_out_record")]),
             "relation is 'replace_record', then 'zero_out_record'",
         ),
+        (lambda: budget.remaining(TOTAL, phase(0.1)), r"spent is a Guarantee; give a list"),
     ],
 )
 def test_what_a_total_refuses(call, message):

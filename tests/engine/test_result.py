@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 from dpjax.data import partition
@@ -339,6 +340,12 @@ def test_what_cannot_predict(result, small):
     for x in (np.ones(5), np.ones((2, 4)), 1.0):
         with pytest.raises(ValueError, match=r"x has shape .*; give examples \[M, 5\]"):
             predict(x)
+    named = dataclasses.replace(small, columns=tuple("abcde"))
+    frame = pandas.DataFrame(small.x[:3], columns=list("abcde"))
+    by_name = result.predictor(named, **chosen)
+    np.testing.assert_array_equal(by_name(frame), predict(small.x[:3]))
+    with pytest.raises(ValueError, match="x has column 'e' at position 0, train x has 'a'"):
+        by_name(frame[list("edcba")])
     empty = dataclasses.replace(result, params=())
     with pytest.raises(ValueError, match="releases no models"):
         empty.model(**chosen)

@@ -351,6 +351,38 @@ def test_plans_that_do_not_fit(plans, small, network):
         run(greedy, small, seeds=[0])
 
 
+def test_counts_are_those_of_the_run_whatever_the_sampler(network, small):
+    shards = small.partition
+    made = plan.make(make_config(), network, counts=shards.counts)
+    assert made.fingerprint() == plan.make(make_config(), network).fingerprint()
+    run(made, small, seeds=[0], stop_at=1)
+    fewer = dataclasses.replace(small, partition=shards._replace(counts=shards.counts - 1))
+    with pytest.raises(ValueError, match=r"the plan is for \[24.*the problem has \[23"):
+        run(made, fewer, seeds=[0])
+
+
+def test_an_interrupt_says_what_is_kept(tmp_path, plans, small):
+    def interrupt(progress):
+        if progress.round >= 10:
+            raise KeyboardInterrupt
+
+    options = {"seeds": [0], "eval_every": 5}
+    kept = options | {"checkpoint": tmp_path / "kept", "checkpoint_seconds": 0}
+    late = options | {"checkpoint": tmp_path / "late"}
+    for given, note in (
+        (options, "nothing of it is kept: give checkpoint=FOLDER"),
+        (late, "late holds no round yet"),
+        (kept, "kept holds the first 5 rounds, and the same call goes on"),
+    ):
+        with pytest.raises(KeyboardInterrupt) as error:
+            run(plans, small, callback=interrupt, **given)
+        assert "interrupted after round 10" in (told := "".join(error.value.__notes__))
+        assert note in told
+    stopped = run(plans, small, callback=lambda progress: True, **kept)
+    assert stopped.rounds[-1] == 10 and jax.tree.leaves(stopped.params)
+    assert not stopped.ended
+
+
 def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     """A second phase starts from the first one's models and repeats none of its noise."""
     frozen = make_config(step_size=1e-30)

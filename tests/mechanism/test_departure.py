@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.mechanism import departure, design, fixed_point, spatial
+from dpjax.plans import noise
 from dpjax.topology import graphs, mixing
 
 W = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
@@ -128,6 +129,11 @@ def test_resolve_asks_again_for_what_it_cannot_keep() -> None:
     ("call", "message"),
     [
         (lambda: departure.arrivals(3, agents=[3]), "names agent 3"),
+        (lambda: departure.survivors(W, 5), r"departed is 5; give a list, \[5\]"),
+        (lambda: departure.survivors(W, ["Fulda"]), r"departed names 'Fulda'.*nodes\.find"),
+        (lambda: design.make("whisper", W, 1.0, subgroups=[["Bonn"]]), "subgroups names 'Bonn'"),
+        (lambda: noise.Whisper(subgroups=(("Bonn",),)), "subgroups names 'Bonn'"),
+        (lambda: noise.Whisper("all"), "horizon is 'all'; give \"run\", None for one step"),
         (lambda: departure.effective_mixing(W, np.ones((3, 3))), "arrived has shape"),
         (lambda: departure.effective_mixing(W, np.ones((12, 12)), "hope"), "policy is 'hope'"),
         (lambda: departure.expected_energy(R, W, 1.5), "probability"),

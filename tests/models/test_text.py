@@ -352,6 +352,16 @@ def test_what_is_no_file_of_weights_is_refused(tmp_path):
         weights.read(tmp_path / "other")
 
 
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])
+def test_files_in_float8_are_refused(tmp_path, kind):
+    pytest.importorskip("safetensors", reason="needs dpjax[pretrained]")
+    header = f'{{"head": {{"dtype": "{kind}", "shape": [4], "data_offsets": [0, 4]}}}}'.encode()
+    path = tmp_path / "narrow.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match=f"holds head of dtype {kind}.*save it as float32"):
+        weights.read(path)
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
 def test_half_precision_files_become_float32(save, kind):
     tensors = normal(roberta_layout(SMALL))

@@ -443,6 +443,7 @@ def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
         (decor, {"nodes": (1,)}, r"nodes is \(1,\) with attacker 'node'"),
         (decor, {"attacker": "coalition", "nodes": (9,)}, r"nodes is \(9,\) of 6 agents"),
         (decor, {"attacker": "coalition", "nodes": tuple(range(6))}, "leave a victim"),
+        (decor, {"attacker": "coalition", "nodes": ("Bonn",)}, r"nodes names 'Bonn'.*nodes\.find"),
         (decor, {"attacker": "nobody"}, "attacker is 'nobody'"),
         (decor, {"noise": noise.Whisper()}, "attacker 'node'.*Whisper.*one seed.*PairKeys"),
         (

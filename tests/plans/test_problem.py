@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 from dpjax.data import bundled, canonical, fusion, partition, split
@@ -47,6 +48,37 @@ def test_bad_data(arguments, message):
         arguments = {"train": (np.where(np.arange(36).reshape(12, 3) == 5, np.nan, X), Y)}
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+FRAME = pandas.DataFrame(X, columns=["age", "weight", "pulse"])
+REORDERED = FRAME[["weight", "age", "pulse"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train": (FRAME, Y), "test": (REORDERED, Y)},
+         "test x has column 'weight' at position 0, train x has 'age'; give the columns of"),
+        ({"train": (FRAME, pandas.Series(Y).sample(frac=1, random_state=0))},
+         r"train y has index \d+ in row 0, train x has 0; give y.loc\[x.index\]"),
+        ({"test": (FRAME.iloc[::-1], pandas.Series(Y))}, "test y has index 0 in row 0"),
+    ],
+)  # fmt: skip
+def test_data_frames_are_not_joined_by_position(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_data_frames_that_agree_are_what_their_arrays_are():
+    rows = np.arange(12)[::-1]
+    frame, labels = FRAME.iloc[rows], pandas.Series(Y).iloc[rows]
+    made = make(train=(frame, labels), test=(FRAME, list(Y)))
+    assert made.fingerprint() == make(train=(X[rows], Y[rows])).fingerprint()
+    assert made.columns == ("age", "weight", "pulse") and make().columns is None
+    own = {"init": made.init, "loss": made.loss, "metrics": made.metrics, "partition": SHARDS}
+    with pytest.raises(ValueError, match="y has index 0 in row 0, x has 11"):
+        problem.Problem(**own, x=frame, y=pandas.Series(Y), evaluation=())
+    assert problem.Problem(**own, x=frame, y=labels, evaluation=()).columns == made.columns
 
 
 @pytest.mark.parametrize(
