@@ -21,17 +21,19 @@ def text(delta: float, digits: int = 6) -> str:
     return shown
 
 
-def loose(delta: float, units: int, unit: str) -> str:
+def loose(delta: float, units: int, unit: str, *, more: bool = False) -> str:
     """Return what is wrong with a delta above one over the number of protected units, or "".
 
     Args:
         delta: A probability.
         units: How many agents, clients or records there are.
         unit: "agent", "client" or "record".
+        more: Whether there may be more of them, ``units`` being all that is known.
     """
     if delta * units <= 1:
         return ""
     return (
-        f"delta is {delta:g} for {units:,} {unit}s: above one over their number it lets a method "
-        f"publish one of them as it is; give a delta below {1 / units:.2g}"
+        f"delta is {delta:g} for {'at least ' if more else ''}{units:,} {unit}s: above one "
+        f"over their number it lets a method publish one of them as it is; give a delta "
+        f"below {1 / units:.2g}"
     )

@@ -68,8 +68,9 @@ class DesignCommand:
         seed: First seed of a random graph that names none.
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
-        trust: Against whom: ldp (an eavesdropper of every message) or pndp (agents, who see what
-            they receive and know their own gradients and noise). What follows is pndp's.
+        trust: Against whom: ldp (local DP: an outsider, who reads every message on every link) or
+            pndp (pairwise network DP: each other participant, who reads the messages that it
+            receives and knows its own gradients and noise). What follows is pndp's.
         attacker: all (every single agent in turn, the default), or agents who collude, as in
             dpjax account.
         algorithm: Which algorithm, as in dpjax account.
@@ -132,9 +133,11 @@ class AccountCommand:
             no default, as in dpjax design.
         rounds: Rounds of training, counted in gradients.
         sigma: Noise multiplier, as above.
-        trust: Who attacks: ldp (an eavesdropper of every message), pndp (agents, who see what they
-            receive and know their own gradients and noise) or secldp (either, who also knows the
-            pairwise secrets outside a protected set).
+        trust: Who attacks: ldp (local DP: an outsider, who reads every message on every link), pndp
+            (pairwise network DP: each other participant, who reads the messages that it receives
+            and knows its own gradients and noise) or secldp (LDP with secrets between pairs: an
+            outsider, or participants who collude, who knows every pair's secret but those among
+            the protected).
         attacker: Agents who attack, and collude if several; or all, every single agent in turn,
             which is the default of pndp. None with ldp. An agent is its label in the network, or
             its index 0, 1, ...; label:3 and index:3 say which, where 3 may be either.

@@ -124,8 +124,7 @@ def _account(
     about = {**dataclasses.asdict(command), "epochs": when.epochs, "separation": when.separation}
     del about["out"]
     written = account_report.write(out, losses, about, names, _typed("account", command))
-    if command.relation == "replace_agent":
-        inputs.note_delta(command.delta, len(names))
+    inputs.note_delta(command.delta, len(names), command.relation)
     return [_relation(command), *lines, "", *(f"written: {p}" for p in written)]
 
 
@@ -156,8 +155,7 @@ def _multiplier(command: Any, graph: nx.Graph, mixing: Float[np.ndarray, "n n"])
     gradients: Gradients = command.gradients or "any"
     budget = {"epsilon": command.epsilon, "delta": command.delta}
     multiplier = multiplier_.least_multiplier(setting, sets, **budget, gradients=gradients)
-    if command.relation == "replace_agent":
-        inputs.note_delta(command.delta, len(names))
+    inputs.note_delta(command.delta, len(names), command.relation)
     each: list[str] = []
     if len(names) <= loss_tables.FEW:
         with_it = {"sigma": multiplier.sigma, "delta": command.delta}

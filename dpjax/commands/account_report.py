@@ -138,8 +138,12 @@ def other_parties(
     told = {"an outsider"} if trust == "ldp" else set()
     if trust == "pndp" and len(sets) == len(setting.mixing):
         told.add(parties.ANOTHER)
-    several = wording.records(stated, "an outsider").strip()
-    rows = [str(row) for row in stated.protection()[:-2] if row.party not in told]
+    several, agents = wording.records(stated, "an outsider").strip(), len(setting.mixing)
+    others = [row for row in stated.protection()[:-2] if row.party not in told]
+    if _deltas.loose(delta, agents, "agent"):
+        why = f"delta = {_deltas.text(delta)} is above one over the number of agents"
+        return [str(row._replace(epsilon=None, why=why)) for row in others]
+    rows = [str(row) for row in others]
     return [*rows, several] if several else rows
 
 

@@ -53,8 +53,7 @@ def run(command: Any) -> int:
     forecast = design_report.forecast(plans, command.design, command.parameters)
     saved = mine.save(out, nodes.labels(graph))
     print(title)
-    if command.relation == "replace_agent":
-        inputs.note_delta(command.delta, len(matrix))
+    inputs.note_delta(command.delta, len(matrix), command.relation, command.batch_size or 1)
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
     print(f"guarantee: {wording.statement(mine.guarantee, process=False)}")
     print("".join(f"{line}\n" for line in design_report.trust(mine, independent)))

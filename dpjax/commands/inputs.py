@@ -68,14 +68,18 @@ def free(out: Path | None, default: str) -> Path:
     return path
 
 
-def note_delta(delta: float, agents: int) -> None:
-    """Print a note of a delta that promises an agent nothing.
+def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> None:
+    """Print a note of a delta that promises an agent, or a record, nothing.
 
     Args:
         delta: Of the budget.
-        agents: How many agents are protected, each as a whole.
+        agents: How many agents there are.
+        relation: Neighbouring relation.
+        records: That an agent has at least.
     """
-    if wrong := _deltas.loose(delta, agents, "agent"):
+    whole = relation == "replace_agent"
+    units, unit = (agents, "agent") if whole else (agents * records, "record")
+    if wrong := _deltas.loose(delta, units, unit, more=not whole):
         print(f"NOTE: {wrong}")
 
 

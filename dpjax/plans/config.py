@@ -7,7 +7,7 @@ from typing import Any
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import joins
+from dpjax.plans import joins, registry
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
@@ -67,7 +67,9 @@ class Config:
         for name, (kind, remedy) in kinds.items():
             value = getattr(self, name)
             if isinstance(value, type) or not isinstance(value, kind):
-                raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
+                raise ValueError(
+                    f"{name} is {_validate.shown(value)}; give {_instance(name, value) or remedy}"
+                )
             if value is not None:
                 _check_frozen(name, value)
         _validate.number("optimizer.first", self.optimizer.first)
@@ -135,6 +137,28 @@ class Config:
         if self.protect.unit == "client":
             return self.sampler.turns  # type: ignore[attr-defined]
         return self.sampler.participation
+
+
+def _instance(name: str, value: Any) -> str | None:
+    """How to make the part whose class, or a design's label, was given; None for others."""
+    rows: dict[str, Any] = {
+        "noise": registry.NOISES, "sampler": registry.SAMPLERS, "method": registry.METHODS
+    }  # fmt: skip
+    parts = [row.part for row in rows.get(name, ())]
+    if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__name__ in parts:
+        missing = dataclasses.MISSING
+        needed = [
+            field.name
+            for field in dataclasses.fields(value)
+            if field.init and field.default is missing and field.default_factory is missing
+        ]
+        return f"{value.__name__}({', '.join(needed)})"
+    if name == "noise" and isinstance(value, str):
+        horizon = "'run'" if value == "whisper_horizon" else ""
+        for row in registry.NOISES:
+            if row.label == value and row.part is not None and row.released:
+                return f"plans.noise.{row.part}({horizon})"
+    return None
 
 
 def _check_frozen(name: str, part: Any) -> None:

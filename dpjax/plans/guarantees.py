@@ -11,6 +11,7 @@ from dpjax.accounting import losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import registry
 from dpjax.plans.calibration import Calibrated, Factored, Target
+from dpjax.plans.samplers import Random
 
 if TYPE_CHECKING:
     from dpjax.plans.config import Config
@@ -150,15 +151,17 @@ def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3)
     Warns:
         UserWarning: Once.
     """
-    unit, units = config.protect.unit, None
+    unit, units, more = config.protect.unit, None, False
     if unit == "agent":
         units = agents
     elif unit == "record" and counts is not None:
         units = int(np.sum(counts))
+    elif unit == "record" and type(config.sampler) is Random:  # Of distinct records.
+        units, more = agents * config.sampler.batch_size, True
     elif unit == "client":
         units = agents * getattr(config.sampler, "clients", 1)
     if config.budget is not None and units is not None:
-        wrong = _deltas.loose(config.budget.delta, units, unit)
+        wrong = _deltas.loose(config.budget.delta, units, unit, more=more)
         if wrong:
             warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
 

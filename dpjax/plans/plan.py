@@ -362,7 +362,7 @@ def make(
 
     Warns:
         UserWarning: For a delta above one over the number of protected agents, clients or records,
-            these where ``counts`` says how many there are.
+            these where ``counts`` says how many there are, or of a batch of ``Random`` an agent.
 
     Example:
         >>> from dpjax.plans import noise, optimizers, plan, protect, samplers

@@ -254,8 +254,9 @@ METHODS = (
 """One row a method."""
 
 _SHARED = (
-    "all draw from one seed, which nodes could subtract: give attacker='outsider' and "
-    "gradients='any', or a design whose agents keep keys of their own (plans.links.PairKeys)"
+    "agents draw it from a seed that they share (all of them, or a group) and can subtract: give "
+    "attacker='outsider' and gradients='any', or a design whose agents keep secrets of their own, "
+    "plans.noise.Independent() or plans.links.PairKeys(shared)"
 )
 
 _OWN_SECRETS = (

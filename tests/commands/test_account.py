@@ -299,6 +299,20 @@ def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
     assert "NOT protected from an outsider: the loss is infinite" in capsys.readouterr().out
 
 
+def test_a_delta_above_one_over_the_agents_protects_nobody(capsys: Capture) -> None:
+    for trust in ("ldp", "pndp"):
+        assert cli.main([*ACCOUNT, "--delta", "0.3", "--trust", trust, "--out", trust]) == 0
+        text = capsys.readouterr().out
+        assert "NOTE: delta is 0.3 for at least 5 records" in text
+        assert "\nProtected from" not in text and "several records" not in text
+        assert "NOT protected from" in text and "above one over the number of agents." in text
+    records = ["--batch-size", "10", "--delta"]
+    assert cli.main([*DESIGN, *records, "0.03"]) == 0
+    assert "NOTE: delta is 0.03 for at least 50 records" in capsys.readouterr().out
+    assert cli.main([*DESIGN, *records, "0.02"]) == 0
+    assert "NOTE: delta" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["account", "design", "insiders"])
 def test_a_delta_above_one_over_the_agents_is_noted(command: str, capsys: Capture) -> None:
     agents = ["--relation", "replace_agent", "--delta", "0.3"]

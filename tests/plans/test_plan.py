@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import noise, plan, strategies, targets
+from dpjax.plans import noise, plan, samplers, strategies, targets
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
 from dpjax.plans.rules import UpdateRule
@@ -179,7 +179,12 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"optimizer": Sgd}, "optimizer is <class"),
         ({"optimizer": optax.adam(0.1)}, "init_fn>, update=<function .*update_fn>.*of what makes"),
         ({"optimizer": UpdateRule("adam")}, "or UpdateRule(...).chain(step_size)"),
-        ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise"),
+        ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise.Whisper()"),
+        ({"noise": "independent"}, "noise is 'independent'; give plans.noise.Independent()"),
+        ({"noise": "whisper_horizon"}, "give plans.noise.Whisper('run')"),
+        ({"noise": noise.Independent}, "give Independent()"),
+        ({"noise": Sgd}, "give plans.noise.Whisper(), or None"),
+        ({"sampler": samplers.Random}, "give Random(batch_size)"),
         ({"noise": None}, "budget is Budget"),
         ({"budget": None}, "noise is Whisper"),
         ({"method": None}, "method is None; give algorithms.dsgd.DSGD"),
