@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import placing
+from dpjax.engine import placing, sharding
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
@@ -94,25 +95,53 @@ def check_storage(
             )
 
 
-def check_device(plans: Sequence[Plan]) -> None:
-    """Check that a release runs where the same program gives the same bits.
+def check_device(plans: Sequence[Plan], devices: Any) -> None:
+    """Check that a release runs where its sums are as exact, and as repeatable, as is stated.
+
+    XLA reads XLA_FLAGS once, when it starts. Flags that Python sets later are seen here, without
+    being in force, and no public interface tells: set them before Python starts.
 
     Args:
         plans: The plans.
+        devices: To spread the agents over, or None.
 
     Raises:
-        ValueError: For a release on a GPU without deterministic operations, naming the flag.
+        ValueError: For a release on neither a CPU nor a GPU, under flags that let compiled code
+            take nan for a number, or on a GPU without deterministic operations.
     """
-    backend = jax.default_backend()
-    if backend in ("cpu", "tpu") or not any(plan.config.release for plan in plans):
+    if not any(plan.config.release for plan in plans):
         return
+    mesh = sharding.agent_mesh(plans[0].agents, devices)
+    used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
+    platforms = sorted({device.platform for device in used})
+    for platform in platforms:
+        if platform not in ("cpu", "gpu"):
+            raise ValueError(
+                f"release is True on a {platform}, whose float64 is not known to be as fine as "
+                "2^-53; run releases on a CPU or a GPU"
+            )
+    flags = _flags()
+    for name, on in flags.items():
+        if on and "enable_fast_" in name:
+            raise ValueError(
+                f"release is True with {name} in XLA_FLAGS, under which nan may pass for a number "
+                "and a gradient be longer than its clip norm; leave it out before Python starts"
+            )
     name = "--xla_gpu_deterministic_ops"
-    given = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith(name)]
-    if not given or given[-1].lower() not in (name, f"{name}=true", f"{name}=1"):
+    if "gpu" in platforms and not flags.get(name, False):
         raise ValueError(
-            f"release is True on a {backend}, whose sums differ from one time to the next; start "
-            f"Python with XLA_FLAGS={name}=true in its environment"
+            "release is True on a gpu, whose sums differ from one time to the next; set "
+            f"XLA_FLAGS={name}=true before Python starts, since XLA reads it once"
         )
+
+
+def _flags() -> dict[str, bool]:
+    """XLA's flags by name, whether they are on; the last one counts."""
+    text = os.environ.get("XLA_FLAGS", "")
+    if text and text[0] != "-" and not text[0].isspace():  # The name of a file, as XLA reads it.
+        text = Path(text).read_text() if Path(text).is_file() else ""
+    pairs = (word.partition("=") for word in shlex.split(text))
+    return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
 
 
 def check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:

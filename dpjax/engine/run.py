@@ -137,7 +137,7 @@ def run(
     """
     plans, problems, seeds = arguments.check(plans, problem, seeds)
     arguments.check_storage(plans, seeds, checkpoint, key_file)
-    arguments.check_device(plans)
+    arguments.check_device(plans, devices)
     arguments.check_options(checkpoint_seconds, progress, callback)
     together = shared(plans)
     course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)

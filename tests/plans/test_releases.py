@@ -1,6 +1,7 @@
 """Releases: the cost of finite precision is stated or refused; who may be told what about nodes."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -243,19 +244,62 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
         releases.priced(made, 100, 0.02, None)
 
 
-@pytest.mark.parametrize("flags", ["", "--xla_gpu_deterministic_ops=false", "--other=true"])
+def on(platform, monkeypatch):
+    """Let runs go to devices of that platform."""
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    monkeypatch.setattr(arguments.sharding, "agent_mesh", lambda n, devices: mesh)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--xla_gpu_deterministic_ops=false", "--other=true",
+     "--xla_gpu_deterministic_ops --xla_gpu_deterministic_ops=0"],
+)  # fmt: skip
 def test_a_release_on_a_gpu_asks_for_deterministic_operations(
     flags, tmp_path, network, small, monkeypatch
 ):
     made = plan.make(make_config(release=True, rounds=2), network)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("XLA_FLAGS", flags)
-    with pytest.raises(ValueError, match="XLA_FLAGS=--xla_gpu_deterministic_ops=true"):
-        run(made, small, seeds=[0], key_file=tmp_path / "key")
+    # Where arrays go counts, not which backend there is besides.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    arguments.check_device([made], None)
+    on("gpu", monkeypatch)
+    # XLA has read its flags by the time that anybody could set them here.
+    with pytest.raises(
+        ValueError, match="XLA_FLAGS=--xla_gpu_deterministic_ops=true before Python"
+    ):
+        run(made, small, seeds=[0], devices=2, key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
-    arguments.check_device([plan.make(make_config(rounds=2), network)])
-    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops=true")
-    arguments.check_device([made])
+    arguments.check_device([plan.make(make_config(rounds=2), network)], None)
+    for words in ("=true", "=1", "", '="True"'):
+        monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops{words}")
+        arguments.check_device([made], None)
+
+
+def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch):
+    on("tpu", monkeypatch)
+    with pytest.raises(ValueError, match="release is True on a tpu, whose float64"):
+        arguments.check_device([plan.make(make_config(release=True, rounds=2), network)], 2)
+    arguments.check_device([plan.make(make_config(rounds=2), network)], 2)
+
+
+@pytest.mark.parametrize(
+    "flag", ["cpu_enable_fast_math", "cpu_enable_fast_min_max", "gpu_enable_fast_min_max"]
+)
+def test_a_release_under_fast_math_is_refused(flag, tmp_path, network, small, monkeypatch):
+    """Without nan, a gradient that is not finite adds nan in place of zero."""
+    made = plan.make(make_config(release=True, rounds=2), network)
+    file = tmp_path / "flags"
+    for words in (f"--xla_{flag}", f" --xla_{flag}=1", f"--xla_{flag}=false --xla_{flag}=True"):
+        file.write_text(words)
+        for flags in (words, str(file)):
+            monkeypatch.setenv("XLA_FLAGS", flags)
+            with pytest.raises(ValueError, match=f"release is True with --xla_{flag} in XLA_FLAGS"):
+                run(made, small, seeds=[0], key_file=tmp_path / "key")
+    assert not (tmp_path / "key").exists()
+    for words in (f"--xla_{flag}=false", f"--xla_{flag} --xla_{flag}=0", str(tmp_path / "none")):
+        monkeypatch.setenv("XLA_FLAGS", words)
+        arguments.check_device([made], None)
 
 
 def released(first, folder):
