@@ -246,6 +246,9 @@ class Gradients:
         layer, unit = _layers.numbers(points[0]), _unit(leaves)
         parts = [self._differentiated(point, taps, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
+        # Computed once: the norm must be of the very numbers that are added up.
+        formed = jax.lax.optimization_barrier(formed)
+        pairs = {i: (each[0], *jax.lax.optimization_barrier(each[1:])) for i, each in pairs.items()}
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
         squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
         for number, gradient in formed.items():

@@ -116,23 +116,24 @@ def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
     return bound
 
 
-def check_reach(tree: Any, clip_norm: float) -> None:
-    """Refuse a clip norm beyond the leaves' numbers: automatic clipping makes gradients as long.
+def check_reach(tree: Any, clip_norm: float, places: int = 1) -> None:
+    """Refuse clip norms beyond the leaves' numbers: what is as long would be infinite.
 
     Args:
-        tree: Gradients, or arrays of their dtypes.
-        clip_norm: Clip norm C of what is clipped together.
+        tree: Gradients or their sum, or shapes of their dtypes.
+        clip_norm: Clip norm C of what is clipped together; infinity is for no clipping.
+        places: B, how many such are added up.
 
     Raises:
-        ValueError: Naming clip norm and dtype.
+        ValueError: Naming clip norm, count and dtype.
     """
-    kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if leaf.size}
+    kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if math.prod(leaf.shape)}
     for kind in sorted(kinds, key=str):
-        if clip_norm > float(jnp.finfo(kind).max):
+        if float(jnp.finfo(kind).max) < clip_norm * places < math.inf:
             raise ValueError(
-                f"clip_norm is {clip_norm:g} with automatic clipping of {kind} gradients, whose "
-                f"largest number is {float(jnp.finfo(kind).max):g}; give a smaller one, flat "
-                "clipping, or gradients in float32"
+                f"clip_norm is {clip_norm:g} and {places} times that is beyond {kind} gradients, "
+                f"whose largest number is {float(jnp.finfo(kind).max):g}; give a smaller one, or "
+                "gradients in float32"
             )
 
 
@@ -151,6 +152,8 @@ def _clip(
                 leaves[i] = leaf
         return jax.tree.unflatten(structure, leaves)
     bound = _lowered(tree, clip_norm, bounded)
+    # The norm must be that of the very numbers that are scaled, not of the same computed twice.
+    tree = jax.lax.optimization_barrier(tree)
     # Finite entries times a zero scale are zero, so no entry needs a second look; and XLA keeps
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
     finite = _finite(tree)
@@ -366,7 +369,7 @@ def per_example(
 
     Raises:
         ValueError: For invalid numbers; when called, for x and y of different lengths, or
-            parameters whose dtype cannot hold the clip norm of "automatic".
+            parameters whose dtype cannot hold B C.
 
     Reference:
         Abadi et al. (2016).
@@ -427,8 +430,6 @@ def wide_per_example(
         size = examples(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
         like = params if encode is None else jax.eval_shape(encode, params)
-        if method == "automatic" and not per_layer:
-            check_reach(like, clip_norm)
         bound = lowered(clip_norm, like, size if places is None else places)
 
         def of_record(x: Any, y: Any) -> Any:
@@ -480,8 +481,9 @@ def lowered(clip_norm: float, tree: Any, places: int, error: float | None = None
         error: e.
 
     Raises:
-        ValueError: Where nothing is left.
+        ValueError: Where nothing is left, or B C is beyond the sum's dtype.
     """
+    check_reach(tree, clip_norm, places)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
     lost = max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)

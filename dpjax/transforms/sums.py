@@ -50,7 +50,7 @@ def clipped_sum(
 
     Raises:
         ValueError: For invalid numbers, or a `weighted` that is no such function; when called, for
-            x, y and is_padding of different lengths.
+            x, y and is_padding of different lengths, or parameters whose dtype cannot hold B C.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,8 +130,6 @@ def wide_clipped_sum(
                 double.zeros(like), summed(params, x, y, lambda norms: weights(norms, error))
             )
 
-        if method == "automatic":
-            clipping.check_reach(params, clip_norm)
         size = _at_once(weighted, params, x) if microbatch is None and count else microbatch
         return clipping.in_passes(part, size, x, y, is_padding, like)
 

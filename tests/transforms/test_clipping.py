@@ -4,13 +4,15 @@ import fractions
 import functools
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from dpjax.transforms import clipping
+from dpjax.models import taps
+from dpjax.transforms import clipping, sums
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -239,6 +241,29 @@ def test_automatic_clipping_to_what_a_dtype_cannot_hold_is_refused():
     clip = clipping.per_example(lambda p, x, y: p @ x, 1e5, method="automatic")
     with pytest.raises(ValueError, match="clip_norm is 100000 .*float16"):
         clip(gradients[0], gradients, jnp.zeros(2))
+
+
+@pytest.mark.parametrize("method", ["flat", "automatic"])
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
+    """Three records of 3e4 are infinite in float16, two are not."""
+    model = nn.Dense(1, use_bias=False)
+    x, y = jnp.full((3, 1), 5e4, jnp.float16), jnp.zeros(3)
+    params = {"params": {"kernel": jnp.zeros((1, 1), jnp.float16)}}
+    options = {"method": method, "per_layer": per_layer}
+    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out))
+    for fn in (
+        clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, **options),
+        clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, microbatch=1),
+        sums.clipped_sum(gradients, 3e4, **options),
+        sums.clipped_sum(gradients, 3e4, microbatch=1),
+    ):
+        with pytest.raises(ValueError, match="clip_norm is 30000 and 3 times .* float16 .* 65504"):
+            fn(params, x, y)
+        (total,) = jax.tree.leaves(fn(params, x[:2], y[:2]))
+        assert 5.8e4 < float(total[0, 0]) <= 6e4
+    unclipped = clipping.per_example(lambda p, x, y: jnp.sum(p * x), math.inf)
+    assert unclipped(jnp.zeros(1, jnp.float16), x[:1], y[:1]).item() == x[0, 0]
 
 
 @pytest.mark.parametrize("method", ["flat", "automatic"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpjax import _wide
 from dpjax.algorithms.exchange import Trusted
-from dpjax.models import taps
+from dpjax.models import losses, mlp, taps
 from dpjax.plans.query import AgentQuery
 from dpjax.transforms import clipping, sums
 from tests.transforms import rounding
@@ -167,6 +167,59 @@ def test_products_of_positions_that_cancel_are_added_in_float64(monkeypatch):
     assert found <= stated < 2.0**-24
     monkeypatch.setattr(taps, "_single", lambda *given: True)
     assert cancelling()[0] > 2.0**-24
+
+
+def cancelled(route, count=32, clip_norm=1e-3):
+    """By record, the clip norms of a sum's one record; derivatives are last bits of p - 1.
+
+    So a fused multiply-add, in the norm or in the sum alone, would change all of their digits.
+    """
+    rng = np.random.default_rng(0)
+    model = mlp.MLP((), 4)
+    x = rng.normal(size=(count, 16)).astype(np.float32)
+    params = model.init(jax.random.key(0), x)
+    outputs = np.sort(model.apply(params, x), axis=1)
+    x *= (rng.uniform(10, 17, count) / (outputs[:, -1] - outputs[:, -2]))[:, None]
+    params, x = jax.tree.map(lambda leaf: leaf / 1e3, params), jnp.asarray(1e3 * x)
+    y = jnp.argmax(model.apply(params, x), axis=1)
+    if route == "records":
+
+        def loss(params, x, y):
+            return losses.cross_entropy(model.apply(params, x[None])[0], y)
+
+        fn = clipping.wide_per_example(loss, clip_norm, "flat", 0.01, None, None, False)
+    else:
+        gradients = taps.Gradients(model.apply, losses.cross_entropy, {"Dense_0": route})
+        fn = sums.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
+    total = jax.jit(lambda padding: fn(params, x, y, padding))
+    each = [jax.tree.leaves(total(jnp.arange(count) != i)) for i in range(count)]
+    squares = [sum(np.sum(np.square(np.asarray(leaf))) for leaf in one) for one in each]
+    return np.sqrt(squares) / clip_norm
+
+
+@pytest.mark.parametrize("route", ["records", "norm", "formed", "plain"])
+def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
+    """Compiled, the norm is of the very bits that are summed; a copy adds one per cent more."""
+    lengths = cancelled(route)
+    assert lengths.max() <= 1
+    assert np.sum(lengths > 0.98) > 5
+    contracted, weighted, norm = taps._contracted, taps._weighted, clipping._norm
+    monkeypatch.setattr(
+        taps,
+        "_contracted",
+        lambda p, rows, d, w, **given: contracted(p, rows, 1.01 * d, w, **given),
+    )
+    monkeypatch.setattr(taps, "_weighted", lambda w, g, **given: weighted(w, 1.01 * g, **given))
+    monkeypatch.setattr(clipping, "_norm", lambda tree, kind: norm(tree, kind) / 1.01)
+    assert cancelled(route).max() > 1
+
+
+@pytest.mark.parametrize("route", sorted(set(rounding.ROUTES) - {"a function of one's own"}))
+def test_a_fence_lies_between_gradients_and_their_norms(route):
+    """It lasts until after fusion on a GPU; entries are few, so sums of squares have none."""
+    x = jnp.ones(4)
+    program = jax.jit(rounding.ROUTES[route]).lower(x, jnp.zeros(4, bool)).as_text()
+    assert "stablehlo.optimization_barrier" in program
 
 
 @pytest.mark.parametrize("places", [64, 256, 258])
