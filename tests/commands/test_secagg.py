@@ -29,15 +29,21 @@ AGREED = "--clients 3 --length 4 --bound 100 --corrupt 0 --dropout 0".split()
 LIMITS = tcp.Limits(20.0, 20.0, 5.0)
 VALUES = np.array([[1, 2, 3, -4], [100, -100, 0, 7], [5, 5, 5, 5]])
 
+# Shells start what runs in the background with interrupts ignored, which children inherit.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from dpjax import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
 
 def server(*options):
     """A server process and its port."""
-    command = [sys.executable, "-m", "dpjax", "secagg", "serve", *AGREED, *options]
+    command = [sys.executable, "-c", PROGRAM, "secagg", "serve", *AGREED, *options]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Shells start what runs in the background with interrupts ignored, and it is inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     line = process.stdout.readline()
     return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
 
