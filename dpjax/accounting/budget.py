@@ -512,7 +512,7 @@ FILTERS = ("gdp", "zcdp", "pure")
 """Accountants of which a total may be: losses that add up whatever later phases were chosen by."""
 
 # The share of delta that releases keep for noise of finite precision; that of epsilon is a field.
-_DELTA_SHARE, _ROOM = 0.01, 1 - 1e-9
+DELTA_SHARE, _ROOM = 0.01, 1 - 1e-9
 
 
 def whole(total: Total, *, release: bool) -> Whole:
@@ -539,7 +539,7 @@ def whole(total: Total, *, release: bool) -> Whole:
     if total.accountant == "pure":
         return Whole(losses.Pure(epsilon, 0), epsilon, 0.0, 0.0)
     added_epsilon = total.reserve * epsilon if release else 0.0
-    added_delta = _DELTA_SHARE * delta if release else 0.0
+    added_delta = DELTA_SHARE * delta if release else 0.0
     free, delta = (epsilon - added_epsilon) * (1 - 1e-15), delta - added_delta
     if total.accountant == "gdp":
         loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, white=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dpjax import _deltas
 from dpjax._rounding import MARGIN, up
-from dpjax.accounting import losses
+from dpjax.accounting import budget, losses
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
@@ -68,11 +68,11 @@ _KEEPERS: dict[str | None, str] = {
 
 _LEFT: dict[str | None, str] = {
     "own": "keeps the messages that it saw, and knew no secret but its own",
-    "group": "knows its group's seed of the phases so far, and can subtract their noise",
-    "shared": "knows the seed of the phases so far, and can subtract their noise",
-    "links": "knows its links' secrets of the phases so far",
+    "group": "knows its group's seed of the phases it was in, and can subtract their noise",
+    "shared": "knows the seed of the phases it was in, and can subtract their noise",
+    "links": "knows its links' secrets of the phases it was in",
     "shares": "keeps the messages that it saw, and knew no secret but its own",
-    None: "may know secrets of the phases so far",
+    None: "may know secrets of the phases it was in",
 }
 
 
@@ -259,13 +259,22 @@ def _holder(of: "Guarantee") -> _Row:
     if of.release:
         why = "the key of this release gives all noise away; it must stay secret"
     else:
-        drawn = of.accountant == "pld"
-        keepers = "agents who keep noise and batches secret" if drawn else _KEEPERS[of.secrets]
+        drawn = " and batches" if of.accountant == "pld" else ""
         why = (
-            f"the seed of a simulation gives all noise{' and batches' if drawn else ''} away, and "
-            f"records hold it; the other rows are about {keepers}"
+            f"the seed of a simulation gives all noise{drawn} away, and records hold it; the other "
+            f"rows are about {keepers(of)}"
         )
     return "whoever holds the seed", False, why
+
+
+def keepers(of: "Guarantee") -> str:
+    """Whom the rows of a simulation are about.
+
+    Args:
+        of: Its guarantee.
+    """
+    drawn = of.accountant == "pld"
+    return "agents who keep noise and batches secret" if drawn else _KEEPERS[of.secrets]
 
 
 def group_epsilon(of: "Guarantee", records: int) -> float:
@@ -286,16 +295,19 @@ def group_epsilon(of: "Guarantee", records: int) -> float:
     Reference:
         Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
     """
-    grown, added = of.added_delta, of.added_epsilon
+    added_delta, added = of.added_delta, of.added_epsilon
     if of.release and not of.unsound:  # A plan's reserve, where a run has not yet said the cost.
         added = max(added, of.epsilon - of.exact_epsilon)
+        if added > 1e-6 * of.epsilon and not added_delta:
+            added_delta = budget.DELTA_SHARE * of.delta
+    grown = added_delta
     while grown < of.delta or grown == 0:
         cost = _of_group(of.loss, records, of.delta - grown) + added
         # What finite precision adds to delta grows like e^epsilon.
         growth = math.exp(min(max(0.0, cost - of.epsilon), 700.0))
-        if grown >= of.added_delta * growth:
+        if grown >= added_delta * growth:
             return cost
-        grown = 1.01 * of.added_delta * growth
+        grown = 1.01 * added_delta * growth
     return math.inf
 
 

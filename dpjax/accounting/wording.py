@@ -1,5 +1,6 @@
 """A guarantee in words: sentences for a report, a few words for a figure."""
 
+import math
 from typing import TYPE_CHECKING
 
 from dpjax import _deltas
@@ -136,7 +137,10 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
         return text
     if of.release:
         return text + " Release: the noise key was drawn secretly and must stay secret."
-    return text + " Simulation: whoever knows the seed can subtract the noise."
+    return (
+        f"{text} Simulation: whoever knows the seed can subtract the noise. What is said of other "
+        f"participants is about {parties.keepers(of)}."
+    )
 
 
 def caption(of: "Guarantee", digits: int = 4) -> str:
@@ -250,8 +254,13 @@ def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
     if of.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
-    numbers = ", ".join(f"{k} records cost epsilon = {up(cost)}" for k, cost in each.items())
-    vacuous = [k for k, cost in each.items() if cost > parties.VACUOUS]
+    numbers = ", ".join(
+        f"{k} records cost epsilon = {up(cost)}"
+        if cost < math.inf
+        else f"for {k} records no finite epsilon follows"
+        for k, cost in each.items()
+    )
+    vacuous = [k for k, cost in each.items() if parties.VACUOUS < cost < math.inf]
     note = ""
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"

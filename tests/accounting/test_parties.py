@@ -170,6 +170,11 @@ def test_finite_precision_costs_a_group_more_delta():
     grown = 1e-9 * np.exp(cost[1] - spent.epsilon)
     assert cost[1] == pytest.approx(gdp.epsilon(2 * bare.mu, DELTA - grown) + 0.01, rel=2e-3)
     assert cost[1] > cost[0] + 1e-3
+    # A plan does not know yet what its run will add, and allows for the most.
+    planned = dataclasses.replace(bare, epsilon=1.001 * bare.epsilon)
+    ran = dataclasses.replace(planned, added_epsilon=1e-6, added_delta=0.009 * DELTA)
+    assert parties.group_epsilon(planned, 2) >= parties.group_epsilon(ran, 2)
+    assert "for 5 records no finite epsilon follows" in planned.statement()
     # Where that uses delta up, nothing is stated.
     most = dataclasses.replace(bare, epsilon=3.0, added_epsilon=1e-3, added_delta=9e-6)
     assert parties.group_epsilon(most, 5) == np.inf

@@ -319,9 +319,9 @@ def test_phases_compose_for_an_attacker_whom_both_cover():
     ("secrets", "knows"),
     [
         ("own", "keeps the messages that it saw, and knew no secret but its own"),
-        ("shared", "knows the seed of the phases so far, and can subtract their noise"),
-        ("group", "knows its group's seed of the phases so far, and can subtract their noise"),
-        (None, "may know secrets of the phases so far"),
+        ("shared", "knows the seed of the phases it was in, and can subtract their noise"),
+        ("group", "knows its group's seed of the phases it was in, and can subtract their noise"),
+        (None, "may know secrets of the phases it was in"),
     ],
 )
 def test_phases_say_what_a_participant_who_has_left_still_knows(secrets, knows):
@@ -331,7 +331,7 @@ def test_phases_say_what_a_participant_who_has_left_still_knows(secrets, knows):
     assert said.format(knows) in one.within(TOTAL).statement()
     assert "who has left" not in one.statement()
     if secrets == "group":  # The groups of the two phases may differ.
-        knows = "may know secrets of the phases so far"
+        knows = "may know secrets of the phases it was in"
     assert said.format(knows) in planned.statement()
 
 
