@@ -77,15 +77,16 @@ def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
 
 def test_the_share_is_that_of_the_derivation():
     """Two sums of B records of C / (1 + r), each wrong by u + e of all their norms at most."""
+    single = jnp.zeros(3, jnp.float32)
     for places in (1, 256, 8_200, 83_000):
-        r = Fraction(clipping.share(places, jnp.zeros(3)))
+        r = Fraction(clipping.share(places, single))
         unit, error = Fraction(1, 2**24), Fraction(places + 4, 2**53)
         term = 1 / (1 + r)
         apart = term + 2 * places * term * (unit * (1 + error) + error)
         assert Fraction(999_999, 10**6) < apart <= 1
-    assert clipping.share(83_000, jnp.zeros(3)) < 0.01 < clipping.share(84_000, jnp.zeros(3))
+    assert clipping.share(83_000, single) < 0.01 < clipping.share(84_000, single)
     assert clipping.share(10, jnp.zeros(3, jnp.bfloat16)) > 0.03
-    assert math.isclose(clipping.lowered(1.0, jnp.zeros(3), 8_200), 1 / 1.000978, rel_tol=1e-5)
+    assert math.isclose(clipping.lowered(1.0, single, 8_200), 1 / 1.000978, rel_tol=1e-5)
 
 
 @settings(max_examples=20)
@@ -228,7 +229,7 @@ def test_products_of_one_position_are_as_exact_as_is_said(places):
     found, stated = cancelling(places, positions=1)
     assert found <= stated
     assert (stated > 2.0**-24) == (places <= 256)
-    assert clipping.share(places, jnp.zeros(1), stated) < 0.0081
+    assert clipping.share(places, jnp.zeros(1, jnp.float32), stated) < 0.0081
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
@@ -264,7 +265,6 @@ def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
 
 
 def test_the_global_flag_stays_as_it_was():
-    fn = clipping.per_example(lambda w, x, y: jnp.sum(w * x), 1.0)
     seen = []
 
     def loss(w, x, y):
@@ -272,6 +272,9 @@ def test_the_global_flag_stays_as_it_was():
         return jnp.sum(w * x)
 
     fn = clipping.per_example(loss, 1.0, microbatch=2)
-    assert fn(jnp.zeros(2), jnp.ones((4, 2)), jnp.zeros(4)).dtype == jnp.float32
+    assert (
+        fn(jnp.zeros(2, jnp.float32), jnp.ones((4, 2), jnp.float32), jnp.zeros(4)).dtype
+        == jnp.float32
+    )
     assert seen and set(seen) == {jnp.dtype(jnp.float32)}
     assert _wide.zeros(jnp.zeros(2)).dtype == np.float64
