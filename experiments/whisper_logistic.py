@@ -225,11 +225,16 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
     private = last[last["algorithm"] != "non_private"]
-    for _, first in private.drop_duplicates(["relation", "budget_name"]).iterrows():
-        at = f"at epsilon {first['budget_epsilon']:g}"
-        lab.say(
-            f"\nguarantee of each run but the non-private, {at}: {statement(first['guarantee'])}"
-        )
+    for _, cell in private.groupby(["relation", "budget_name"], sort=False):
+        at = f"at epsilon {cell['budget_epsilon'].iloc[0]:g}"
+        cell = cell[cell["budget_epsilon"] == cell["budget_epsilon"].iloc[0]]
+        # Designs state the same against an outsider, and differ in who else is protected.
+        named: dict[str, list[str]] = {}
+        for _, first in cell.drop_duplicates("algorithm").iterrows():
+            names = named.setdefault(statement(first["guarantee"]), [])
+            names.append(plots.TITLES[first["algorithm"]])
+        for stated, names in named.items():
+            lab.say(f"\nguarantee of {'; '.join(names)}, {at}: {stated}")
     draw(config, lab, final, last)
 
 
