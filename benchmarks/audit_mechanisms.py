@@ -201,7 +201,6 @@ def planned(cell: Cell) -> tuple[Any, str]:
         except ValueError as error:
             why = why or str(error)
             continue
-        made.__dict__["counts_audited"] = counts
         return made, ""
     return None, why
 
@@ -270,7 +269,7 @@ def problem(made: Any, victim: int | None = None) -> Problem:
     Gradients that change are `LONG` times the worst way: C and -C of replaced data, C and 0 of
     those that are zeroed out. What changes is one record, all of an agent, or all of a client.
     """
-    counts = np.array(made.__dict__["counts_audited"])
+    counts = np.array(made.counts)
     protected, sampler = made.config.protect, made.config.sampler
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     x = np.zeros((counts.sum(), 2))

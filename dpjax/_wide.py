@@ -1,5 +1,7 @@
 """Sums in float64 in the middle of a program in float32, whatever the global flag says."""
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,13 +14,30 @@ UNIT = 2.0**-53
 """Half the spacing of float64 at 1."""
 
 
-def double_precision() -> AbstractContextManager:
-    """Return a context in which jax computes in float64; the global flag is restored after."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax import experimental
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Return a context in which jax computes in float64; the global flag is restored after.
 
-    return experimental.enable_x64()  # type: ignore[attr-defined]  # before it moved to jax
+    Ranks are promoted as numpy does, too, whatever jax is configured to: nothing of a user's is
+    computed here.
+    """
+    if hasattr(jax, "enable_x64"):
+        wide: AbstractContextManager = jax.enable_x64(True)
+    else:
+        from jax import experimental
+
+        wide = experimental.enable_x64()  # type: ignore[attr-defined]  # before it moved to jax
+    with wide, jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def error(terms: int) -> float:
+    """How wrong a sum in float64 may be, in any order, over the sizes of its terms added up.
+
+    Args:
+        terms: How many there are.
+    """
+    return (terms + 4) * UNIT
 
 
 def zeros(like: Any) -> Any:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.accounting import discrete, gdp, losses, precision
+from dpjax.accounting import discrete, finite, gdp, losses, precision
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
@@ -511,8 +511,7 @@ class Remaining(NamedTuple):
 FILTERS = ("gdp", "zcdp", "pure")
 """Accountants of which a total may be: losses that add up whatever later phases were chosen by."""
 
-# The share of delta that releases keep for noise of finite precision; that of epsilon is a field.
-DELTA_SHARE, _ROOM = 0.01, 1 - 1e-9
+_ROOM = 1 - 1e-9
 
 
 def whole(total: Total, *, release: bool) -> Whole:
@@ -539,7 +538,7 @@ def whole(total: Total, *, release: bool) -> Whole:
     if total.accountant == "pure":
         return Whole(losses.Pure(epsilon, 0), epsilon, 0.0, 0.0)
     added_epsilon = total.reserve * epsilon if release else 0.0
-    added_delta = DELTA_SHARE * delta if release else 0.0
+    added_delta = finite.LIMIT * delta if release else 0.0
     free, delta = (epsilon - added_epsilon) * (1 - 1e-15), delta - added_delta
     if total.accountant == "gdp":
         loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, white=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dpjax import _deltas
 from dpjax._rounding import MARGIN, up
-from dpjax.accounting import budget, losses
+from dpjax.accounting import finite, losses
 
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
@@ -299,7 +299,7 @@ def group_epsilon(of: "Guarantee", records: int) -> float:
     if of.release and not of.unsound:  # A plan's reserve, where a run has not yet said the cost.
         added = max(added, of.epsilon - of.exact_epsilon)
         if added > 1e-6 * of.epsilon and not added_delta:
-            added_delta = budget.DELTA_SHARE * of.delta
+            added_delta = finite.LIMIT * of.delta
     grown = added_delta
     while grown < of.delta or grown == 0:
         cost = _of_group(of.loss, records, of.delta - grown) + added

@@ -53,12 +53,15 @@ class Job:
         """Numbers that an agent adds noise to in a round, the most."""
         return -(-forecasts.entries(self._payload()) // self.statics.agents)
 
-    def rounding(self) -> tuple[float, int | None]:
+    def rounding(self, *, release: bool) -> tuple[float, int | None]:
         """What rounding sums of records takes of the clip norm, and a pass length with little.
+
+        Args:
+            release: Whether a share above `releases.LIMIT` is refused, and a remedy looked for.
 
         Returns:
             The share r, 0 where agents are clipped; the largest power of two as a pass length for
-            which r is at most `releases.LIMIT`, or None.
+            which r is at most `releases.LIMIT`, or None, also where none is looked for.
         """
         query = self.statics.query
         if isinstance(query, AgentQuery):
@@ -67,7 +70,8 @@ class Job:
         batch = parts.batch_shapes(self.statics, self.data, self.batch_keys)
         models = self._agents_models()
         share = asked.share(models, batch)
-        lengths = [] if share <= releases.LIMIT else [2**power for power in range(17, -1, -1)]
+        asks = release and share > releases.LIMIT
+        lengths = [2**power for power in range(17, -1, -1)] if asks else []
         enough = (m for m in lengths if asked.by(m).share(models, batch) <= releases.LIMIT)
         return share, next(enough, None)
 

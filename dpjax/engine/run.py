@@ -146,7 +146,7 @@ def run(
     job = prepared(plans, problems, seeds, together, devices, phase)
     models = job.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
-    rounding = job.rounding()
+    rounding = job.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(releases.priced(plan, job.payload, *rounding) for plan in plans)
     terms = _Terms(
         endings(

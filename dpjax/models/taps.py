@@ -224,9 +224,8 @@ class Gradients:
             places: Examples of all calls whose sums are added up.
         """
         unit = _unit(jax.tree.leaves(params))
-        taps = [tap for tap in self._taps(params, x) if tap.norm]
-        each = (_error(self._positions(tap), len(x), places, unit) for tap in taps)
-        return max(each, default=0.0) + (places + 4) * double.UNIT
+        taps = [self._positions(tap) for tap in self._taps(params, x) if tap.norm]
+        return _errors(taps, len(x), places, unit)
 
     def wide(
         self, params: Any, x: Any, y: Any, weights: Any, *, by_layer: bool, places: int
@@ -261,10 +260,8 @@ class Gradients:
             squares[layer[number]] += infinite
         stacked = jnp.stack(squares, axis=1)
         norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
-        errors = {
-            i: _error(rows.shape[1], len(x), places, unit) for i, (_, rows, *_) in pairs.items()
-        }
-        error = max(errors.values(), default=0.0) + (places + 4) * double.UNIT
+        positions = [rows.shape[1] for _, rows, *_ in pairs.values()]
+        error = _errors(positions, len(x), places, unit)
         chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
         chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
         sums = {}
@@ -402,6 +399,12 @@ def _error(positions: int, records: int, places: int, unit: float) -> float:
     if _single(positions, records, places, unit):
         return (records + 4) * unit
     return (records * positions + 4) * double.UNIT * (1 if positions == 1 else 2 / math.sqrt(unit))
+
+
+def _errors(positions: Sequence[int], records: int, places: int, unit: float) -> float:
+    """How wrong the sum may be: the worst of the products, and passes added up in float64."""
+    each = (_error(count, records, places, unit) for count in positions)
+    return max(each, default=0.0) + double.error(places)
 
 
 def _contracted(

@@ -467,7 +467,7 @@ def share(places: int, tree: Any, error: float | None = None) -> float:
     """
     unit = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in jax.tree.leaves(tree)), default=0)
     if error is None:
-        error = (places + 4) * double.UNIT
+        error = double.error(places)
     return 2 * places * (unit * (1 + error) + error) * (1 + 1e-6)
 
 

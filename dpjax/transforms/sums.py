@@ -171,7 +171,7 @@ def _error(weighted: Any, params: Any, x: Any, places: int) -> float:
     if _known(weighted):
         return weighted.error(params, x, places)
     leaves = jax.tree.leaves(params)
-    return (len(x) + _sides(leaves)) * _unit(leaves) + (places + 4) * double.UNIT
+    return (len(x) + _sides(leaves)) * _unit(leaves) + double.error(places)
 
 
 def _limits(
