@@ -43,11 +43,11 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu where the suite runs on the CPU."""
-    if GPU:
-        return
+    """Skip tests marked gpu where the suite runs on the CPU; keep every mutant in the gate."""
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("mutant") and item.get_closest_marker("slow"):
+            raise pytest.UsageError(f"{item.nodeid} is marked mutant and slow: drop slow")
+        if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: set DPJAX_TEST_PLATFORM=gpu"))
 
 
