@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 __all__ = [
     "Algorithm",
     "Answer",
-    "Coded",
     "Draw",
     "Emission",
     "Info",
+    "IntegerEncoded",
     "Received",
     "Seen",
     "State",
@@ -113,7 +113,7 @@ class Received(NamedTuple):
     sent: Any
 
 
-class Coded(NamedTuple):
+class IntegerEncoded(NamedTuple):
     """A privatizer whose noisy payload has another form than the payload: whole numbers, say.
 
     Sums of what it gives are read by ``opened``, which needs nothing secret: whoever receives a sum

@@ -23,17 +23,27 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax._values import Algorithm, Answer, Coded, Draw, Emission, Info, Received, Seen, State
+from dpjax._values import (
+    Algorithm,
+    Answer,
+    Draw,
+    Emission,
+    Info,
+    IntegerEncoded,
+    Received,
+    Seen,
+    State,
+)
 
 __all__ = [
     "Aggregator",
     "Algorithm",
     "Answer",
-    "Coded",
     "Draw",
     "Emission",
     "Exchange",
     "Info",
+    "IntegerEncoded",
     "Loss",
     "Method",
     "Networked",
@@ -112,8 +122,8 @@ class Round(NamedTuple):
         key: A key of this round without any secret, for public randomness; in `Method.start` one of
             the run's own, of no round.
         round: Rounds done before this one.
-        opened: ``opened(total)`` reads a sum of noisy payloads of another form (`Coded`); None
-            where they have the payload's own.
+        opened: ``opened(total)`` reads a sum of `IntegerEncoded` payloads; None where they have the
+            payload's own form.
     """
 
     arrays: Any
@@ -159,8 +169,8 @@ class Aggregator(Protocol):
     agents are in a sum that is opened, at least. Noise in shares (`plans.aggregate`) joins no
     other, and tries a user's own on small messages in a few rounds; what it does otherwise, and
     what it hands to the host, is its own word. ``whole = True`` says that it adds up whole numbers
-    alone (`Coded` noise makes them); and what differs between rounds has ``at(round)``, which
-    returns the aggregator of one.
+    alone (`IntegerEncoded` noise makes them); and what differs between rounds has ``at(round)``,
+    which returns the aggregator of one.
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:
@@ -298,11 +308,11 @@ class Privatizer(Protocol):
 
     def transformation(
         self, arrays: Any, key: PRNGKeyArray
-    ) -> optax.GradientTransformation | Coded:
+    ) -> optax.GradientTransformation | IntegerEncoded:
         """Add the noise to a payload; its state is the only place with a key.
 
-        A `Coded` one gives the payload another form. Methods read its sums by `Round.mean` alone,
-        and its noise design says so: ``coded = True``.
+        An `IntegerEncoded` one gives the payload another form. Methods read its sums by
+        `Round.mean` alone, and its noise design says so: ``coded = True``.
 
         Scalars of whole numbers in that state count rounds; what is neither these nor a key is
         past noise, which is drawn again on resume.

@@ -14,7 +14,7 @@ from dpjax.plans import dependence, forecasts, registry, releases
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery
-from dpjax.protocols import Coded, State
+from dpjax.protocols import IntegerEncoded, State
 
 __all__: list[str] = []
 
@@ -116,7 +116,7 @@ class Job:
             divisor=statics.divisor,
             models=self._agents_models(),
             batch=parts.batch_shapes(statics, self.data, self.batch_keys),
-            coded=isinstance(privatizer, Coded),
+            coded=isinstance(privatizer, IntegerEncoded),
         )
 
     def reporting(self) -> "Job":

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from dpjax.engine import rounds as rounds_
 from dpjax.plans.copies import keyed
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
-from dpjax.protocols import Algorithm, Coded, Method, Optimizer, Privatizer, Query, Sampler
+from dpjax.protocols import Algorithm, IntegerEncoded, Method, Optimizer, Privatizer, Query, Sampler
 
 __all__: list[str] = []
 
@@ -119,7 +119,7 @@ def _parts(statics: Statics, arrays: Any, noise_key: PRNGKeyArray, frozen: Any) 
 
 def privatizer(
     statics: Statics, arrays: Any, noise_key: PRNGKeyArray
-) -> optax.GradientTransformation | Coded | None:
+) -> optax.GradientTransformation | IntegerEncoded | None:
     """What adds one plan's noise; None where no plan has any.
 
     Args:

@@ -19,7 +19,7 @@ from dpjax.engine import metrics, parts, slots
 from dpjax.engine.course import Blocks
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.sharding import AXIS
-from dpjax.protocols import Coded, Seen, State
+from dpjax.protocols import IntegerEncoded, Seen, State
 
 __all__: list[str] = []
 
@@ -132,7 +132,7 @@ def replay(
         link = parts.privatizer(statics, one, key)
         assert link is not None
         # Any public key: noise depends on none.
-        public = (key,) if isinstance(link, Coded) else ()
+        public = (key,) if isinstance(link, IntegerEncoded) else ()
         return jax.lax.fori_loop(
             0, rounds, lambda _, past: link.update(zeros, past, *public)[1], link.init(zeros)
         )

@@ -10,9 +10,9 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax.protocols import (
     Algorithm,
-    Coded,
     Emission,
     Info,
+    IntegerEncoded,
     Method,
     Query,
     Round,
@@ -61,7 +61,7 @@ def halves(
     arrays: Any,
     *,
     query: Query,
-    privatizer: optax.GradientTransformation | Coded | None,
+    privatizer: optax.GradientTransformation | IntegerEncoded | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
     lost: Callable[[Any, Any], Any] | None = None,
@@ -101,7 +101,7 @@ def halves(
         emission = method.emit(now, seen)
         noisy, secret = emission.private, state.secret
         if privatizer is not None:
-            public = (key,) if isinstance(privatizer, Coded) else ()
+            public = (key,) if isinstance(privatizer, IntegerEncoded) else ()
             noisy, secret = privatizer.update(noisy, secret, *public)
         # What was private is not at hand any more.
         kept = Emission((), emission.public, emission.carry)
@@ -130,7 +130,7 @@ def _opened(privatizer: Any, key: PRNGKeyArray, method: Method, models: Any) -> 
         method: Whose payload it is.
         models: Agent-stacked.
     """
-    if not isinstance(privatizer, Coded):
+    if not isinstance(privatizer, IntegerEncoded):
         return None
     payload = jax.eval_shape(method.payload, models)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload)

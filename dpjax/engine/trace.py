@@ -15,7 +15,7 @@ from dpjax.engine import arguments, keys, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.plans.plan import Plan, shared
 from dpjax.plans.problem import Problem
-from dpjax.protocols import Coded, Seen, State
+from dpjax.protocols import IntegerEncoded, Seen, State
 
 __all__ = ["Passed", "moves", "trace"]
 
@@ -225,7 +225,7 @@ def _recording(link: Any) -> Any:
     def init(payload: Any) -> _Noted:
         inner = () if link is None else link.init(payload)
         noisy = payload
-        if isinstance(link, Coded):
+        if isinstance(link, IntegerEncoded):
             shapes, _ = jax.eval_shape(link.update, payload, inner, jax.random.key(0))
             noisy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return _Noted(inner, payload, noisy)
@@ -249,6 +249,6 @@ def _playback(noisy: Any, link: Any) -> Any:
 
 def _like(link: Any, init: Any, update: Any) -> Any:
     """A privatizer whose sums are read as those of another one."""
-    if isinstance(link, Coded):
-        return Coded(init, update, link.opened)
+    if isinstance(link, IntegerEncoded):
+        return IntegerEncoded(init, update, link.opened)
     return optax.GradientTransformation(init, update)

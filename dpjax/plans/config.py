@@ -107,7 +107,7 @@ class Config:
 
     @property
     def coded(self) -> bool:
-        """Whether noise gives the private payload another form, see `dpjax.protocols.Coded`."""
+        """Whether noise makes integers of the payload, see `dpjax.protocols.IntegerEncoded`."""
         return getattr(self.noise, "coded", False)
 
     @property

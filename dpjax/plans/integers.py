@@ -15,7 +15,7 @@ from dpjax.accounting import discrete, finite, losses, parties
 from dpjax.mechanism import design as design_
 from dpjax.plans import joins, sealed
 from dpjax.plans.calibration import Target
-from dpjax.protocols import Coded
+from dpjax.protocols import IntegerEncoded
 from dpjax.transforms import coded as coded_
 
 __all__ = ["Discrete"]
@@ -299,7 +299,7 @@ class DiscretePrivatizer:
     rounds: int
     code: SumCode
 
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> Coded:
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> IntegerEncoded:
         """The noise of one plan."""
         del arrays
         return coded_.discrete(self.code, key=key, rounds=self.rounds)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._sums import SumCode
-from dpjax._values import Coded
+from dpjax._values import IntegerEncoded
 from dpjax.transforms import fixed, leaves
 from dpjax.transforms import noise as noise_
 
@@ -29,7 +29,7 @@ def public_signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
     return fixed.signs(code, jax.random.fold_in(key, _SIGNS))
 
 
-def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> Coded:
+def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
     """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
 
     Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
@@ -97,7 +97,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> Coded:
         ]
         return jax.tree.unflatten(structure, parts)
 
-    return Coded(init, update, opened)
+    return IntegerEncoded(init, update, opened)
 
 
 def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
