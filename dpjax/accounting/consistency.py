@@ -80,6 +80,8 @@ def check(of: "Guarantee") -> None:
     _release(of)
     _bound(of)
     _validate.integer("phase", of.phase, least=0)
+    if any(not (isinstance(name, str) and name.isidentifier()) for name in of.custom):
+        raise ValueError(f"custom is {_validate.shown(of.custom)}; give names of classes")
     if of.lost_noise is not None:
         first, share = of.lost_noise
         if _validate.integer("lost_noise", first) and not 0 < share <= 1:
@@ -120,7 +122,7 @@ def _phases(of: "Guarantee") -> None:
     for name in (
         "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm", "rounds",
         "gradient_gap", "smoothness", "dropouts", "colluders", "sealed", "private_stop",
-        "secrets", "lost_noise", "phase",
+        "secrets", "lost_noise", "phase", "custom",
     ):  # fmt: skip
         if getattr(of, name) != getattr(every, name):
             raise ValueError(

@@ -78,6 +78,7 @@ class Guarantee:
             first one, see `within`; empty for a run of its own.
         phase: Number of the run among several in a row, from whose seed and number a simulation
             draws its noise; of several the largest.
+        custom: Names of the classes of the user's own that it relies on; every text names them.
     """
 
     epsilon: float
@@ -113,6 +114,7 @@ class Guarantee:
     lost_noise: tuple[int, float] | None = None
     sum_rounding: float = 0.0
     phase: int = 0
+    custom: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""

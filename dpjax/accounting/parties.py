@@ -152,7 +152,16 @@ def _assumed(of: "Guarantee") -> str:
         said += f", with at most {of.dropouts:,} missing from a sum and {of.colluders:,} colluding"
     if of.gradient_gap is not None:
         said += f"; the gradient gap {of.gradient_gap:g} is ASSUMED"
-    return said
+    return f"{said}; {custom(of)}" if of.custom else said
+
+
+def custom(of: "Guarantee") -> str:
+    """Which parts of the user's own a guarantee relies on, as a verb and its object.
+
+    Args:
+        of: The guarantee, of some.
+    """
+    return f"relies on your own {', '.join(f'`{name}`' for name in of.custom)}"
 
 
 def covers(of: "Guarantee", attacker: str) -> bool:

@@ -247,6 +247,7 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         lost_noise=_lost(of, later),
         sum_rounding=max(of.sum_rounding, later.sum_rounding),
         phase=max(of.phase, later.phase),
+        custom=tuple(dict.fromkeys(of.custom + later.custom)),
     )
 
 

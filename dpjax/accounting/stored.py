@@ -27,6 +27,7 @@ _LATER: dict[str, Any] = {
     "phases": [],
     "lost_noise": None,
     "phase": 0,
+    "custom": [],
 }
 """Fields that records leave out where they are this, as those of before had none."""
 

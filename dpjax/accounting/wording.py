@@ -132,6 +132,8 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
             ". NOT covered: the round at which it ended was left to whoever read metrics of "
             "private data"
         )
+    if of.custom:
+        text += f". It {parties.custom(of)}, which the package does not check"
     text += f".{records(of)} {parties.sentences(of, process)}"
     if not process:
         return text
@@ -157,6 +159,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         exact = f" [exact epsilon {up(of.exact_epsilon, digits)}]"
     if of.unsound:
         exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
+    custom = f", {parties.custom(of)}" if of.custom else ""
     gap = "" if of.gradient_gap is None else f", ASSUMED {of.norm} gap {of.gradient_gap:g}"
     if of.smoothness is not None:
         gap += f" and smoothness {of.smoothness:.4g}"
@@ -166,7 +169,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
         f"{of.accountant} accountant, "
-        f"{'release' if of.release else 'simulation'}"
+        f"{'release' if of.release else 'simulation'}{custom}"
     )
 
 

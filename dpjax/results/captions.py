@@ -87,8 +87,8 @@ def participation(record: Any) -> str | None:
     return f"k = {epochs}, b = {separation}"
 
 
-def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What a private guarantee is about besides its numbers: assumed, of gradients, of rounds."""
+def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A private guarantee's conditions: assumptions, gradients, rounds, parts of the user's own."""
     assumed = ""
     if record.get("gradient_gap") is not None:
         # Figures sweep the gap; that it is assumed is what they must say.
@@ -103,11 +103,13 @@ def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str]:
     rounds += f", may stop at {len(curve['marks'])} marks" if curve else ""
     rounds += ", NOISE LOST in some rounds" if record.get("lost_noise") else ""
     rounds += ", stopping round not covered" if record.get("private_stop") else ""
-    return assumed, view, rounds
+    custom = ", ".join(f"`{name}`" for name in record.get("custom") or ())
+    return assumed, view, rounds, f", relies on your own {custom}" if custom else ""
 
 
 def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
-    delta, unit, relation, attacker, accountant, release, unsound, assumed, view, pattern = kind
+    delta, unit, relation, attacker, accountant, release, unsound, *conditions = kind
+    assumed, view, pattern, custom = conditions
     epsilons = {_number(record["epsilon"]) for record in records}
     for record in records:
         epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
@@ -122,7 +124,7 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         f"(epsilon = {_several(epsilons, _up)}, delta = {_deltas.text(delta, 4)})-DP per {unit} "
         f"({relation}{assumed})"
         f"{' ' + _FALSE if unsound else ''}, {attacker}{view}, T = {_several(rounds, str)}"
-        f"{pattern}, {rule}, {'release' if release else 'simulation'}"
+        f"{pattern}, {rule}, {'release' if release else 'simulation'}{custom}"
     )
 
 

@@ -13,6 +13,7 @@ from dpjax import _rounding
 from dpjax.accounting import budget, gdp, losses, stopping
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.wording import ATTACKERS
+from dpjax.results import captions
 
 
 def make(**change):
@@ -308,6 +309,21 @@ def finite(record, epsilon=1e-3, delta=1e-8):
     """The record of noise of finite precision, which states what that costs on top."""
     total = gdp.epsilon(record.mu, record.delta - delta) + epsilon
     return dataclasses.replace(record, epsilon=total, added_epsilon=epsilon, added_delta=delta)
+
+
+def test_parts_of_the_users_own_are_named_wherever_the_guarantee_is():
+    one = make(custom=("Mine",))
+    for text in (one.statement(), one.caption(), *captions.guarantees(one.to_dict())):
+        assert "relies on your own `Mine`" in text
+    rows = one.protection()
+    assert all(("`Mine`" in row.why) == (row.epsilon is not None) for row in rows)
+    assert Guarantee.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert "custom" not in make().to_dict() and "your own" not in make().statement()
+    both = make().followed_by(one, planned=True).followed_by(make(custom=("His",)), planned=True)
+    assert both.custom == ("Mine", "His") and "`Mine`, `His`" in both.caption()
+    assert one.after(7).custom == ("Mine",)
+    with pytest.raises(ValueError, match="custom is"):
+        make(custom=("two words",))
 
 
 def test_finite_precision_costs_epsilon_and_a_part_of_delta():
