@@ -1,9 +1,90 @@
 """Differentially private learning without a trusted server, in JAX.
 
-Rooms are imported by module path, for example ``from dpjax.topology import graphs``; importing
-``dpjax`` alone loads nothing but this file.
+    import dpjax as dp
+
+    plan = dp.make_plan(dp.Config(...), mixing)        calibrated, audited, frozen
+    result = dp.run(plan, dp.supervised(...), seeds=range(5))
+    print(result.summary())
+
+Names load when they are first used, so that ``import dpjax`` loads no jax. Everything else is
+imported by module path, as in ``from dpjax.accounting import views``.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpjax.accounting.guarantee import Guarantee
+    from dpjax.algorithms import methods
+    from dpjax.data import load as datasets
+    from dpjax.data import partition
+    from dpjax.engine.run import Result, run
+    from dpjax.plans import noise, optimizers, samplers
+    from dpjax.plans.plan import Config, Plan
+    from dpjax.plans.plan import make as make_plan
+    from dpjax.plans.problem import Problem, quadratics, supervised
+    from dpjax.plans.protect import Budget, Protect
+    from dpjax.topology import graphs, mixing
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Budget",
+    "Config",
+    "Guarantee",
+    "Plan",
+    "Problem",
+    "Protect",
+    "Result",
+    "__version__",
+    "datasets",
+    "graphs",
+    "make_plan",
+    "methods",
+    "mixing",
+    "noise",
+    "optimizers",
+    "partition",
+    "quadratics",
+    "run",
+    "samplers",
+    "supervised",
+]
+
+# A module, or a module and a name in it.
+_HOMES = {
+    "Budget": "plans.protect:Budget",
+    "Config": "plans.plan:Config",
+    "Guarantee": "accounting.guarantee:Guarantee",
+    "Plan": "plans.plan:Plan",
+    "Problem": "plans.problem:Problem",
+    "Protect": "plans.protect:Protect",
+    "Result": "engine.run:Result",
+    "datasets": "data.load",
+    "graphs": "topology.graphs",
+    "make_plan": "plans.plan:make",
+    "methods": "algorithms.methods",
+    "mixing": "topology.mixing",
+    "noise": "plans.noise",
+    "optimizers": "plans.optimizers",
+    "partition": "data.partition",
+    "quadratics": "plans.problem:quadratics",
+    "run": "engine.run:run",
+    "samplers": "plans.samplers",
+    "supervised": "plans.problem:supervised",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    value = importlib.import_module(f"dpjax.{module}")
+    globals()[name] = getattr(value, attribute) if attribute else value
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    """All names, loaded or not."""
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,59 @@
+"""``import dpjax as dp``: what it names, and what it does not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpjax as dp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_import_is_quick_and_loads_no_library() -> None:
+    code = (
+        "import sys, time; before = set(sys.modules); start = time.process_time()\n"
+        "import dpjax\n"
+        "seconds = time.process_time() - start\n"
+        "print((seconds, sorted({m.partition('.')[0] for m in set(sys.modules) - before})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    seconds, loaded = ast.literal_eval(done.stdout)
+    assert seconds < 0.1
+    assert not {"jax", "numpy", "networkx", "optax"} & set(loaded)
+    assert [name for name in loaded if name not in sys.stdlib_module_names] == ["dpjax"]
+
+
+def test_names_are_those_of_their_modules() -> None:
+    from dpjax.engine.run import run
+    from dpjax.plans import noise, plan
+    from dpjax.topology import graphs
+
+    assert (dp.run, dp.make_plan, dp.Config) == (run, plan.make, plan.Config)
+    assert (dp.noise, dp.graphs) == (noise, graphs)
+    assert dp.methods.DSGD.__module__ == "dpjax.algorithms.dsgd"
+
+
+@pytest.mark.parametrize("name", sorted(set(dp.__all__) - {"__version__"}))
+def test_every_name_loads_and_is_completed(name: str) -> None:
+    assert getattr(dp, name) is getattr(dp, name)
+    assert name in dir(dp)
+
+
+def test_names_for_checkers_are_those_that_load() -> None:
+    tree = ast.parse((ROOT / "dpjax" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {
+        alias.asname or alias.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == set(dp._HOMES) == set(dp.__all__) - {"__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'dpjax' has no attribute 'Confg'"):
+        dp.Confg  # noqa: B018
