@@ -1,9 +1,9 @@
-"""The one place where losses are rounded up, as numbers and as text."""
+"""The one place where losses and deltas are rounded up, as numbers and as text."""
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal
 
-__all__ = ["MARGIN", "up"]
+__all__: list[str] = []
 
 MARGIN = 1 + 1e-15
 """Times this, a loss of a few float64 operations is not below what exact ones would give."""
@@ -24,3 +24,37 @@ def up(value: float, digits: int = 6) -> str:
     shortest = Decimal(repr(float(value)))
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(shortest)
     return f"{float(rounded):.{digits}g}"
+
+
+def delta_text(delta: float, digits: int = 6) -> str:
+    """Return a delta as text, rounded up; below 1 it is not printed as 1, nor above 0 as 0.
+
+    With delta 1 a guarantee says nothing at all, and one of .9999999 is not that guarantee.
+
+    Args:
+        delta: A probability.
+        digits: Significant digits; more where it takes more to tell it from 1.
+    """
+    shown = up(delta, digits)
+    while delta < 1 <= float(shown):
+        digits += 1
+        shown = up(delta, digits)
+    return shown
+
+
+def loose_delta(delta: float, units: int, unit: str, *, more: bool = False) -> str:
+    """Return a warning of a delta above one over the number of protected units, or "".
+
+    Args:
+        delta: A probability.
+        units: How many agents, clients or records there are.
+        unit: "agent", "client" or "record".
+        more: Whether there may be more of them, ``units`` being all that is known.
+    """
+    if delta * units <= 1:
+        return ""
+    return (
+        f"delta is {delta:g} for {'at least ' if more else ''}{units:,} {unit}s: above one "
+        f"over their number it lets a method publish one of them as it is; give a delta "
+        f"below {1 / units:.2g}"
+    )

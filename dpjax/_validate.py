@@ -1,35 +1,17 @@
 """The one place for input checks: each failure names the argument, its value and the remedy."""
 
 import math
+import os
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "SUM_TOLERANCE",
-    "agents",
-    "check_columns",
-    "check_range",
-    "check_rows",
-    "columns",
-    "finite_array",
-    "flag",
-    "integer",
-    "number",
-    "numbers",
-    "one_of",
-    "positive",
-    "probability",
-    "single",
-    "single_precision",
-    "shown",
-    "spread",
-    "square",
-    "stochastic",
-    "unmasked",
-]
+__all__: list[str] = []
+
+_BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def shown(value: Any) -> str:
@@ -272,3 +254,60 @@ def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
                 f"matrix whose {kind}s sum to 1 (in float64: within {SUM_TOLERANCE:g})"
             )
     return matrix
+
+
+def fixed(array: Any, dtype: Any = None) -> np.ndarray:
+    """Return a copy that cannot be written to.
+
+    Args:
+        array: An array, or what makes one.
+        dtype: Of the copy; None keeps the array's.
+    """
+    copy = np.array(array, dtype)
+    copy.flags.writeable = False
+    return copy
+
+
+def memory_limit() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or its container's."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            available = min(available, int(Path(place).read_text()))
+        except (OSError, ValueError):
+            continue
+    return available
+
+
+def memory(
+    name: str, value: object, what: str, *shape: int, item: int = 8, most: int | None = None
+) -> None:
+    """Refuse an array that this machine cannot hold, before it is allocated.
+
+    Args:
+        name: The argument that decides the size.
+        value: Its value.
+        what: The array, as in "a strategy [T, T]".
+        shape: Its shape; several arrays at once by a leading number.
+        item: Bytes an entry.
+        most: Bytes that there are; None is `memory_limit`.
+
+    Raises:
+        ValueError: With the bytes that it takes and those that there are.
+    """
+    size, most = math.prod(map(int, shape)) * item, memory_limit() if most is None else most
+    if size > most:
+        raise ValueError(
+            f"{name} is {value!r}, for which {what} takes {_size_text(size)}; this machine has "
+            f"{_size_text(most)}: give a smaller one"
+        )
+
+
+def rounds_in_memory(rounds: int) -> None:
+    """Refuse a number of rounds whose strategy cannot be made: a few [T, T] at a time."""
+    memory("rounds", rounds, "a strategy [T, T] and what makes it", 3, rounds, rounds)
+
+
+def _size_text(size: int) -> str:
+    power = min(int(math.log(size, 1024)), len(_BYTES) - 1) if size > 1 else 0
+    return f"{size / 1024**power:,.1f} {_BYTES[power]}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from dpjax import _refusals, _terminal
+from dpjax import _terminal
 from dpjax.commands.secagg_options import Demo, Join, SecaggCommand, Serve
 
 __all__ = [
@@ -291,7 +291,7 @@ def _run(argv: Sequence[str] | None) -> int:
     known = [name for name in commands if arguments[:1] == [name]]
     prog, command = " ".join(["dpjax", *known]), None
     try:
-        with _refusals.parsing(prog):
+        with _terminal.parsing(prog):
             command = tyro.cli(
                 _Command,
                 args=arguments or ["--help"],
@@ -305,7 +305,7 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
     except (ValueError, OSError, ImportError) as error:
-        message = str(error) if command is None else _refusals.by_option(command, str(error))
+        message = str(error) if command is None else _terminal.by_option(command, str(error))
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

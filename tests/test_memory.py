@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dpjax import _memory
+from dpjax import _validate
 from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs
@@ -38,10 +38,10 @@ def test_refused_at_once(make):
 
 
 def test_what_fits_is_made_and_the_limit_is_this_machine(monkeypatch):
-    assert 2**28 < _memory.limit() < 2**50
-    _memory.check("n", 10, "a matrix", 10, 10)
-    monkeypatch.setattr(_memory, "limit", lambda: 799)
+    assert 2**28 < _validate.memory_limit() < 2**50
+    _validate.memory("n", 10, "a matrix", 10, 10)
+    monkeypatch.setattr(_validate, "memory_limit", lambda: 799)
     with pytest.raises(ValueError, match="n is 10, for which a matrix takes 800.0 bytes"):
-        _memory.check("n", 10, "a matrix", 10, 10)
+        _validate.memory("n", 10, "a matrix", 10, 10)
     with pytest.raises(ValueError, match="rounds is 20"):
         temporal.anti_pgd(20)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpjax import _refusals, cli
+from dpjax import _terminal, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsilon", "1",
@@ -97,9 +97,9 @@ def test_words_that_are_no_options_stay() -> None:
         "plan.make(config, clip_norm=1) takes config.gossip_steps and gossip_steps(2)",
         "rounds of training", "line 3 of a.txt is 'a a'; give two", "max_variance is 1",
     ):  # fmt: skip
-        assert "--" not in _refusals.by_option(command, text).replace("--help", "")
-    assert _refusals.by_option(command, "graph is 'a'; give zero_sum") == (
+        assert "--" not in _terminal.by_option(command, text).replace("--help", "")
+    assert _terminal.by_option(command, "graph is 'a'; give zero_sum") == (
         "--graph is 'a'; give --zero-sum"
     )
-    assert _refusals.by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"
-    assert _refusals.plain("") == "not understood"
+    assert _terminal.by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"
+    assert _terminal.plain("") == "not understood"

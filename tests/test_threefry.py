@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _threefry
+from dpjax import _numerics
 
 KEY = jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 3)
 
@@ -13,14 +13,16 @@ KEY = jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 3)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (5, 9), (20, 129), (3, 0)])
 def test_bits_are_those_of_jax(shape):
     wanted = np.asarray(jax.random.bits(KEY, shape, jnp.uint32))
-    np.testing.assert_array_equal(_threefry.bits(KEY, shape), wanted)
-    np.testing.assert_array_equal(jax.jit(_threefry.bits, static_argnums=1)(KEY, shape), wanted)
+    np.testing.assert_array_equal(_numerics.threefry_bits(KEY, shape), wanted)
+    np.testing.assert_array_equal(
+        jax.jit(_numerics.threefry_bits, static_argnums=1)(KEY, shape), wanted
+    )
 
 
 def test_other_generators_are_left_to_jax():
     key = jax.random.key(7, impl="rbg")
     np.testing.assert_array_equal(
-        _threefry.bits(key, (3, 4)), jax.random.bits(key, (3, 4), jnp.uint32)
+        _numerics.threefry_bits(key, (3, 4)), jax.random.bits(key, (3, 4), jnp.uint32)
     )
 
 
@@ -29,8 +31,8 @@ def test_several_keys_are_refused(impl):
     """Two keys are four words, which would be taken for the two words of two keys mixed up."""
     keys = jax.random.split(jax.random.key(7, impl=impl), 2)
     for refused in (
-        lambda: _threefry.bits(keys, (3, 4)),
-        lambda: jax.jit(_threefry.bits, static_argnums=1)(keys, (3, 4)),
+        lambda: _numerics.threefry_bits(keys, (3, 4)),
+        lambda: jax.jit(_numerics.threefry_bits, static_argnums=1)(keys, (3, 4)),
     ):
         with pytest.raises(
             ValueError, match=r"key has shape \(2,\); give one key, or use jax.vmap"
@@ -38,12 +40,12 @@ def test_several_keys_are_refused(impl):
             refused()
     counters = jnp.zeros((5,), jnp.uint32)
     with pytest.raises(ValueError, match="give one key"):
-        _threefry.hashed(jax.random.split(KEY, 2), counters, counters)
+        _numerics.threefry(jax.random.split(KEY, 2), counters, counters)
 
 
 def test_no_loop_is_left_in_a_draw():
     # What JAX hashes in on a CPU: a loop that nothing fuses with, and a round has several.
     def hashes(key):
-        return _threefry.bits(key, (4, 8))
+        return _numerics.threefry_bits(key, (4, 8))
 
     assert "stablehlo.while" not in jax.jit(hashes).lower(KEY).as_text()

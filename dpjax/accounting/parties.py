@@ -10,8 +10,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dpjax import _deltas
-from dpjax._rounding import MARGIN, up
+from dpjax._rounding import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Party(NamedTuple):
         """The row as a sentence."""
         if self.epsilon is None:
             return f"NOT protected from {self.party}: {self.why}."
-        cost = f"epsilon = {up(self.epsilon)}, delta = {_deltas.text(self.delta)}"
+        cost = f"epsilon = {up(self.epsilon)}, delta = {delta_text(self.delta)}"
         return f"Protected from {self.party} ({cost}): {self.why}."
 
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _links, _validate
+from dpjax import _numerics, _validate
 from dpjax.accounting import recursions
 from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, with_state
 from dpjax.accounting.kalman import Model
@@ -102,8 +102,8 @@ def dsgd(
     secret = [False] * len(owners)
     if edge_noise is not None:
         spread = np.sqrt(_validate.positive("edge_noise", edge_noise))
-        ends = _links.pairs(schedule)
-        source = np.hstack([source, spread * _links.incidence(ends, n)])
+        ends = _numerics.link_pairs(schedule)
+        source = np.hstack([source, spread * _numerics.incidence(ends, n)])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
     return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), over_rounds)

@@ -3,8 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from dpjax import _deltas
-from dpjax._rounding import up
+from dpjax._rounding import delta_text, up
 from dpjax.accounting import parties
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
         return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
     text = (
-        f"({_epsilon_text(of)}, delta = {_deltas.text(of.delta)})-differentially private per "
+        f"({_epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per "
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {of.rounds:,} rounds{_participation_text(of)}"
         f"{_white_text(of)} against "
@@ -105,7 +104,7 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
         text += " (the stated epsilon is FALSE, the exact one holds)"
     if of.release:
         text += (
-            f"; {up(of.added_epsilon)} of epsilon and {_deltas.text(of.added_delta)} of delta are "
+            f"; {up(of.added_epsilon)} of epsilon and {delta_text(of.added_delta)} of delta are "
             "for noise of finite precision"
             if of.added_epsilon
             else _reserve_text(of)
@@ -164,7 +163,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     if of.smoothness is not None:
         gap += f" and smoothness {of.smoothness:.4g}"
     return (
-        f"({_epsilon_text(of, digits)}, delta = {_deltas.text(of.delta, digits)})-DP{exact} "
+        f"({_epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP{exact} "
         f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_under(of)}{_nodes_text(of)}{_few(of)}"
         f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
         f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
@@ -329,7 +328,7 @@ def _total_text(of: "Guarantee") -> str:
     name, field = names[of.loss.kind]
     return (
         f". A total of {name} = {up(getattr(of.loss, field))} (epsilon = {up(of.epsilon)} at delta "
-        f"= {_deltas.text(of.delta)}) was fixed before the first phase, as its user states; later "
+        f"= {delta_text(of.delta)}) was fixed before the first phase, as its user states; later "
         "phases may have been chosen by anything released, and by nothing else that depends on the "
         "data. Spent so far: "
         f"{name} = {up(getattr(of.spent, field))}, by {_phases_text(of)}"

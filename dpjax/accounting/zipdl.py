@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _links
+from dpjax import _numerics
 from dpjax.accounting import dense
 from dpjax.accounting.attacker import View, ViewLoss, of_model
 from dpjax.accounting.kalman import Model
@@ -40,7 +40,9 @@ class ZipDLViews:
 
     def _links(self) -> list[tuple[int, int]]:
         """(sender, receiver), own copies among them, by sender."""
-        return [(int(i), int(j)) for i, j in zip(*_links.copies(self.mixing), strict=True)]
+        return [
+            (int(i), int(j)) for i, j in zip(*_numerics.message_pairs(self.mixing), strict=True)
+        ]
 
     def _view(self, nodes: tuple[int, ...], seen: Sequence[tuple[int, int]]) -> View:
         n, links = len(self.mixing), self._links()

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from dpjax import _threefry, _validate
-from dpjax import _wide as double
+from dpjax import _numerics, _validate
 from dpjax.protocols import Aggregator, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
@@ -192,7 +191,7 @@ class Trusted:
                 part = jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return jnp.sum(part, axis=0, dtype=leaf.dtype)
-            with double.double_precision():
+            with _numerics.double_precision():
                 return jnp.sum(part.astype(jnp.float64), axis=0).astype(leaf.dtype)
 
         return jax.tree.map(total, messages)
@@ -241,7 +240,7 @@ class Masked(Trusted):
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
         """The sum of masked messages, unmasked."""
-        own = jax.random.key(self.seed, impl=_threefry.IMPLEMENTATION)
+        own = jax.random.key(self.seed, impl=_numerics.THREEFRY)
         key = jax.random.fold_in(jax.random.fold_in(own, _MASKS), round)
         leaves, structure = jax.tree.flatten(messages)
         totals = []

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._links import linked
+from dpjax._numerics import linked
 from dpjax.topology import gossip
 
 __all__ = ["Relayed", "spanning"]

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.transforms import projections
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.projections import CountSketch, Frame

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Float, Int
 
-from dpjax import _links
+from dpjax import _numerics
 from dpjax.algorithms.exchange import Copies
 from dpjax.protocols import Emission, Round, Seen
 
@@ -42,7 +42,7 @@ def links(mixing: Float[np.ndarray, "n n"]) -> Links:
     matrix = np.asarray(mixing, np.float64)
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
-    sender, receiver = _links.copies(matrix)
+    sender, receiver = _numerics.message_pairs(matrix)
     return Links(sender, receiver, matrix[receiver, sender])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpjax import _deltas
+from dpjax import _rounding
 from dpjax._rounding import up
 from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
@@ -94,7 +94,7 @@ def lines(
         return [*report, *other_parties(setting, trust, sets, sigma, delta)]
     cost = (
         f"{up(worst['mu'])}-Gaussian-DP, (epsilon = {up(worst['epsilon'])}, "
-        f"delta = {_deltas.text(delta)})-DP"
+        f"delta = {_rounding.delta_text(delta)})-DP"
     )
     report.append(
         f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
@@ -140,8 +140,8 @@ def other_parties(
         told.add(parties.ANOTHER)
     several, agents = wording.records(stated, "an outsider").strip(), len(setting.mixing)
     others = [row for row in stated.protection()[:-2] if row.party not in told]
-    if _deltas.loose(delta, agents, "agent"):
-        why = f"delta = {_deltas.text(delta)} is above one over the number of agents"
+    if _rounding.loose_delta(delta, agents, "agent"):
+        why = f"delta = {_rounding.delta_text(delta)} is above one over the number of agents"
         return [str(row._replace(epsilon=None, why=why)) for row in others]
     rows = [str(row) for row in others]
     return [*rows, several] if several else rows
@@ -185,7 +185,7 @@ def multiplier_lines(
         f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
         "",
         f"sigma = {up(multiplier.sigma)}, standard deviation {up(multiplier.sigma * clip)} at clip "
-        f"{clip:g}: every victim is ({up(epsilon)}, {_deltas.text(delta)})-DP "
+        f"{clip:g}: every victim is ({up(epsilon)}, {_rounding.delta_text(delta)})-DP "
         f"({setting.relation}), mu = {up(multiplier.mu)}",
         f"worst attacker: {worst}; worst victim: {nodes.title(names, multiplier.victim)}{others}",
     ]

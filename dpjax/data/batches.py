@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from dpjax import _threefry, _validate
+from dpjax import _numerics, _validate
 
 __all__: list[str] = []
 
@@ -63,7 +63,7 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
         [n, B] int32 positions, in 0 .. counts - 1, distinct within a row.
     """
     counts = jnp.asarray(counts, jnp.int32)[:, None]
-    bits = _threefry.bits(key, (counts.shape[0], batch_size + 1))
+    bits = _numerics.threefry_bits(key, (counts.shape[0], batch_size + 1))
     strata = jnp.arange(batch_size, dtype=jnp.int32)[None]
     whole, rest = counts // batch_size, counts % batch_size
     # floor(j c / B) without the overflow of j c: c = whole B + rest.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._compiled import compiled
+from dpjax._numerics import compiled
 from dpjax.engine import arguments, metrics, parts, placing, slots
 from dpjax.engine.course import Course
 from dpjax.engine.job import Job

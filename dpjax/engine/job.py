@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _memory
+from dpjax import _validate
 from dpjax.engine import arguments, identity, keys, metrics, parts, placing, program, sharding
 from dpjax.plans import dependence, forecasts, registry, releases
 from dpjax.plans.plan import Plan, Statics
@@ -238,7 +238,7 @@ def _check_size(
     at_once = microbatch if statics.query.one_by_one and microbatch else 1
     gradients = min(at_once, int(task.partition.counts.max())) * (1 if statics.sequential else runs)
     shape = f"[{seeds} seeds, {plans} plans, {n} agents, {entries:,} entries]"
-    _memory.check(
+    _validate.memory(
         "problem", task, f"the array {shape} of models, with gradients,", runs + gradients, n,
         size, item=1, most=sharding.memory(statics.mesh),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._compiled import compiled
+from dpjax._numerics import compiled
 from dpjax.engine import parts
 from dpjax.engine.parts import Data, Statics
 from dpjax.engine.rounds import LOST

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax._compiled import compiled
+from dpjax._numerics import compiled
 from dpjax.engine import metrics, parts, slots
 from dpjax.engine.course import Blocks
 from dpjax.engine.parts import Data, Statics

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._compiled import compiled
+from dpjax._numerics import compiled
 from dpjax.engine import arguments, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.engine.rounds import Outgoing

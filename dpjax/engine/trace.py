@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._compiled import compiled
+from dpjax._numerics import compiled
 from dpjax.engine import arguments, keys, parts
 from dpjax.engine.job import Job, prepared
 from dpjax.plans.plan import Plan, shared

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _links, _validate
+from dpjax import _numerics, _validate
 from dpjax.mechanism import sdp, spatial
 from dpjax.topology import mixing as mixing_
 
@@ -119,8 +119,8 @@ def best_mixing(
     n = len(support)
     if noise.shape != (n, n):
         raise ValueError(f"covariance has shape {noise.shape}; give [{n}, {n}], as the graph's")
-    ends = _links.pairs(support)
-    incidence = _links.incidence(ends, n)
+    ends = _numerics.link_pairs(support)
+    incidence = _numerics.incidence(ends, n)
     cp = sdp.library()
     weights = cp.Variable(len(ends), nonneg=True)
     matrix = np.eye(n) - incidence @ cp.diag(weights) @ incidence.T

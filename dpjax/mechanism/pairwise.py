@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _links
+from dpjax import _numerics
 
 __all__ = ["PairwiseSolution", "solve"]
 
@@ -43,7 +43,7 @@ def solve(
         bounds: [n] precision bounds.
     """
     n = bounds.shape[0]
-    linked = _links.linked(mixing)
+    linked = _numerics.linked(mixing)
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)

@@ -11,7 +11,7 @@ return strategies of sensitivity 1 for the participation that they are given, an
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _memory, _validate
+from dpjax import _validate
 from dpjax.mechanism import workload
 from dpjax.mechanism.banded import banded, toeplitz
 from dpjax.mechanism.epochs import (
@@ -57,7 +57,7 @@ def identity(rounds: int) -> Strategy:
         >>> temporal.identity(2).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    _memory.over_rounds(_validate.integer("rounds", rounds))
+    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
     return np.eye(rounds)
 
 
@@ -79,7 +79,7 @@ def anti_pgd(rounds: int) -> Strategy:
                [1., 1., 0.],
                [1., 1., 1.]])
     """
-    _memory.over_rounds(_validate.integer("rounds", rounds))
+    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
     return np.tri(rounds)
 
 

@@ -8,7 +8,7 @@ along diagonals of the T x T products of powers.
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _memory, _validate
+from dpjax import _validate
 from dpjax.mechanism.factorization import factor_of
 from dpjax.topology import mixing as mixing_
 
@@ -53,7 +53,7 @@ def gram(
     """
     schedule = schedule_of(mixing)
     rounds = _validate.integer("rounds", rounds)
-    _memory.over_rounds(rounds)
+    _validate.rounds_in_memory(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
     if len(schedule) == 1:
         matrix = schedule[0]
@@ -78,7 +78,7 @@ def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
     Raises:
         ValueError: for rounds below 1, or more than memory holds.
     """
-    _memory.over_rounds(_validate.integer("rounds", rounds))
+    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
     index = np.arange(rounds)
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
 

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dpjax import _layers, _squares, _validate
-from dpjax import _wide as double
+from dpjax import _numerics, _validate
 from dpjax.models import calls as calls_
 from dpjax.models import products
 
@@ -139,7 +138,7 @@ class Gradients:
         total = self.wide(
             params, x, y, lambda norms, _: weights(norms), by_layer=False, places=len(x)
         )
-        return double.rounded(total, self.like(params))
+        return _numerics.rounded_sum(total, self.like(params))
 
     def by_layer(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
         """Return the sum in which every layer has a weight of its own.
@@ -148,7 +147,7 @@ class Gradients:
             params: Of one agent.
             x: [B, ...] examples.
             y: [B] labels.
-            weights: From [B, layers] norms to weights; layers as `dpjax._layers.numbers` says.
+            weights: From [B, layers] norms to weights; layers as `_numerics.layer_numbers` says.
 
         Returns:
             A tree like params.
@@ -157,7 +156,7 @@ class Gradients:
         total = self.wide(
             params, x, y, lambda norms, _: weights(norms), by_layer=True, places=len(x)
         )
-        return double.rounded(total, self.like(params))
+        return _numerics.rounded_sum(total, self.like(params))
 
     def at_points(self, coefficients: Sequence[float]) -> "Gradients":
         """Return the same of linear combinations of gradients at several points.
@@ -242,7 +241,7 @@ class Gradients:
         """
         taps, points = self._taps(params, x), self._points(params)
         leaves, tree = jax.tree.flatten(points[0])
-        layer, unit = _layers.numbers(points[0]), _unit(leaves)
+        layer, unit = _numerics.layer_numbers(points[0]), _unit(leaves)
         parts = [self._differentiated(point, taps, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
         # Computed once: the norm must be of the very numbers that are added up.
@@ -252,7 +251,7 @@ class Gradients:
         squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
         for number, gradient in formed.items():
             flat = gradient.reshape(len(x), -1)
-            squares[layer[number]] += jax.vmap(_squares.total)(flat)
+            squares[layer[number]] += jax.vmap(_numerics.square_sum)(flat)
         for number, (product, *arrays) in pairs.items():
             bound = functools.partial(products.square_bound, product)
             squares[layer[number]] += jax.vmap(bound)(*arrays)
@@ -273,7 +272,7 @@ class Gradients:
             single = _single(rows.shape[1], len(x), places, unit)
             weight = chosen[:, layer[number], None, None]
             sums[number] = _contracted(product, rows, derivative, weight, single=single)
-        with double.double_precision():
+        with _numerics.double_precision():
             total = [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
         return jax.tree.unflatten(tree, total)
 
@@ -398,13 +397,15 @@ def _error(positions: int, records: int, places: int, unit: float) -> float:
     """
     if _single(positions, records, places, unit):
         return (records + 4) * unit
-    return (records * positions + 4) * double.UNIT * (1 if positions == 1 else 2 / math.sqrt(unit))
+    return (
+        (records * positions + 4) * _numerics.UNIT * (1 if positions == 1 else 2 / math.sqrt(unit))
+    )
 
 
 def _errors(positions: Sequence[int], records: int, places: int, unit: float) -> float:
     """How wrong the sum may be: the worst of the products, and passes added up in float64."""
     each = (_error(count, records, places, unit) for count in positions)
-    return max(each, default=0.0) + double.error(places)
+    return max(each, default=0.0) + _numerics.sum_error(places)
 
 
 def _contracted(
@@ -415,9 +416,9 @@ def _contracted(
     if single:
         scaled = jnp.where(weight > 0, derivative * weight, 0)
         total = product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
-        with double.double_precision():
+        with _numerics.double_precision():
             return total.astype(jnp.float64)
-    with double.double_precision():
+    with _numerics.double_precision():
         scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
         flat = flat.astype(jnp.float64) if jnp.issubdtype(flat.dtype, jnp.floating) else flat
         return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
@@ -430,5 +431,5 @@ def _weighted(
     weights = weights.reshape(-1, *[1] * (gradients.ndim - 1))
     if not finite:
         gradients = jnp.where(weights > 0, gradients, 0)
-    with double.double_precision():
+    with _numerics.double_precision():
         return jnp.sum(weights.astype(jnp.float64) * gradients.astype(jnp.float64), axis=0)

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from dpjax._arrays import fixed
 from dpjax._rounding import MARGIN
+from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, parties, precision, sampled
 from dpjax.accounting.sampled import Pld

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
-from dpjax import _threefry, _validate
+from dpjax import _numerics, _validate
 
 __all__: list[str] = []
 
@@ -56,7 +56,7 @@ class Copies:
         Args:
             record: One record with its key.
         """
-        key = jax.random.wrap_key_data(record.words, impl=_threefry.IMPLEMENTATION)
+        key = jax.random.wrap_key_data(record.words, impl=_numerics.THREEFRY)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.number))
         return jax.vmap(self.augment, in_axes=(0, None))(keys, record.x)
 
@@ -122,7 +122,7 @@ def checked(augment: Any, copies: Any, record: Any) -> Copies | None:
     if not callable(augment):
         raise ValueError(f"augment is {_validate.shown(augment)}; {remedy}")
     one = jax.ShapeDtypeStruct(jnp.shape(record), record.dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0, impl=_threefry.IMPLEMENTATION))
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
     try:
         made = jax.eval_shape(augment, key, one)
     except Exception as error:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax import _deltas, _validate
-from dpjax._rounding import up
+from dpjax import _validate
+from dpjax._rounding import delta_text, up
 from dpjax.accounting import wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
@@ -173,7 +173,7 @@ def instructions(plan: "Plan", stated: Guarantee) -> str:
     if number:
         phase = [
             f"This is phase {number}. Its own rounds cost epsilon = {up(record.epsilon)} at delta",
-            f"= {_deltas.text(record.delta)}; what to state is the total of all phases, epsilon = "
+            f"= {delta_text(record.delta)}; what to state is the total of all phases, epsilon = "
             f"{up(stated.epsilon)}.",
         ]
     if number > 1:

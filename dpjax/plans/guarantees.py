@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dpjax import _deltas, _validate
+from dpjax import _rounding, _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses, parties
 from dpjax.accounting.guarantee import Guarantee
@@ -161,7 +161,7 @@ def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3)
     elif unit == "client":
         units = agents * getattr(config.sampler, "clients", 1)
     if config.budget is not None and units is not None:
-        wrong = _deltas.loose(config.budget.delta, units, unit, more=more)
+        wrong = _rounding.loose_delta(config.budget.delta, units, unit, more=more)
         if wrong:
             warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
 

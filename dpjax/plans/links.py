@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.mechanism import design as design_
 from dpjax.plans import factor as factor_
 from dpjax.plans import own, strategies

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.accounting import finite, parties
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee

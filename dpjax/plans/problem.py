@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from dpjax import _threefry, _validate
-from dpjax._arrays import fixed
+from dpjax import _numerics, _validate
+from dpjax._validate import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
 from dpjax.plans import _modules, _parameters, closures
@@ -146,7 +146,7 @@ class Problem:
     def _check_functions(self) -> None:
         """Refuse functions of one record that hold others, and what cannot be trained."""
         one, y = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (self.x, self.y))
-        key = jax.eval_shape(lambda: jax.random.key(0, impl=_threefry.IMPLEMENTATION))
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
         if self.augment is not None:
             closures.check("augment", self.augment, (key, one), self.x)
         for params in _returned(self.init, jax.random.key(0)):

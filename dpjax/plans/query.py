@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from dpjax import _layers
-from dpjax import _wide as double
-from dpjax._compiled import compiled
+from dpjax import _numerics
+from dpjax._numerics import compiled
 from dpjax.plans import _padding, _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
@@ -141,8 +140,8 @@ class AgentQuery:
         """Whose gradient, or a layer of it, is longer than it may be."""
         if not self.per_layer:
             return norms > self.clip_norm
-        layers, leaves = _layers.groups(gradients), jax.tree.leaves(gradients)
-        share = _layers.share(self.clip_norm, len(layers))
+        layers, leaves = _numerics.layer_groups(gradients), jax.tree.leaves(gradients)
+        share = _numerics.layer_share(self.clip_norm, len(layers))
         each = [jax.vmap(optax.tree.norm)([leaves[i] for i in layer]) for layer in layers]
         return jnp.any(jnp.stack(each) > share, axis=0)
 
@@ -244,7 +243,7 @@ class RecordQuery:
         """
         combined = None if self._own(encode) else _combining(self.weights, encode)
         like = models if combined is None else jax.eval_shape(jax.vmap(combined), models)
-        return double.rounded(total, like)
+        return _numerics.rounded_sum(total, like)
 
     def share(self, models: Any, batch: Any, places: int | None = None) -> float:
         """The share r of the clip norm by which rounding of an answer lowers a record's.
@@ -453,8 +452,8 @@ class Passes:
 
         def add(carry: Any) -> Any:
             number, total = carry
-            return number + 1, double.plus(total, of_pass(number))
+            return number + 1, _numerics.wide_sum(total, of_pass(number))
 
-        start = jnp.int32(0), double.zeros(jax.eval_shape(of_pass, jnp.int32(0)))
+        start = jnp.int32(0), _numerics.wide_zeros(jax.eval_shape(of_pass, jnp.int32(0)))
         total = jax.lax.while_loop(more, add, start)[1]
         return Answer(self.inner.rounded(total, models, encode))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax import _threefry, _validate
+from dpjax import _numerics, _validate
 from dpjax.data import batches
 from dpjax.mechanism.participation import Participation
 from dpjax.protocols import Draw
@@ -451,7 +451,7 @@ class Poisson(_Anytime):
         share = self.expected * self.separation * (1 - 2.0**-20)
         rate = jnp.float32(share) / counts.astype(jnp.float32)
         most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
-        bits = _threefry.bits(key, (counts.shape[0], most_records))
+        bits = _numerics.threefry_bits(key, (counts.shape[0], most_records))
         positions = jnp.arange(most_records, dtype=jnp.int32)
         drawn = (bits < most) & (positions < counts)
         if self.separation > 1:

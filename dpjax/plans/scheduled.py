@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, parties, pure
 from dpjax.mechanism import design as design_

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._arrays import fixed
+from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, parties
 from dpjax.mechanism import design as design_

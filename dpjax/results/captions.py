@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpjax import _deltas
-from dpjax._rounding import up
+from dpjax._rounding import delta_text, up
 
 __all__: list[str] = []
 
@@ -121,7 +120,7 @@ def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
         # The exact loss follows from mu; the stated epsilon alone would hide it.
         rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
     return (
-        f"(epsilon = {_several(epsilons, _up)}, delta = {_deltas.text(delta, 4)})-DP per {unit} "
+        f"(epsilon = {_several(epsilons, _up)}, delta = {delta_text(delta, 4)})-DP per {unit} "
         f"({relation}{assumed})"
         f"{' ' + _FALSE if unsound else ''}, {attacker}{view}, T = {_several(rounds, str)}"
         f"{pattern}, {rule}, {'release' if release else 'simulation'}{custom}"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpjax import _refusals, _terminal, _validate
+from dpjax import _terminal, _validate
 from dpjax.engine import tune
 from dpjax.plans.forecasts import HopelessWarning
 from dpjax.results import records
@@ -311,7 +311,7 @@ def main(
         preset, rest = _split_preset(arguments, presets, default)
         chosen = presets[preset]
         parser = _parser(type(chosen), chosen, experiment.__doc__, tuple(presets), preset)
-        with _refusals.parsing(f"experiments/{name}.py"):
+        with _terminal.parsing(f"experiments/{name}.py"):
             config, options = tyro.cli(
                 parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
             )

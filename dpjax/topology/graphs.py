@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import networkx as nx
 
-from dpjax import _memory, _validate
+from dpjax import _validate
 from dpjax.topology.files import facebook_ego, from_edgelist
 
 __all__ = [
@@ -68,8 +68,8 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
 
 def _room(name: str, value: int, nodes: int, edges: int) -> int:
     """The value, unless its graph and the mixing matrix of that exceed this machine's memory."""
-    _memory.check(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
-    _memory.check(name, value, "a mixing matrix [n, n] and its support", 3, nodes, nodes)
+    _validate.memory(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
+    _validate.memory(name, value, "a mixing matrix [n, n] and its support", 3, nodes, nodes)
     return value
 
 

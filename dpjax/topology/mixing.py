@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse.csgraph as csgraph
 from jaxtyping import Array, Float, Int
 
-from dpjax import _memory, _validate
+from dpjax import _validate
 from dpjax.topology import nodes
 
 __all__ = [
@@ -264,7 +264,7 @@ def _adjacency(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     n = graph.number_of_nodes()
     if n == 0:
         raise ValueError("graph has no nodes; give at least one agent")
-    _memory.check("graph", f"of {n} agents", "a mixing matrix [n, n] and its support", 3, n, n)
+    _validate.memory("graph", f"of {n} agents", "a mixing matrix [n, n] and its support", 3, n, n)
     adjacency = nx.to_numpy_array(graph, nodelist=nodes.order(graph), weight=None) > 0
     np.fill_diagonal(adjacency, False)
     _require_connected(adjacency, "graph", nodes.labels(graph))

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from dpjax import _layers, _squares, _validate
-from dpjax import _wide as double
+from dpjax import _numerics, _validate
 from dpjax.transforms.leaves import check as check_leaf
 
 __all__ = ["fraction", "per_agent", "per_example"]
@@ -53,7 +52,7 @@ def slack(tree: Any, norm: Norm = "l2") -> float:
     """
     leaves = jax.tree.leaves(tree)
     wide = _wide(leaves)
-    terms = sum(sum(_squares.levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
+    terms = sum(sum(_numerics.sum_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
     unit = float(jnp.finfo(wide).eps) / 2
     narrow = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
     # Twice the first-order bound: an L2 norm halves the error of the sum of squares, L1 does not.
@@ -81,10 +80,10 @@ def _norm(tree: Any, norm: Norm = "l2") -> Float[Array, ""]:
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
     zero = jnp.zeros((), jnp.float32)
     if norm == "l1":
-        total = sum(map(_squares.sizes, leaves), zero)
+        total = sum(map(_numerics.absolute_sum, leaves), zero)
         # One entry that is not finite stands as the largest number.
         return jnp.where(total < jnp.finfo(total.dtype).max, total, jnp.inf)
-    return jnp.sqrt(sum(map(_squares.total, leaves), zero))
+    return jnp.sqrt(sum(map(_numerics.square_sum, leaves), zero))
 
 
 def norms(tree: Any, norm: Norm) -> Float[Array, " n"]:
@@ -144,8 +143,8 @@ def _clip(
     """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
     if per_layer:
         leaves, structure = jax.tree.flatten(tree)
-        layers = _layers.groups(tree)
-        share = _layers.share(clip_norm, len(layers))
+        layers = _numerics.layer_groups(tree)
+        share = _numerics.layer_share(clip_norm, len(layers))
         for layer in layers:
             clipped = _clip([leaves[i] for i in layer], share, method, stability)
             for i, leaf in zip(layer, clipped, strict=True):
@@ -399,7 +398,7 @@ def per_example(
 
     def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
         like = params if encode is None else jax.eval_shape(encode, params)
-        return double.rounded(wide(params, x, y, is_padding), like)
+        return _numerics.rounded_sum(wide(params, x, y, is_padding), like)
 
     return fn
 
@@ -445,7 +444,7 @@ def wide_per_example(
                 return jnp.sum(leaf.astype(jnp.float64), axis=0)
 
             terms = jax.vmap(of_record)(x, y)
-            with double.double_precision():
+            with _numerics.double_precision():
                 return jax.tree.map(total, terms)
 
         at_once = _at_once(params, size) if microbatch is None else microbatch
@@ -467,7 +466,7 @@ def share(places: int, tree: Any, error: float | None = None) -> float:
     """
     unit = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in jax.tree.leaves(tree)), default=0)
     if error is None:
-        error = double.error(places)
+        error = _numerics.sum_error(places)
     return 2 * places * (unit * (1 + error) + error) * (1 + 1e-6)
 
 
@@ -519,7 +518,7 @@ def in_passes(
     """
     count = examples(x, y, is_padding)
     if count == 0:
-        return double.zeros(like)
+        return _numerics.wide_zeros(like)
     size = count if size is None else size
     padding = None if is_padding is None else jnp.asarray(is_padding, bool)
     if size >= count:
@@ -537,6 +536,6 @@ def in_passes(
         number = jnp.max(jnp.where(passes[2].all(axis=1), 0, jnp.arange(1, number + 1)))
 
     def add(i: Any, total: Any) -> Any:
-        return double.plus(total, part(*jax.tree.map(lambda leaf: leaf[i], passes)))
+        return _numerics.wide_sum(total, part(*jax.tree.map(lambda leaf: leaf[i], passes)))
 
-    return jax.lax.fori_loop(0, number, add, double.zeros(like))
+    return jax.lax.fori_loop(0, number, add, _numerics.wide_zeros(like))

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
-from dpjax import _lattice, _threefry, _validate
+from dpjax import _lattice, _numerics, _validate
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms.noise import check_key
 
@@ -152,7 +152,7 @@ def _drawn(
 
 def _hashed(keys: PRNGKeyArray, ticks: Words, columns: Words) -> tuple[Words, Words]:
     """The two words of every lane's counter, through memory: compilers would hash for each use."""
-    high, low = jax.vmap(_threefry.hashed)(keys, ticks, columns)
+    high, low = jax.vmap(_numerics.threefry)(keys, ticks, columns)
     with double_precision():
         both = high.astype(jnp.uint64) | (low.astype(jnp.uint64) << np.uint64(32))
         both = jax.lax.optimization_barrier(both)

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax import _links, _validate
-from dpjax._threefry import IMPLEMENTATION
+from dpjax import _numerics, _validate
+from dpjax._numerics import THREEFRY
 from dpjax.transforms.leaves import check as check_leaf
 from dpjax.transforms.noise import check_round
 from dpjax.transforms.normals import normals
@@ -44,7 +44,7 @@ def links(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
     """
-    return _links.pairs(_validate.finite_array("mixing", mixing))
+    return _numerics.link_pairs(_validate.finite_array("mixing", mixing))
 
 
 def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:
@@ -176,7 +176,7 @@ def _check_keys(name: str, keys: PRNGKeyArray, shape: tuple[int, ...]) -> None:
     dtype = getattr(keys, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise ValueError(f"{name} is {type(keys).__name__} of dtype {dtype}; {_REMEDY}")
-    if str(jax.random.key_impl(keys)) != IMPLEMENTATION:
+    if str(jax.random.key_impl(keys)) != THREEFRY:
         raise ValueError(f"{name} is of generator {str(jax.random.key_impl(keys))!r}; {_REMEDY}")
     if keys.shape != shape:
         raise ValueError(f"{name} has shape {keys.shape}; give {shape}, one key for each part")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from dpjax import _threefry
+from dpjax import _numerics
 from dpjax._sums import LARGEST, TRIES, SumCode
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms.discrete import discrete_gaussians
@@ -67,7 +67,7 @@ def encode(
 
     def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         tries, kept, short = carry
-        words, _ = jax.vmap(_threefry.hashed)(keys, jnp.full_like(column, tries), column)
+        words, _ = jax.vmap(_numerics.threefry)(keys, jnp.full_like(column, tries), column)
         up = (words >> np.uint32(8)).astype(jnp.float32) < shares
         drawn = whole + up.astype(jnp.int32)
         kept = jnp.where(short[:, None], kept, drawn)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from dpjax._threefry import IMPLEMENTATION
+from dpjax._numerics import THREEFRY
 from dpjax.transforms.normals import words
 
 __all__: list[str] = []
@@ -80,9 +80,7 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
         # What does not depend on the values would be moved out of the loop, and always be done.
         data = [jax.random.key_data(key) for key in (first, second)]
         values, *data = jax.lax.optimization_barrier((values, *data))
-        coarsely, finely = (
-            words(jax.random.wrap_key_data(d, impl=IMPLEMENTATION), shape) for d in data
-        )
+        coarsely, finely = (words(jax.random.wrap_key_data(d, impl=THREEFRY), shape) for d in data)
         coarse = signed_probabilities(*coarsely)
         refined = signed_probabilities(*coarsely, *finely)
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
-from dpjax import _threefry, _validate
+from dpjax import _numerics, _validate
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms.noise import check_key
 
@@ -167,7 +167,7 @@ def _words(key: PRNGKeyArray, rows: int, columns: int) -> UInt32[Array, "n d"]:
     half = -(-columns // 2)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
     counter = jax.lax.broadcasted_iota(jnp.uint32, (rows, half), 1)
-    first, second = jax.vmap(_threefry.hashed)(keys, jnp.zeros_like(counter), counter)
+    first, second = jax.vmap(_numerics.threefry)(keys, jnp.zeros_like(counter), counter)
     # Through memory: the compiler would hash for each word, and for each use.
     with double_precision():
         both = first.astype(jnp.uint64) | (second.astype(jnp.uint64) << np.uint64(32))

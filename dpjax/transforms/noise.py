@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._threefry import IMPLEMENTATION
+from dpjax._numerics import THREEFRY
 from dpjax.mechanism.x64 import double_precision
 from dpjax.transforms import hardened, packing
 from dpjax.transforms import rounds as rounds_
@@ -221,7 +221,7 @@ def check_key(key: Any) -> None:
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise ValueError(f"key is {type(key).__name__} of dtype {dtype}; {remedy}")
     generator = str(jax.random.key_impl(key))
-    if generator != IMPLEMENTATION:
+    if generator != THREEFRY:
         raise ValueError(f"key is of generator {generator!r}; {remedy}")
     if key.shape != ():
         raise ValueError(f"key has shape {key.shape}; {remedy} (vmap over several)")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from dpjax import _threefry
+from dpjax import _numerics
 from dpjax.mechanism.x64 import double_precision
 
 __all__ = ["from_bits", "normals"]
@@ -90,4 +90,4 @@ def words(
         Two arrays [rows, columns].
     """
     row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
-    return _threefry.hashed(key, row, column)
+    return _numerics.threefry(key, row, column)

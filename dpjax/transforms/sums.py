@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpjax import _layers, _validate
-from dpjax import _wide as double
+from dpjax import _numerics, _validate
 from dpjax.transforms import clipping
 
 __all__ = ["clipped_sum"]
@@ -75,7 +74,7 @@ def clipped_sum(
     wide = wide_clipped_sum(weighted, clip_norm, method, per_layer, microbatch)
 
     def fn(params: Any, x: Array, y: Array, is_padding: Bool[Array, " b"] | None = None) -> Any:
-        return double.rounded(wide(params, x, y, is_padding), _like(weighted, params))
+        return _numerics.rounded_sum(wide(params, x, y, is_padding), _like(weighted, params))
 
     return fn
 
@@ -126,8 +125,9 @@ def wide_clipped_sum(
                 return weighted.wide(params, x, y, weights, **options)
             error = _error(weighted, params, x, whole)
             summed = weighted.by_layer if per_layer else weighted
-            return double.plus(
-                double.zeros(like), summed(params, x, y, lambda norms: weights(norms, error))
+            return _numerics.wide_sum(
+                _numerics.wide_zeros(like),
+                summed(params, x, y, lambda norms: weights(norms, error)),
             )
 
         size = _at_once(weighted, params, x) if microbatch is None and count else microbatch
@@ -171,7 +171,7 @@ def _error(weighted: Any, params: Any, x: Any, places: int) -> float:
     if _known(weighted):
         return weighted.error(params, x, places)
     leaves = jax.tree.leaves(params)
-    return (len(x) + _sides(leaves)) * _unit(leaves) + double.error(places)
+    return (len(x) + _sides(leaves)) * _unit(leaves) + _numerics.sum_error(places)
 
 
 def _limits(
@@ -179,8 +179,8 @@ def _limits(
 ) -> list[float]:
     """The clip norm of all leaves, or of each layer, less everything that rounding can add."""
     leaves = jax.tree.leaves(like)
-    layers = _layers.groups(like) if per_layer else [list(range(len(leaves)))]
-    share = _layers.share(clipping.lowered(clip_norm, like, places, error), len(layers))
+    layers = _numerics.layer_groups(like) if per_layer else [list(range(len(leaves)))]
+    share = _numerics.layer_share(clipping.lowered(clip_norm, like, places, error), len(layers))
     return [_lowered([leaves[i] for i in layer], share, bounds=bounds) for layer in layers]
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _memory
-from dpjax._compiled import Compiled
+from dpjax import _validate
+from dpjax._numerics import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import batches, partition
@@ -131,7 +131,7 @@ def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
 
 def test_per_record_gradients_count(network, monkeypatch):
     """Two records a pass hold two gradients a model beside it; one a pass holds one."""
-    monkeypatch.setattr(_memory, "limit", lambda: 6 * 3 * 4 * 3 - 1)
+    monkeypatch.setattr(_validate, "memory_limit", lambda: 6 * 3 * 4 * 3 - 1)
     made, _ = lambdas(len(network))
     config = make_config(relation="replace_record", batch_size=2, rounds=2)
     for microbatch, size in ((1, None), (2, "216.0 bytes")):

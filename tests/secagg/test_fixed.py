@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from dpjax import _lattice, _sums, _threefry  # noqa: E402
+from dpjax import _lattice, _numerics, _sums  # noqa: E402
 from dpjax.secagg import discrete, fixed  # noqa: E402
 from dpjax.secagg.fixed import SumCode  # noqa: E402
 from dpjax.transforms import fixed as within  # noqa: E402
@@ -103,7 +103,7 @@ def test_jit_and_numpy_agree_to_the_bit(size, rotated, weighted) -> None:
     for row in range(9):
         folded = jax.random.fold_in(key(5), row)
         words = [
-            np.asarray(_threefry.hashed(folded, jnp.full_like(column, t), column)[0]).tolist()
+            np.asarray(_numerics.threefry(folded, jnp.full_like(column, t), column)[0]).tolist()
             for t in range(3)
         ]
         weight = None if weights is None else float(weights[row])

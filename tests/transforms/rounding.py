@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _wide
+from dpjax import _numerics
 from dpjax.models import taps
 from dpjax.plans.query import Drawn, Passes, RecordQuery
 from dpjax.transforms import clipping, sums
@@ -206,5 +206,5 @@ def distance(total, form="jitted", x=None):
 
 def in_single_precision(monkeypatch):
     """A broken copy: all sums in float32."""
-    monkeypatch.setattr(_wide, "double_precision", contextlib.nullcontext)
+    monkeypatch.setattr(_numerics, "double_precision", contextlib.nullcontext)
     monkeypatch.setattr(jnp, "float64", jnp.float32)

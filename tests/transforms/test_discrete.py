@@ -57,11 +57,11 @@ def test_they_are_those_of_chacha() -> None:
 
 def pairs(row, column, seed=3):
     """The pairs of words that a number is drawn from."""
-    from dpjax import _threefry
+    from dpjax import _numerics
 
     folded = jax.random.fold_in(key(seed), row)
     ticks = jnp.arange(3000, dtype=jnp.uint32)
-    drawn = _threefry.hashed(folded, ticks, jnp.full_like(ticks, column))
+    drawn = _numerics.threefry(folded, ticks, jnp.full_like(ticks, column))
     return list(zip(*(np.asarray(words).tolist() for words in drawn), strict=True))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import _layers
+from dpjax import _numerics
 from dpjax.models import mlp
 from dpjax.plans import plan, problem
 from dpjax.plans.query import AgentQuery, RecordQuery
@@ -40,13 +40,13 @@ def exact(leaves):
 
 def test_layers_are_leaves_of_one_parent():
     tree = gradients()
-    assert _layers.numbers(tree) == (0, 0, 1, 1, 2, 3, 2, 4, 4)
-    assert _layers.groups(tree)[2] == [4, 6] and len(_layers.groups(tree)) == 5
-    assert _layers.numbers(jnp.ones(3)) == (0,) and _layers.groups(None) == []
+    assert _numerics.layer_numbers(tree) == (0, 0, 1, 1, 2, 3, 2, 4, 4)
+    assert _numerics.layer_groups(tree)[2] == [4, 6] and len(_numerics.layer_groups(tree)) == 5
+    assert _numerics.layer_numbers(jnp.ones(3)) == (0,) and _numerics.layer_groups(None) == []
     frozen = {"a": {"kernel": None, "bias": jnp.ones(2)}, "b": {"kernel": None}}
-    assert _layers.numbers(frozen) == (0,)
+    assert _numerics.layer_numbers(frozen) == (0,)
     for layers in (2, 3, 7, 1000):
-        share = fractions.Fraction(_layers.share(0.1, layers))
+        share = fractions.Fraction(_numerics.layer_share(0.1, layers))
         assert layers * share**2 <= fractions.Fraction(0.1) ** 2
 
 
@@ -60,7 +60,7 @@ def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
     share = clip_norm / math.sqrt(5)
     for agent in range(5):
         assert exact([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
-        for layer in _layers.groups(tree):
+        for layer in _numerics.layer_groups(tree):
             mine = [np.float64(leaves[i][agent]) for i in layer]
             plain = [np.float64(given[i][agent]) for i in layer]
             norm = math.sqrt(sum(np.sum(each**2) for each in plain))
@@ -76,7 +76,7 @@ def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
 
 def test_layers_that_each_have_the_whole_norm_are_noticed(monkeypatch):
     """The broken twin."""
-    monkeypatch.setattr(_layers, "share", lambda clip_norm, layers: clip_norm)
+    monkeypatch.setattr(_numerics, "layer_share", lambda clip_norm, layers: clip_norm)
     with pytest.raises(AssertionError):
         test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm("flat")
 

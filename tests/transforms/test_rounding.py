@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import _wide
+from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
 from dpjax.models import losses, mlp, taps
 from dpjax.plans.query import AgentQuery
@@ -277,4 +277,4 @@ def test_the_global_flag_stays_as_it_was():
         == jnp.float32
     )
     assert seen and set(seen) == {jnp.dtype(jnp.float32)}
-    assert _wide.zeros(jnp.zeros(2)).dtype == np.float64
+    assert _numerics.wide_zeros(jnp.zeros(2)).dtype == np.float64

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import _layers, _squares
+from dpjax import _numerics
 from dpjax.models import conv, losses
 from dpjax.models.mlp import MLP
 from dpjax.models.taps import Gradients
@@ -173,7 +173,7 @@ def worst(name, clip_norm, method, per_layer, labels, scale=1.0, understated=1.0
     whole = np.sqrt(np.sum(squares, axis=0)).max() / clip_norm
     if not per_layer:
         return whole
-    layers = _layers.groups(params)
+    layers = _numerics.layer_groups(params)
     each = [np.sqrt(sum(squares[i] for i in layer)).max() for layer in layers]
     return max(whole, max(each) * np.sqrt(len(layers)) / clip_norm)
 
@@ -249,9 +249,9 @@ def test_terms_reach_the_bound_and_norms_a_little_too_small_exceed_it(per_layer)
 def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
     """A broken twin: leaves of one axis are left out."""
     compiled.cache_clear()
-    total = _squares.total
+    total = _numerics.square_sum
     monkeypatch.setattr(
-        _squares, "total", lambda flat: total(flat) * (flat.size not in (3, 4, 16, 1))
+        _numerics, "square_sum", lambda flat: total(flat) * (flat.size not in (3, 4, 16, 1))
     )
     assert worst("images", 0.3, "flat", False, [1e3] * 6) > 1 + 1e-3
     compiled.cache_clear()

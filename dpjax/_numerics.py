@@ -1,0 +1,260 @@
+"""What packages share: threefry, float64 sums, layers, links, compiled programs."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+__all__: list[str] = []
+
+# --- Threefry ---
+# Written out so that compilers fuse it with what follows: on a CPU JAX hashes in a loop that
+# nothing fuses with, which costs a small round most of its draws' time. Bits are those of
+# `jax.random`. Keys of rounds and parts are folded by JAX: a round without any loop of its own was
+# scheduled over threads, and took twice as long.
+#
+# Reference: Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3 (Threefry-2x32-20).
+
+THREEFRY = "threefry2x32"
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+
+
+@functools.partial(jax.jit, inline=True)
+def threefry(
+    key: PRNGKeyArray, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+    """The two words of the hash of every counter.
+
+    Args:
+        key: One threefry key.
+        high: First words of the counters.
+        low: Second words, of the same shape.
+
+    Raises:
+        ValueError: For several keys.
+    """
+    _one_key(key)
+    first, second = jax.random.key_data(key)
+    schedule = (first, second, first ^ second ^ _PARITY)
+    x, y = high + schedule[0], low + schedule[1]
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
+            y = x ^ y
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y
+
+
+def threefry_bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r c"]:
+    """`jax.random.bits` of 32 bits each.
+
+    Args:
+        key: One key; of another generator than threefry, JAX draws.
+        shape: (rows, columns); where their product is beyond 32 bits, JAX draws.
+
+    Raises:
+        ValueError: For several keys.
+    """
+    _one_key(key)
+    rows, columns = shape
+    if str(jax.random.key_impl(key)) != THREEFRY or rows * columns >= 2**32:
+        return jax.random.bits(key, shape, jnp.uint32)
+    row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    counter = row * np.uint32(columns) + column
+    high, low = threefry(key, jnp.zeros_like(counter), counter)
+    return high ^ low
+
+
+def _one_key(key: PRNGKeyArray) -> None:
+    if key.shape:
+        raise ValueError(f"key has shape {key.shape}; give one key, or use jax.vmap")
+
+
+# --- Sums in float64 in the middle of a float32 program, whatever the global flag says ---
+
+UNIT = 2.0**-53
+"""Half the spacing of float64 at 1."""
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Return a context in which jax computes in float64; the global flag is restored after.
+
+    Ranks are promoted as numpy does, whatever jax is configured to: nothing of a user's is computed
+    inside.
+    """
+    if hasattr(jax, "enable_x64"):
+        wide: AbstractContextManager = jax.enable_x64(True)
+    else:
+        from jax import experimental
+
+        wide = experimental.enable_x64()  # type: ignore[attr-defined]  # before it moved to jax
+    with wide, jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def sum_error(terms: int) -> float:
+    """Largest error of a float64 sum, in any order, over the sizes of its terms added up."""
+    return (terms + 4) * UNIT
+
+
+def wide_zeros(like: Any) -> Any:
+    """Zeros in float64, in the shapes of a tree of arrays or shapes."""
+    with double_precision():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float64), like)
+
+
+def wide_sum(total: Any, more: Any) -> Any:
+    """The sum of two trees of float64 arrays."""
+    with double_precision():
+        return jax.tree.map(jnp.add, total, more)
+
+
+def rounded_sum(total: Any, like: Any) -> Any:
+    """A tree of float64 arrays, rounded once to the dtypes of another tree."""
+    with double_precision():
+        return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), total, like)
+
+
+# --- Sums of squares, or of sizes, whose rounding is bounded whatever the order of additions ---
+
+# Up to this many entries one sum, in any order, is accurate enough.
+ONE_SUM = 4_096
+
+
+def sum_levels(size: int) -> tuple[int, int]:
+    """Length and number of the partial sums of that many numbers."""
+    if size <= ONE_SUM:
+        return size, 1
+    length = math.isqrt(size - 1) + 1
+    return length, -(-size // length)
+
+
+def square_sum(flat: Float[Array, " d"]) -> Float[Array, ""]:
+    """Sum of squares with rounding error below (length + number) ulp whatever the order."""
+    return _summed(jnp.square(flat))
+
+
+def absolute_sum(flat: Float[Array, " d"]) -> Float[Array, ""]:
+    """Sum of absolute values with rounding error below (length + number) ulp."""
+    return _summed(jnp.abs(flat))
+
+
+def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
+    length, number = sum_levels(terms.size)
+    if number == 1:
+        return jnp.sum(terms)
+    terms = jnp.pad(terms, (0, length * number - terms.size)).reshape(number, length)
+    # The barrier keeps the compiler from merging the two sums into one of d terms.
+    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(terms, axis=1)))
+
+
+# --- Layers of a tree of parameters: the leaves of one parent (kernel and bias of Dense_0, say) ---
+
+
+def layer_numbers(tree: Any) -> tuple[int, ...]:
+    """Return each leaf's layer, numbered from 0 in the order of the leaves.
+
+    Args:
+        tree: Parameters, or a gradient; None is no leaf.
+    """
+    known: dict[Any, int] = {}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return tuple(known.setdefault(path[:-1], len(known)) for path in paths)
+
+
+def layer_groups(tree: Any) -> list[list[int]]:
+    """Return the numbers of the leaves of each layer."""
+    of = layer_numbers(tree)
+    return [[leaf for leaf, its in enumerate(of) if its == layer] for layer in sorted(set(of))]
+
+
+def layer_share(clip_norm: float, layers: int) -> float:
+    """Return C / sqrt(layers), rounded down: layers of this norm have C together at most."""
+    return clip_norm / math.sqrt(layers) * (1 - 2**-50) if layers > 1 else clip_norm
+
+
+# --- Links of a mixing matrix [n, n], or of a schedule [P, n, n] ---
+
+
+def linked(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
+    """Return which pairs of agents ever exchange something, in either direction."""
+    matrix = np.asarray(mixing)
+    used = (matrix != 0).reshape(-1, *matrix.shape[-2:]).any(axis=0)
+    return (used | used.T) & ~np.eye(len(used), dtype=bool)
+
+
+def link_pairs(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
+    """Return the links (i, j), i < j, in lexical order."""
+    return np.argwhere(np.triu(linked(mixing)))
+
+
+def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n e"]:
+    """Return 1 at a link's first end and -1 at its second, a column each."""
+    signs = np.zeros((agents, len(ends)))
+    columns = np.arange(len(ends))
+    signs[ends[:, 0], columns], signs[ends[:, 1], columns] = 1.0, -1.0
+    return signs
+
+
+def message_pairs(
+    mixing: Float[np.ndarray, "n n"],
+) -> tuple[Int[np.ndarray, " l"], Int[np.ndarray, " l"]]:
+    """Return sender and receiver of every message of a round, an agent's own copy included."""
+    matrix = np.asarray(mixing)
+    sender, receiver = np.nonzero(((matrix != 0) | np.eye(len(matrix), dtype=bool)).T)
+    return sender, receiver
+
+
+# --- Compiled programs, of which a bounded number is kept ---
+
+_PROGRAMS = 16
+
+
+class Compiled:
+    """``jax.jit`` of a function whose first arguments are static, for at most 16 values of them.
+
+    `jax.jit` keeps a program for every value of a static argument for good. Statics hold the
+    problem's functions, so a process that makes one problem after another would keep all their
+    programs. Here a program lives as long as its own `jax.jit`, and the least recently used one
+    makes room.
+
+    Args:
+        function: What to compile.
+        static: How many of its first arguments are static.
+        options: Of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable[..., Any], static: int = 1, **options: Any):
+        functools.update_wrapper(self, function)
+        self._static = static
+
+        @functools.lru_cache(maxsize=_PROGRAMS)
+        def program(*statics: Any) -> Any:
+            return jax.jit(functools.partial(function, *statics), **options)
+
+        self._program = program
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the program of these static arguments."""
+        return self._program(*arguments[: self._static])(*arguments[self._static :])
+
+    def trace(self, *arguments: Any) -> Any:
+        """Trace it, as ``jax.jit(function).trace`` does; a later call runs that trace."""
+        return self._program(*arguments[: self._static]).trace(*arguments[self._static :])
+
+
+def compiled(static: int = 1, **options: Any) -> Callable[[Callable[..., Any]], Compiled]:
+    """Return a decorator that makes a function `Compiled`."""
+    return functools.partial(Compiled, static=static, **options)
