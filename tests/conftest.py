@@ -42,13 +42,18 @@ else:
     settings.load_profile("ci" if os.environ.get("CI") else "dpjax")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests marked gpu where the suite runs on the CPU; keep every mutant in the gate."""
+    gate: dict[str, bool] = {}
     for item in items:
-        if item.get_closest_marker("mutant") and item.get_closest_marker("slow"):
-            raise pytest.UsageError(f"{item.nodeid} is marked mutant and slow: drop slow")
+        if item.get_closest_marker("mutant"):
+            name = item.nodeid.partition("[")[0]
+            gate[name] = gate.get(name, False) or not item.get_closest_marker("slow")
         if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: set DPJAX_TEST_PLATFORM=gpu"))
+    slow = [name for name, fast in gate.items() if not fast]
+    if slow and not any("::" in named for named in config.args):
+        raise pytest.UsageError(f"{slow[0]} is marked mutant and slow: leave one case in the gate")
 
 
 @pytest.hookimpl(tryfirst=True)

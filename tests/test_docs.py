@@ -81,6 +81,7 @@ def test_the_published_coefficients_are_those_that_run() -> None:
     assert listed == {name: tuple(each) for name, each in PUBLISHED.items()}
 
 
+@pytest.mark.mutant
 def test_a_module_that_is_gone_is_caught() -> None:
     assert unknown_names("`plans.nowhere`, `engine.run.jog(plan)`, `engine.run.run(plan)`") == [
         "plans.nowhere",

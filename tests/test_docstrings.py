@@ -111,6 +111,7 @@ def test_what_users_call_first_has_an_example(module: str, name: str) -> None:
     assert ">>>" in (thing.__doc__ or ""), f"{module}.{name} has no example"
 
 
+@pytest.mark.mutant
 def test_an_untrue_example_is_caught() -> None:
     def double(x: float) -> float:
         """Return twice the number.

@@ -182,6 +182,7 @@ def test_importing_every_module_loads_no_slow_library() -> None:
     assert loaded_slow(sorted(modules())) == []
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -233,6 +234,7 @@ def test_a_right_import_passes(name: str, source: str) -> None:
     assert not arrow_violations({name: source}, {"dpjax", *(f"dpjax.{room}" for room in ARROWS)})
 
 
+@pytest.mark.mutant
 def test_a_module_in_bad_form_is_caught() -> None:
     inits = {"dpjax.transforms"}
     good = '"""Words."""\n__all__ = []\n'
@@ -247,6 +249,7 @@ def test_a_module_in_bad_form_is_caught() -> None:
     assert form_violations(sources, inits) == ["dpjax.transforms binds lowpass, a module of it"]
 
 
+@pytest.mark.mutant
 def test_a_slow_import_is_caught(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("")
     (tmp_path / "hasty.py").write_text("import pandas\n")

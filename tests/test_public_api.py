@@ -192,6 +192,7 @@ def test_public_classes_and_functions_are_few() -> None:
     assert len(names) <= MOST, f"{len(names)} public classes and functions, of at most {MOST}"
 
 
+@pytest.mark.mutant
 def test_a_call_on_a_module_is_found() -> None:
     source = "from dpjax.topology import graphs as g\nfrom dpjax.engine.run import run\ng.ring(3)"
     assert called(source) == {"dpjax.topology.graphs.ring", "dpjax.engine.run.run"}
@@ -218,6 +219,7 @@ def test_public_names_are_no_participles() -> None:
     assert not verbs, f"name what it is, not what was done: {verbs}"
 
 
+@pytest.mark.mutant
 def test_a_renamed_parameter_and_a_lost_name_are_caught() -> None:
     module = types.ModuleType("dpjax.some.module")
     names: dict[str, Any] = {}

@@ -148,6 +148,7 @@ def test_loss_equals_the_dense_mechanism(seed):
     check_loss_against_dense(budget.loss, seed)
 
 
+@pytest.mark.mutant
 def test_broken_losses_are_caught():
     def swapped(covariance, delta, *, relation, **rest):
         other = {"replace_agent": "zero_out_record", "zero_out_record": "replace_agent"}[relation]

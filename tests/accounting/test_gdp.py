@@ -40,6 +40,7 @@ def test_delta_is_exact_and_rounded_up(mu, tail):
     check_delta_is_safe(gdp.delta, mu, epsilon)
 
 
+@pytest.mark.mutant
 def test_a_naive_delta_is_caught():
     from scipy.stats import norm
 

@@ -51,6 +51,7 @@ def test_fields_of_privacy_have_no_default():
             Guarantee(**fields)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("accountant", ["gdp", "rdp", "paper"])
 def test_an_understated_epsilon_is_refused(accountant):
     mu = gdp.mu(10.0, 1e-5)

@@ -94,6 +94,7 @@ def test_it_is_the_formula(backend: str) -> None:
     check_counts(lambda x, y, k: leakage.mutual_information(x, y, k, backend=backend))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_formula_is_caught(name: str) -> None:
     with pytest.raises(AssertionError):
@@ -182,6 +183,7 @@ def test_gaussians_have_their_closed_form() -> None:
         check_gaussians(leakage.mutual_information, 1.5)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", ["psi(n) for psi(n + 1)", "itself counted", "bits"])
 def test_a_broken_estimate_misses_the_closed_form(name: str) -> None:
     with pytest.raises(AssertionError):
@@ -429,6 +431,7 @@ def test_the_null_tells_a_leak_from_chance() -> None:
     check_null()
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("broken", ["not dealt", "copies"])
 def test_a_broken_null_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def orders(trials: int, permutations: int, seed: int) -> list[np.ndarray]:

@@ -49,6 +49,7 @@ def test_sampled_rounds_against_their_integral(rate, ratio, rounds):
     assert sampled_delta(rate, ratio, rounds, 0.995 * stated) > DELTA
 
 
+@pytest.mark.mutant
 def test_a_rate_or_sensitivity_that_is_understated_is_seen():
     for rate, ratio, rounds in SAMPLED:
         less = Pld.of([rate / 2], [ratio], rounds).epsilon(DELTA)

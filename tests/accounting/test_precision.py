@@ -46,6 +46,7 @@ def test_factor_keeps_twice_the_digits(condition, seed):
         assert upper <= value * (1 + 1e-13 * condition**0.5 + 1e-11)
 
 
+@pytest.mark.mutant
 def test_the_plain_inverse_would_fall_on_the_wrong_side():
     below = 0
     for seed in range(5):

@@ -150,6 +150,7 @@ def test_thousands_of_badly_scaled_views(seed):
     assert close >= 0.95
 
 
+@pytest.mark.mutant
 def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
     """The broken twin: what float64 leaves open is taken as it comes."""
     monkeypatch.setattr(exact, "LARGEST_LOSS", 0)

@@ -73,6 +73,7 @@ def test_two_marks_are_bounded_from_above_and_closely(mu, delta):
         assert claims[0] == 0 or two_marks(mus, claims) > delta * 1.05
 
 
+@pytest.mark.mutant
 def test_rounding_downwards_is_caught(monkeypatch):
     """The broken twin gives every cell's mass to its lower end."""
     mus = even(2)

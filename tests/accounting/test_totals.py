@@ -68,6 +68,7 @@ def worst(epsilon, first, choices):
     return expected(value, first, 0.0, grid)
 
 
+@pytest.mark.mutant
 def test_a_phase_chosen_after_the_first_breaks_the_naive_rule_and_keeps_the_total():
     """Two equal phases: 1.87 times delta where each ending states what was run, delta under one."""
     one = float(gdp.mu(5.0, DELTA)) / math.sqrt(2)
@@ -156,6 +157,7 @@ def test_no_tree_of_phases_passes_the_total(tree, numbers):
     assert play(tree, functools.cache(honest), total, harm(total)) <= total.delta * (1 + 1e-5)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("broken", "numbers"), [(forgets_earlier, (3.0, 1e-5)), (adds_epsilons, (0.1, 0.3))]
 )

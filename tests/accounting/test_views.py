@@ -193,6 +193,7 @@ def test_materialize_spans_the_simulated_view(name, trust):
         np.testing.assert_allclose(left, right, atol=1e-11)
 
 
+@pytest.mark.mutant
 def test_a_view_with_a_wrong_noise_is_caught():
     """The comparison has power: noise larger by a hundred-thousandth fails it."""
     view, (a, b), nodes = pair("dsgd", "pndp", 0)
@@ -223,6 +224,7 @@ def test_many_gossip_steps_never_understate(graph):
     assert above
 
 
+@pytest.mark.mutant
 def test_a_cut_at_rounding_would_understate():
     """Why the gap is asked for: the plain pseudo-inverse hides most of the loss."""
     matrix = mixing.metropolis_hastings(nx.path_graph(30))

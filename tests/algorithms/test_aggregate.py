@@ -68,6 +68,7 @@ def step(method, gradients, privatizer=None):
     return np.asarray(state.models), info.messages
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("absent", [(), (1,), (0, 3)])
 @pytest.mark.parametrize("kind", [Drops, Veiled])
 def test_a_sum_is_divided_by_who_was_present(kind, absent):
@@ -226,6 +227,7 @@ class Leaking(Federated):
         return super().absorb(here, seen, carry, (received[0][1], received[1]))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("aggregate", [Sum(), Veiled()])
 def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
     with pytest.raises(ValueError, match="method shows .message"):

@@ -221,6 +221,7 @@ def test_messages_are_the_accounted_ones(name):
         assert distance(algorithm().ldp(), run()) < 1e-10
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", BROKEN)
 def test_other_messages_are_caught(name):
     like, run = BROKEN[name]
@@ -229,6 +230,7 @@ def test_other_messages_are_caught(name):
         assert distance(algorithm().ldp(), run()) > 1e-2
 
 
+@pytest.mark.mutant
 def test_every_algorithm_has_a_broken_twin():
     assert {like for like, _ in BROKEN.values()} == set(RUNS)
 

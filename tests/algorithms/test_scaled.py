@@ -90,6 +90,7 @@ class Raw(Federated):
         return models, memory._replace(sketch=memory.sketch._replace(size=size))
 
 
+@pytest.mark.mutant
 def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
     for part in CASES.values():
         dependence.check_method(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))

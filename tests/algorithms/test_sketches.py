@@ -150,6 +150,7 @@ def test_the_printed_lines_read_the_frame_before():
     np.testing.assert_allclose(first, by_hand(1, (), printed=True), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", sorted(SKETCHES))
 def test_what_is_sent_is_no_longer_than_the_clip(name):
     method = Federated(Sum(), SKETCHES[name], centre=0.9)
@@ -283,6 +284,7 @@ class Peeking(Federated):
         return super().emit(here, seen)._replace(private=answer.total)
 
 
+@pytest.mark.mutant
 def test_an_encoder_that_knows_the_batch_is_refused():
     with pytest.raises(ValueError, match="encoders that know no data"):
         plan.make(config(Peeking(Trusted(1), SKETCHES["fixed"])), COMPLETE)

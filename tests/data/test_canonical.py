@@ -88,6 +88,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
         canonical.read(path, remedy="get it anew")
 
 
+@pytest.mark.mutant
 def test_flipped_bits_are_caught_even_with_the_note(tmp_path: Path) -> None:
     path = canonical.write(tmp_path / "a.npz", GOOD)
     canonical.read(path)

@@ -53,6 +53,7 @@ def test_dirichlet_deals_every_record_once(
     assert exact(made, len(labels)) and made.counts.min() >= 1
 
 
+@pytest.mark.mutant
 def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
     made = partition.iid(20, 4, 0)
     lost = made._replace(counts=made.counts - np.array([1, 0, 0, 0], np.int32))

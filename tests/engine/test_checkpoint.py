@@ -82,6 +82,7 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
     assert refused >= 3
 
 
+@pytest.mark.mutant
 def test_another_state_with_a_whole_folder_is_refused(tmp_path, whole):
     """The broken twin of a copy: whole files, but of another round, end or model."""
     for place, change in enumerate(("renamed", "swapped", "ended")):

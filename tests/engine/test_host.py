@@ -178,6 +178,7 @@ def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, smal
     assert shared == {6} and before[6] == after[6]
 
 
+@pytest.mark.mutant
 def test_without_the_state_the_network_would_see_noise_twice(network, small):
     """The broken twin: a run that begins again after another delivery."""
     one = made(network)

@@ -432,6 +432,7 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
         np.testing.assert_array_equal(values, resumed.metrics[metric])
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("change", [-1, 1])
 def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
     tmp_path, network, monkeypatch, change

@@ -36,6 +36,7 @@ def test_every_system_is_tried_as_often_and_goes_as_far():
         dataclasses.replace(module.PRESETS["cpu_epochs"], systems=("tracking",))
 
 
+@pytest.mark.mutant
 def test_all_systems_state_one_guarantee_and_a_twin_is_told():
     module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], systems=tuple(module.SYSTEMS))

@@ -199,6 +199,7 @@ def test_the_value_is_of_the_matrix_that_was_given(
     assert trace <= Fraction(solution.value) <= trace * (1 + Fraction(1, 10**9))
 
 
+@pytest.mark.mutant
 def test_the_margin_is_what_keeps_the_bound() -> None:
     """Without it the rounded inverse breaks the bound on some graphs."""
     broken = 0

@@ -147,6 +147,7 @@ def test_three_ways_keep_the_strategy_s_guarantee(draws):
         assert worst(strategy, given, (0, 2), draws) <= sensitivity(strategy, (0, 2)) * (1 + 1e-9)
 
 
+@pytest.mark.mutant
 def test_noise_drawn_in_frames_alone_loses_more():
     """The twin: bands as wide as rounds are apart, and a frame that turns away and back."""
     for entry, factor in ((0.5, 1.067), (1.0, 1.29)):

@@ -159,6 +159,7 @@ def test_design(kind, fields) -> None:
     assert max(found.strategy_bound, found.covariance_bound) <= found.value
 
 
+@pytest.mark.mutant
 def test_a_loose_covariance_is_caught() -> None:
     participation = Participation(6, 2, 3)
     found = spacetime.design(SYMMETRIC, participation)

@@ -228,6 +228,7 @@ def test_strategy_of_a_precision(seed, rounds) -> None:
     np.testing.assert_allclose(strategy.T @ strategy, precision, atol=1e-12 * np.trace(precision))
 
 
+@pytest.mark.mutant
 def test_the_wrong_flip_is_caught() -> None:
     """Half a flip of the workload, 2 % off as in published code, or C from C C' = P."""
     participation = Participation(60, 4, 15)

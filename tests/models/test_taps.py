@@ -279,6 +279,7 @@ def test_what_is_not_tapped_is_differentiated_plainly(kind):
     check_close(total, weighted_sum(each, 1 / (1 + lengths(each))), 1e-5)
 
 
+@pytest.mark.mutant
 def test_a_layer_called_twice_and_counted_once_is_noticed(monkeypatch):
     """The broken twin of the test above."""
     # Of the three calls, the second is of the layer that the third calls again.
@@ -314,6 +315,7 @@ def test_norms_of_narrow_numbers_do_not_underflow(kind):
     np.testing.assert_allclose(norms, want, rtol=1e-5 if kind == jnp.float32 else 0.05)
 
 
+@pytest.mark.mutant
 def test_norms_taken_in_16_bits_are_noticed(monkeypatch):
     """The broken twin of the test above."""
     monkeypatch.setattr(taps, "_wide", lambda leaves: jnp.float16)

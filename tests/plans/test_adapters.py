@@ -62,6 +62,7 @@ def test_at_the_start_the_model_is_the_frozen_one():
     assert np.abs(moved - plain).max() > 0.1
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("up", [np.zeros((RANK, OUTPUTS)), RNG.normal(size=(RANK, OUTPUTS))])
 def test_the_clipped_sum_is_of_adapters_alone(up):
     """Record by record; norms that count the frozen layer, the broken twin, give less."""

@@ -89,6 +89,7 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     assert "sum of the agents' messages" in made.guarantee.statement()
 
 
+@pytest.mark.mutant
 def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
     """Over many seeds the sums' spread, with as many missing as there may be."""
     missing = (0, 4)

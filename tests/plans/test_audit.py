@@ -47,6 +47,7 @@ def test_every_row_attacker_and_relation_is_audited_here() -> None:
     assert {cell.relation for cell, _ in CELLS} == set(audit.RELATIONS)
 
 
+@pytest.mark.mutant
 def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     method = registry.MethodRow(part="Mine", builds="x", view="none")
     monkeypatch.setattr(registry, "METHODS", (*registry.METHODS, method))
@@ -55,6 +56,7 @@ def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> No
         audit.main(["--quick"])
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(("cell", "fault"), CELLS, ids=[f"{c.method}-{c.noise}" for c, _ in CELLS])
 def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault: str) -> None:
     made, why = audit.planned(cell)

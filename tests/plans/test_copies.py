@@ -121,6 +121,7 @@ def by_records(x, y, padding, number):
     return total({"w": jnp.zeros(FEATURES)}, spread, y, padding)["w"]
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("number", [1, 8])
 def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
     assert 0.5 * CLIP < moved(by_query, number) <= CLIP * (1 + 1e-6)

@@ -101,6 +101,7 @@ class Weighed(Midway):
         return Emission(here.query.points()(both, here.batch, encode).total)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("method", "leaf"),
     [
@@ -175,6 +176,7 @@ class LastRounds(Dsgd):
         return moved, (memory, emission.carry)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
 def test_a_payload_that_is_no_answer_is_refused(method):
     arrays, shared = parts(CASES["dsgd"])
@@ -208,6 +210,7 @@ class KeyInMemory(Dsgd):
         return here.optimizer.init(models), KEY
 
 
+@pytest.mark.mutant
 def test_a_key_outside_the_secret_slot_is_refused():
     arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match="state has a key in"):

@@ -154,6 +154,7 @@ def test_row_stochastic_weights_and_schedules_reach_unevenly(name):
         assert made.forecast(1).ratio >= made.forecast(1).floor
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("broken", "design"),
     [

@@ -130,6 +130,7 @@ def test_one_record_moves_the_trained_leaves_by_no_more_than_stated(kind):
     assert 0 < moved[2] <= 2 * 0.1 * (1 + 1e-6) and np.delete(moved, 2).max() == 0
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("kind", ["agent", "record", "record-microbatch"])
 def test_the_norm_is_of_trained_gradients_alone(kind):
     """Each term by hand; a clip that counts frozen gradients, the broken twin, gives less."""

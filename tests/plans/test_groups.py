@@ -124,6 +124,7 @@ def one_draw(rate, ratio, epsilon):
     return max(excess(up, 1), other)
 
 
+@pytest.mark.mutant
 def test_a_block_of_rounds_is_one_draw_of_its_columns_norm():
     """The joint distribution of two rounds' messages, by cubature, against one subsampled Gaussian.
 
@@ -162,6 +163,7 @@ def test_what_is_not_covered_is_refused(changes, text):
         config(**changes)
 
 
+@pytest.mark.mutant
 def test_understated_plans_are_refused():
     one = made()
     wide = temporal.prefix_sum(Participation(T, T // SEPARATION, SEPARATION))
@@ -194,6 +196,7 @@ class Anywhere(Poisson):
         return other.draw(key, round, counts)
 
 
+@pytest.mark.mutant
 def test_a_sampler_that_ignores_its_groups_is_refused():
     audit(Poisson(EXPECTED, 8, records=60, separation=SEPARATION), COUNTS, T)
     with pytest.raises(ValueError, match="its pattern says 3 apart"):

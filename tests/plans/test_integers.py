@@ -103,6 +103,7 @@ def divergence(one, survivors):
     return max(np.log(np.exp(a * here - (a - 1) * there).sum()) / (a - 1) / a for a in orders)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_sum_of_those_who_are_left_has_the_loss_that_is_stated(twin, monkeypatch):
     """The twin counts the noise of agents who are gone, and of those who collude."""
@@ -131,6 +132,7 @@ def opened_noise(part, aggregate, survivors, seeds=40, **changes):
     return one, (noise / float(one.factor[0, 0])).ravel()
 
 
+@pytest.mark.mutant
 def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
     """And on a fine grid it is that of real noise, as far as a test can tell."""
     there = [1, 2, 3, 5]

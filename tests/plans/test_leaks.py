@@ -103,6 +103,7 @@ class Encoded(DSGD):
         return Emission(answer.total)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("method", [Written(), Reduced(), Mapped(), Silent(), Encoded()])
 def test_no_way_around_the_noise(network, method):
     with pytest.raises(ValueError, match="method shows"):

@@ -162,6 +162,7 @@ def test_a_sum_over_a_batch_moves_a_model_by_less(network):
     assert float(one.noise.scale) == pytest.approx(4 * float(many.noise.scale), rel=1e-6)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("make", [decor, zipped])
 def test_less_noise_than_is_stated_is_refused(network, make):
     """The broken twins: a smaller scale, a design of smaller loss, another attacker."""
@@ -176,6 +177,7 @@ def test_less_noise_than_is_stated_is_refused(network, make):
         dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
 
 
+@pytest.mark.mutant
 def test_noise_of_another_design_is_refused_in_a_plan(network):
     """The broken twin: correlated noise of one seed, whose loss is an outsider's, against nodes."""
     made = decor(network)
@@ -380,6 +382,7 @@ class LateKey(SendsKey):
         return {"model": received, "key": KEY}, carry
 
 
+@pytest.mark.mutant
 def test_keys_anywhere_but_in_the_secret_slot_are_refused(network):
     with pytest.raises(ValueError, match="state has a key in .*memory.*secret slot"):
         decor(network, method=HoldsLinkKeys())
@@ -414,6 +417,7 @@ class Slower(DSGD):
         return jax.tree.map(lambda leaf: 0.5 * leaf, received), carry
 
 
+@pytest.mark.mutant
 def test_views_are_of_a_method_and_not_of_what_is_made_of_it(network):
     with pytest.raises(ValueError, match="method is Louder, of which no view is known"):
         zipped(network, method=Louder())

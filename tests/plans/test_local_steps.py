@@ -191,6 +191,7 @@ class Unclipped(Federated):
         )
 
 
+@pytest.mark.mutant
 def test_a_walk_beside_the_clip_is_refused():
     with pytest.raises(ValueError, match="none of the . answers"):
         plan.make(config("zero_out_client", method=Unclipped(Trusted())), COMPLETE)

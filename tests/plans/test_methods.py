@@ -290,6 +290,7 @@ class Half:
         return optax.GradientTransformation(link.init, update)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-mafalda", "dsgd-poisson", "decor"])
 def test_a_privatizer_with_half_the_noise_is_caught(name):
     one = made(name)
@@ -332,6 +333,7 @@ def moved_by_a_record(one, query):
     return norms_of(jax.tree.map(lambda a, b: a - b, *answers))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-record", "dsgd-full"])
 def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
     """The broken twin of the test above."""
@@ -403,6 +405,7 @@ class Greedy:
         return Draw(jnp.zeros((len(counts), 4), jnp.int32), None)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", METHODS)
 def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     """The rounds in which each record takes part, counted, against the pattern accounted for."""
@@ -454,6 +457,7 @@ class Repeating(samplers.Random):
         return Draw(jnp.zeros((len(counts), self.batch_size), jnp.int32), None)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("sampler", "text"),
     [

@@ -165,6 +165,7 @@ def test_evaluation_in_batches_is_the_whole_evaluation(batch):
         np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6)
 
 
+@pytest.mark.mutant
 def test_a_test_set_that_a_batch_repeats_or_drops_is_noticed():
     """The broken twins of the test above: the mean of the batches' means, and whole batches."""
     x, y = texts()

@@ -330,6 +330,7 @@ def test_other_agents_lose_what_the_table_says(name):
     assert not misstated(gossip(**NODES[name]))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("name", "lie"), [("whisper", "own"), ("groups", "own"), ("spacetime", "own")]
 )

@@ -66,6 +66,7 @@ def test_budget_of_each_agent_is_kept(network):
         assert oracle_delta(mu, epsilon) <= made.config.budget.delta
 
 
+@pytest.mark.mutant
 def test_mis_scaled_noise_is_refused(network):
     made = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="guarantee states epsilon"):
@@ -73,6 +74,7 @@ def test_mis_scaled_noise_is_refused(network):
     with_factor(made, np.float32(1.01) * made.factor)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(
     ("field", "value"),
     [("clip_norm", 0.6), ("rounds", 21), ("relation", "zero_out_record"), ("delta", 1e-6)],
@@ -84,6 +86,7 @@ def test_swapped_config_is_refused(network, field, value):
         dataclasses.replace(made, config=changed)
 
 
+@pytest.mark.mutant
 def test_swapped_relation_in_the_guarantee_is_refused(network):
     made = plan.make(make_config(relation="zero_out_record"), network)
     stronger = dataclasses.replace(made.guarantee, relation="replace_record")
@@ -95,6 +98,7 @@ def test_swapped_relation_in_the_guarantee_is_refused(network):
         dataclasses.replace(made, config=config, guarantee=stronger)
 
 
+@pytest.mark.mutant
 def test_guarantee_understated_is_refused(network):
     """By the record itself where it contradicts itself, by the audit where it does not."""
     made = plan.make(make_config(), network)

@@ -207,6 +207,7 @@ def moved(query):
     return np.sqrt(((a["w"] - b["w"]) ** 2).sum() + ((a["b"] - b["b"]) ** 2).sum())
 
 
+@pytest.mark.mutant
 def test_one_record_moves_an_answer_by_twice_the_clip_at_most():
     assert 0 < moved(RECORD) <= 2 * CLIP * (1 + 1e-6)
     assert moved(separately(RECORD)) > 2 * CLIP

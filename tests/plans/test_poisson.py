@@ -142,6 +142,7 @@ def test_the_guarantee_against_another_accountant(unequal):
     assert plan.guarantee.after(5).epsilon < 1.5
 
 
+@pytest.mark.mutant
 def test_understated_plans_are_refused():
     plan = made()
     with pytest.raises(ValueError, match="guarantee states ratios"):

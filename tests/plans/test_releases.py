@@ -184,6 +184,7 @@ def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, 
     assert releases.priced(free, 10**14) is free
 
 
+@pytest.mark.mutant
 def test_a_node_reads_remainders_of_rounded_messages():
     """The broken twin of rounding as post-processing: who sees a part of the messages only."""
     h, step, d = 2.0**-4, 0.5, 1000

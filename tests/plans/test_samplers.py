@@ -128,6 +128,7 @@ class Doubled(Full):
         return Draw(rows, jnp.zeros_like(padding))
 
 
+@pytest.mark.mutant
 def test_a_full_sampler_that_repeats_a_record_is_refused():
     config = make_config(sampler=dataclasses.dataclass(frozen=True)(Doubled)(), rounds=3)
     with pytest.raises(ValueError, match="draws a record of agent 0 twice"):
@@ -182,6 +183,7 @@ class Quiet(Random):
         return np.full(len(counts), 1e-3)
 
 
+@pytest.mark.mutant
 def test_rates_without_a_claim_amplify_nothing():
     config = make_config(sampler=Quiet(2), relation="replace_record", rounds=3)
     one = plan.make(config, RING, counts=COUNTS)

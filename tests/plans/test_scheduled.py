@@ -204,6 +204,7 @@ def test_a_run_names_the_first_block_whose_noise_is_lost():
         dataclasses.replace(clean, lost_noise=(1, 1.5))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("make", [config, normal])
 def test_less_noise_than_stated_is_refused(make):
     made = plan.make(make(), MATRIX)

@@ -58,11 +58,13 @@ def test_the_same_model_never_looks_the_same():
     assert not before & {each for sent in one.seen for each in sent.ciphertexts}
 
 
+@pytest.mark.mutant
 def test_without_obfuscators_outsiders_would_read_models(monkeypatch):
     monkeypatch.setattr(Obfuscators, "take", lambda pool: 1)
     assert openly(exchanged())[:D] == [-each for each in CODE.values("x", MODEL[0])]
 
 
+@pytest.mark.mutant
 def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
     def told(one):
         n, (request, _) = one.agents[0].modulus, crossed(one)
@@ -79,6 +81,7 @@ def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
     assert told(exchanged()) == [each - wholes[0] for each in wholes[1:]]
 
 
+@pytest.mark.mutant
 def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypatch):
     """Modulo n a ciphertext is its obfuscator, and the answer a power of it: 2^16 steps find b."""
 
@@ -92,6 +95,7 @@ def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypat
     assert told(exchanged()) == SHARE
 
 
+@pytest.mark.mutant
 def test_an_obfuscator_before_the_power_would_tell_the_asker_whether_b_is_even(monkeypatch):
     """As the protocol is printed, E(x_j) is obfuscated and then raised to b: always a square."""
     even = np.array([[0, 0.5], [0.5, 0]])
@@ -130,12 +134,14 @@ def unblurred(monkeypatch):
     monkeypatch.setattr(parties, "secrets", types.SimpleNamespace(randbelow=randbelow))
 
 
+@pytest.mark.mutant
 def test_without_the_blur_the_asker_would_read_the_weight_as_a_divisor(monkeypatch):
     assert attacks.divisor(decrypted(exchanged())) != SHARE
     unblurred(monkeypatch)
     assert attacks.divisor(decrypted(exchanged())) == SHARE
 
 
+@pytest.mark.mutant
 def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
     """float32 values lie on a grid of 2^-23 here, fixed point on one of 2^-40."""
     code = FixedPoint(value_bits=48, fraction_bits=40, weight_bits=16)

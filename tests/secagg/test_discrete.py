@@ -31,6 +31,7 @@ def test_their_law_is_the_exact_one(variance) -> None:
     assert lattice.fit(np.where(tail, 0, values), variance) < 1e-6
 
 
+@pytest.mark.mutant
 def test_probabilities_of_few_bits_are_caught() -> None:
     rng = np.random.default_rng(0)
     assert lattice.fit(lattice.rounded_twin(rng, DRAWS, 4, 40), 4) > 1e-3

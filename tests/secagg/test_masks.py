@@ -53,6 +53,7 @@ def never_the_top(key, length, bits):
     return wide % np.uint64(2**bits - 1)
 
 
+@pytest.mark.mutant
 def test_every_value_is_as_likely_and_a_generator_without_the_top_is_caught():
     assert uniform(masks.expand)
     assert not uniform(never_the_top)
@@ -79,6 +80,7 @@ def folded(key, length, bits):
     return masks.expand(short.to_bytes(32, "big"), length, bits)
 
 
+@pytest.mark.mutant
 def test_all_256_bits_of_a_seed_count_and_a_folded_one_is_caught():
     assert sensitive(masks.expand)
     assert not sensitive(folded)

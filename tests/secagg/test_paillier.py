@@ -278,6 +278,7 @@ def test_agents_refuse_what_the_protocol_has_not():
         one.meet(1, Agent(1, 128, CODE, allow_weak=True).modulus)
 
 
+@pytest.mark.mutant
 def test_unsigned_numbers_would_be_seen(monkeypatch):
     """The broken twin reads the upper half of Z_n as large numbers, not as negative ones."""
     one, other = met()

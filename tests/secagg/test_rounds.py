@@ -393,6 +393,7 @@ def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
 # Broken twins
 
 
+@pytest.mark.mutant
 def test_a_sum_beyond_its_modulus_is_refused_and_a_twin_gives_a_wrong_one():
     class Unchecked(Terms):
         def _fits(self, bound):
@@ -453,6 +454,7 @@ def opened(client):
     return signed(vector & masks.low_bits(32), 32), made.values[5]
 
 
+@pytest.mark.mutant
 def test_a_request_that_names_one_client_twice_opens_nobody_but_the_twin():
     assert opened(Client) is None
     read, true = opened(Gullible)

@@ -59,6 +59,7 @@ def test_a_run_over_ciphertexts_is_the_compiled_run():
     assert {each.numbers for each in exchange.traffic} == {4 * len(LINKS) * P}
 
 
+@pytest.mark.mutant
 def test_a_run_over_weaker_pulls_is_seen():
     one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     _, plain = ran(one, host.local(one))

@@ -66,6 +66,7 @@ def test_fewer_shares_than_the_threshold_say_nothing(threshold):
     assert with_all[0] != with_all[1]
 
 
+@pytest.mark.mutant
 def test_a_polynomial_of_too_low_a_degree_is_caught():
     def twin(secret, points, threshold, **options):
         return shamir.split(secret, points, threshold - 1, **options)

@@ -118,6 +118,7 @@ def test_a_server_with_many_stories_gets_no_answer():
     assert all(client.over for client in one.clients) and one.clients[target].exposed
 
 
+@pytest.mark.mutant
 def test_a_twin_that_does_not_compare_is_read():
     one, target = masked(Trusting), 7
     np.testing.assert_array_equal(opened(one, target, many(one, target)), one.values[target])

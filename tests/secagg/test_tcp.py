@@ -215,6 +215,7 @@ def broken():
     return values, dict(zip(FAULTS, ends, strict=True))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_one_client_that_breaks_the_rules_is_at_most_left_out(broken, fault):
     values, (total, clients) = broken[0], broken[1][fault]

@@ -80,6 +80,7 @@ def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled,
         assert each.aborted or each.received > len(each.survivors) * size and each.sent > 0
 
 
+@pytest.mark.mutant
 def test_sums_modulo_too_few_bits_are_other_models(compiled):
     """The twin: an overflow of which nobody is told."""
     narrow = dataclasses.replace(TERMS, bits=TERMS.bits - 5)
@@ -349,6 +350,7 @@ def test_lines_that_are_dropped_swapped_or_of_another_journal_are_refused(noted,
         assert not harmless(file, found)
 
 
+@pytest.mark.mutant
 def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
     """The broken copy: lines whose digests nobody compares give another sum, and ask again."""
     file, found = noted

@@ -130,6 +130,7 @@ def test_a_dropout_shows_nothing_of_its_input_even_where_it_came_late(
     assert all(same(views[0], each) for each in views[1:])
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (4, 2)])
 def test_without_self_masks_a_late_vector_is_read_and_the_test_fails(monkeypatch, clients, bits):
     lost = clients - 1

@@ -79,6 +79,7 @@ def test_bound_is_exact(method, dtype, clip_norm):
         check_bound(transform, random_updates(seed, dtype=dtype), clip_norm)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_textbook_line_breaks_the_bound(dtype):
     with pytest.raises(AssertionError):
@@ -159,6 +160,7 @@ def test_agents_do_not_meet():
     check_agents_are_apart(per_agent(0.1))
 
 
+@pytest.mark.mutant
 def test_one_norm_over_the_network_is_caught():
     with pytest.raises(AssertionError):
         check_agents_are_apart(optax.clip_by_global_norm(0.1))

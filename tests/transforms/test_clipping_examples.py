@@ -84,6 +84,7 @@ def test_gradients_that_are_not_finite_add_nothing(method, microbatch):
     check_sum(clipping.per_example, linear, method=method, microbatch=microbatch, spoil=True)
 
 
+@pytest.mark.mutant
 def test_broken_sums_are_caught():
     def mean(*args, **kwargs):
         inner = clipping.per_example(*args, **kwargs)
@@ -145,6 +146,7 @@ def test_sensitivity_of_the_sum(method):
     check_sensitivity(clipping.per_example, method)
 
 
+@pytest.mark.mutant
 def test_a_dropped_clip_is_caught():
     def unclipped(loss, clip_norm, **_):
         return clipping.per_example(loss, math.inf)

@@ -71,6 +71,7 @@ def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     assert (squares <= CODE.limit).all() and (squares > 0).all()
 
 
+@pytest.mark.mutant
 @pytest.mark.optimized  # many draws: compiling them well pays
 @pytest.mark.parametrize("twin", [False, True])
 def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
@@ -107,6 +108,7 @@ def test_signs_are_public_and_new_in_every_round():
     assert not np.abs(same @ same.T - 512 * np.eye(4)).max() < 5 * np.sqrt(512)
 
 
+@pytest.mark.mutant
 def test_no_sign_comes_from_the_noise_key():
     """Whoever reads a sum knows the public key alone; the twin rotates by the noise key."""
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
@@ -142,6 +144,7 @@ def test_a_sum_that_overflows_is_another_one():
     assert off(Narrow(K, BOUND, 1 / 64, N, 4)) > 0.5
 
 
+@pytest.mark.mutant
 def test_a_sum_shows_no_more_than_the_sum():
     """Numbers modulo 2^b added in more bits show how many were below zero: the twin."""
     signed = sent().view(np.int32).astype(np.int64)

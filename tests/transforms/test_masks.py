@@ -102,6 +102,7 @@ def without_own(values, *, degree, bits=32):
     return sent & np.uint32(2**bits - 1)
 
 
+@pytest.mark.mutant
 def test_a_masked_vector_alone_is_uniform():
     for value in (0, 7):
         values = jnp.full((3, 2**15), value, jnp.uint32)
@@ -122,6 +123,7 @@ def late(mask):
     return np.asarray(mask(values, degree=2))[1] - between[1]
 
 
+@pytest.mark.mutant
 def test_a_late_vector_is_hidden_by_its_self_mask_alone():
     assert uniform(late(functools.partial(MASKED, key=key())))
     np.testing.assert_array_equal(late(without_own), 7)
@@ -146,6 +148,7 @@ def folded(data):
     return jax.random.wrap_key_data(np.array([0, data[1]], np.uint32), impl="threefry2x32")
 
 
+@pytest.mark.mutant
 def test_all_bits_of_a_key_count_and_a_folded_one_is_caught():
     assert sensitive(functools.partial(jax.random.wrap_key_data, impl="threefry2x32"))
     assert not sensitive(folded)

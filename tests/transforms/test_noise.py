@@ -98,6 +98,7 @@ def test_noise_has_the_designed_law():
     assert np.mean(mean**2) == pytest.approx(expected, rel=5.5 * math.sqrt(2 / mean.size))
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("wrong", [1.5, 1 / 1.5])
 def test_the_checks_have_power(wrong):
     weights, covariance, factor = network()
@@ -150,6 +151,7 @@ def test_the_frame_of_the_twins_is_sound():
     check_law(collect(twin(right), factor), covariance)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", TWINS)
 def test_broken_twins_are_caught(name):
     _, covariance, factor = network()
@@ -157,6 +159,7 @@ def test_broken_twins_are_caught(name):
         check_law(collect(twin(TWINS[name]), factor), covariance)
 
 
+@pytest.mark.mutant
 def test_a_mis_scaled_or_transposed_factor_is_caught():
     _, covariance, _ = network()
     factor = np.linalg.cholesky(covariance)

@@ -74,6 +74,7 @@ def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
     assert np.any(out["a"]["kernel"][3]) and not np.any(out["b"]["kernel"][3])
 
 
+@pytest.mark.mutant
 def test_layers_that_each_have_the_whole_norm_are_noticed(monkeypatch):
     """The broken twin."""
     monkeypatch.setattr(_numerics, "layer_share", lambda clip_norm, layers: clip_norm)

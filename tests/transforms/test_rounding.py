@@ -67,6 +67,7 @@ def last_roundings(kind, places=200):
     return np.abs(whole - less).max()
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("kind", [jnp.float32, jnp.bfloat16])
 def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
     """A broken copy clips records to C, and nothing is left for the last rounding."""

@@ -57,6 +57,7 @@ def test_one_record_moves_the_sum_by_the_plan_s_clip_norm_at_most(rule):
         np.testing.assert_allclose(rule.decode(state, ones), np.full(8, gain), rtol=1e-6)
 
 
+@pytest.mark.mutant
 def test_scales_from_raw_gradients_move_the_sum_further():
     """The twin: the shape, or the clip norm, read off the very records that are summed."""
     rule = RULES[0]
@@ -258,6 +259,7 @@ class Scaled:
         return seen.models
 
 
+@pytest.mark.mutant
 def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
     dependence.check_method(Scaled(raw=False), Sgd(0.1), (4, 4))
     with pytest.raises(ValueError, match="depends on data otherwise"):

@@ -143,6 +143,7 @@ def test_noise_has_the_stated_law(kind):
     check_law(collect(scheduled, kind), SCALES, kind)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_check_has_power(kind):
     samples = collect(scheduled, kind)
@@ -196,6 +197,7 @@ STALE = {
 }
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("kind", KINDS)
 def test_broken_draws_are_caught(kind):
     ones = np.ones(ROUNDS, np.float32)
@@ -206,6 +208,7 @@ def test_broken_draws_are_caught(kind):
             check_law(broken(samples), ones, kind)
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("kind", KINDS)
 def test_scales_of_other_rounds_are_caught(kind):
     samples = collect(scheduled, kind, scales=np.ones(ROUNDS, np.float32))
@@ -223,6 +226,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("name", MUTANTS)
 def test_keys_that_leave_out_a_part_are_caught(name, monkeypatch):
     monkeypatch.setattr(packing, "PACK", 6)  # so that the leaves are several draws

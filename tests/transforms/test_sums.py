@@ -237,6 +237,7 @@ def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per
     assert lengths[0] > 0.299
 
 
+@pytest.mark.mutant
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_terms_reach_the_bound_and_norms_a_little_too_small_exceed_it(per_layer):
     """The test above is of something: bounds are met to 1e-4, and broken by 2e-4."""
@@ -246,6 +247,7 @@ def test_terms_reach_the_bound_and_norms_a_little_too_small_exceed_it(per_layer)
     assert worst("images", 0.3, "flat", per_layer, labels, understated=1 - 2e-4) > 1
 
 
+@pytest.mark.mutant
 def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
     """A broken twin: leaves of one axis are left out."""
     compiled.cache_clear()
