@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._sums import SumCode
-from dpjax._values import IntegerEncoded
+from dpjax.protocols import IntegerEncoded
 from dpjax.transforms import fixed, leaves
 from dpjax.transforms import noise as noise_
 
