@@ -185,7 +185,7 @@ class PlotCommand:
     What varies besides x, y and the series is held at its most frequent value, and the caption
     says so; --where chooses another.
 
-    Example: dpjax plot docs/records/spacetime_tradeoff --where graph=ring --y relative
+    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --y relative
 
     Attributes:
         source: One or several record files, or folders of them, drawn together.

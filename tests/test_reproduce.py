@@ -7,27 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from dpjax.results import records
+
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = """
 import pathlib, sys
+from dpjax.results import records
 assert sys.argv[1:] == ["--preset", "cpu"]
 folder = pathlib.Path("results/one/cpu")
 folder.mkdir(parents=True, exist_ok=True)
-for name in ("a.jsonl", "b.jsonl", "one.svg"):
-    folder.joinpath(name).write_text("new " + name)
+for name in ("a", "b"):
+    if not (folder / f"{name}.jsonl").exists():
+        records.write(folder / f"{name}.jsonl", [{"text": "new " + name}], {})
+folder.joinpath("one.svg").write_text("new one.svg")
 """
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout with one experiment, whose environment is this one."""
-    for folder in ("scripts", "experiments", "docs/records/one"):
+    for folder in ("scripts", "experiments", "docs/records"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "reproduce", tmp_path / "scripts")
     made = f"environment() {{ PYTHON={sys.executable}; }}\n"
     (tmp_path / "scripts" / "_environment.sh").write_text(made)
     (tmp_path / "experiments" / "one.py").write_text(EXPERIMENT)
-    (tmp_path / "docs" / "records" / "one" / "a.jsonl").write_text("precious")
+    precious = records.write(tmp_path / "a.jsonl", [{"text": "precious"}], {})
+    records.pack(tmp_path / "docs" / "records" / "one.jsonl.gz", [precious])
     return tmp_path
 
 
@@ -49,25 +55,26 @@ def test_help_runs_nothing(checkout: Path) -> None:
 
 
 def test_stored_records_are_kept_unless_asked(checkout: Path) -> None:
-    stored = checkout / "docs" / "records" / "one"
+    stored = checkout / "docs" / "records" / "one.jsonl.gz"
     done = reproduce(checkout)
     assert done.returncode == 0, done.stderr
-    assert (stored / "a.jsonl").read_text() == "precious"
-    assert (stored / "b.jsonl").read_text() == "new b.jsonl"
+    assert records.read(stored)["text"].tolist() == ["precious", "new b"]
     assert (checkout / "docs" / "figures" / "one.svg").read_text() == "new one.svg"
     assert "a.jsonl differs" in done.stdout and "1 stored files differ" in done.stdout
     done = reproduce(checkout, "--overwrite", "one")
-    assert (stored / "a.jsonl").read_text() == "new a.jsonl" and "differ" not in done.stdout
-    assert sorted(path.name for path in stored.iterdir()) == ["a.jsonl", "b.jsonl"]
+    assert records.read(stored)["text"].tolist() == ["new a", "new b"]
+    assert "differ" not in done.stdout
+    assert sorted(path.name for path in stored.parent.iterdir()) == ["one.jsonl.gz"]
 
 
 FURTHER = """
 import pathlib, sys
+from dpjax.results import records
 PRESETS = {"cpu": 1, "cpu_more": 2, "gpu": 3}
 option, preset = sys.argv[1:]
 folder = pathlib.Path("results/one") / preset
 folder.mkdir(parents=True)
-folder.joinpath(preset + ".jsonl").write_text(option)
+records.write(folder / (preset + ".jsonl"), [{"option": option}], {})
 """
 
 
@@ -75,5 +82,5 @@ def test_further_presets_of_a_cpu_are_run_too(checkout: Path) -> None:
     (checkout / "experiments" / "one.py").write_text(FURTHER)
     done = reproduce(checkout)
     assert done.returncode == 0, done.stderr
-    stored = [path.name for path in (checkout / "docs" / "records" / "one").iterdir()]
-    assert sorted(stored) == ["a.jsonl", "cpu.jsonl", "cpu_more.jsonl"]
+    stored = records.unpack(checkout / "docs" / "records" / "one.jsonl.gz", checkout / "unpacked")
+    assert [path.name for path in stored] == ["a.jsonl", "cpu.jsonl", "cpu_more.jsonl"]

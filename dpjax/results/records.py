@@ -3,16 +3,23 @@
 The first line is ``{"metadata": {...}}``, every other line a row. JSON has no infinity and no
 NaN: they are written as the strings "inf", "-inf" and "nan" and read as floats again. A row's
 ``guarantee`` is stored once in the metadata, however many rows share it.
+
+An archive, ``*.jsonl.gz``, holds the files of a folder one after the other, sorted by name and
+compressed; each one's metadata has its name as ``file``.
 """
 
 import contextlib
 import datetime
+import fnmatch
+import gzip
+import io
 import json
 import math
 import os
 import platform
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata as packages
 from pathlib import Path
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["metadata", "read", "read_metadata", "write"]
 
 _FORMAT = 1
-_RESERVED = ("format", "rows", "guarantees")
+_RESERVED = ("format", "rows", "guarantees", "file")
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
@@ -39,7 +46,7 @@ def write(
     """Write rows to a new file, whole or not at all.
 
     Args:
-        path: The file; its folder is made.
+        path: The file, compressed where its name ends in ``.gz``; its folder is made.
         rows: Tidy rows: column name -> plain value, NumPy scalar or array, list or dict. A
             ``guarantee`` is a dict (or None).
         metadata: What `metadata` returned, and more; plain values. ``format``, ``rows`` and
@@ -86,22 +93,24 @@ def write(
         lines.append(_dump(plain))
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
     head |= {"format": _FORMAT, "rows": len(lines), "guarantees": guarantees}
-    content = "\n".join([_dump({"metadata": head}), *lines]) + "\n"
+    content = ("\n".join([_dump({"metadata": head}), *lines]) + "\n").encode()
     with _files.writing("path", path):
         try:
-            _files.create(path, content.encode())
+            _files.create(path, _compressed(content) if path.suffix == ".gz" else content)
         except FileExistsError:
             raise taken from None
     return path
 
 
 def read(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], file: str = "*"
 ) -> "pandas.DataFrame":
     """Read the rows of one file, of a folder's files or of several of either.
 
     Args:
-        paths: Files, or folders whose ``*.jsonl`` files are read, subfolders' included.
+        paths: Files, archives, or folders whose ``*.jsonl`` and ``*.jsonl.gz`` are read,
+            subfolders' included.
+        file: Of archives, the files to read: a name, or a pattern such as ``a9a_*``.
 
     Returns:
         All rows, in the order of the files' names within a folder. ``guarantee`` holds dicts as
@@ -114,15 +123,17 @@ def read(
 
     rows: list[dict[str, Any]] = []
     for path in _meant(paths):
-        rows += _load(path)[1]
+        for _, head, lines in _files_in(path, file):
+            rows += _rows(path, head, lines)
     return pandas.DataFrame(rows)
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, Any]:
     """Read a file's metadata alone.
 
     Args:
-        path: A file of records.
+        path: A file of records, or an archive.
+        file: Of an archive, which file's; else the first one's.
 
     Returns:
         What was given to `write`, and ``format``, ``rows`` (their number) and ``guarantees``.
@@ -133,8 +144,69 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if not os.path.isfile(path):
         raise ValueError(f"path is {str(path)!r}, no file; name a file of records")
-    with path.open("rb") as file:
-        return _head(path, file.readline())
+    return next(_files_in(path, file))[1]
+
+
+def pack(
+    archive: str | os.PathLike[str],
+    files: Iterable[str | os.PathLike[str]],
+    overwrite: bool = False,
+) -> list[str]:
+    """Add files of records to an archive, written anew as a whole; equal files make equal bytes.
+
+    Args:
+        archive: The archive, ``*.jsonl.gz``.
+        files: Files from `write`.
+        overwrite: Whether a file takes the place of one of its name that differs.
+
+    Returns:
+        Names of files that differ from the archive's, which were left as they are.
+
+    Raises:
+        ValueError: For a truncated or foreign file, or an archive that cannot be written.
+    """
+    archive, differing = Path(archive), []
+    texts = (
+        {name: b"".join(lines) for name, _, lines in _files_in(archive)} if archive.exists() else {}
+    )
+    for path in map(Path, files):
+        ((_, head, lines),) = _files_in(path)
+        _rows(path, head, lines)
+        value = json.loads(lines[0])
+        value["metadata"]["file"] = path.stem
+        text = (_dump(value) + "\n").encode() + b"".join(lines[1:])
+        if texts.setdefault(path.stem, text) != text:
+            if not overwrite:
+                differing.append(path.name)
+                continue
+            texts[path.stem] = text
+    with _files.writing("archive", archive):
+        _files.replace(archive, _compressed(b"".join(texts[name] for name in sorted(texts))))
+    return differing
+
+
+def unpack(archive: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Write the files of an archive into a folder, as they were.
+
+    Args:
+        archive: From `pack`.
+        folder: Where to; files that are there are not overwritten.
+
+    Returns:
+        Their paths.
+
+    Raises:
+        ValueError: For a damaged archive, or a file that is there.
+    """
+    paths = []
+    for name, _, lines in _files_in(Path(archive)):
+        value = json.loads(lines[0])
+        del value["metadata"]["file"]
+        path = Path(folder) / f"{name}.jsonl"
+        with _files.writing("folder", path):
+            _files.create(path, (_dump(value) + "\n").encode() + b"".join(lines[1:]))
+        paths.append(path)
+    return paths
 
 
 def metadata(
@@ -271,11 +343,37 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     return _rich(head)
 
 
-def _load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A file's metadata and rows."""
-    with path.open("rb") as file:
-        head = _head(path, file.readline())
-        rows = [_rich(_parse(path, number, line)) for number, line in enumerate(file, start=2)]
+def _compressed(content: bytes) -> bytes:
+    """Compressed without a clock: equal content makes equal bytes."""
+    return gzip.compress(content, mtime=0)
+
+
+def _files_in(path: Path, wanted: str = "*") -> Iterator[tuple[str, dict[str, Any], list[bytes]]]:
+    """Name, metadata and lines of each file in an archive that is wanted, or of the one file."""
+    if path.suffix != ".gz":
+        with path.open("rb") as opened:
+            lines = opened.readlines()
+        yield path.stem, _head(path, lines[0] if lines else b""), lines
+        return
+    try:
+        lines = io.BytesIO(gzip.decompress(path.read_bytes())).readlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); get the whole archive again") from None
+    count = 0
+    while lines:
+        head = _head(path, lines[0])
+        one, lines = lines[: head["rows"] + 1], lines[head["rows"] + 1 :]
+        name = str(head.get("file"))
+        if fnmatch.fnmatchcase(name, wanted):
+            count += 1
+            yield name, head, one
+    if not count:
+        raise ValueError(f"file is {wanted!r}, and {path} holds none of that name; name another")
+
+
+def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:
+    """The rows of a file, checked."""
+    rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
     if len(rows) != head["rows"]:
         raise ValueError(
             f"{path}, line {len(rows) + 1}, is the last one, and not of {head['rows']} rows; the "
@@ -293,7 +391,7 @@ def _load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             row["guarantee"] = head["guarantees"][index]
     if "experiment" in head:
         rows = [{"experiment": head["experiment"], **row} for row in rows]
-    return head, rows
+    return rows
 
 
 def _meant(paths: Any) -> Iterator[Path]:
@@ -302,7 +400,7 @@ def _meant(paths: Any) -> Iterator[Path]:
     count = 0
     for path in map(Path, [paths] if single else list(paths)):
         if os.path.isdir(path):
-            inside = sorted(path.rglob("*.jsonl"))
+            inside = sorted(p for p in path.rglob("*") if p.name.endswith((".jsonl", ".jsonl.gz")))
             if not inside:
                 raise ValueError(f"path is {str(path)!r}, a folder without *.jsonl; name another")
             yield from inside

@@ -189,7 +189,7 @@ def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
 def test_stored_records_of_both_say_what_the_page_says():
     """Of the committed records: one guarantee a budget, equal trials, and the page's verdicts."""
     module, folder = load_script("compare"), ROOT / "docs" / "records"
-    frame = records.read(sorted((folder / "compare").glob("a9a_*.jsonl")))
+    frame = records.read(folder / "compare.jsonl.gz", "a9a_*")
     final = frame[(frame["phase"] == "final") & (frame["round"] == 300)]
     assert module.differing(final) == [] and set(final["algorithm"]) == set(module.SYSTEMS)
     tuning = frame[frame["phase"] == "tuning"].groupby(["algorithm", "budget_epsilon"])
@@ -202,7 +202,7 @@ def test_stored_records_of_both_say_what_the_page_says():
         "secure sum": "server Adam", "any": "server Adam",
     }  # fmt: skip
     bench = load_script("dome_benchmark")
-    frame = records.read(sorted((folder / "dome_benchmark").glob("a9a_*.jsonl")))
+    frame = records.read(folder / "dome_benchmark.jsonl.gz", "a9a_*")
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
     found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
     wins = {
@@ -214,8 +214,8 @@ def test_stored_records_of_both_say_what_the_page_says():
 
 @pytest.mark.parametrize(("names", "nobody"), [("digits_[!e]*", "LDP"), ("digits_e*", "MAFALDA")])
 def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
-    module, folder = load_script("compare"), ROOT / "docs" / "records" / "compare"
-    frame = records.read(sorted(folder.glob(f"{names}.jsonl")))
+    module = load_script("compare")
+    frame = records.read(ROOT / "docs" / "records" / "compare.jsonl.gz", names)
     final = frame[(frame["phase"] == "final") & (frame["round"] == 100)]
     assert module.differing(final) == []
     tuning = frame[frame["phase"] == "tuning"].groupby(["algorithm", "budget_epsilon"])
@@ -236,8 +236,8 @@ def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
     ],
 )
 def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(names, ahead, behind):
-    bench, folder = load_script("dome_benchmark"), ROOT / "docs" / "records" / "dome_benchmark"
-    frame = records.read(sorted(folder.glob(f"{names}.jsonl")))
+    bench = load_script("dome_benchmark")
+    frame = records.read(ROOT / "docs" / "records" / "dome_benchmark.jsonl.gz", names)
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
     found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
     of = {"wins": set(), "loses": set()}

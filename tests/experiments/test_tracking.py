@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import shutil
 from pathlib import Path
 
 import jax
@@ -97,15 +96,16 @@ def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys):
 
 def test_records_of_images_are_read_as_stored(tmp_path, capsys):
     """With the seeds and networks that were recorded; the spread is one more, of all three."""
-    folder = ROOT / "docs" / "records" / "tracking_mnist"
-    seeds = records.read_metadata(folder / "gap_none.jsonl")["seed"]
-    sizes = sorted({int(path.stem.split("_")[2]) for path in folder.glob("network_*")})
+    stored = ROOT / "docs" / "records" / "tracking_mnist.jsonl.gz"
+    seeds = records.read_metadata(stored, "gap_none")["seed"]
+    paths = records.unpack(stored, tmp_path / "stored")
+    sizes = sorted({int(path.stem.split("_")[2]) for path in paths if "network_" in path.name})
     lines = read_again(
         tmp_path, capsys, "tracking_mnist", "--parts", *SWEEPS,
         "--seeds", *map(str, seeds), "--sizes", *map(str, sizes),
     )  # fmt: skip
     read = sum(line.endswith(": read") for line in lines)
-    assert read == len(list(folder.glob("*.jsonl"))) - 1 >= 30
+    assert read == len(paths) - 1 >= 30
     module = load_script("tracking_mnist")
     assert module.main(["--output", str(tmp_path), "--quiet", "--parts", "spread"]) == 0
     assert capsys.readouterr().out.count(": read") == 1
@@ -113,7 +113,7 @@ def test_records_of_images_are_read_as_stored(tmp_path, capsys):
 
 def read_again(tmp_path, capsys, name, *options):
     """What is printed of the records in the documentation, none of which may be made anew."""
-    shutil.copytree(ROOT / "docs" / "records" / name, tmp_path / name / "cpu")
+    records.unpack(ROOT / "docs" / "records" / f"{name}.jsonl.gz", tmp_path / name / "cpu")
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / name).rglob("*.jsonl")}
     module = load_script(name)
     assert module.main(["--output", str(tmp_path), "--quiet", *options]) == 0

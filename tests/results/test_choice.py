@@ -11,25 +11,25 @@ from dpjax.results import choice, plots, records
 pandas = pytest.importorskip("pandas")
 
 STORED = Path(__file__).parents[2] / "docs" / "records"
-KINDS = sorted(path.name for path in STORED.iterdir()) + [
-    "doppler_spectra/designs.jsonl",
-    "mafalda_housing/florentine_mafalda.jsonl",
-    "pndp_accounting/florentine_uniform.jsonl",
-    "spacetime_tradeoff/energy_ring.jsonl",
-    "spacetime_tradeoff/train_ring_8x4.jsonl",
-    "whisper_departure/energies.jsonl",
-    "whisper_departure/training.jsonl",
-    "whisper_variance/variances.jsonl",
+KINDS = sorted(path.name.removesuffix(".jsonl.gz") for path in STORED.iterdir()) + [
+    "doppler_spectra/designs",
+    "mafalda_housing/florentine_mafalda",
+    "pndp_accounting/florentine_uniform",
+    "spacetime_tradeoff/energy_ring",
+    "spacetime_tradeoff/train_ring_8x4",
+    "whisper_departure/energies",
+    "whisper_departure/training",
+    "whisper_variance/variances",
 ]
 DRAWN = {
     "dome_spectrum": ("budget_epsilon", "share"),
     "mafalda_housing": ("epsilon", "test_loss"),
     "pndp_accounting": ("distance", "mean"),
     "spacetime_tradeoff": ("rounds", "test_loss"),
-    "spacetime_tradeoff/energy_ring.jsonl": ("rounds", "relative"),
-    "doppler_spectra/designs.jsonl": ("variance", "mean_square"),
+    "spacetime_tradeoff/energy_ring": ("rounds", "relative"),
+    "doppler_spectra/designs": ("variance", "mean_square"),
     "whisper_departure": ("round", "test_loss"),
-    "whisper_departure/energies.jsonl": ("lost", "energy"),
+    "whisper_departure/energies": ("lost", "energy"),
     "whisper_logistic": ("budget_epsilon", "test_loss"),
     "whisper_quadratic": ("budget_epsilon", "optimality_gap"),
     "whisper_variance": ("epsilon", "energy"),
@@ -38,9 +38,10 @@ DRAWN = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_committed_record_is_drawn_by_default(kind: str) -> None:
-    drawn = choice.choose(records.read(STORED / kind))
+    experiment, _, file = kind.partition("/")
+    drawn = choice.choose(records.read(STORED / f"{experiment}.jsonl.gz", file or "*"))
     assert (drawn.x, drawn.y) == DRAWN.get(kind, (drawn.x, drawn.y))
-    assert drawn.frame[drawn.series].nunique() > 1 or kind.endswith("florentine_mafalda.jsonl")
+    assert drawn.frame[drawn.series].nunique() > 1 or kind.endswith("florentine_mafalda")
     # Nothing but repetitions is averaged: in a group, of words only the seed's graph differs.
     for _, group in drawn.frame.groupby([drawn.series, drawn.x]):
         for name in set(group.columns) - {"guarantee", drawn.x, drawn.y, drawn.series}:
@@ -64,10 +65,13 @@ def test_lines_are_told_apart_by_what_is_left_to_vary() -> None:
 
 
 def test_a_whole_folder_becomes_a_figure(tmp_path: Path) -> None:
-    made = plots.from_records(STORED / "pndp_accounting", out=tmp_path / "a.svg")
+    made = plots.from_records(STORED / "pndp_accounting.jsonl.gz", out=tmp_path / "a.svg")
     assert "graph = " in made.read_text() and "&gt;=3 is left out" in made.read_text()
     ring = plots.from_records(
-        STORED / "spacetime_tradeoff", y="relative", where=["graph=ring"], out=tmp_path / "r.svg"
+        STORED / "spacetime_tradeoff.jsonl.gz",
+        y="relative",
+        where=["graph=ring"],
+        out=tmp_path / "r.svg",
     )
     assert "graph = " not in ring.read_text() and "At epochs" in ring.read_text()
 

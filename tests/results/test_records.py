@@ -1,5 +1,6 @@
 """Records come back as written, are never overwritten, and are refused when damaged."""
 
+import gzip
 import json
 import math
 import os
@@ -225,3 +226,47 @@ def test_metadata_is_made_where_git_is_missing(monkeypatch):
     monkeypatch.setenv("PATH", "")
     made = records.metadata()
     assert made["commit"] is None and made["dirty"] is None and made["seed"] is None
+
+
+def test_an_archive_holds_a_folder_s_files_as_they_were(tmp_path):
+    paths = [
+        records.write(tmp_path / f"{name}.jsonl", [{"name": name, "x": x} for x in range(3)], {})
+        for name in ("b", "a_1", "a_2")
+    ]
+    archive = tmp_path / "all.jsonl.gz"
+    assert records.pack(archive, paths) == []
+    content = archive.read_bytes()
+    assert records.read(archive)["name"].tolist() == [n for n in ("a_1", "a_2", "b") for _ in "012"]
+    assert set(records.read(archive, "a_*")["name"]) == {"a_1", "a_2"}
+    assert records.read_metadata(archive, "b")["rows"] == 3
+    with pytest.raises(ValueError, match="file is 'c'"):
+        records.read(archive, "c")
+    copies = records.unpack(archive, tmp_path / "copies")
+    assert {p.name: p.read_bytes() for p in copies} == {p.name: p.read_bytes() for p in paths}
+    with pytest.raises(ValueError, match="exists"):
+        records.unpack(archive, tmp_path / "copies")
+    # A file that differs is kept, unless asked.
+    copies[0].unlink()
+    records.write(copies[0], [{"name": "new"}], {})
+    assert records.pack(archive, copies) == [copies[0].name] and archive.read_bytes() == content
+    assert records.pack(archive, copies, overwrite=True) == []
+    assert "new" in set(records.read(archive)["name"]) and len(records.read(archive)) == 7
+
+
+def test_a_damaged_archive_is_refused_by_name(tmp_path):
+    path = records.write(tmp_path / "a.jsonl", [{"x": x} for x in range(99)], {})
+    archive = tmp_path / "all.jsonl.gz"
+    records.pack(archive, [path])
+    whole = archive.read_bytes()
+    for damaged in (whole[:-9], whole[:40] + b"!" + whole[41:], b"", b"no archive"):
+        archive.write_bytes(damaged)
+        with pytest.raises(ValueError, match="all.jsonl.gz"):
+            records.read(archive)
+    archive.write_bytes(gzip.compress(path.read_bytes()[:-5]))
+    with pytest.raises(ValueError, match="truncated"):
+        records.read(archive)
+
+
+def test_a_compressed_file_is_read_as_it_was_written(tmp_path):
+    path = records.write(tmp_path / "a.jsonl.gz", [{"x": 1.5}], {"seed": 3})
+    assert records.read(path)["x"].tolist() == [1.5] and records.read_metadata(path)["seed"] == 3
