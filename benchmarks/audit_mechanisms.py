@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from _timing import Bench
 from dpjax.accounting import replay
 from dpjax.algorithms import (
     average,
@@ -70,7 +71,6 @@ from dpjax.plans import (
 from dpjax.plans.problem import Problem
 from dpjax.protocols import Draw
 from dpjax.results import records
-from dpjax.results.timing import Bench
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import edges, normals
 

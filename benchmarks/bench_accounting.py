@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from _timing import Bench, peak, timed
 from dpjax.accounting import dense, observer, views
 from dpjax.mechanism.participation import Participation
-from dpjax.results.timing import Bench, peak, timed
 from dpjax.topology import graphs, mixing
 
 MEMORY = 4 * 2**30

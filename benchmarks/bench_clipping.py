@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax.results.timing import Bench, turns
+from _timing import Bench, turns
 from dpjax.transforms import clipping
 
 CLASSES = 10

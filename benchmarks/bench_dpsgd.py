@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import _timing as timing
 from dpjax.models import images, losses, taps
-from dpjax.results import timing
 from dpjax.transforms import sums
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there

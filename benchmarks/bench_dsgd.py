@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, timed
 from dpjax.data import load, partition
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results.timing import Bench, timed
 from dpjax.topology import graphs, mixing
 
 

@@ -19,11 +19,11 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, timed
 from dpjax.data import bundled, load, partition
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results.timing import Bench, timed
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import normals as draw
 

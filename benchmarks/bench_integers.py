@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, turns
 from dpjax.accounting import discrete as accounting
-from dpjax.results.timing import Bench, turns
 from dpjax.secagg import discrete, fixed
 from dpjax.transforms import discrete as traced
 from dpjax.transforms import fixed as within

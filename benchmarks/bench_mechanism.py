@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, Timing, timed, turns
 from dpjax.mechanism import fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace, minimize_traces
 from dpjax.mechanism.x64 import double_precision
-from dpjax.results.timing import Bench, Timing, timed, turns
 from dpjax.topology import graphs, mixing
 
 _EPSILONS = (3, 5, 7, 10, 15, 20, 25, 30, 40)

@@ -31,9 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, turns
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.results.timing import Bench, turns
 from dpjax.transforms import laplaces, noise, normals, rounds
 
 HIGHEST = jax.lax.Precision.HIGHEST

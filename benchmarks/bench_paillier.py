@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.results.timing import Bench, turns
+from _timing import Bench, turns
 from dpjax.secagg.paillier import PaillierExchange
 
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from scipy import stats
 
-from dpjax.results.timing import Bench
+from _timing import Bench
 from dpjax.transforms import laplaces, normals
 
 CASES = ((0.0, 1.0), (1 / 3, 1.0), (1.0, 1.0), (1.0, 1e-2), (1.0, 1e-4), (1.0, 1e-7))

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.results.timing import Bench, forget_peak, peak, timed, turns
+from _timing import Bench, forget_peak, peak, timed, turns
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
 from dpjax.transforms import masks

@@ -11,7 +11,7 @@
   unit of noise is a gradient's deviation in each direction.
 - ``moving``: no times. The frames of such a loop in its last rounds, under noise correlated over
   rounds: mean squared error of running sums of decoded noise over that of white noise in the same
-  frames, at the same guarantee for a unit of one round (`dpjax.mechanism.moving`), by strategy and
+  frames, at the same guarantee for a unit of one round (`_moving`), by strategy and
   way of drawing.
 - ``training``: no times. Models trained at a server through DOME's sketch, with its running mean
   taken off before (``centre`` .9) and without: ``held``, the share of the mean clipped gradient of
@@ -38,19 +38,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import _moving as moving
+from _timing import Bench, turns
+from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.mechanism import moving, sketching
 from dpjax.mechanism.x64 import double_precision
 from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule
-from dpjax.results.timing import Bench, turns
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
 
@@ -111,7 +112,7 @@ def loop(
     k, rank, noise = case["k"], case["rank"], case["noise"]
     level = None
     if case["floor"] != "none":
-        level = sketching.noise_floor(noise**2, k, case["forgetting"])
+        level = sketches.noise_floor(noise**2, k, case["forgetting"])
     if case.get("printed"):
         rules = [functools.partial(sketch.update, share=case["share"], printed=True)]
     else:

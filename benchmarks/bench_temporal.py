@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _timing import Bench, peak, timed
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.results.timing import Bench, peak, timed
 from dpjax.topology import graphs, mixing
 
 SEPARATION = 32

@@ -25,8 +25,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from _timing import Bench, turns
 from dpjax.accounting import leakage
-from dpjax.results.timing import Bench, turns
 
 WAYS = ("tree", "dense", "scikit_learn", "plain")
 K = 3

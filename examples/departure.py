@@ -8,7 +8,6 @@ import numpy as np
 from dpjax.accounting import budget
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
-from dpjax.mechanism import departure
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.topology import graphs, mixing
@@ -36,7 +35,7 @@ def main(rounds=100, gone=4):
     # A site leaves. Whoever stays plans anew, as they like, within what the total leaves.
     left, stay = budget.remaining(total, spent), np.delete(np.arange(9), gone)
     later = dataclasses.replace(config, budget=protect.Budget(left.epsilon, left.delta))
-    made = plan.make(later, departure.survivors(weights, [gone]))
+    made = plan.make(later, mixing.survivors(weights, [gone]))
     start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
     second = run(made, task(stay), seeds=[0], start=start, phase=1, spent=spent)
     for name, result in {"nine sites": first, "eight sites": second}.items():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from _common import claims, launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
@@ -25,7 +26,7 @@ from dpjax.engine import tune
 from dpjax.plans import images, plan
 from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import claims, launch, plots, tables
+from dpjax.results import plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

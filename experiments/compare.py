@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from _common import claims, launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
@@ -31,7 +32,7 @@ from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import claims, launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from _common import claims, launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
@@ -34,7 +35,7 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule
-from dpjax.results import claims, launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import projections
 from dpjax.transforms.sketch import flat

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _common import launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
@@ -30,7 +31,7 @@ from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
 from dpjax.plans.rules import UpdateRule
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch
 

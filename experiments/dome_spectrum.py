@@ -4,7 +4,7 @@ Clients bring one record each to a round; a secure sum shows a server their nois
 every round the mean of the clipped gradients of a fixed sample of records is kept beside the run:
 its spectrum over the rounds, how much of its energy the learned frame holds, beside a random frame,
 the leading directions of the whole run, known afterwards, and what any rule could find in as many
-rounds (`dpjax.mechanism.sketching.findable`); and the mean squared error that the noise makes, in
+rounds (`_common.sketching.findable`); and the mean squared error that the noise makes, in
 the sketch and in the full dimension, beside Lemma 3.1. Large budgets stand for noise as it is in
 the mean of so many more clients, whatever they would be as guarantees.
 
@@ -21,18 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _common import launch, sketching
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.mechanism import sketching
 from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, projections
 from dpjax.transforms.sketch import flat

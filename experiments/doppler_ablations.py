@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _common import ablations, claims, launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine import tune
@@ -25,7 +26,7 @@ from dpjax.models.images import NETWORKS
 from dpjax.plans import images
 from dpjax.plans.central import Central
 from dpjax.plans.rules import BASES, UpdateRule, read_filter
-from dpjax.results import ablations, claims, launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
 __all__ = ["PRESETS", "STUDIES", "Cell", "Config", "experiment", "main"]

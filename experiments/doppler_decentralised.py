@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from _common import launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine import tune
@@ -22,7 +23,7 @@ from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from _common import filtered, launch, snr
 from dpjax.data import load, partition, split
-from dpjax.mechanism import filtered, filters, snr, temporal
+from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp, resnet
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.plans.query import RecordQuery
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
 from dpjax.transforms.wiener import wiener
 

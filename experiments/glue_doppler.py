@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from _common import ablations, claims, launch
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split, texts
 from dpjax.engine import tune
@@ -21,7 +22,7 @@ from dpjax.models import roberta, tokenizer
 from dpjax.plans import plan, problem
 from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
-from dpjax.results import ablations, claims, launch, plots, tables
+from dpjax.results import plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from _common import launch
 from dpjax.accounting import published, views
 from dpjax.commands import victims
 from dpjax.mechanism.participation import Participation
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.results.ranges import ranges
 from dpjax.topology import graphs, mixing
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from _common import launch
 from dpjax.accounting import leakage
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
@@ -31,7 +32,7 @@ from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import fusion, plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

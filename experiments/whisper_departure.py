@@ -18,15 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from _common import launch
 from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
 from dpjax.engine.run import Result, run
-from dpjax.mechanism import departure, spatial
 from dpjax.mechanism import design as design_
+from dpjax.mechanism import spatial
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 
@@ -90,7 +91,7 @@ def energies(config: Config) -> list[dict[str, Any]]:
         made = design_.make(name, matrix, 1.0, horizon=horizon(name, config.rounds))
         base = spatial.energy(made.covariance, matrix)
         for loss in config.loss:
-            theory = departure.expected_energy(made.covariance, matrix, loss, "keep_own")
+            theory = expected_energy(made.covariance, matrix, loss)
             sampled, error = lossy_rounds(config, made.covariance, matrix, loss)
             rows.append(
                 {"algorithm": name, "what": "messages", "lost": loss, "energy": sampled / base,
@@ -98,15 +99,57 @@ def energies(config: Config) -> list[dict[str, Any]]:
             )  # fmt: skip
         for count in range(1, config.departed + 1):
             gone = leavers(matrix, count)
-            arrived = departure.arrivals(config.agents, agents=gone)
-            theory = departure.residual_energy(made.covariance, matrix, arrived, "keep_own")
-            applied = departure.effective_mixing(matrix, arrived, "keep_own")
+            arrived = np.ones((config.agents, config.agents), dtype=bool)
+            arrived[gone, :] = arrived[:, gone] = False
+            applied = effective_mixing(matrix, arrived)
+            theory = energy_of(applied, made.covariance)
             sampled, error = sample(config, made.covariance, lambda key, a=applied: a)
             rows.append(
                 {"algorithm": name, "what": "agents", "lost": count, "energy": sampled / base,
                  "standard_error": error / base, "theory": theory / base}
             )  # fmt: skip
     return rows
+
+
+def effective_mixing(matrix: np.ndarray, arrived: np.ndarray) -> np.ndarray:
+    """The mixing that a round applies: lost weight goes to the agent's own model.
+
+    Entry (i, j) of ``arrived`` says whether j's message reached i; a lost agent has no entry, not
+    even its own, and its row is 0.
+    """
+    kept = np.where(arrived, matrix, 0.0)
+    alive = arrived.diagonal()
+    kept[alive, alive] += (matrix - kept).sum(axis=1)[alive]
+    return kept
+
+
+def energy_of(applied: np.ndarray, covariance: np.ndarray) -> float:
+    """tr(W_A R W_A'), the noise energy in the agents' models after a round."""
+    return float(np.einsum("ij,jk,ik->", applied, covariance, applied, optimize=True))
+
+
+def expected_energy(covariance: np.ndarray, matrix: np.ndarray, loss: float) -> float:
+    """The mean of `energy_of` when each message is lost on its own with probability q.
+
+    For row i with means m_i and independent entries,
+    E = m_i R m_i' + q (1 - q) sum_j W_ij^2 (R_jj - 2 R_ij + R_ii).
+    """
+    others = matrix - np.diag(matrix.diagonal())
+    mean = matrix - loss * others + loss * np.diag(others.sum(axis=1))
+    variances = np.broadcast_to(covariance.diagonal(), covariance.shape)
+    spread = variances - 2.0 * covariance + variances.T
+    certain = energy_of(mean, covariance)
+    return certain + loss * (1.0 - loss) * float(np.sum(others**2 * spread))
+
+
+def resolve(
+    design: design_.Design, matrix: np.ndarray, gone: list[int], horizon: int | None
+) -> design_.Design:
+    """The design of those who stay, from the last multipliers and without compiling anew."""
+    options: dict[str, Any] = {}
+    if design.kind.startswith("whisper"):
+        options = {"pad_to": design.n, "warm_start": np.delete(design.multipliers, gone)}
+    return design_.make(design.kind, matrix, design.precision_bound, horizon, **options)
 
 
 def lossy_rounds(
@@ -162,7 +205,7 @@ def leavers(matrix: np.ndarray, count: int) -> list[int]:
         if len(gone) == count:
             break
         try:
-            departure.survivors(matrix, [*gone, int(agent)])
+            mixing.survivors(matrix, [*gone, int(agent)])
         except ValueError:
             continue
         gone.append(int(agent))
@@ -189,7 +232,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
     everyone = np.arange(config.agents)
     gone = leavers(matrix, config.departed)
     stay = np.setdiff1d(everyone, gone)
-    rest = departure.survivors(matrix, gone)
+    rest = mixing.survivors(matrix, gone)
     base = plan.Config(
         noise=noise.Independent(),
         budget=protect.Budget(epsilon, config.delta),
@@ -210,9 +253,9 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
             first_plan, learn(everyone), **options, **lab.run_options(folder / f"{name}-first")
         )
         assert first_plan.design is not None
-        departure.resolve(first_plan.design, rest, gone, horizon(name, half))
+        resolve(first_plan.design, rest, gone, horizon(name, half))
         began = time.perf_counter()
-        solved = departure.resolve(first_plan.design, rest, gone, horizon(name, half))
+        solved = resolve(first_plan.design, rest, gone, horizon(name, half))
         seconds = time.perf_counter() - began
         # The old noise without the departed: partners' noise stays uncancelled, and the marginal
         # of a covariance has no larger precision, so the budget is kept.

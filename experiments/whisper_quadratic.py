@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from _common import launch
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import launch, plots, tables
+from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 NAMED = {
     "topology.graphs": "erdos_renyi ring complete grid exponential florentine from_edgelist",
-    "topology.mixing": "metropolis_hastings uniform_neighbors",
+    "topology.mixing": "metropolis_hastings uniform_neighbors survivors",
     "topology.gossip": "mix",
     "mechanism.participation": "Participation",
     "mechanism.factorization": "minimize_trace",
@@ -25,8 +25,6 @@ NAMED = {
     "mechanism.quadratic": "error weights variances",
     "mechanism.schedules": "best_scales optimal",
     "mechanism.stability": "margins largest_gain spectral_radius peak",
-    "mechanism.sketching": "mean_square_error printed_deviation noise_floor",
-    "mechanism.moving": "turns running loss",
     "mechanism.tuning": "tune on_quadratics tune_quadratics",
     "mechanism.accuracy": "value largest_decay",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric published_budget",
@@ -60,6 +58,7 @@ NAMED = {
     "algorithms.dsgd": "DSGD",
     "algorithms.relays": "Relayed spanning",
     "algorithms.scaled": "Scaled",
+    "algorithms.sketches": "Learned noise_floor",
     "algorithms.zip_dl": "ZipDL",
     "algorithms.average": "Average",
     "algorithms.disk": "DiSK",

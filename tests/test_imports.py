@@ -32,9 +32,8 @@ ARROWS["commands"] = set(ARROWS)
 # The command line, and what starts it.
 _ENTRIES = ("cli", "__main__")
 
-# Modules that may import more than their room: launching an experiment is the engine's affair.
+# Modules that may import more than their room.
 WIDER = {
-    "dpjax.results.launch": {"plans", "engine"},
     # Labels and colours stand in the registry, which imports nothing.
     "dpjax.results.plots": {"plans"},
 }
@@ -171,11 +170,15 @@ def test_functions_fit_a_screen(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])
-def test_scripts_import_the_package_and_never_each_other(folder: str) -> None:
+def test_scripts_import_the_package_and_helpers_never_each_other(folder: str) -> None:
+    """Helpers have names that begin with _: those of its own folder, and for benchmarks _common."""
+    helpers = {path.stem for path in (ROOT / folder).glob("_*")}
+    helpers |= {"_common"} if folder == "benchmarks" else set()
     for path in (ROOT / folder).rglob("*.py"):
-        found = {target.split(".")[0] for target in imported(path.stem, path.read_text(), False)}
-        siblings = {other.stem for other in path.parent.glob("*.py")}
-        assert not found & {*OUTSIDE, *siblings}, f"{path} imports beside dpjax"
+        roots = {target.split(".")[0] for target in imported(path.stem, path.read_text(), False)}
+        scripts = {other.stem for other in (ROOT / folder).glob("*.py")} - helpers
+        assert not roots & {*OUTSIDE, *scripts}, f"{path} imports beside dpjax"
+        assert {root for root in roots if root.startswith("_")} <= {*helpers, "__future__"}, path
 
 
 def test_importing_every_module_loads_no_slow_library() -> None:
@@ -199,7 +202,6 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.cli", "from experiments import whisper_variance"),
         ("dpjax.results.bad", "import importlib\nimportlib.import_module('dpjax.engine.run')"),
         ("dpjax.results.bad", "from dpjax.plans.forecasts import HopelessWarning"),
-        ("dpjax.results.launch", "from dpjax.commands import account"),
         ("dpjax.plans.bad", "from dpjax.engine.run import Result"),
         ("dpjax.plans.bad", "from dpjax.results import records"),
         ("dpjax.engine.bad", "from dpjax.mechanism import design"),
@@ -222,7 +224,7 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
             "dpjax.engine.good",
             "from dpjax.plans import plan\nfrom dpjax.topology import gossip",
         ),
-        ("dpjax.results.launch", "from dpjax.engine import run\nfrom dpjax.plans import plan"),
+        ("dpjax.results.plots", "from dpjax.plans import registry"),
         ("dpjax.commands.good", "from dpjax.plans import plan\nfrom dpjax.results import records"),
         ("dpjax.topology.good", "from dpjax import _validate\nfrom dpjax.topology import graphs"),
         ("dpjax.cli", "from dpjax.plans import plan\nfrom dpjax.mechanism import design"),

@@ -20,6 +20,7 @@ __all__ = [
     "push_sum",
     "push_sum_weights",
     "spectral_gap",
+    "survivors",
     "uniform_neighbors",
 ]
 
@@ -148,6 +149,47 @@ def push_sum_weights(
     target = np.zeros(n)
     target[-1] = n
     return np.linalg.solve(system, target)
+
+
+def survivors(
+    mixing: Float[np.ndarray, "n n"], departed: Sequence[int]
+) -> Float[np.ndarray, "k k"]:
+    """Return the mixing of those who stay: the departed's weights go to each one's own model.
+
+    Symmetric doubly stochastic matrices stay so.
+
+    Args:
+        mixing: [n, n], rows summing to 1.
+        departed: the agents who leave.
+
+    Returns:
+        [k, k], the agents who stay in their old order.
+
+    Raises:
+        ValueError: when the departure disconnects the network, nobody stays, or a number is no
+            agent's.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> ring = mixing.metropolis_hastings(graphs.ring(4))
+        >>> mixing.survivors(ring, [3]).round(2)
+        array([[0.67, 0.33, 0.  ],
+               [0.33, 0.33, 0.33],
+               [0.  , 0.33, 0.67]])
+    """
+    matrix = check(_validate.square("mixing", mixing), stochastic="rows")
+    gone = _validate.agents("departed", departed)
+    n = len(matrix)
+    if any(agent >= n for agent in gone):
+        raise ValueError(f"departed names agent {max(gone)}; give numbers from 0 to {n - 1}")
+    stay = np.setdiff1d(np.arange(n), gone)
+    if not len(stay):
+        raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
+    lost = matrix.copy()
+    lost[:, stay] = 0.0
+    kept = matrix[np.ix_(stay, stay)]
+    kept[np.diag_indices(len(stay))] += lost.sum(axis=1)[stay]
+    return check(kept, stochastic="rows", name="mixing of the survivors")
 
 
 def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:

@@ -134,7 +134,7 @@ def adaptive(
 
     with means over all rounds so far, taken before anything is clamped. Negative c_k are set to 0,
     so that no tap falls below 0. The taps maximise the normalised ratio
-    (`dpjax.mechanism.snr.optimal_fir`). At k = 0 the same formula would keep the noise and filter
+    (``experiments/_common/snr.py``). At k = 0 the same formula would keep the noise and filter
     nothing, hence the 1/2. The tree is one model: behind ``Chain`` that is one agent's.
 
     Args:

@@ -203,7 +203,7 @@ def aligned(columns: Float[Array, "d k"], before: Float[Array, "d k"]) -> Float[
 
     S Q with the orthogonal Q that makes |S Q - S_before| least (Procrustes). The space is the same;
     a sketch's numbers then mean nearly what they meant a round before, and noise that is taken back
-    in later rounds cancels as far as the spaces agree (`dpjax.mechanism.moving`).
+    in later rounds cancels as far as the spaces agree (``benchmarks/_moving.py``).
 
     Args:
         columns: S [d, k], orthonormal.

@@ -96,7 +96,7 @@ def wiener(
     filters of fixed length may be nearer.
 
     Noise that is correlated over rounds is taken off as it is, but the gain is the one for fresh
-    noise; for its own filter see `dpjax.mechanism.filtered`. The tree is one model: behind
+    noise; for its own filter see ``experiments/_common/filtered.py``. The tree is one model: behind
     ``Chain`` that is one agent's.
 
     The estimate is shrunk: where noise is large, a gradient of the least square error is small.
@@ -222,9 +222,9 @@ class ScheduledState(NamedTuple):
 def scheduled(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
 
-    For `dpjax.mechanism.filtered`, whose filters are other ones in every round. Memory is one copy
-    of the model for each round that F reaches back: cut F to a band where that is too much, and ask
-    `filtered.error` what it costs.
+    For ``experiments/_common/filtered.py``, whose filters are other ones in every round. Memory is
+    one copy of the model for each round that F reaches back: cut F to a band where that is too
+    much, and ask its ``error`` what that costs.
 
     Args:
         matrix: [T, T] F, lower triangular. Beyond T rounds the last row is used.

@@ -152,7 +152,7 @@ def test_aligned_frames_let_noise_over_rounds_cancel():
 
 
 def test_noise_over_rounds_joins_a_server_and_is_refused_where_its_variance_is_told():
-    """Its loss is the strategy's, whatever the frames; dpjax.mechanism.moving has the proof."""
+    """Its loss is the strategy's, whatever the frames; benchmarks/_moving.py has the proof."""
     method = Federated(sketch=sketches.Learned(4, probes=1, aligned=True))
     given = dict(
         noise=noise.PrefixSum(bands=2), rounds=8, participation=(2, 4), relation="zero_out_record"

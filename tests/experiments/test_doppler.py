@@ -8,7 +8,8 @@ import optax
 import pytest
 from scipy import linalg
 
-from dpjax.mechanism import filtered, snr, workload
+from _common import filtered, snr
+from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
 from dpjax.models.images import NETWORKS
 from dpjax.plans import noise, optimizers, plan, protect, samplers

@@ -7,6 +7,7 @@ import pytest
 
 from dpjax.mechanism import design, spatial
 from dpjax.mechanism.solution import Solution
+from dpjax.plans import noise
 from dpjax.topology import graphs, mixing
 
 W = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
@@ -138,3 +139,16 @@ def test_pairwise_reports_its_bound() -> None:
 def test_make_refuses(kind: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         design.make(kind, W, 0.3, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: design.make("whisper", W, 1.0, subgroups=[["Bonn"]]), "subgroups names 'Bonn'"),
+        (lambda: noise.Whisper(subgroups=(("Bonn",),)), "subgroups names 'Bonn'"),
+        (lambda: noise.Whisper("all"), "horizon is 'all'; give \"run\", None for one step"),
+    ],
+)
+def test_subgroups_and_horizons_that_are_none_are_refused(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

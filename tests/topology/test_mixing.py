@@ -142,3 +142,23 @@ def test_fingerprint_sees_every_bit_and_only_values() -> None:
     assert mixing.fingerprint(matrix) != mixing.fingerprint(other)
     assert mixing.fingerprint(matrix) != mixing.fingerprint(matrix.ravel())
     assert mixing.fingerprint(np.zeros(2)) == mixing.fingerprint(-np.zeros(2))
+
+
+def test_survivors_keep_a_doubly_stochastic_matrix() -> None:
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
+    rest = mixing.check(mixing.survivors(matrix, [3, 7]), stochastic="double", symmetric=True)
+    stay = np.delete(np.arange(12), [3, 7])
+    between = matrix[np.ix_(stay, stay)]
+    np.testing.assert_array_equal(
+        rest - np.diag(np.diag(rest)), between - np.diag(np.diag(between))
+    )
+    star = mixing.metropolis_hastings(graphs.star(5))
+    for departed, message in (
+        ([0], "survivors is not connected"),
+        (range(5), "everyone"),
+        ([5], "names agent 5"),
+        (5, r"departed is 5; give a list, \[5\]"),
+        (["Fulda"], r"departed names 'Fulda'.*nodes\.find"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mixing.survivors(star, departed)

@@ -7,7 +7,7 @@ import optax
 import pytest
 from scipy import signal
 
-from dpjax.mechanism import snr
+from _common import snr
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
 
 ROUNDS = 60

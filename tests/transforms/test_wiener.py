@@ -7,7 +7,7 @@ import optax
 import pytest
 import scipy.linalg
 
-from dpjax.mechanism import filtered
+from _common import filtered
 from dpjax.transforms.lowpass import FILTERS, lowpass
 from dpjax.transforms.variance import NoiseVariance
 from dpjax.transforms.wiener import scheduled, steady_gain, wiener

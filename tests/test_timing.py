@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from _timing import Bench, Timing, forget_peak, peak, timed, turns
 from dpjax.results import records
-from dpjax.results.timing import Bench, Timing, forget_peak, peak, timed, turns
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OWN_CLOCK = re.compile(r"perf_counter|getrusage|ArgumentParser|getloadavg|records\.write")
 
 
@@ -33,14 +33,15 @@ def test_peak_memory_is_in_bytes() -> None:
     assert 2**25 < peak() < 2**40
 
 
-SCRIPT = """
+SCRIPT = f"""
 import json, sys
-from dpjax.results.timing import Bench
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from _timing import Bench
 bench = Bench(__file__, None)
 options = bench.parse(sys.argv[1:])
 if options.one == ["fails"]:
     raise SystemExit("no such graph")
-print(json.dumps({"words": options.one, "repeats": options.repeats}))
+print(json.dumps({{"words": options.one, "repeats": options.repeats}}))
 """
 
 
@@ -67,7 +68,7 @@ def test_rows_and_record(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         bench.parse(["--output", str(output)])
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("[!_]*.py")), ids=lambda path: path.stem)
 def test_benchmarks_have_no_clock_of_their_own(path: Path) -> None:
     assert not OWN_CLOCK.search(path.read_text())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpjax.results import claims
+from _common import claims
 
 if TYPE_CHECKING:
     import pandas

@@ -78,12 +78,6 @@ def check_numbers(
 
     Raises:
         ValueError: Naming the option, its value and the remedy.
-
-    Example:
-        >>> import dataclasses
-        >>> from dpjax.results import launch
-        >>> config = dataclasses.make_dataclass("Config", [("epochs", float)])(2.5)
-        >>> launch.check_numbers(config, positive=["epochs"])
     """
     kinds: dict[str, Callable[[str, Any], Any]] = {
         name: functools.partial(_validate.integer, least=least)
@@ -244,17 +238,6 @@ def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
 
     Raises:
         ValueError: For a listed field that is not there.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> from dpjax.results import launch
-        >>> @dataclass(frozen=True)
-        ... class Config:
-        ...     rounds: int = 5
-        ...     epsilon: tuple[float, ...] = (1.0, 8.0)
-        ...     graphs: tuple[str, ...] = ("ring", "star")
-        >>> launch.stored(Config(), "graphs", graph="ring", epsilon=1.0)
-        {'rounds': 5, 'epsilon': 1.0, 'graph': 'ring'}
     """
     whole = dataclasses.asdict(config) | cell
     for name in listed:
@@ -274,11 +257,6 @@ def file_name(text: str) -> str:
 
     Args:
         text: Any text.
-
-    Example:
-        >>> from dpjax.results import launch
-        >>> launch.file_name("sgd + first v1 (8)")
-        'sgd_first_v1_8'
     """
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")
 

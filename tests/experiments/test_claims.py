@@ -5,7 +5,7 @@ import math
 import pandas
 import pytest
 
-from dpjax.results import claims
+from _common import claims
 
 
 def test_gains_are_paired_over_seeds():

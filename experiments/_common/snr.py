@@ -1,0 +1,61 @@
+"""How much of a gradient a filter keeps over the noise that it lets through.
+
+For the autocorrelation c_0 = 1/2, c_1, .. of gradients and the impulse response kappa of a filter,
+the normalised signal-to-noise ratio of T rounds is
+
+    SNR = sum_t sum_{k<=t} c_k kappa_k / sum_t sum_{k<=t} kappa_k^2          1/2 without a filter
+
+It says nothing of how far a longer filter lets the model run behind: it grows with the number of
+taps without bound, so that an optimum exists at a fixed order only. Everything is float64.
+
+Reference:
+    Zhang et al., DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
+    Reduction, (4) to (7).
+"""
+
+import numpy as np
+
+from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
+
+__all__ = ["normalised", "optimal_fir", "proportional_fir"]
+
+
+def normalised(
+    b: Coefficients, a: Coefficients, autocorrelation: Coefficients, rounds: int | None = None
+) -> float:
+    """Return the normalised signal-to-noise ratio of a filter.
+
+    The noise of the paper's bound on convergence is 1/(2 SNR) times that without a filter.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+        autocorrelation: c_0 (1/2), c_1, ..; 0 beyond those given.
+        rounds: T; None is the limit of many rounds.
+    """
+    c, made = np.asarray(autocorrelation, float), checked(b, a)
+    if rounds is None:
+        kappa = impulse_response(*made, max(len(c), 100_000 if made.a else len(made.b)))
+        weights = np.ones(len(kappa))
+    else:
+        kappa = impulse_response(*made, rounds)
+        weights = np.arange(rounds, 0, -1.0)
+    c = np.pad(c[: len(kappa)], (0, max(0, len(kappa) - len(c))))
+    return float(weights @ (c * kappa)) / float(weights @ kappa**2)
+
+
+def proportional_fir(autocorrelation: Coefficients) -> Filter:
+    """Return the paper's taps, b_k = c_k / sum c, said to maximise (7), which they do not."""
+    c = np.asarray(autocorrelation, float)
+    return checked(tuple(c / c.sum()))
+
+
+def optimal_fir(autocorrelation: Coefficients) -> Filter:
+    """Return the taps that maximise the limit of the ratio under sum b = 1.
+
+    b = (c + rms(c)) / (sum c + n rms(c)) over n taps, at ratio (sum c + sqrt(n sum c^2)) / 2: with
+    the constraint written into it the ratio is (c'b)(1'b) / b'b, a Rayleigh quotient of rank two.
+    """
+    c = np.asarray(autocorrelation, float)
+    raised = c + float(np.sqrt(np.mean(c**2)))
+    return checked(tuple(raised / raised.sum()))
