@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from _timing import Bench, peak, timed
-from dpjax.accounting import dense, observer, views
+from dpjax.accounting import dense, kalman, views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 
@@ -50,7 +50,7 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
 
     def slowly() -> np.ndarray:
         found = dense.energies(*view.materialize(rounds, check=False), when)
-        return np.sqrt(observer.pattern_sums(found.values, when))
+        return np.sqrt(kalman.pattern_sums(found.values, when))
 
     # Nothing is compiled there, and a call takes seconds at the larger sizes: one is enough.
     dense_timing = timed(slowly, 0)

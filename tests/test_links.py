@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax import _numerics
-from dpjax.accounting import recursions, views
+from dpjax.accounting import trust, views
 from dpjax.mechanism import strategy, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
@@ -55,7 +55,7 @@ def test_runs_and_accounting_keep_the_same_past(name: str) -> None:
         "inverse": np.linalg.inv(banded),
         "full": temporal.prefix_sum(Participation(8, 1, 8)),
     }[name]
-    memory, route = recursions.remember(matrix), rounds.route(matrix, 8)
+    memory, route = trust.remember(matrix), rounds.route(matrix, 8)
     inverse = strategy.sparse_inverse_of(matrix)
     assert strategy.is_triangular(inverse) and not strategy.is_triangular(inverse.T)
     assert memory.of_noise == (strategy.width(matrix) <= strategy.width(inverse))

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting import dense, exact, observer
+from dpjax.accounting import dense, exact, kalman
 from dpjax.accounting.kalman import Model
 from dpjax.mechanism.participation import Participation, checked
 
@@ -75,19 +75,17 @@ class View:
 
         Args:
             rounds: T.
-            check: Refuse a view with no C such that A = B C, or out of order.
+            check: Refuse a view with no C such that A = B C.
 
         Returns:
             A [T m, T n] and B [T m, T q].
 
         Raises:
-            ValueError: If it is too large, or a check fails.
+            ValueError: If it is too large, or the check fails.
         """
         rounds = self._check_rounds(_validate.integer("rounds", rounds))
         a, b = self._matrices(rounds, False)
         if check:
-            dense.check_causal(a, rounds)
-            dense.check_causal(b, rounds)
             dense.check_factors(a, b)
         return a, b
 
@@ -126,12 +124,12 @@ class View:
         if closed is not None:
             return closed
         if self._model is not None:
-            energies, route = observer.energies(self._model(), participation), "recursion"
+            energies, route = kalman.energies(self._model(), participation), "recursion"
         else:
             energies, route = self._dense(participation), "dense"
         return self._finished(energies, route, participation, gradients)
 
-    def _dense(self, participation: Participation) -> observer.Energies:
+    def _dense(self, participation: Participation) -> kalman.Energies:
         """Energies by the dense route, without rows that repeat what the attacker knows."""
         return dense.energies(*self._matrices(participation.rounds, True), participation)
 
@@ -171,7 +169,7 @@ class View:
 
     def _finished(
         self,
-        energies: observer.Energies,
+        energies: kalman.Energies,
         route: str,
         participation: Participation,
         gradients: Gradients,
@@ -181,13 +179,13 @@ class View:
             rational = self._rational or self._model
             energies = self._settled(self._model, rational, energies, participation)
         mu, blurred = _losses(energies, participation)
-        open_ = ~observer.clear(energies)
+        open_ = ~kalman.clear(energies)
         open_[list(self.attackers)] = False
         if open_.any():
             larger = self._larger(participation)
             mu = np.where(open_, larger, mu)
             # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
-            open_ &= np.isfinite(larger) | (energies.leak < observer.LEAK) | self._as_given
+            open_ &= np.isfinite(larger) | (energies.leak < kalman.LEAK) | self._as_given
         return self._hide(ViewLoss(mu, open_ | blurred, route, gradients))
 
     def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
@@ -198,22 +196,22 @@ class View:
         if self._model is None:
             return every
         wide = _round_by_round(self._model())
-        energies = observer.energies(wide, participation)
+        energies = kalman.energies(wide, participation)
         energies = self._settled(lambda: wide, lambda: wide, energies, participation)
-        mu = np.where(observer.clear(energies), _losses(energies, participation)[0], np.inf)
+        mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], np.inf)
         return np.fmin(mu, every)
 
     def _settled(
         self,
         model: Callable[[], Model],
         rational: Callable[[], Model],
-        energies: observer.Energies,
+        energies: kalman.Energies,
         participation: Participation,
-    ) -> observer.Energies:
+    ) -> kalman.Energies:
         """The energies with what exact arithmetic can decide of them in little time."""
         victims = np.ones(self.agents, bool)
         victims[list(self.attackers)] = False
-        ranks = observer.clear(energies)[victims].all()
+        ranks = kalman.clear(energies)[victims].all()
         if ranks and not _losses(energies, participation)[1][victims].any():
             return energies
         # Matrices that the package made are rounded themselves: only their ranks are asked for.
@@ -264,19 +262,19 @@ def losses(
             by_index[index] = view.loss(participation, gradients=gradients)
         else:
             open_[index] = view._model()
-    every = observer.energies_of_each(list(open_.values()), participation)
+    every = kalman.energies_of_each(list(open_.values()), participation)
     for index, energies in zip(open_, every, strict=True):
         by_index[index] = views[index]._finished(energies, "recursion", participation, gradients)
     return [by_index[index] for index in range(len(views))]
 
 
 def _losses(
-    energies: observer.Energies, participation: Participation
+    energies: kalman.Energies, participation: Participation
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Losses mu [n] of the energies, rounding included, and where that is more than can be seen."""
-    squares, blurred = observer.squares(energies, participation)
+    squares, blurred = kalman.squares(energies, participation)
     mu = np.sqrt(squares)
-    infinite = (energies.leak >= observer.LEAK) | np.isnan(mu)
+    infinite = (energies.leak >= kalman.LEAK) | np.isnan(mu)
     return np.where(infinite, np.inf, mu), blurred & ~infinite
 
 
@@ -320,23 +318,22 @@ def of_model(
     return View(n, attackers, None, lambda: model, matrices, all_messages, _as_given=as_given)
 
 
-def with_state(model: Model, rows: Float[np.ndarray, "r s"]) -> Model:
-    """The same model with ``rows`` of the state seen as well, before each round.
+def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:
+    """The same model with more rows seen, without noise, in each round.
 
     Args:
         model: A model.
-        rows: [r, s] what is read off the state.
+        rows: [r, .] what is read off the state before the round, or off its gradients.
+        of: "state_seen" or "gradient_seen".
 
     Returns:
         A model that observes strictly more.
     """
 
-    def below(part: np.ndarray, block: np.ndarray) -> np.ndarray:
+    def below(name: str) -> np.ndarray:
+        part = getattr(model, name)
+        block = rows if name == of else np.zeros((len(rows), part.shape[-1]))
         return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)
 
-    n, q = model.gradient.shape[-1], model.noise.shape[-1]
-    return model._replace(
-        state_seen=below(model.state_seen, rows),
-        gradient_seen=below(model.gradient_seen, np.zeros((len(rows), n))),
-        noise_seen=below(model.noise_seen, np.zeros((len(rows), q))),
-    )
+    seen = ("state_seen", "gradient_seen", "noise_seen")
+    return model._replace(**{name: below(name) for name in seen})

@@ -3,8 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from dpjax.accounting.kalman import DROPPED, KEPT, Model
-from dpjax.accounting.observer import LEAK, Energies, rounding
+from dpjax.accounting.kalman import DROPPED, KEPT, LEAK, Energies, Model, rounding
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["energies"]
@@ -83,42 +82,12 @@ def check_factors(a: Float[np.ndarray, "a b"], b: Float[np.ndarray, "a c"]) -> N
         )
 
 
-def check_causal(matrix: Float[np.ndarray, "a b"], rounds: int) -> None:
-    """Refuse a view whose rows of a round depend on a later round: adaptivity needs the order.
-
-    Theorem 7 asks for a column-echelon A with rows in the order in which they are sent. Block
-    lower triangular A and B are enough: the rows that Algorithm 3 selects keep the order, and the
-    inverse of the triangular factor of an LQ decomposition keeps the blocks.
-
-    Args:
-        matrix: [T m, T n] A or B, by round first.
-        rounds: T.
-
-    Raises:
-        ValueError: Naming the first round that sees a later one.
-
-    Reference:
-        "Unified Privacy Guarantees for Decentralized Learning via Matrix Factorization", Theorem 7
-        and Algorithm 3.
-    """
-    rows, columns = matrix.shape
-    if rounds < 1 or rows % rounds or columns % rounds:
-        raise ValueError(f"rounds is {rounds} for a matrix {matrix.shape}; it must divide both")
-    blocks = matrix.reshape(rounds, rows // rounds, rounds, columns // rounds)
-    for t in range(rounds - 1):
-        if blocks[t, :, t + 1 :].any():
-            raise ValueError(
-                f"matrix shows gradients or noise of a later round in round {t}; order the rows by "
-                "the round in which they are sent, known combinations within one round"
-            )
-
-
 def energies(
     a: Float[np.ndarray, "a b"],
     b: Float[np.ndarray, "a c"],
     participation: Participation,
 ) -> Energies:
-    """`dpjax.accounting.observer.energies` by the singular values of B.
+    """`dpjax.accounting.kalman.energies` by the singular values of B.
 
     Args:
         a: [R, T n] A.

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from dpjax.accounting.kalman import Model
-from dpjax.accounting.observer import Energies
+from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation
 
 __all__: list[str] = []
@@ -54,7 +53,7 @@ def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model]) -
 
     Args:
         model: The model that they are of.
-        estimate: From `dpjax.accounting.observer.energies`.
+        estimate: From `dpjax.accounting.kalman.energies`.
         rational: Makes the model again in fractions, where its float64 entries are rounded
             products; called only where it is small enough.
 

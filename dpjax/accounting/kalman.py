@@ -1,25 +1,43 @@
-"""The compiled Kalman recursion behind `dpjax.accounting.observer`: square roots throughout.
+"""The attacker of a linear algorithm as a Kalman filter, in square-root form.
+
+    state      s_t+1 = F s_t + Gamma g_t + Sigma w_t        s_0 = 0 (public), w_t ~ N(0, I)
+    observed   y_t   = H s_t + J g_t + D w_t
+
+g_t [n] are the agents' gradients of round t in one coordinate. A change of the gradients moves
+the whitened innovations; its Gaussian-DP loss is the norm of that move. The recursion costs
+O(s^3) a round where the dense pseudo-inverse costs O((n T)^3) in all.
 
 Forward, the error's factor P^1/2 by QR; backward, a triangle that holds what all later rounds see
 of the state error. Between them they give every round's whitened response to unit gradients, and
 its inner products with the responses b, 2 b, ... rounds before.
+
+A rank cutoff is a privacy parameter: a direction of the innovations that is dropped lowers the
+loss. The covariance is therefore never formed, only its factor [H P^1/2, D]; every row of it is
+brought to units of its own noise, or of that noise's rounding where this is more, so that no
+scale of a message, a state or an agent decides. Where the singular values leave no clear gap the
+result says so (`Energies.ambiguous`, `Energies.hidden`); callers then decide ranks exactly
+(`dpjax.accounting.exact`) or state the loss of a strictly larger view.
 
 Rounding is estimated, not bounded: to first order, and errors of different rounds and rows add up
 as if they were independent. That no loss comes out too small is tested against exact arithmetic
 on random views (tests/accounting/test_scales.py), and not proven.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
+from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.x64 import double_precision
 
-__all__: list[str] = []
+__all__ = ["pattern_sums"]
 
 KEPT = 1e-6
 """Singular values above this, of rows in units of their own noise, are certainly there."""
@@ -32,6 +50,16 @@ EXACT = 1e-9
 _EPS = float(np.finfo(np.float64).eps)
 _TRACE = 1e-300
 _LEAST = 1e-150  # Its square is no zero.
+LEAK = 1e-6
+"""A response of this share of its terms where no noise is: the loss is infinite."""
+SHOWN = 1e-9
+"""Relative rounding of a loss from which on it is told."""
+SMALL = 400
+"""Largest state for which one thread is faster."""
+LARGEST = 6 * 2**30
+"""Bytes of working memory."""
+TOGETHER = {"cpu": 1}
+"""Most models in one vmapped pass, by backend; 64 elsewhere. A CPU's batched QR gains nothing."""
 
 
 class Model(NamedTuple):
@@ -242,8 +270,7 @@ def _silence(
     return new, leak
 
 
-@functools.partial(jax.jit, static_argnames=("rounds", "keep"))
-def sweep(model: Model, rounds: int, keep: bool) -> Any:
+def _sweep(model: Model, rounds: int, keep: bool) -> Any:
     """Forward filter, backward factors; own energies, the rounding of their roots and leaks, and
     what lagged energies need.
     """
@@ -277,8 +304,7 @@ def sweep(model: Model, rounds: int, keep: bool) -> Any:
     return (own, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
 
 
-@functools.partial(jax.jit, static_argnames=("epochs", "separation"))
-def lagged(
+def _lagged(
     model: Model, steps: _Step, tails: Array, windows: Array, epochs: int, separation: int
 ) -> Array:
     """Inner products [T, k - 1, n] of every round with rounds b, 2 b, ... before it."""
@@ -309,8 +335,7 @@ def lagged(
     return jnp.swapaxes(products, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
 
 
-@functools.partial(jax.jit, static_argnames="length")
-def windows(closed: Array, length: int) -> Array:
+def _windows(closed: Array, length: int) -> Array:
     """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
     rounds, size = closed.shape[:2]
     after = jnp.concatenate([closed[1:], jnp.broadcast_to(jnp.eye(size), (1, size, size))])
@@ -331,17 +356,249 @@ def _behind(stack: Array, shift: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
-def each(models: Model, rounds: int, epochs: int, separation: int) -> Any:
+def sweeps(models: Model, rounds: int, epochs: int, separation: int) -> Any:
     """Values, rounding, leaks and doubts of stacked models [a, P, ...], vmapped."""
 
     def one(model: Model) -> Any:
-        (own, blur, leak, doubt), rest = sweep(model, rounds, epochs > 1)
+        (own, blur, leak, doubt), rest = _sweep(model, rounds, epochs > 1)
         values = own[:, None]
         if epochs > 1:
             steps, tails = rest
-            skipped = windows(steps.closed, separation - 1)
-            others = lagged(model, steps, tails, skipped, epochs, separation)
+            skipped = _windows(steps.closed, separation - 1)
+            others = _lagged(model, steps, tails, skipped, epochs, separation)
             values = jnp.concatenate([values, others], axis=1)
         return values, blur, leak, doubt
 
+    if len(models.gradient) == 1:  # A batched factorisation of one matrix is slower.
+        found = one(Model(*(part[0] for part in models)))
+        return jax.tree.map(lambda leaf: leaf[None], found)
     return jax.vmap(one)(models)
+
+
+class Energies(NamedTuple):
+    """What an attacker's innovations hold of unit gradients.
+
+    Attributes:
+        values: [T, k, n] inner products of the responses to unit gradients of agent u in rounds
+            t and t - j b (0 where there is none), by (t, j, u).
+        leak: [n] largest response of agent u where there is no noise, over what its terms add up
+            to: 0 where there are none, at least `LEAK` where it is certain, open in between.
+        ambiguous: True where a singular value is neither rounding nor certainly there, or rounding
+            is too large.
+        condition: Largest ratio of kept singular values, of rows in units of their own noise.
+        rank: [T] directions of every round that carry noise; None where nothing is hidden.
+        hidden: True where a combination of noisy rows was taken for one without noise, which
+            rounding alone cannot tell.
+        rounding: [T, k, n] how far ``values`` are from those of exact arithmetic; None where they
+            are exact.
+    """
+
+    values: Float[np.ndarray, "t k n"]
+    leak: Float[np.ndarray, " n"]
+    ambiguous: bool
+    condition: float
+    rank: Int[np.ndarray, " t"] | None = None
+    hidden: bool = False
+    rounding: Float[np.ndarray, "t k n"] | None = None
+
+
+def energies(model: Model, participation: Participation) -> Energies:
+    """Inner products of the whitened responses to unit gradients; see `energies_of_each`.
+
+    Args:
+        model: What the attacker does not know, and what it sees.
+        participation: Which rounds go together.
+    """
+    return energies_of_each([model], participation)[0]
+
+
+def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
+    """Energies of many models, vmapped over those of equal shapes, as many as `LARGEST` holds.
+
+    Args:
+        models: State-space models.
+        participation: Which rounds go together.
+
+    Returns:
+        The energies of each, in order; `pattern_sums` makes the sensitivity of them.
+
+    Raises:
+        ValueError: For a model whose working memory would exceed `LARGEST` bytes; victims are
+            taken in batches to keep below it.
+
+    Reference:
+        Kalman filter in array form; the recursion replaces the pseudo-inverse of "Unified Privacy
+        Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
+    """
+    groups: dict[Any, list[tuple[int, Model]]] = {}
+    for index, model in enumerate(models):
+        n, batch = model.gradient.shape[-1], _batch(model, participation)
+        for first in range(0, n, batch):
+            # Padded, so that one compilation serves all batches.
+            chosen = np.minimum(np.arange(first, first + batch), n - 1)
+            part = model._replace(
+                gradient=model.gradient[:, :, chosen],
+                gradient_seen=model.gradient_seen[:, :, chosen],
+            )
+            groups.setdefault(tuple(array.shape for array in part), []).append((index, part))
+    parts: dict[int, list[Any]] = {index: [] for index in range(len(models))}
+    for members in groups.values():
+        for index, arrays in _together(members, participation):
+            parts[index].append(arrays)
+    return [_energies(parts[index], models[index], participation) for index in parts]
+
+
+def _together(
+    members: list[tuple[int, Model]], participation: Participation
+) -> Iterator[tuple[int, Any]]:
+    """What `sweep` gives for each of several models of equal shapes."""
+    of = participation.rounds, participation.epochs, participation.separation
+    fixed, each = _numbers(members[0][1], participation)
+    whole = fixed + each * members[0][1].gradient.shape[-1]
+    most = min(TOGETHER.get(jax.default_backend(), 64), LARGEST / 8 // whole, len(members))
+    together = max(1, int(most))
+    for first in range(0, len(members), together):
+        chosen = members[first : first + together]
+        # Padded, so that one compilation serves all.
+        padded = [model for _, model in chosen + chosen[-1:] * (together - len(chosen))]
+        with double_precision(), _threads(padded[0]):
+            stacked = [
+                jnp.asarray(np.stack(arrays), jnp.float64) for arrays in zip(*padded, strict=True)
+            ]
+            arrays = jax.tree.map(np.asarray, sweeps(Model(*stacked), *of))
+        for place, (index, _) in enumerate(chosen):
+            yield index, jax.tree.map(lambda leaf, at=place: leaf[at], arrays)
+
+
+def _energies(parts: list[Any], model: Model, participation: Participation) -> Energies:
+    """The energies of a model from those of its batches of victims."""
+    n = model.gradient.shape[-1]
+    values, blur, leak = (
+        np.concatenate([part[k] for part in parts], axis=-1)[..., :n] for k in range(3)
+    )
+    doubt = parts[0][3]
+    hidden = bool(doubt.hidden)
+    room = rounding(values, blur, participation)
+    rank = doubt.rank if hidden else None
+    return Energies(values, leak, bool(doubt.ambiguous), float(doubt.condition), rank, hidden, room)
+
+
+def rounding(
+    values: Float[np.ndarray, "t k n"],
+    blur: Float[np.ndarray, "t n"],
+    participation: Participation,
+) -> Float[np.ndarray, "t k n"]:
+    """Return how far inner products are from those of the exact responses.
+
+    Args:
+        values: [T, k, n] inner products.
+        blur: [T, n] rounding of each response, in its norm.
+        participation: The one they were made for.
+
+    Returns:
+        [T, k, n] by the inequality of Cauchy and Schwarz.
+    """
+    norms, room = np.sqrt(values[:, 0]), np.zeros_like(values)
+    for lag in range(participation.epochs):
+        step = lag * participation.separation
+        late, early = slice(step, None), slice(None, len(blur) - step)
+        room[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
+    return room
+
+
+@functools.cache
+def _pools() -> Any:
+    import scipy.linalg  # Its LAPACK is the one that JAX calls: to be found, it must be there.
+    import threadpoolctl
+
+    del scipy
+    return threadpoolctl.ThreadpoolController()
+
+
+def _threads(model: Model) -> Any:
+    """One LAPACK thread for small states: more gain nothing, and wait for each other if busy."""
+    if jax.default_backend() != "cpu" or model.gradient.shape[1] > SMALL:
+        return contextlib.nullcontext()
+    return _pools().limit(limits=1, user_api="blas")
+
+
+def _batch(model: Model, participation: Participation) -> int:
+    """Victims a pass, so that `LARGEST` holds; ValueError when not even one fits."""
+    fixed, each = _numbers(model, participation)
+    left = LARGEST / 8 - fixed
+    if left < each:
+        raise ValueError(
+            f"participation has {participation.rounds} rounds, with a state of "
+            f"{model.gradient.shape[1]} and {model.state_seen.shape[1]} observed rows: "
+            f"{8 * (fixed + each) / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer "
+            "bands"
+        )
+    return int(min(model.gradient.shape[-1], max(1, left // each)))
+
+
+def _numbers(model: Model, participation: Participation) -> tuple[float, float]:
+    """Float64 numbers of working memory: for the filter, and for each victim."""
+    s, n, m = model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1]
+    rounds, epochs = participation.rounds, participation.epochs
+    fixed = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
+    if epochs > 1:
+        # Tails, windows, and two more while these are made.
+        fixed += rounds * s * s * (1 if participation.separation == 1 else 4)
+    return fixed, 4 * epochs * (s + m) + 2 * rounds * epochs
+
+
+def pattern_sums(
+    values: Float[np.ndarray, "t k n"], participation: Participation
+) -> Float[np.ndarray, " n"]:
+    """Largest sum over a pattern of |inner products|, a bound on the squared sensitivity.
+
+    Exact where they are non-negative, and for one participation.
+
+    Args:
+        values: [T, k, n] from `energies`.
+        participation: The one they were made for.
+
+    Returns:
+        [n] squared bound of each agent at clip 1 and noise 1.
+    """
+    absolute = np.abs(values)
+    weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
+    # Of the j-th appearance only the lags up to j lie in the pattern.
+    partial = np.cumsum(absolute * weights, axis=1)
+    rounds = participation.patterns
+    sums = partial[rounds, np.arange(participation.epochs)[None]].sum(axis=1)
+    return np.asarray(sums.max(axis=0))
+
+
+def squares(
+    of: Energies, participation: Participation
+) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+    """Squared sensitivities with all that rounding may have hidden.
+
+    Args:
+        of: From `energies`.
+        participation: The one they were made for.
+
+    Returns:
+        [n] `pattern_sums`, never below those of exact arithmetic, and [n] True where rounding is
+        more than `SHOWN` of a loss.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        plain = pattern_sums(of.values, participation)
+        if of.rounding is None:
+            return plain, np.zeros(len(plain), bool)
+        whole = pattern_sums(np.abs(of.values) + of.rounding, participation)
+        return whole, whole > plain * (1 + SHOWN) ** 2
+
+
+def clear(of: Energies) -> Bool[np.ndarray, " n"]:
+    """Return which agents' energies are exact.
+
+    Args:
+        of: From `energies`.
+
+    Returns:
+        [n] True where no singular value is open and no response without noise may be rounding.
+    """
+    settled = (of.leak == 0) | (of.leak >= LEAK)
+    return settled & (not (of.ambiguous or of.hidden))

@@ -26,10 +26,9 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _numerics, _validate
-from dpjax.accounting import recursions
-from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, with_state
+from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, seeing
 from dpjax.accounting.kalman import Model
-from dpjax.accounting.trust import LinearAlgorithm
+from dpjax.accounting.trust import GossipRounds, LinearAlgorithm
 from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
@@ -96,7 +95,7 @@ def dsgd(
         if bends.shape not in ((), (n,)):
             raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
         contraction = 1.0 - np.broadcast_to(bends, (n,))
-    gossip = recursions.GossipRounds(schedule, steps, contraction)
+    gossip = GossipRounds(schedule, steps, contraction)
     over_rounds = None if strategy is None else strategy_.checked(strategy)
     source, owners = _own_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
@@ -149,22 +148,6 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
     n = np.shape(mixing)[-1]
     own = _validate.positive("own", own)
     return dsgd(mixing, covariance=own * np.eye(n), edge_noise=shared, **options)
-
-
-def _also_seen(model: Model, rows: Float[np.ndarray, "r n"]) -> Model:
-    """The model with combinations of gradients seen without noise."""
-    period, _, size = model.state_seen.shape
-    many = (period, len(rows))
-
-    def below(part: np.ndarray, block: np.ndarray) -> np.ndarray:
-        whole = np.broadcast_to(part, (period, *part.shape[1:]))
-        return np.concatenate([whole, np.broadcast_to(block, (*many, part.shape[2]))], axis=1)
-
-    return model._replace(
-        state_seen=below(model.state_seen, np.zeros(size)),
-        gradient_seen=below(model.gradient_seen, rows),
-        noise_seen=below(model.noise_seen, np.zeros(model.noise_seen.shape[2])),
-    )
 
 
 def _own_noise(
@@ -312,14 +295,14 @@ def linear(
         )
         mixed = combinations[~alone] * hidden
         if mixed.any():
-            model = _also_seen(model, mixed)
+            model = seeing(model, mixed, of="gradient_seen")
     if models is None:
         return of_model(model, (), None, as_given=True)
     rows = _validate.finite_array("models", models, ndim=2)
     size = model.transition.shape[-1]
     if rows.shape[1] != size:
         raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-    wide = of_model(with_state(model, rows), (), None, as_given=True)
+    wide = of_model(seeing(model, rows, of="state_seen"), (), None, as_given=True)
 
     def any_gradients(participation: Participation) -> ViewLoss:
         return wide.loss(participation, gradients="view")

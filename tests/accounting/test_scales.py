@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.accounting import dense, exact, kalman, observer, views
+from dpjax.accounting import dense, exact, kalman, views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 from tests.accounting import rationals
@@ -96,8 +96,8 @@ def test_a_response_that_cancels_is_no_less_than_its_rounding(monkeypatch, exact
     loss = views.linear(*CANCELLED).loss(when, gradients="view")
     assert true * (1 - 1e-9) <= loss.mu[0] <= (true * (1 + 1e-9) if exactly else 1e-13)
     assert loss.upper_bound[0] == (not exactly)
-    found = observer.energies(kalman.Model.of(*CANCELLED), when)
-    assert observer.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
+    found = kalman.energies(kalman.Model.of(*CANCELLED), when)
+    assert kalman.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
 
 
 @functools.lru_cache(maxsize=1)
@@ -154,7 +154,7 @@ def test_thousands_of_badly_scaled_views(seed):
 def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
     """The broken twin: what float64 leaves open is taken as it comes."""
     monkeypatch.setattr(exact, "LARGEST_LOSS", 0)
-    monkeypatch.setattr(observer, "clear", lambda found: np.ones(len(found.leak), bool))
+    monkeypatch.setattr(kalman, "clear", lambda found: np.ones(len(found.leak), bool))
     with pytest.raises(AssertionError, match="view"):
         compare(150, 3)
 
