@@ -57,14 +57,13 @@ from dpjax.engine import keys
 from dpjax.engine.trace import trace
 from dpjax.plans import (
     aggregate,
-    draws,
+    compatibility,
     integers,
     links,
     noise,
     optimizers,
     plan,
     protect,
-    registry,
     samplers,
     scheduled,
 )
@@ -158,9 +157,9 @@ class Cell(NamedTuple):
 def rows(part: str) -> list[str]:
     """Names of all rows of the registry: of "methods", "noises" that runs have, or "samplers"."""
     named = {
-        "methods": [row.part for row in registry.METHODS],
-        "noises": [row.label for row in registry.NOISES if row.part is not None],
-        "samplers": [row.part for row in registry.SAMPLERS],
+        "methods": [row.part for row in compatibility.METHODS],
+        "noises": [row.label for row in compatibility.NOISES if row.part is not None],
+        "samplers": list(compatibility.SAMPLERS),
     }
     return named[part]
 
@@ -169,15 +168,15 @@ def missing() -> list[str]:
     """Rows of the registry that have no audit, or no broken copy."""
     audits = {"methods": METHODS, "noises": NOISES, "samplers": SAMPLERS}
     absent = [name for part, known in audits.items() for name in rows(part) if name not in known]
-    joined = [row.part for row in registry.METHODS if row.noises != ()]
+    joined = [row.part for row in compatibility.METHODS if row.noises != ()]
     every = [*joined, *rows("noises"), *rows("samplers")]
     return absent + [f"{name}, a broken copy" for name in every if name not in BROKEN]
 
 
 def planned(cell: Cell) -> tuple[Any, str]:
     """The plan of a cell and "", or None and why it is refused: of the last parts tried."""
-    row = next(row for row in registry.NOISES if row.label == cell.noise)
-    accountant = "pure" if row.pure else "zcdp" if row.concentrated else "gdp"
+    row = next(row for row in compatibility.NOISES if row.label == cell.noise)
+    accountant = "gdp" if row.loss == "gaussian" else row.loss
     dealt = SAMPLERS[cell.sampler]
     if cell.method in TURNING and cell.sampler == "Random":
         dealt = ((samplers.Random(1), (2, 2, 2, 2)),)
@@ -188,11 +187,11 @@ def planned(cell: Cell) -> tuple[Any, str]:
             config = plan.Config(
                 method=method, noise=part, sampler=sampler, rounds=ROUNDS,
                 optimizer=optimizers.Sgd(0.5),
-                budget=protect.Budget(8.0, 0.0 if row.pure else DELTA, accountant),  # type: ignore
+                budget=protect.Budget(8.0, 0.0 if row.loss == "pure" else DELTA, accountant),  # type: ignore
                 protect=protect.Protect(
                     cell.relation, 1.0, attacker=cell.attacker, gradients=cell.gradients,  # type: ignore
                     nodes=COALITION if cell.attacker == "coalition" else None,
-                    norm="l1" if row.pure else "l2",
+                    norm="l1" if row.loss == "pure" else "l2",
                 ),
             )  # fmt: skip
             with warnings.catch_warnings():
@@ -212,8 +211,8 @@ def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     attacker whom a design defends against under no relation.
     """
     for name, label in itertools.product(rows("methods"), rows("noises")):
-        ours = next(row for row in registry.METHODS if row.part == name)
-        theirs = next(row for row in registry.NOISES if row.label == label)
+        ours = next(row for row in compatibility.METHODS if row.part == name)
+        theirs = next(row for row in compatibility.NOISES if row.label == label)
         apart = ours.noises is not None and theirs.part not in ours.noises
         if apart or (theirs.methods is not None and name not in theirs.methods):
             made, why = planned(Cell(name, label, "Random", *theirs.attackers[0], "replace_agent"))
@@ -768,8 +767,7 @@ def row(
     found, victim = audited(made, range(seeds), test=test)
     while True:
         copied = broken(made, faults)
-        with mock.patch.object(draws, "audit"):  # It refuses samplers that lie.
-            wrong, _ = audited(copied.plan, range(seeds), after=[victim], reference=made)
+        wrong, _ = audited(copied.plan, range(seeds), after=[victim], reference=made)
         faults = faults[faults.index(copied.of) + 1 :] if copied.of in faults else []
         if flagged(wrong) or not faults:
             break

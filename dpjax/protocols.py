@@ -279,10 +279,9 @@ class Aggregator(Protocol):
     What it delivers is the sum over those who were present and how many they were, or, on the host
     (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
 
-    One with ``sealed = True`` shows nobody a single message, and has ``least(agents)``: how many
-    agents are in a sum that is opened, at least. Noise in shares (`plans.aggregate`) joins no
-    other, and tries a user's own on small messages in a few rounds; what it does otherwise, and
-    what it hands to the host, is its own word. ``whole = True`` says that it adds up whole numbers
+    One with ``sealed = True`` shows nobody a single message, adds up every message that is present
+    once, and has ``least(agents)``: how many agents are in a sum that is opened, at least. Noise in
+    shares (`plans.aggregate`) joins no other. ``whole = True`` says that it adds up whole numbers
     alone (`IntegerEncoded` noise makes them); and what differs between rounds has ``at(round)``,
     which returns the aggregator of one.
     """
@@ -443,7 +442,7 @@ class Noise(Protocol):
         """What records and figures call it."""
         ...
 
-    def calibrate(self, target: Any, *, design: Any = None, strategy: Any = None) -> Any:
+    def calibrate(self, target: Any) -> Any:
         """Make noise that keeps a budget, `dpjax.plans.calibration.Calibrated`."""
         ...
 

@@ -34,7 +34,7 @@ _ENTRIES = ("cli", "__main__")
 
 # Modules that may import more than their room.
 WIDER = {
-    # Labels and colours stand in the registry, which imports nothing.
+    # Labels and colours stand in the table of parts, which imports none of them.
     "dpjax.results.plots": {"plans"},
 }
 
@@ -224,7 +224,7 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
             "dpjax.engine.good",
             "from dpjax.plans import plan\nfrom dpjax.topology import gossip",
         ),
-        ("dpjax.results.plots", "from dpjax.plans import registry"),
+        ("dpjax.results.plots", "from dpjax.plans import compatibility"),
         ("dpjax.commands.good", "from dpjax.plans import plan\nfrom dpjax.results import records"),
         ("dpjax.topology.good", "from dpjax import _validate\nfrom dpjax.topology import graphs"),
         ("dpjax.cli", "from dpjax.plans import plan\nfrom dpjax.mechanism import design"),

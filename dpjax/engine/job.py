@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax.engine import arguments, identity, keys, metrics, parts, placing, program, sharding
-from dpjax.plans import dependence, forecasts, registry, releases
+from dpjax.plans import forecasts, releases
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery
-from dpjax.protocols import IntegerEncoded, State
+from dpjax.protocols import State
 
 __all__: list[str] = []
 
@@ -90,9 +90,7 @@ class Job:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
 
     def check(self, *, summed: bool) -> None:
-        """Refuse payloads too narrow for sums, and what own parts of a method show on this task.
-
-        The plan has looked at a small model; sizes, metrics and divisors are those of the run here.
+        """Refuse payloads too narrow for sums.
 
         Args:
             summed: Whether what is rounded before the noise must be wide: sums over records, or
@@ -103,21 +101,6 @@ class Job:
         """
         if summed:
             arguments.check_dtypes(self._payload())
-        method, statics = self.statics.method, self.statics
-        if not registry.own(method):
-            return
-        arrays = jax.tree.map(lambda leaf: leaf[0], self.arrays)
-        privatizer = parts.privatizer(statics, arrays, self.batch_keys[0])
-        dependence.check(
-            method,
-            arrays,
-            query=parts.asked(statics, self.data.frozen),
-            optimizer=statics.optimizer.chain(arrays),
-            divisor=statics.divisor,
-            models=self._agents_models(),
-            batch=parts.batch_shapes(statics, self.data, self.batch_keys),
-            coded=isinstance(privatizer, IntegerEncoded),
-        )
 
     def reporting(self) -> "Job":
         """The same job, whose program reports what the query and the method measure."""

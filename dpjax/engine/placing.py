@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.engine import parts, sharding
-from dpjax.plans import _parameters, draws
+from dpjax.plans import _parameters
 from dpjax.plans.plan import Plan, Statics
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
@@ -57,7 +57,6 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                 f"the plan is for {plan.agents} agents, the problem has {first.agents}; "
                 "partition the data over the network's agents"
             )
-    audited = set()
     for problem in problems:
         counts, names = problem.partition.counts, problem.partition.names
         called = None if names is None else [nodes.title(names, i) for i in range(len(names))]
@@ -70,18 +69,6 @@ def check(plans: tuple[Plan, ...], problems: tuple[Problem, ...], seeds: int) ->
                     f"agents, the problem has {_validate.shown(counts.tolist())}; make it with "
                     "counts=shards.counts"
                 )
-        if counts.tobytes() not in audited:
-            audited.add(counts.tobytes())
-            turns, single = _claims(plans)
-            draws.audit(sampler, counts, plans[0].config.rounds, turns=turns, single=single)
-
-
-def _claims(plans: tuple[Plan, ...]) -> tuple[Any, bool]:
-    """Turns of clients where a plan protects these, and whether noise is of single records."""
-    configs = [plan.config for plan in plans]
-    kept: Any = [each.sampler for each in configs if each.protect.unit == "client"]
-    single = any(each.coded and each.protect.clips == "record" for each in configs)
-    return (kept[0].turns if kept else None), single
 
 
 def _parts(problem: Problem) -> parts.Data:

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.plans import sealed
+from dpjax.algorithms.exchange import Server
 from dpjax.plans.calibration import Target
 from dpjax.plans.shaped import Shaped
 from dpjax.transforms import noise as noise_
@@ -81,7 +81,7 @@ class Aggregate(Shaped):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
-        sealed.check(self, target)
+        check_sum_only(self, target)
         rounds = target.over_rounds(None)
         mu = target.protect.sensitivity * math.sqrt(rounds / self.shares(target.agents)) * MARGIN
         return np.full(target.agents, mu)
@@ -93,6 +93,33 @@ class Aggregate(Shaped):
     def drawn(self, target: Target) -> "AggregatePrivatizer":
         """Independent normals."""
         return AggregatePrivatizer(target.rounds, target.agents)
+
+
+def check_sum_only(part: Any, target: Target) -> None:
+    """Refuse an exchange that shows single messages, or opens sums of too few.
+
+    Args:
+        part: Noise in shares, with the ``dropouts`` that it makes up for.
+        target: What it is for.
+
+    Raises:
+        ValueError: Naming the exchange and the remedy.
+    """
+    exchange = getattr(target.method, "exchange", None)
+    aggregate: Any = exchange.aggregate if isinstance(exchange, Server) else None
+    if not getattr(aggregate, "sealed", False):
+        raise ValueError(
+            f"method has exchange {exchange}, which shows single messages, with noise {part}, of "
+            "which each has a share; give an aggregate that shows the sum alone, or "
+            "noise.Independent() and attacker='outsider'"
+        )
+    agents, least = target.agents, aggregate.least(target.agents)
+    if least < agents - part.dropouts:
+        remedy = f"dropouts={agents - least}, or " if least > 0 else ""
+        raise ValueError(
+            f"aggregate opens sums of {max(least, 0)} of {agents} agents with noise {part}; give "
+            f"{remedy}an aggregate that aborts earlier"
+        )
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting.budget import ConcentratedLoss, PureLoss
 from dpjax.accounting.sampled import Phase, Pld
-from dpjax.plans import dependence, guarantees
+from dpjax.plans import compatibility, dependence, guarantees
 from dpjax.plans.calibration import Factored
-from dpjax.plans.config import Config
 from dpjax.topology import mixing as mixing_
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ def audit(plan: "Plan") -> None:
         ValueError: Naming what disagrees.
     """
     config, guarantee = plan.config, plan.guarantee
-    if type(config) is not Config:
-        raise ValueError(f"config is {type(config).__name__}; give a plans.config.Config itself")
     method: Any = plan.method  # Hashable, as all parts are.
     dependence.check_method(method, config.optimizer.shared(), plan.mixing.shape, config.coded)
     matrix = mixing_.check(plan.mixing, stochastic=config.method.stochastic)
@@ -51,7 +48,7 @@ def audit(plan: "Plan") -> None:
     wanted = plan.target
     plan.noise.check(wanted)
     _stated(plan)
-    if config.sampler.counted and plan.counts is None:
+    if plan.counts is None and (config.sampler.counted or config.sampler.capacity is not None):
         raise ValueError(
             f"counts is None for sampler {config.sampler}; make the "
             "plan with plan.make(config, mixing, counts=shards.counts)"
@@ -114,10 +111,11 @@ def _stated(plan: "Plan") -> None:
         # Of sampled rounds the loss says itself what the first ones spend.
         "white": white,
         "over_rounds": None if white else guarantees.over_rounds(config, plan.noise),
-        "secrets": guarantees.secrets_of(config, plan.noise, plan.agents),
+        "secrets": guarantees.secrets_of(plan.noise, plan.agents),
         "norm": protect.norm,
         "gradient_gap": protect.gradient_gap,
         "smoothness": protect.smoothness,
+        "custom": compatibility.custom(config),
         **guarantees.of_sums(config),
     }
     for name, mine in runs.items():

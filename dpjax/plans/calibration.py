@@ -15,8 +15,8 @@ from dpjax.accounting import finite, parties, precision, sampled
 from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import compatibility, strategies
 from dpjax.plans import factor as factor_
-from dpjax.plans import joins, strategies
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Privatizer
 from dpjax.transforms import noise as noise_
@@ -240,7 +240,7 @@ class Factored:
         Raises:
             ValueError: For these, and for methods whose payload is no clipped sum.
         """
-        joins.check_noise(None, target.method, target.protect, own=self.secrets == "own")
+        compatibility.check_noise(None, target.method, target.protect, own=self.secrets == "own")
         n = target.agents
         if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(

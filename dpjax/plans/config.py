@@ -7,10 +7,10 @@ from typing import Any
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import joins, registry
+from dpjax.plans import compatibility, optimizers
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler
+from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler, Timed
 
 __all__: list[str] = []
 
@@ -85,12 +85,14 @@ class Config:
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
-        joins.check(self)
-        if self.protect.unit != "client" and self.sampler.pattern(rounds) != self.pattern:
-            raise ValueError(
-                f"sampler is {_validate.shown(self.sampler)}, whose pattern is not that of its "
-                f"participation {self.participation}; give one that says the same in both"
-            )
+        for part in (self.method, self.optimizer, getattr(self.optimizer, "make", None)):
+            if isinstance(part, Timed):
+                part.check_rounds(rounds)
+        self.sampler.pattern(rounds)  # Refuses other rounds than it deals.
+        compatibility.check(self)
+        means = compatibility.method(self.method).noisy_means
+        if means == "sums" and getattr(self.optimizer, "uses_noise", False):
+            optimizers.check_told(self.optimizer)
 
     def using(self, noise: Noise | None) -> "Config":
         """The same config with another noise design; None is without noise and budget.
@@ -120,12 +122,9 @@ class Config:
     @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
-        if self.sampler.capacity is not None:
-            # In which rounds coins are flipped for a record; it takes part in some of them.
-            return self.sampler.pattern(self.rounds)
         if self.protect.unit == "client":
-            self.sampler.pattern(self.rounds)  # Refuses other rounds than it deals.
-        return Participation(self.rounds, *(self.participation or (self.rounds, 1)))
+            return Participation(self.rounds, *self.sampler.turns)  # type: ignore[attr-defined]
+        return self.sampler.pattern(self.rounds)
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -141,10 +140,11 @@ class Config:
 
 def _instance(name: str, value: Any) -> str | None:
     """How to make the part whose class, or a design's label, was given; None for others."""
-    rows: dict[str, Any] = {
-        "noise": registry.NOISES, "sampler": registry.SAMPLERS, "method": registry.METHODS
-    }  # fmt: skip
-    parts = [row.part for row in rows.get(name, ())]
+    parts = {
+        "noise": [row.part for row in compatibility.NOISES],
+        "sampler": compatibility.SAMPLERS,
+        "method": [row.part for row in compatibility.METHODS],
+    }.get(name, ())
     if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__name__ in parts:
         missing = dataclasses.MISSING
         needed = [
@@ -155,7 +155,7 @@ def _instance(name: str, value: Any) -> str | None:
         return f"{value.__name__}({', '.join(needed)})"
     if name == "noise" and isinstance(value, str):
         horizon = "'run'" if value == "whisper_horizon" else ""
-        for row in registry.NOISES:
+        for row in compatibility.NOISES:
             if row.label == value and row.part is not None and row.released:
                 return f"plans.noise.{row.part}({horizon})"
     return None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from dpjax.plans.registry import packaged
+from dpjax.plans.compatibility import packaged
 from dpjax.protocols import Answer, Emission, Method, Optimizer, Query, Round, Seen
 
 __all__: list[str] = []

@@ -9,8 +9,8 @@ from dpjax import _rounding, _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses, parties
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans import registry
-from dpjax.plans.calibration import Calibrated, Factored, Target
+from dpjax.plans import compatibility
+from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.samplers import Random
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
             accountant="pld",
             release=config.release,
             other_loss=target.sampled(noise.factor, noise.strategy),
-            secrets=secrets_of(config, noise, target.agents),
+            custom=compatibility.custom(config),
+            secrets=secrets_of(noise, target.agents),
         )
     loss = noise.loss(target)
     mu, other = None, _additive(loss, config)
@@ -74,31 +75,22 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         per_agent_epsilon=budget.each,
         white=white,
         over_rounds=None if white else over_rounds(config, noise),
-        secrets=secrets_of(config, noise, target.agents),
+        secrets=secrets_of(noise, target.agents),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
         participation=None if other is not None else config.participation,
+        custom=compatibility.custom(config),
         **of_sums(config),
     )
 
 
-def secrets_of(config: "Config", noise: Calibrated, agents: int) -> parties.Secrets | None:
+def secrets_of(noise: Calibrated, agents: int) -> parties.Secrets | None:
     """Who draws the noise from which secret; None where a design of one's own does not say.
 
-    Of noise over agents its factor says it. A class of one's own inherits no promise: it has to
-    state ``secrets`` itself.
-
     Args:
-        config: The config.
         noise: The noise as it will run.
         agents: n.
     """
-    part = config.noise
-    if agents == 1:
-        return "alone"
-    kept = registry.packaged(type(part)) or "secrets" in vars(type(part))
-    if kept or isinstance(noise, Factored):
-        return getattr(noise, "secrets", None)
-    return None
+    return "alone" if agents == 1 else getattr(noise, "secrets", None)
 
 
 def over_rounds(config: "Config", noise: Calibrated) -> Literal["correlated", "schedule"] | None:
@@ -110,7 +102,7 @@ def over_rounds(config: "Config", noise: Calibrated) -> Literal["correlated", "s
     """
     if noise.strategy is not None:
         return "correlated"
-    return "schedule" if registry.noise(config.noise).by_round else None
+    return "schedule" if compatibility.noise(config.noise).by_round else None
 
 
 def of_sums(config: "Config") -> dict[str, Any]:
@@ -178,7 +170,7 @@ def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None
         ValueError: For counts that are missing, no numbers of records, or unfit for the sampler.
     """
     if counts is None:
-        if config.sampler.counted:
+        if config.sampler.counted or config.sampler.capacity is not None:
             raise ValueError(
                 f"counts is None for sampler {config.sampler}, whose rates or divisor depend on "
                 "them; give plan.make(config, mixing, counts=shards.counts)"

@@ -13,7 +13,8 @@ from dpjax._sums import SumCode
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, parties
 from dpjax.mechanism import design as design_
-from dpjax.plans import joins, sealed
+from dpjax.plans import compatibility
+from dpjax.plans.aggregate import check_sum_only
 from dpjax.plans.calibration import Target
 from dpjax.protocols import IntegerEncoded
 from dpjax.transforms import coded as coded_
@@ -108,22 +109,19 @@ class Discrete:
             )
         return discrete.Cohort(agents, self.dropouts, self.colluders)
 
-    def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Lattice":
+    def calibrate(self, target: Target) -> "Lattice":
         """Choose grid and modulus for a budget.
 
         Args:
             target: What it is for.
-            design: None; there is no design over agents to give.
-            strategy: None.
 
         Returns:
             The noise, on the finest grid on which it keeps the budget.
 
         Raises:
-            ValueError: For a given design or strategy, an aggregate that shows single messages or
+            ValueError: For an aggregate that shows single messages or
                 opens sums of too few, batches of several records, or a budget that no grid keeps.
         """
-        joins.check_alone(self.label, design=design, strategy=strategy)
         self.check(target)
         if self.variance is not None:
             return self._on_grid(target, self.variance)
@@ -151,8 +149,8 @@ class Discrete:
         Raises:
             ValueError: As `calibrate`.
         """
-        joins.check_noise(self, target.method, target.protect)
-        sealed.check(self, target)
+        compatibility.check_noise(self, target.method, target.protect)
+        check_sum_only(self, target)
         self.cohort(target.agents)
         _validate.one_of("accountant", target.budget.accountant, ("zcdp",))
         if target.budget.each is not None:

@@ -16,7 +16,6 @@ from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
-from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
@@ -75,7 +74,7 @@ class PairKeys(Shaped):
         steps = 1
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
-            steps = _exactly(target, DSGD).gossip_steps
+            steps = target.method.gossip_steps  # type: ignore[union-attr]
         each = _decor(*_key(target), self.shared, steps, target.protect, target.pattern)
         return each * (target.protect.sensitivity * _ROUNDING)
 
@@ -146,7 +145,7 @@ class ZeroSum(Shaped):
     def _moved(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
         step = max(target.first_step, float(np.float32(target.first_step)))
-        method = _exactly(target, zip_dl.ZipDL, zip_dl.ZipDLOnLinks)
+        method: Any = target.method
         moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.mixing)
         return float(moves[0, 0])
 
@@ -207,17 +206,6 @@ class ZeroSumPrivatizer:
         """How likely the largest entry of a message is to go out without its noise, at most."""
         # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
         return scheduled_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
-
-
-def _exactly(target: Target, *kinds: type) -> Any:
-    """The method, of a class that the view is of; what a subclass changes, no view knows."""
-    if type(target.method) not in kinds:
-        raise ValueError(
-            f"method is {type(target.method).__name__}, of which no view is known that accounts "
-            f"what nodes see of it; give {kinds[0].__name__}(), or gradients='any' where noise "
-            "defends under it"
-        )
-    return target.method
 
 
 def _key(target: Target) -> tuple[bytes, tuple[int, ...]]:

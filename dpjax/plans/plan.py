@@ -24,11 +24,20 @@ from dpjax.accounting import finite, parties
 from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import dependence, export, forecasts, guarantees, registry, releases, targets
+from dpjax.plans import (
+    compatibility,
+    dependence,
+    export,
+    forecasts,
+    guarantees,
+    releases,
+    targets,
+)
 from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.descriptions import described
+from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import noise_arrays
 from dpjax.protocols import Method, Optimizer, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
@@ -145,7 +154,7 @@ class Plan:
             whoever runs this process or holds the seed. Epsilon is None where a party is not
             protected from.
         """
-        return parties.table(self.guarantee, registry.method(self.method).unprotected)
+        return parties.table(self.guarantee, compatibility.method(self.method).unprotected)
 
     @property
     def factor(self) -> np.ndarray:
@@ -222,7 +231,7 @@ class Plan:
             noise.factor,
             noise.strategy,
             divisor,
-            in_sums=registry.method(self.method).noisy_means == "sums",
+            in_sums=compatibility.method(self.method).noisy_means == "sums",
         )
 
     @functools.cached_property
@@ -384,17 +393,20 @@ def make(
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
     dependence.check_method(method, config.optimizer.shared(), matrix.shape, config.coded)
     records = guarantees.kept_counts(config, counts, n)
+    pieces = {"design": design, "strategy": strategy}
+    pieces = {name: piece for name, piece in pieces.items() if piece is not None}
+    if pieces and not isinstance(config.noise, Correlated):
+        raise ValueError(
+            f"{' and '.join(pieces)} is given for noise {config.label!r}, which has none"
+        )
     if config.noise is None:
-        for name, piece in (("design", design), ("strategy", strategy)):
-            if piece is not None:
-                raise ValueError(f"{name} is given for a config without noise; leave it out")
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     guarantees.check_delta(config, n, counts)
     wanted = targets.of(config, matrix, records)
     ideal = wanted
     if config.release:
         ideal = dataclasses.replace(wanted, budget=wanted.budget.without_reserve())
-    noise = config.noise.calibrate(ideal, design=design, strategy=strategy)
+    noise = config.noise.calibrate(ideal, **pieces)
     return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
 
 

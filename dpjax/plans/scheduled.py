@@ -21,7 +21,7 @@ from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, parties, pure
 from dpjax.mechanism import design as design_
-from dpjax.plans import guarantees, joins, targets
+from dpjax.plans import compatibility, guarantees, targets
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
@@ -93,24 +93,19 @@ class _Scheduled(abc.ABC):
             )
         return np.asarray(self.schedule) / max(self.schedule)
 
-    def calibrate(
-        self, target: Target, *, design: Any = None, strategy: Any = None
-    ) -> "ScheduledNoise":
+    def calibrate(self, target: Target) -> "ScheduledNoise":
         """Make the noise for a budget.
 
         Args:
             target: What it is for.
-            design: None; there is no design over agents to give.
-            strategy: None.
 
         Returns:
             The noise, at the least float32 scales that keep the budget.
 
         Raises:
-            ValueError: For a given design or strategy, one epsilon an agent, an accountant or a
+            ValueError: For one epsilon an agent, an accountant or a
                 norm of other noise, or scales that float32 cannot hold.
         """
-        joins.check_alone(self.label, design=design, strategy=strategy)
         self.check(target)
         moves, profile = moved(target), self.relative(target.rounds)
         if not (moves > 0).any():
@@ -160,7 +155,7 @@ class _Scheduled(abc.ABC):
         Args:
             target: What the noise is for.
         """
-        joins.check_noise(self, target.method, target.protect)
+        compatibility.check_noise(self, target.method, target.protect)
         if target.budget.each is not None:
             raise ValueError(
                 f"epsilon is {target.budget.epsilon} for noise {self.label!r}; give one for all"

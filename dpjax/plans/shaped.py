@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, parties
 from dpjax.mechanism import design as design_
-from dpjax.plans import joins
+from dpjax.plans import compatibility
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 
@@ -40,22 +40,19 @@ class Shaped(abc.ABC):
     def drawn(self, target: Target) -> Privatizer:
         """How it is drawn, from ``arrays["noise_scale"]``."""
 
-    def calibrate(self, target: Target, *, design: Any = None, strategy: Any = None) -> "Scaled":
+    def calibrate(self, target: Target) -> "Scaled":
         """Make the noise for a budget on a network.
 
         Args:
             target: What it is for.
-            design: None; there is no design over agents to give.
-            strategy: None.
 
         Returns:
             The noise, of the least float32 scale at which every agent's loss is within its budget.
 
         Raises:
-            ValueError: For a given design or strategy, or an attacker to whom some agent's loss is
+            ValueError: For an attacker to whom some agent's loss is
                 infinite at every scale.
         """
-        joins.check_alone(self.label, design=design, strategy=strategy)
         unit, budget = self.unit(target), target.budget
         worst = int(np.argmax(unit))
         if not np.isfinite(unit[worst]):
@@ -121,7 +118,7 @@ class Scaled:
         Raises:
             ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
         """
-        joins.check_noise(self.part, target.method, target.protect)
+        compatibility.check_noise(self.part, target.method, target.protect)
         _validate.spread("scale", float(self.scale))
 
     def loss(self, target: Target) -> budget_.CovarianceLoss:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.plans import registry
+from dpjax.plans import compatibility
 from dpjax.results import captions, choice, ranges, records, tables
 from dpjax.results.sheets import INK, Notes, figure, finish, notes_of, save, style
 
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 _KNOWN = {
-    **registry.REFERENCES,
-    **{row.label: (row.title, row.colour, row.marker) for row in registry.NOISES},
+    **compatibility.REFERENCES,
+    **{row.label: (row.title, row.colour, row.marker) for row in compatibility.NOISES},
 }
 
 COLOURS: dict[str, str] = {name: colour for name, (_, colour, _) in _KNOWN.items()}
-"""Colour by algorithm, from the registry."""
+"""Colour by algorithm, from the table of parts."""
 
 TITLES: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
 """What the legend says."""

@@ -12,7 +12,7 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.algorithms.exchange import Server, Sum, Trusted
+from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
@@ -24,7 +24,6 @@ from dpjax.plans.integers import Discrete
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random
-from dpjax.protocols import Received
 from dpjax.topology import graphs, mixing
 
 N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
@@ -184,95 +183,30 @@ class First(Trusted):
         return jax.tree.map(lambda leaf: leaf[0], messages)
 
 
-class Named(Trusted):
-    """A sum by another name."""
-
-
-class Handed(Server):
-    """Has all step by what one has sent."""
-
-    def __call__(self, arrays, round, message):
-        total, present = super().__call__(arrays, round, message).value
-        return Received((jax.tree.map(lambda leaf: leaf[0], message), present), total)
-
-
-class Apart(Federated):
-    """Whose exchange is one of its own."""
-
-    @property
-    def exchange(self):
-        return Handed(self.aggregate)
-
-
-def test_a_claim_to_show_sums_alone_is_not_inherited_by_what_does_otherwise():
-    plan.make(config(aggregate=Named()), COMPLETE)
-    with pytest.raises(ValueError, match="aggregate First, which has its own _total"):
-        plan.make(config(aggregate=First()), COMPLETE)
-    with pytest.raises(ValueError, match="shows single messages"):
-        plan.make(config(method=Apart(Trusted())), COMPLETE)
-
-
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """A user's own aggregate, sealed as it says, in one of several ways."""
+    """A user's own aggregate."""
 
-    way: str = "plain"
     sealed: ClassVar[bool] = True
 
     def least(self, agents):
         return agents - 1
 
-    def at(self, round):
-        def aggregate(messages):
-            (leaf,) = jax.tree.leaves(messages)
-            there = jnp.ones(len(leaf))
-            if self.way == "dropped":
-                there = there.at[round % len(leaf)].set(0)
-            if self.way == "largest":
-                there = there.at[jnp.argmax(jnp.sum(leaf, axis=1))].set(0)
-            if self.way == "few":
-                there = there.at[:3].set(0)
-            if self.way == "late":
-                there = jnp.where(round == T - 1, there.at[0].set(2), there)
-            if self.way == "host":
-                shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-                leaf = jax.pure_callback(lambda x: x, shape, leaf)
-            total = jnp.sum(leaf * there[:, None].astype(leaf.dtype), axis=0)
-            if self.way == "weighted":
-                total = total + leaf[2]
-            if self.way == "all":
-                there = jnp.ones(len(leaf)).at[0].set(0)
-            return jax.tree.unflatten(jax.tree.structure(messages), [total]), jnp.sum(there)
-
-        return aggregate
-
     def __call__(self, messages):
-        return self.at(0)(messages)
+        (leaf,) = jax.tree.leaves(messages)
+        total = jax.tree.map(lambda each: jnp.sum(each, axis=0), messages)
+        return total, jnp.float32(len(leaf))
 
     def seen(self, messages, total):
-        return messages if self.way == "shown" else total
+        return total
 
 
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("weighted", "adds up messages .*2.0.* of 6 agents"),
-        ("late", "2.0.* in round 11, of 7 agents"),
-        ("all", "1.0.* of 5 agents: the noise is for sums"),
-        ("few", "opens a sum of 3 in round 0, fewer than the 5"),
-        ("largest", "who is in a sum may not depend on what was sent"),
-        ("shown", "shows more of messages than their sum"),
-    ],
-)
-def test_a_users_own_aggregate_is_tried_and_not_believed(way, message):
+def test_an_aggregate_of_ones_own_joins_and_is_named():
     for part, extra in ((Aggregate(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
-        with pytest.raises(ValueError, match=f"aggregate Own, which .*{message}"):
-            plan.make(config(part=part, aggregate=Own(way), **extra), COMPLETE)
-
-
-def test_aggregates_that_do_as_they_say_join():
-    for way in ("plain", "dropped", "host"):
-        plan.make(config(part=Aggregate(1), aggregate=Own(way)), COMPLETE)
+        made = plan.make(config(part=part, aggregate=Own(), **extra), COMPLETE)
+        assert made.guarantee.custom == ("Own",)
+        assert "relies on your own `Own`" in made.guarantee.statement()
+    assert plan.make(config(aggregate=First()), COMPLETE).guarantee.custom == ("First",)
     with pytest.raises(ValueError, match="sums of 0 of 6 agents .* give an aggregate that aborts"):
         plan.make(config(aggregate=Trusted(7)), COMPLETE)
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import audit_mechanisms as audit
 from benchmarks.audit_mechanisms import Cell
-from dpjax.plans import registry
+from dpjax.plans import compatibility
 from dpjax.results import records
 
 SEEDS = 1024
@@ -35,7 +35,7 @@ CELLS = (
 
 def joining() -> set[str]:
     """Names of all rows that a private run can have."""
-    methods = {row.part for row in registry.METHODS if row.noises != ()}
+    methods = {row.part for row in compatibility.METHODS if row.noises != ()}
     return methods | {*audit.rows("noises"), *audit.rows("samplers")}
 
 
@@ -49,8 +49,8 @@ def test_every_row_attacker_and_relation_is_audited_here() -> None:
 
 @pytest.mark.mutant
 def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = registry.MethodRow(part="Mine", builds="x", view="none")
-    monkeypatch.setattr(registry, "METHODS", (*registry.METHODS, method))
+    method = compatibility.MethodRow(part="Mine")
+    monkeypatch.setattr(compatibility, "METHODS", (*compatibility.METHODS, method))
     assert audit.missing() == ["Mine", "Mine, a broken copy"]
     with pytest.raises(SystemExit, match="no audit of Mine"):
         audit.main(["--quick"])
@@ -97,7 +97,7 @@ def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
     )
     node = Cell("ZipDL", "zip_dl", every, "outsider", "any", every)
     assert "finite only for nodes" in refused[node]
-    assert len(apart | kept) < len(registry.METHODS) * len(audit.rows("noises"))
+    assert len(apart | kept) < len(compatibility.METHODS) * len(audit.rows("noises"))
 
 
 def test_the_page_is_the_record_s() -> None:

@@ -15,9 +15,9 @@ from dpjax.accounting.sampled import Phase, Pld
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan
-from dpjax.plans.draws import audit
 from dpjax.plans.samplers import Poisson
 from dpjax.transforms import rounds
+from tests.plans.draws import audit
 from tests.support import make_config
 
 T, SEPARATION, EXPECTED, CLIP, DELTA = 12, 3, 4.0, 0.5, 1e-5

@@ -264,20 +264,6 @@ def test_what_does_not_go_together_is_refused(change, message):
         made(**{"part": Discrete(SIZE), **change})
 
 
-class Undivided(Random):
-    """Says that a sum is of one record, and draws two."""
-
-    @property
-    def divisor(self):
-        return 1
-
-
-def test_several_records_are_refused_whatever_their_sampler_says():
-    one = made(Discrete(SIZE), "zero_out_record", sampler=Undivided(2))
-    with pytest.raises(ValueError, match="batches have 2 places"):
-        run(one, task(), seeds=[0])
-
-
 def test_payloads_of_another_size_and_too_little_noise_are_refused():
     with pytest.raises(ValueError, match="give size=5"):
         run(made(Discrete(4)), task(), seeds=[0])

@@ -12,7 +12,7 @@ import pytest
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import descriptions, optimizers, plan, samplers
+from dpjax.plans import descriptions, optimizers, plan
 from dpjax.protocols import Emission, Received
 from tests.support import make_config
 
@@ -114,24 +114,6 @@ def test_no_way_around_the_noise(network, method):
 
 
 @frozen
-class TopTwo(Hidden):
-    """What a model of two entries does not show: which entries are the largest."""
-
-    def smuggle(self, message, raw):
-        flat = raw.reshape(len(raw), -1)
-        if flat.shape[1] <= 2:
-            return message
-        least = jnp.sort(jnp.abs(flat), axis=1)[:, -2:-1]
-        return jnp.where(jnp.abs(flat) >= least, message.reshape(flat.shape), 0).reshape(raw.shape)
-
-
-def test_a_run_looks_again_at_its_own_sizes(network, small):
-    made = plan.make(make_config(method=TopTwo()), network)
-    with pytest.raises(ValueError, match="method shows"):
-        run(made, small, seeds=[0])
-
-
-@frozen
 class Local(DSGD):
     """Adapts models with gradients that no noise was added to, and publishes what it received."""
 
@@ -182,14 +164,6 @@ def test_an_optimizer_has_no_array_of_the_noise(network, small):
 
 
 @frozen
-class Once(samplers.Random):
-    """A sampler that says that a record takes part once, and draws at random."""
-
-    def pattern(self, rounds):
-        return Participation(rounds, 1, rounds)
-
-
-@frozen
 class Secretive(DSGD):
     """Two of these are equal, and are not."""
 
@@ -228,7 +202,6 @@ class Open:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"sampler": Once(4)}, "whose pattern is not that of its participation"),
         ({"method": Secretive()}, "make it a frozen dataclass, all fields compared"),
         ({"sampler": Open()}, "make it a frozen dataclass"),
     ],

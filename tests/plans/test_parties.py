@@ -21,7 +21,7 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, Enc
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
-from dpjax.plans import forecasts, noise, plan, registry, samplers, scheduled
+from dpjax.plans import compatibility, forecasts, noise, plan, samplers, scheduled
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -226,10 +226,10 @@ def test_every_row_of_the_registry_has_an_answer():
     every = [one for row in PLANS for one in made(row)]
     labels = {one.config.label for one in every}
     methods = {type(one.config.method).__name__ for one in every}
-    rows = [row for row in registry.NOISES if row.part is not None]
+    rows = [row for row in compatibility.NOISES if row.part is not None]
     assert {row.label for row in rows} <= labels
     # EncryptedOnLinks is Encrypted, placed on its network.
-    assert {row.part for row in registry.METHODS} - methods == {EncryptedOnLinks.__name__}
+    assert {row.part for row in compatibility.METHODS} - methods == {EncryptedOnLinks.__name__}
     for one in every:
         silent = one.config.label == "mine" and isinstance(one.config.noise, Mine)
         assert (one.guarantee.secrets is None) == (silent or one.noise is None)

@@ -11,11 +11,11 @@ from dpjax.data import partition
 from dpjax.engine import keys, placing
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
-from dpjax.plans import config as config_
-from dpjax.plans import draws, plan, problem, registry, samplers
+from dpjax.plans import compatibility, plan, problem, samplers
 from dpjax.plans.samplers import Full, Poisson, Random
 from dpjax.protocols import Draw
 from dpjax.topology import graphs, mixing
+from tests.plans import draws
 from tests.support import make_config, make_problem
 
 N = 4
@@ -129,19 +129,14 @@ class Doubled(Full):
 
 
 @pytest.mark.mutant
-def test_a_full_sampler_that_repeats_a_record_is_refused():
-    config = make_config(sampler=dataclasses.dataclass(frozen=True)(Doubled)(), rounds=3)
+def test_a_full_sampler_that_repeats_a_record_is_found():
     with pytest.raises(ValueError, match="draws a record of agent 0 twice"):
-        run(plan.make(config, RING, counts=COUNTS), task(), seeds=[0])
+        draws.audit(dataclasses.dataclass(frozen=True)(Doubled)(9), COUNTS, 3)
 
 
-def test_every_sampler_has_a_row_which_says_what_it_joins():
+def test_every_sampler_is_in_the_table():
     named = {name for name in samplers.__all__ if isinstance(getattr(samplers, name), type)}
-    assert {row.part for row in registry.SAMPLERS} == named
-    assert registry.sampler(Full()).part == "Full"
-    assert registry.sampler(Poisson(2, 4)).claims == "rates"
-    # The config asks the registry, and has no rule of its own.
-    assert not hasattr(config_.Config, "_check_amplified")
+    assert set(compatibility.SAMPLERS) == named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,23 +148,8 @@ class OwnFlips(Random):
 
 
 def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
-    assert registry.sampler(OwnFlips(4)).part == "Poisson"
     with pytest.raises(ValueError, match="amplify nothing that is accounted here"):
         make_config(sampler=OwnFlips(4), relation="replace_record")
-
-
-@dataclasses.dataclass(frozen=True)
-class Uncounted(OwnFlips):
-    """One that says rates, and not that the plan must know what they hang on."""
-
-    counted = False
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_rates_without_counts_are_refused_when_the_config_is_made(private):
-    design = {} if private else {"design": "non_private"}
-    with pytest.raises(ValueError, match=r"Uncounted has rates, .*: say counted = True"):
-        make_config(sampler=Uncounted(4), relation="zero_out_record", **design)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +168,8 @@ def test_rates_without_a_claim_amplify_nothing():
     config = make_config(sampler=Quiet(2), relation="replace_record", rounds=3)
     one = plan.make(config, RING, counts=COUNTS)
     plain = make_config(sampler=Random(2), relation="replace_record", rounds=3)
-    assert one.guarantee == plan.make(plain, RING).guarantee
+    plain = plan.make(plain, RING).guarantee
+    assert one.guarantee == dataclasses.replace(plain, custom=("Quiet",))
 
 
 @pytest.mark.parametrize("sampler", [Full(records=100), Poisson(2.0, 8, records=100)])
@@ -266,17 +247,3 @@ def test_clients_of_more_records_than_they_are_said_to_have_are_refused():
     dealt.check(np.array([40, 17]))
     with pytest.raises(ValueError, match=r"clients is 10 .* 40 records.* North has 41; give .*=11"):
         dealt.check(np.array([3, 41]), ["South", "North"])
-
-
-class Undivided(samplers.Random):
-    """Says that sums are of one record, and draws as many as it likes."""
-
-    @property
-    def divisor(self):
-        return 1
-
-
-def test_noise_of_one_gradient_is_for_batches_of_one_place():
-    draws.audit(Undivided(1), np.full(3, 9), 5, single=True)
-    with pytest.raises(ValueError, match="batches have 4 places"):
-        draws.audit(Undivided(4), np.full(3, 9), 5, single=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -428,18 +429,29 @@ def test_an_assumed_gap_is_of_one_gradient_as_it_is():
     assert config(method=DSGD(), noise=Laplace(1.0)).protect.gradient_gap == 2.0
 
 
+def heavy(self, here, seen, carry, received):
+    """Steps ten times as far as the sensitivity of tracking says."""
+    models, memory = Tracking.absorb(self, here, seen, carry, received)
+    return jax.tree.map(lambda x, mean: mean + 10 * (x - mean), models, received), memory
+
+
 @dataclasses.dataclass(frozen=True)
 class Eager(Tracking):
-    """Steps ten times as far as its sensitivity says."""
+    """Overrides by a method."""
 
-    def absorb(self, here, seen, carry, received):
-        models, memory = super().absorb(here, seen, carry, received)
-        return jax.tree.map(lambda x, mean: mean + 10 * (x - mean), models, received), memory
+    absorb = heavy
+
+
+@dataclasses.dataclass(frozen=True)
+class Heavy(Tracking):
+    """Overrides by a field, in which no inspection of classes finds a function."""
+
+    absorb: Any = functools.partial(heavy, Tracking(1.0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Own(ModelSent):
-    """A user's method whose sensitivity is of plain steps."""
+    """A user's method, its sensitivity inherited or not."""
 
     def absorb(self, here, seen, carry, received):
         gradient = here.mean(here.query(carry, here.batch).total)
@@ -448,94 +460,51 @@ class Own(ModelSent):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stated(Own):
-    """The same, with a sensitivity of its own."""
-
-    def absorb(self, here, seen, carry, received):
-        return super().absorb(here, seen, carry, received)
-
-    def sensitivity(self, answer, steps, divisor, mixing):
-        return super().sensitivity(answer, steps, divisor, mixing)
-
-
-def test_a_sensitivity_is_of_the_work_that_it_was_stated_with():
-    clipped = protect.Protect("replace_agent", 0.5, norm="l1")
-    for method in (Eager(1.0), Own()):
-        with pytest.raises(ValueError, match="has its own absorb"):
-            config(method=method, protect=clipped)
-    assert plan.make(config(method=Stated(), protect=clipped), MATRIX).guarantee.epsilon == 1
-    with pytest.raises(ValueError, match="plain steps"):
-        config(method=Stated(), protect=clipped, optimizer=Chain(_adam, 0.1))
-
-
-@dataclasses.dataclass(frozen=True)
-class Loud(Average):
-    """Ten times what its method would send."""
-
-    def emit(self, here, seen):
-        emission = super().emit(here, seen)
-        return emission._replace(private=jax.tree.map(lambda leaf: 10 * leaf, emission.private))
-
-
-@dataclasses.dataclass(frozen=True)
-class Another(Tracking):
-    """Another method once it is on its network."""
-
-    def on(self, mixing):
-        return Own()
-
-
-class Body:
-    """What a class of the package leaves open, filled in from behind it."""
-
-    def absorb(self, here, seen, carry, received):
-        return received, seen.memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Behind(ModelSent, Body):
-    """The package's sensitivity, another class's work."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weighted(PPDOAGT):
-    """Own weights of 1 in the place of the network's."""
-
-    def _own(self, here):
-        return super()._own(here)
-
-
-@pytest.mark.parametrize("method", [
-    (Loud(Tracking(1.0)), "emit"), (Another(1.0), "on"), (Behind(), "absorb"), (Weighted(), "_own"),
-])  # fmt: skip
-def test_nothing_of_the_packages_work_is_changed_under_its_sensitivity(method):
-    clipped = protect.Protect("replace_agent", 0.5, norm="l1")
-    one, name = method
-    with pytest.raises(ValueError, match=f"has its own {name} under the sensitivity of"):
-        config(method=one, protect=clipped)
-
-
-@dataclasses.dataclass(frozen=True)
 class Louder(DSGD):
     """A hundred times the answer."""
 
     def emit(self, here, seen):
-        answer = here.query(seen.models, here.batch, encode=lambda g: 100 * g)
+        answer = here.query(
+            seen.models, here.batch, encode=lambda g: jax.tree.map(lambda leaf: 100 * leaf, g)
+        )
         return super().emit(here, seen)._replace(private=answer.total)
 
 
 @dataclasses.dataclass(frozen=True)
 class Longer(Laplace):
-    """Of moves in another norm than its loss is of."""
-
-    norm = "l2"
+    """Another class of noise."""
 
 
-def test_classes_of_ones_own_assume_no_gap_and_account_no_schedule():
-    with pytest.raises(ValueError, match="or is a user's own"):
-        config(method=Louder(), noise=Laplace(1.0))
-    with pytest.raises(ValueError, match="noise is Longer, a class of one's own"):
-        config(method=DSGD(), noise=Longer(1.0), protect=protect.Protect("replace_agent", 0.5))
+@dataclasses.dataclass(frozen=True)
+class Step(Sgd):
+    """Another class of steps."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": Eager(1.0)}, {"method": Heavy(1.0)}, {"method": Own()},
+        {"method": Average(Eager(1.0))}, {"method": Louder()}, {"noise": Longer(Q2)},
+        {"optimizer": Step(GAMMA, decay=Q1)},
+    ],
+)  # fmt: skip
+def test_what_is_a_users_own_runs_and_is_named(changes):
+    """Whatever it overrides, and how: nothing is guessed, and all texts say who is relied on."""
+    (part,) = changes.values()
+    name = type(getattr(part, "method", part)).__name__
+    made = plan.make(config(**changes), MATRIX)
+    assert name in made.guarantee.custom and made.guarantee.epsilon == 1
+    for text in (made.guarantee.statement(), made.guarantee.caption(), repr(made)):
+        assert f"relies on your own `{name}`" in text
+    assert Guarantee.from_dict(made.guarantee.to_dict()) == made.guarantee
+    with pytest.raises(ValueError, match="guarantee.custom is"):
+        dataclasses.replace(made, guarantee=dataclasses.replace(made.guarantee, custom=()))
+    assert not plan.make(config(), MATRIX).guarantee.custom
+
+
+def test_a_users_method_has_plain_steps_and_wide_models():
+    with pytest.raises(ValueError, match="plain steps"):
+        config(method=Own(), optimizer=Chain(_adam, 0.1))
     task = fusion.problem(data.make(N, seed=0, high=2.0))
     narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
     with pytest.raises(ValueError, match="bfloat16"):

@@ -1,4 +1,4 @@
-"""What a sampler draws, tried against what it says, before a run."""
+"""What a sampler draws, tried against what it says."""
 
 import functools
 from typing import Any
@@ -9,10 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.plans.registry import packaged
+from dpjax.plans.compatibility import packaged
 from dpjax.protocols import Draw, Sampler
-
-__all__: list[str] = []
 
 _ROUNDS = 3
 _COUNTED = 16
