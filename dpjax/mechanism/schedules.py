@@ -1,8 +1,15 @@
-"""Schedules of steps and noise that are best for quadratics, at a given budget.
+"""Steps and noise that make private gradient tracking exact on quadratics: errors, and the best.
 
-The error of gradient tracking is a bias plus sum_k w_k var_k (`dpjax.mechanism.quadratic`), and
-message k costs gap alpha_{k-1} / nu_k. For given steps the best noise has a closed form, by
-Lagrange:
+With gradients H_i x - b_i, errors e = x - x* and u = y - y* (y*_i = b_i - H_i x*, what the tracking
+variable settles at) and z = e + noise, a round of Algorithm 1 is
+
+    u+ = u + beta (I - W) z,      e+ = W z - alpha (u+ + H z)
+
+so that E|x(K) - x*|^2, summed over agents, is a bias, what the start leaves, plus sum_k w_k var_k,
+var_k the variance of an entry of the noise of message k. `weights` finds all w_k in one pass
+backwards in time.
+
+For given steps the best noise has a closed form, by Lagrange:
 
     Laplace, epsilon    nu_k ~ (alpha_{k-1} / w_k)^(1/3)     noise = 2 (gap / epsilon)^2 S^3,
                                                              S = sum_k alpha_{k-1}^(2/3) w_k^(1/3)
@@ -15,20 +22,23 @@ together, from two shapes: smooth steps, and pulses, a few long steps with noise
 between, which contract the average of the costs like a polynomial of its Hessian.
 
 The problem's Hessians and linear terms enter: a schedule made from private data is itself not
-private, so that it is to be made from public or simulated data of the same kind.
+private, so that it is to be made from public or simulated data of the same kind. Float64, numpy in
+and out.
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from jax import numpy as jnp
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism import costs, descent, quadratic
+from dpjax._numerics import double_precision
 from dpjax.mechanism.laplace import Schedule
 
-__all__ = ["Law", "Optimum", "best_scales", "optimal"]
+__all__ = ["Error", "Law", "Optimum", "best_scales", "error", "optimal", "variances", "weights"]
 
 Law = Literal["laplace", "gaussian"]
 
@@ -40,6 +50,27 @@ _UP = 1 + 1e-12
 _LEAST, _MOST = 1e-300, 1e300
 # Losses are summed as numbers of float64, mus as squares of them.
 _LEAST_BUDGET = 1e-140
+# Logarithms of steps and gain may move so far from where they began.
+_REACH = 12.0
+
+
+class Error(NamedTuple):
+    """A predicted E|x(T) - x*|^2, the sum over agents and entries.
+
+    Attributes:
+        bias: What is left of the start without noise.
+        noise: What the noise adds.
+        weights: [T] of the variance of an entry of message k's noise.
+    """
+
+    bias: float
+    noise: float
+    weights: Float[np.ndarray, " T"]
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.bias + self.noise
 
 
 class Optimum(NamedTuple):
@@ -56,10 +87,219 @@ class Optimum(NamedTuple):
 
     schedule: Schedule
     beta: float
-    error: quadratic.Error
+    error: Error
     shape: str
-    met: dict[str, quadratic.Error]
+    met: dict[str, Error]
     evaluations: int
+
+
+class Problem(NamedTuple):
+    """Checked arrays of a quadratic problem and a run on it."""
+
+    mixing: np.ndarray
+    hessians: np.ndarray
+    linear: np.ndarray
+    minimiser: np.ndarray
+    step_sizes: np.ndarray
+    beta: float
+
+    def first_errors(self, start: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The means of e and u before the first message, [n, p] each."""
+        shape = self.linear.shape
+        try:
+            x = np.broadcast_to(_validate.finite_array("start", start), shape)
+        except ValueError:
+            raise ValueError(f"start has shape {np.shape(start)}; give {list(shape)}") from None
+        return x - self.minimiser, self.hessians @ self.minimiser - self.linear
+
+    def bias(self, start: Any, start_variance: float, first_weight: float) -> float:
+        """E|x(T) - x*|^2 without noise, of a start of this mean and variance."""
+        e, u = self.first_errors(start)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for alpha in self.step_sizes:
+                mixed = self.mixing @ e
+                u = u + self.beta * (e - mixed)
+                e = mixed - alpha * (u + (e[:, None] @ self.hessians)[:, 0])
+            return float((e**2).sum() + start_variance * first_weight)
+
+    def weights(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """As `weights`."""
+        n, p = self.hessians.shape[:2]
+        e = np.eye(n * p).reshape(n * p, n, p) if rows is None else rows
+        # [n, r, p]: mixing is then one matrix product.
+        e = np.ascontiguousarray(np.moveaxis(e, 0, 1))
+        u, squares = np.zeros_like(e), np.zeros(len(self.step_sizes))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for k in range(len(squares) - 1, -1, -1):
+                alpha = self.step_sizes[k]
+                gained = self.beta * (u - alpha * e)
+                mixed = (self.mixing.T @ (e - gained).reshape(n, -1)).reshape(e.shape)
+                e, u = mixed + gained - alpha * (e @ self.hessians), u - alpha * e
+                squares[k] = np.vdot(e, e)
+        return squares
+
+
+def checked(mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float) -> Problem:
+    """Return the arguments as float64 arrays that fit each other.
+
+    Args:
+        mixing: [n, n], doubly stochastic.
+        hessians: [n, p, p], symmetric.
+        linear: [n, p]; None for zeros.
+        step_sizes: [T], >= 0.
+        beta: >= 0.
+
+    Raises:
+        ValueError: Where they do not fit, or where the sum of the costs has no unique minimiser.
+    """
+    w = _validate.stochastic("mixing", mixing, ("row", "column"))
+    h = _validate.finite_array("hessians", hessians, ndim=3)
+    n, p = h.shape[:2]
+    if h.shape[2] != p or w.shape != (n, n):
+        raise ValueError(f"hessians has shape {h.shape} for mixing {w.shape}; give [n, p, p]")
+    if np.abs(h - np.swapaxes(h, 1, 2)).max() > 1e-9 * np.abs(h).max():
+        raise ValueError("hessians holds a matrix that is not symmetric; give second derivatives")
+    b = np.zeros((n, p)) if linear is None else _validate.finite_array("linear", linear, ndim=2)
+    if b.shape != (n, p):
+        raise ValueError(f"linear has shape {b.shape}; give [{n}, {p}]")
+    steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
+    beta = _validate.number("beta", beta)
+    if min(steps.min(), beta) < 0:
+        raise ValueError(f"step_sizes reaches {steps.min():g}, beta is {beta:g}; give numbers >= 0")
+    total = h.sum(axis=0)
+    if np.linalg.cond(total) > 1e12:
+        raise ValueError("hessians sums to a singular matrix; give costs with one minimiser")
+    return Problem(w, h, b, np.linalg.solve(total, b.sum(axis=0)), steps, beta)
+
+
+def variances(schedule: Schedule) -> Float[np.ndarray, " T"]:
+    """Return the variance of an entry of every message's noise: 2 nu^2, or sigma^2.
+
+    Args:
+        schedule: Scales, and of which noise.
+
+    Example:
+        >>> from dpjax.mechanism import laplace, schedules
+        >>> made = laplace.geometric(1.0, 1.0, gamma=0.1, q1=0.5, q2=0.9, rounds=2)
+        >>> schedules.variances(made).round(6).tolist()
+        [0.125, 0.10125]
+    """
+    factor = 2.0 if schedule.noise == "laplace" else 1.0
+    return factor * np.asarray(schedule.scales, np.float64) ** 2
+
+
+def error(
+    mixing: Any,
+    hessians: Any,
+    linear: Any,
+    step_sizes: Any,
+    beta: float,
+    variances: Any,
+    *,
+    start: Any = 0.0,
+    start_variance: float = 1.0,
+) -> Error:
+    """Return the exact mean-square error of Algorithm 1 after T messages and steps.
+
+    Args:
+        mixing: [n, n] W, symmetric, rows and columns summing to 1.
+        hessians: [n, p, p] H_i.
+        linear: [n, p] b_i.
+        step_sizes: [T] alpha_k.
+        beta: Gain of the tracking variable.
+        variances: [T] of an entry of each message's noise.
+        start: [n, p] mean of x(0), or what broadcasts.
+        start_variance: Variance of an entry of x(0).
+
+    Returns:
+        Bias, noise and weights; infinite where the recursion overflows.
+
+    Raises:
+        ValueError: For shapes that do not fit, or numbers out of range.
+
+    Reference:
+        Xie, Liu and Chai, Algorithm 1 and (13).
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import fusion
+        >>> from dpjax.mechanism import laplace, schedules
+        >>> data, mixing = fusion.make(4, seed=0), np.full((4, 4), 0.25)
+        >>> made = laplace.geometric(10.0, 1.0, gamma=0.002, q1=0.97, q2=0.99, rounds=300)
+        >>> spread = schedules.variances(made)
+        >>> problem = mixing, data.hessians, data.linear
+        >>> found = schedules.error(*problem, made.step_sizes, 100.0, spread)
+        >>> found.bias < found.total < 1
+        True
+    """
+    problem = checked(mixing, hessians, linear, step_sizes, beta)
+    spread = _validate.finite_array("variances", variances, ndim=1)
+    if len(spread) != len(problem.step_sizes) or spread.min() < 0:
+        raise ValueError(
+            f"variances has {len(spread)} entries from {spread.min():g} for "
+            f"{len(problem.step_sizes)} steps; give one number >= 0 a message"
+        )
+    return _error(problem, start, _start_variance(start_variance), problem.weights(), spread)
+
+
+def weights(
+    mixing: Any, hessians: Any, step_sizes: Any, beta: float, *, rows: Any = None
+) -> Float[np.ndarray, " T"]:
+    """Return w_k: what noise of variance 1 in every entry of message k adds to E|x(T) - x*|^2.
+
+    w_k = |d x(T) / d z(k)|_F^2, from one pass backwards over the rounds.
+
+    Args:
+        mixing: [n, n] W.
+        hessians: [n, p, p].
+        step_sizes: [T].
+        beta: Gain.
+        rows: [r, n, p] directions in which the error counts; None for all of them, `sketch` for an
+            unbiased estimate by few.
+
+    Returns:
+        [T] weights.
+
+    Raises:
+        ValueError: As in `error`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import schedules
+        >>> schedules.weights(np.ones((1, 1)), np.ones((1, 1, 1)), [0.5, 0.5], beta=0.0).tolist()
+        [0.0625, 0.25]
+    """
+    problem = checked(mixing, hessians, None, step_sizes, beta)
+    if rows is not None:
+        rows, shape = _validate.finite_array("rows", rows, ndim=3), problem.linear.shape
+        if rows.shape[1:] != shape:
+            raise ValueError(f"rows has shape {rows.shape}; give [r, {shape[0]}, {shape[1]}]")
+    return problem.weights(rows)
+
+
+def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndarray, "r n p"]:
+    """Return rows for `weights`: the agents' mean whole, what differs between them by random signs.
+
+    The mean carries most of the error and is exact; probes + p rows replace n p.
+
+    Args:
+        agents: Agents n.
+        dimension: Entries p.
+        probes: Random rows, 1 and above.
+        seed: Of numpy's default generator.
+
+    Returns:
+        [probes + p, n, p].
+
+    Raises:
+        ValueError: For numbers out of range.
+    """
+    n, p = agents, dimension
+    probes = _validate.integer("probes", probes)
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (probes, n, p))
+    signs = (signs - signs.mean(axis=1, keepdims=True)) / np.sqrt(probes)
+    mean = np.broadcast_to(np.eye(p)[:, None], (p, n, p)) / np.sqrt(n)
+    return np.concatenate([mean, signs])
 
 
 def best_scales(
@@ -73,7 +313,7 @@ def best_scales(
 
     Args:
         step_sizes: [T] alpha_k, above 0 (0 is no step).
-        weights: [T] w_k of `dpjax.mechanism.quadratic.weights`.
+        weights: [T] w_k of `weights`.
         budget: Epsilon for Laplace noise, mu for Gaussian; 1e-140 at least.
         gradient_gap: In L1 norm, or in L2 for Gaussian noise.
         noise: Which noise.
@@ -92,72 +332,25 @@ def best_scales(
     """
     steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
     w = _validate.finite_array("weights", weights, ndim=1)
-    budget = _budget(budget)
-    gap = _validate.positive("gradient_gap", gradient_gap)
+    budget, gap = _budget(budget), _validate.positive("gradient_gap", gradient_gap)
     gaussian = _validate.one_of("noise", noise, _NOISES) == "gaussian"
     if len(w) != len(steps) or min(w.min(), steps.min()) < 0:
         raise ValueError(
             f"weights has {len(w)} entries from {w.min():g} for {len(steps)} steps from "
             f"{steps.min():g}; give one number >= 0 a message"
         )
-    carried, scales = steps[:-1], np.zeros(len(steps))
-    shown = carried > 0
-    if (w[1:][shown] <= 0).any():
-        k = 2 + int(np.argmax(shown & (w[1:] <= 0)))
+    if ((steps[:-1] > 0) & (w[1:] <= 0)).any():
         raise ValueError(
-            f"weights holds 0 at message {k}, which carries a step: its noise costs nothing and "
-            "has no best scale; give fewer rounds or weights above 0"
+            "weights holds 0 at a message that carries a step: its noise costs nothing and has no "
+            "best scale; give fewer rounds or weights above 0"
         )
-    a, w = carried[shown], w[1:][shown]
-    found, held = _found(a, w, gap / budget, gaussian)
-    if not held:
+    scales = _scales(steps, w, gap / budget, gaussian)
+    if scales is None:
         raise ValueError(
-            f"gradient_gap is {gap:g}, budget {budget:g}, step_sizes from {a.min():g} to "
-            f"{a.max():g} and weights from {w.min():g} to {w.max():g}, whose best scales are "
-            "beyond what float64 holds; give them in units in which all are nearer to 1"
+            f"gradient_gap is {gap:g}, budget {budget:g}, with steps and weights whose best "
+            "scales are beyond what float64 holds; give them in units in which all are nearer to 1"
         )
-    scales[1:][shown] = found
     return scales
-
-
-def _budget(value: Any) -> float:
-    budget = _validate.positive("budget", value)
-    if budget < _LEAST_BUDGET:
-        raise ValueError(f"budget is {budget:g}; give at least {_LEAST_BUDGET:g}")
-    return budget
-
-
-def _found(a: np.ndarray, w: np.ndarray, ratio: float, gaussian: bool) -> tuple[np.ndarray, bool]:
-    """Return the scales of messages that carry steps a, and whether float64 holds them."""
-    if not len(a):
-        return a, True
-    with np.errstate(all="ignore"):
-        # Roots of each: quotients and products of steps and weights themselves may overflow.
-        roots = np.sqrt(a) / np.sqrt(np.sqrt(w)) if gaussian else np.cbrt(a) / np.cbrt(w)
-        parts = a / roots
-        most = parts.max()
-        total = most * np.linalg.norm(parts / most) if gaussian else parts.sum()
-        found = ratio * total * roots * _UP
-    met = np.concatenate([[ratio, total, ratio * total], roots, found])
-    return found, bool(((met >= _LEAST) & (met <= _MOST)).all())
-
-
-def largest_curvature(hessians: np.ndarray) -> float:
-    """Return the largest curvature of any agent, where their average is convex.
-
-    Args:
-        hessians: [n, p, p].
-
-    Raises:
-        ValueError: For an average that is not convex: its cost has no minimum.
-    """
-    least = float(np.linalg.eigvalsh(hessians.mean(axis=0)).min())
-    if least <= 0:
-        raise ValueError(
-            f"hessians has an average of least curvature {least:g}; give costs whose average is "
-            "convex, above 0"
-        )
-    return float(np.linalg.eigvalsh(hessians).max())
 
 
 def optimal(
@@ -211,7 +404,7 @@ def optimal(
         start_variance: Variance of an entry of x(0).
         knots: Knots of log alpha, 2 to T; 16 if None, or T where that is less.
         pulses: Numbers of pulses to try, each below T; 1 to 4 if None, as far as they are below T.
-        probes: Rows of `dpjax.mechanism.quadratic.sketch` while descending; None for exact errors.
+        probes: Rows of `sketch` while descending; None for exact errors.
         seed: Of the sketch.
         iterations: Most L-BFGS iterations of each descent; 0 takes the starts as they are.
 
@@ -241,107 +434,239 @@ def optimal(
     counts = [_validate.integer("pulses", count, most=rounds - 1) for count in tried]
     iterations = _validate.integer("iterations", iterations, least=0)
     _validate.one_of("shape", shape, _SHAPES)
-    problem = costs.checked(mixing, hessians, linear, np.ones(rounds), 1.0)
+    problem = checked(mixing, hessians, linear, np.ones(rounds), 1.0)
     if (apart := float(np.abs(problem.mixing - problem.mixing.T).max())) > 1e-9:
         raise ValueError(
             f"mixing is not symmetric, by {apart:g}; give weights that are the same both ways, as "
             "of topology.mixing.metropolis_hastings"
         )
+    mean = problem.hessians.mean(axis=0)
+    if (least := float(np.linalg.eigvalsh(mean).min())) <= 0:
+        raise ValueError(
+            f"hessians has an average of least curvature {least:g}; give costs whose average is "
+            "convex, above 0"
+        )
     setting = _Setting(
         problem,
         start,
-        costs.variance(start_variance),
+        _start_variance(start_variance),
         _budget(budget),
         _validate.positive("gradient_gap", gradient_gap),
         "gaussian" if _validate.one_of("noise", noise, _NOISES) == "gaussian" else "laplace",
     )
-    largest = largest_curvature(problem.hessians)
+    largest = float(np.linalg.eigvalsh(problem.hessians).max())
     first = 1 / largest if gamma is None else _validate.positive("gamma", gamma)
     gain = 0.5 / first if beta is None else _validate.positive("beta", beta)
     decay = float(np.exp(-5 / rounds)) if q1 is None else _validate.probability("q1", q1)
     width = max([knots, *counts])
     starts = {}
     if shape != "pulses":
-        starts["smooth"] = descent.smooth(rounds, knots, first, decay, gain, width)
+        starts["smooth"] = _smooth(rounds, knots, first, decay, gain, width)
     if shape != "smooth":
-        mean = problem.hessians.mean(axis=0)
         for count in counts:
             name = f"{count} pulse{'s' if count > 1 else ''}"
-            starts[name] = descent.pulses(rounds, count, mean, gain, width)
+            starts[name] = _pulses(rounds, count, mean, gain, width)
     n, p = problem.linear.shape
-    rows = quadratic.sketch(n, p, probes, seed) if probes is not None else None
-    plain = first * decay ** np.arange(rounds, dtype=np.float64)
-    return _best(setting, starts, rows, plain, gain, iterations)
+    rows = sketch(n, p, probes, seed) if probes is not None else np.eye(n * p).reshape(-1, n, p)
+    plain = first * decay ** np.arange(rounds, dtype=np.float64), gain
+    return setting.best(starts, rows, plain, iterations)
+
+
+class _Start(NamedTuple):
+    """Steps mask * exp(basis @ point[:-1]) and gain exp(point[-1]); basis [T, J], mask [T]."""
+
+    basis: np.ndarray
+    mask: np.ndarray
+    point: np.ndarray
+
+    def steps(self, point: np.ndarray) -> tuple[np.ndarray, float]:
+        return self.mask * np.exp(self.basis @ point[:-1]), float(np.exp(point[-1]))
+
+
+def _smooth(rounds: int, knots: int, gamma: float, q1: float, beta: float, width: int) -> _Start:
+    """Geometric steps as a line through knots of their logarithm; further columns are empty."""
+    places = np.linspace(0, rounds - 1, knots)
+    basis, point = np.zeros((rounds, width)), np.zeros(width + 1)
+    for j, row in enumerate(np.eye(knots)):
+        basis[:, j] = np.interp(np.arange(rounds), places, row)
+    point[:knots] = np.log(gamma) + np.log(q1) * places
+    point[-1] = np.log(beta)
+    return _Start(basis, np.ones(rounds), point)
+
+
+def _pulses(rounds: int, count: int, hessian: np.ndarray, beta: float, width: int) -> _Start:
+    """Steps in a few evenly spaced rounds: inverse Chebyshev nodes, the longest first."""
+    curvatures = np.linalg.eigvalsh(hessian)
+    low, high = curvatures[0], curvatures[-1]
+    nodes = np.cos((2 * np.arange(count) + 1) * np.pi / (2 * count))
+    nodes = (high + low) / 2 - (high - low) / 2 * nodes
+    if count == len(curvatures):
+        nodes = curvatures
+    # The last step is followed by averaging too; all lie before the last round, distinct.
+    where = np.arange(1, count + 1) * rounds // (count + 1)
+    basis, mask, point = np.zeros((rounds, width)), np.zeros(rounds), np.zeros(width + 1)
+    basis[where, np.arange(count)], mask[where] = 1.0, 1.0
+    point[:count], point[-1] = -np.log(np.sort(nodes)), np.log(beta)
+    return _Start(basis, mask, point)
 
 
 class _Setting(NamedTuple):
     """A problem and a budget: what gives steps their noise and their error."""
 
-    problem: costs.Problem
+    problem: Problem
     start: Any
     start_variance: float
     budget: float
     gap: float
     noise: Law
 
-    def measured(self, steps: np.ndarray, beta: float) -> tuple[Schedule, quadratic.Error]:
-        """Return steps with their best noise, and the exact error."""
-        weights = quadratic.weights(self.problem.mixing, self.problem.hessians, steps, beta)
-        carried, w = steps[:-1] > 0, weights[1:]
-        scales = np.full(len(steps), np.inf)
-        if np.isfinite(weights).all() and (w[carried] > 0).all():
-            ratio, gaussian = self.gap / self.budget, self.noise == "gaussian"
-            found, held = _found(steps[:-1][carried], w[carried], ratio, gaussian)
-            if held:
-                scales[0], scales[1:] = 0.0, 0.0
-                scales[1:][carried] = found
+    def measured(self, steps: np.ndarray, beta: float) -> tuple[Schedule, Error]:
+        """Steps with their best noise, and the exact error."""
+        run = self.problem._replace(step_sizes=steps, beta=beta)
+        w, scales = run.weights(), None
+        if np.isfinite(w).all() and (w[1:][steps[:-1] > 0] > 0).all():
+            scales = _scales(steps, w, self.gap / self.budget, self.noise == "gaussian")
+        scales = np.full(len(steps), np.inf) if scales is None else scales
         schedule = Schedule(steps, scales, self.noise, self.budget, self.budget, self.gap)
-        with np.errstate(over="ignore", invalid="ignore"):
-            run = self.problem._replace(step_sizes=steps, beta=beta)
-            mean = costs.mean_error(run, self.start)[-1]
-            bias = float((mean**2).sum() + self.start_variance * weights[0])
-            lost = float(weights @ quadratic.variances(schedule))
-        if not np.isfinite([bias, lost]).all():
-            bias = lost = np.inf
-        return schedule, quadratic.Error(bias, lost, weights)
+        return schedule, _error(run, self.start, self.start_variance, w, variances(schedule))
+
+    def best(
+        self,
+        starts: dict[str, _Start],
+        rows: np.ndarray,
+        plain: tuple[np.ndarray, float],
+        iterations: int,
+    ) -> Optimum:
+        """The best of what a descent from every start ends at, and of the plain steps."""
+        options = {"geometric steps": (self.measured(*plain), plain[1])}
+        evaluations = 1
+        for name, start in starts.items():
+            point, count = self.descended(start, rows, iterations)
+            evaluations += count
+            pairs = (start.steps(start.point), start.steps(point))
+            ends = [(self.measured(*pair), pair[1]) for pair in pairs]
+            options[name] = min(ends, key=lambda option: option[0][1].total)
+        name = min(options, key=lambda name: options[name][0][1].total)
+        (schedule, error), beta = options[name]
+        if not np.isfinite(error.total):
+            raise ValueError(
+                f"gamma is {plain[0][0]:g} and beta {plain[1]:g}, at which the recursion diverges, "
+                "as it does from every other start; give smaller ones to start from"
+            )
+        met = {shape: option[0][1] for shape, option in options.items()}
+        return Optimum(schedule, beta, error, name, met, evaluations)
+
+    def descended(self, start: _Start, rows: np.ndarray, iterations: int) -> tuple[np.ndarray, int]:
+        """The point where L-BFGS ends, and its evaluations."""
+        from scipy import optimize
+
+        gaussian = self.noise == "gaussian"
+        factor = (1.0 if gaussian else 2.0) * (self.gap / self.budget) ** 2
+        arrays = (
+            *(self.problem.mixing, self.problem.hessians, *self.problem.first_errors(self.start)),
+            *(start.basis, start.mask, np.moveaxis(rows, 0, 1), self.start_variance, factor),
+        )
+        with double_precision():
+            given = tuple(jnp.asarray(array) for array in arrays)
+
+            def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+                value, slope = _log_error(jnp.asarray(x), given, gaussian)
+                slope = np.asarray(slope, np.float64)
+                if not np.isfinite(float(value)) or not np.isfinite(slope).all():
+                    return 1e6, np.zeros_like(slope)  # The line search steps back.
+                return float(value), slope
+
+            end = optimize.minimize(
+                objective,
+                start.point,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(entry - _REACH, entry + _REACH) for entry in start.point],
+                options={"maxiter": iterations},
+            )
+        return np.asarray(end.x, np.float64), int(end.nfev)
 
 
-def _best(
-    setting: _Setting,
-    starts: dict[str, descent.Start],
-    rows: np.ndarray | None,
-    plain: np.ndarray,
-    gain: float,
-    iterations: int,
-) -> Optimum:
-    """Descend from every start and return the best, the plain steps among them."""
-    factor = (2.0 if setting.noise == "laplace" else 1.0) * (setting.gap / setting.budget) ** 2
-    gaussian = setting.noise == "gaussian"
-    errors = costs.first_errors(setting.problem, setting.start)
-    found = {"geometric steps": (setting.measured(plain, gain), gain)}
-    evaluations = 1
-    for name, start in starts.items():
-        steps, beta, count = descent.descend(
-            start,
-            setting.problem.mixing,
-            setting.problem.hessians,
-            errors,
-            rows,
-            setting.start_variance,
-            factor,
-            gaussian,
-            iterations,
-        )
-        evaluations += count
-        before = start.steps()
-        options = [(setting.measured(*pair), pair[1]) for pair in (before, (steps, beta))]
-        found[name] = min(options, key=lambda option: option[0][1].total)
-    name = min(found, key=lambda name: found[name][0][1].total)
-    (schedule, error), beta = found[name]
-    if not np.isfinite(error.total):
-        raise ValueError(
-            f"gamma is {plain[0]:g} and beta {gain:g}, at which the recursion diverges, as it does "
-            "from every other start; give smaller ones to start from"
-        )
-    met = {shape: option[0][1] for shape, option in found.items()}
-    return Optimum(schedule, beta, error, name, met, evaluations)
+def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) -> jax.Array:
+    """Return the logarithm of bias plus least noise.
+
+    Args:
+        point: [J + 1] of a start.
+        given: W, H, e and u before the first message, basis and mask of the steps, rows [n, r, p],
+            the variance of x(0), and 2 (gap / epsilon)^2, or (gap / mu)^2.
+        gaussian: Which noise.
+    """
+    w, h, e, u, basis, mask, rows, start_variance, factor = given
+    logs, beta = basis @ point[:-1], jnp.exp(point[-1])
+    steps = mask * jnp.exp(logs)
+
+    def forwards(state: Any, alpha: jax.Array) -> Any:
+        e, u = state
+        mixed = w @ e
+        u = u + beta * (e - mixed)
+        return (mixed - alpha * (u + jnp.einsum("nij,nj->ni", h, e)), u), None
+
+    def backwards(state: Any, alpha: jax.Array) -> Any:
+        e, u = state
+        gained = beta * (u - alpha * e)
+        mixed = (w.T @ (e - gained).reshape(len(w), -1)).reshape(e.shape)
+        after = mixed + gained - alpha * jnp.einsum("nri,nij->nrj", e, h)
+        return (after, u - alpha * e), (after**2).sum()
+
+    (e, _), _ = jax.lax.scan(forwards, (e, u), steps)
+    _, weights = jax.lax.scan(backwards, (rows, jnp.zeros_like(rows)), steps, reverse=True)
+    # Powers of the logarithm: those of a step of 0 have no slope.
+    shown, power = weights[1:], 1.0 if gaussian else 2 / 3
+    sizes = mask[:-1] * jnp.exp(power * logs[:-1])
+    if gaussian:
+        noise = (sizes * jnp.sqrt(shown)).sum() ** 2
+    else:
+        noise = (sizes * jnp.cbrt(shown)).sum() ** 3
+    return jnp.log((e**2).sum() + start_variance * weights[0] + factor * noise)
+
+
+_log_error = jax.jit(jax.value_and_grad(log_error), static_argnums=2)
+
+
+def _error(
+    run: Problem, start: Any, start_variance: float, weights: np.ndarray, spread: np.ndarray
+) -> Error:
+    bias = run.bias(start, start_variance, weights[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        noise = float(weights @ spread)
+    if not np.isfinite([bias, noise]).all():
+        bias = noise = np.inf
+    return Error(bias, noise, weights)
+
+
+def _scales(
+    steps: np.ndarray, weights: np.ndarray, ratio: float, gaussian: bool
+) -> np.ndarray | None:
+    """The best scales, 0 after rounds without a step; None where float64 does not hold them."""
+    scales, shown = np.zeros(len(steps)), steps[:-1] > 0
+    a, w = steps[:-1][shown], weights[1:][shown]
+    if not len(a):
+        return scales
+    with np.errstate(all="ignore"):
+        # Roots of each: quotients and products of steps and weights themselves may overflow.
+        roots = np.sqrt(a) / np.sqrt(np.sqrt(w)) if gaussian else np.cbrt(a) / np.cbrt(w)
+        parts = a / roots
+        most = parts.max()
+        total = most * np.linalg.norm(parts / most) if gaussian else parts.sum()
+        scales[1:][shown] = ratio * total * roots * _UP
+    met = np.concatenate([[ratio, total, ratio * total], roots, scales[1:][shown]])
+    return scales if ((met >= _LEAST) & (met <= _MOST)).all() else None
+
+
+def _budget(value: Any) -> float:
+    budget = _validate.positive("budget", value)
+    if budget < _LEAST_BUDGET:
+        raise ValueError(f"budget is {budget:g}; give at least {_LEAST_BUDGET:g}")
+    return budget
+
+
+def _start_variance(value: float) -> float:
+    number = _validate.number("start_variance", value)
+    if number < 0:
+        raise ValueError(f"start_variance is {number:g}; give a number >= 0")
+    return number

@@ -14,7 +14,7 @@ from dpjax import _validate
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data.fusion import Fusion
 from dpjax.data.partition import Partition
-from dpjax.mechanism import quadratic, schedules
+from dpjax.mechanism import schedules
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import Laplace
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
     method: Tracking
     optimizer: Sgd
     noise: Laplace
-    predicted: quadratic.Error
+    predicted: schedules.Error
 
 
 def optimal(

@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._numerics import double_precision
 from dpjax.accounting import pure
 from dpjax.data import fusion
-from dpjax.mechanism import costs, descent, laplace, quadratic, schedules, tuning
-from dpjax.mechanism.x64 import double_precision
+from dpjax.mechanism import laplace, schedules
 from dpjax.topology import graphs, mixing
+from tests.mechanism.test_quadratics import simulated
 
 RNG = np.random.default_rng(0)
 STEPS = np.exp(RNG.uniform(-4, 0, 12))
@@ -76,37 +77,38 @@ PROBLEM = W, DATA.hessians, DATA.linear
 @pytest.mark.parametrize("shape", ["smooth", "pulses"])
 def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
     if shape == "smooth":
-        start = descent.smooth(T, 5, 1e-3, 0.9, 50.0, 7)
+        start = schedules._smooth(T, 5, 1e-3, 0.9, 50.0, 7)
     else:
-        start = descent.pulses(T, 3, DATA.hessians.mean(axis=0), 50.0, 7)
+        start = schedules._pulses(T, 3, DATA.hessians.mean(axis=0), 50.0, 7)
     noise = "gaussian" if gaussian else "laplace"
-    steps, beta = start.steps()
-    weights = quadratic.weights(W, DATA.hessians, steps, beta)
+    steps, beta = start.steps(start.point)
+    weights = schedules.weights(W, DATA.hessians, steps, beta)
     scales = schedules.best_scales(steps, weights, 0.5, 1.2, noise)
     spread = (1.0 if gaussian else 2.0) * scales**2
-    want = quadratic.error(*PROBLEM, steps, beta, spread, start=0.3, start_variance=0.7)
+    want = schedules.error(*PROBLEM, steps, beta, spread, start=0.3, start_variance=0.7)
     factor = (1.0 if gaussian else 2.0) * (1.2 / 0.5) ** 2
-    one = costs.checked(*PROBLEM, steps, beta)
-    e, u = costs.first_errors(one, 0.3)
+    e, u = schedules.checked(*PROBLEM, steps, beta).first_errors(0.3)
     rows = np.moveaxis(np.eye(2 * N).reshape(-1, N, 2), 0, 1)
     arrays = W, DATA.hessians, e, u, start.basis, start.mask, rows, 0.7, factor
     with double_precision():
-        given = descent.Given(*(jnp.asarray(array) for array in arrays))
-        value, slope = descent._log_error(jnp.asarray(start.point), given, gaussian)
+        given = tuple(jnp.asarray(array) for array in arrays)
+        value, slope = schedules._log_error(jnp.asarray(start.point), given, gaussian)
         assert float(value) == pytest.approx(np.log(want.total), abs=1e-9)
         for j in range(8):
             ends = [start.point + sign * 1e-5 * np.eye(8)[j] for sign in (1, -1)]
-            up, down = (float(descent._log_error(jnp.asarray(x), given, gaussian)[0]) for x in ends)
+            up, down = (
+                float(schedules._log_error(jnp.asarray(x), given, gaussian)[0]) for x in ends
+            )
             assert float(slope[j]) == pytest.approx((up - down) / 2e-5, abs=1e-5)
 
 
 def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
     """As many as eigenvalues: without noise nothing is left but what averaging leaves."""
-    start = descent.pulses(60, 2, DATA.hessians.mean(axis=0), 1.0, 2)
-    steps, beta = start.steps()
+    start = schedules._pulses(60, 2, DATA.hessians.mean(axis=0), 1.0, 2)
+    steps, beta = start.steps(start.point)
     assert (steps > 0).sum() == 2 and steps[-1] == 0
     complete = np.full((N, N), 1 / N)
-    found = quadratic.error(complete, DATA.hessians, DATA.linear, steps, beta, np.zeros(60))
+    found = schedules.error(complete, DATA.hessians, DATA.linear, steps, beta, np.zeros(60))
     assert found.bias < 1e-20
 
 
@@ -119,27 +121,29 @@ def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
     measure = pure.epsilon if noise == "laplace" else pure.mu
     assert measure(schedule.step_sizes, schedule.scales, 1.0) <= 1.0
     assert schedule.scales[0] == 0 and schedule.noise == noise
-    again = quadratic.error(*PROBLEM, schedule.step_sizes, best.beta, quadratic.variances(schedule))
+    again = schedules.error(*PROBLEM, schedule.step_sizes, best.beta, schedules.variances(schedule))
     assert again.total == pytest.approx(best.error.total, rel=1e-9)
     assert best.error == best.met[best.shape]
     make = laplace.geometric if noise == "laplace" else laplace.geometric_gaussian
     for gamma, beta, q1, q2 in ((0.001, 1000, 0.97, 0.99), (0.002, 100, 0.9, 0.97)):
         made = make(1.0, 1.0, gamma, q1, q2, T)
-        plain = quadratic.error(*PROBLEM, made.step_sizes, beta, quadratic.variances(made))
+        plain = schedules.error(*PROBLEM, made.step_sizes, beta, schedules.variances(made))
         assert best.error.total < 0.5 * plain.total
-    paths = quadratic.simulate(*PROBLEM, schedule, best.beta, trials=4000, seed=0)[:, -1]
+    paths = simulated(PROBLEM, schedule, best.beta, 4000, seed=0)[:, -1]
     assert abs(paths.mean() - best.error.total) < 4 * paths.std() / np.sqrt(4000)
     assert abs(paths.mean() - 1.5 * best.error.total) > 4 * paths.std() / np.sqrt(4000)
 
 
 def test_no_shape_is_worse_than_where_it_began():
     best = schedules.optimal(*PROBLEM, 0.1, 1.0, T, knots=4, pulses=(2,), iterations=15)
-    smooth = descent.smooth(T, 4, 1 / np.linalg.eigvalsh(DATA.hessians).max(), np.exp(-5 / T), 1, 4)
-    steps, _ = smooth.steps()
+    smooth = schedules._smooth(
+        T, 4, 1 / np.linalg.eigvalsh(DATA.hessians).max(), np.exp(-5 / T), 1, 4
+    )
+    steps, _ = smooth.steps(smooth.point)
     first = best.met["geometric steps"]
     np.testing.assert_allclose(
         first.weights,
-        quadratic.weights(W, DATA.hessians, steps, 0.5 / steps[0]),
+        schedules.weights(W, DATA.hessians, steps, 0.5 / steps[0]),
         rtol=1e-9,
     )
     assert best.met["smooth"].total <= first.total * (1 + 1e-9)
@@ -148,22 +152,23 @@ def test_no_shape_is_worse_than_where_it_began():
 
 @pytest.mark.slow
 def test_errors_on_the_fusion_problem_at_epsilon_one():
-    """100 agents: the printed parameters, geometric schedules tuned, two pulses; runs agree."""
+    """100 agents: the printed parameters, two pulses; runs agree."""
     data = fusion.make(100, seed=2)
     problem = (
         mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=2)),
         data.hessians,
         data.linear,
     )
-    printed = (0.001, 1000.0, 0.97, 0.99)
-    tuned = tuning.tune_quadratics(*problem, 1.0, 1.0, 300, parameters=printed, evaluations=150)
-    assert tuned.start == pytest.approx(0.944, abs=0.005) and tuned.predicted < 0.027
+    printed = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300)
+    spread = schedules.variances(printed)
+    plain = schedules.error(*problem, printed.step_sizes, 1000.0, spread)
+    assert plain.total == pytest.approx(0.944, abs=0.005)
     best = schedules.optimal(
         *problem, 1.0, 1.0, 300, shape="pulses", pulses=(2,), probes=8, iterations=30
     )
     assert best.error.total == pytest.approx(0.00152, abs=2e-5) and best.error.bias < 1e-6
     assert pure.epsilon(best.schedule.step_sizes, best.schedule.scales, 1.0) <= 1.0
-    paths = quadratic.simulate(*problem, best.schedule, best.beta, trials=400, seed=0)[:, -1]
+    paths = simulated(problem, best.schedule, best.beta, 400, seed=0)[:, -1]
     assert abs(paths.mean() - best.error.total) < 4 * paths.std() / 20
 
 

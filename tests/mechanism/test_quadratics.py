@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import fusion
-from dpjax.mechanism import laplace, quadratic
+from dpjax.mechanism import laplace, schedules
 from dpjax.topology import graphs, mixing
 
 N, P, ROUNDS, BETA = 5, 2, 30, 20.0
@@ -37,7 +37,7 @@ def test_weights_are_the_squared_responses_of_the_literal_update():
     """The update is affine: its response to each entry of each noise by differences."""
     start = np.zeros((N, P), np.float64)
     rest = final(np.zeros((ROUNDS, N, P)), start)
-    found = quadratic.weights(W, DATA.hessians, STEPS, BETA)
+    found = schedules.weights(W, DATA.hessians, STEPS, BETA)
     for k in (0, 1, 17, ROUNDS - 1):
         total = 0.0
         for i, j in np.ndindex(N, P):
@@ -46,13 +46,13 @@ def test_weights_are_the_squared_responses_of_the_literal_update():
             total += ((final(noises, start) - rest) ** 2).sum()
         assert found[k] == pytest.approx(total, rel=1e-9)
     # With a gain ten percent off they are others.
-    off = quadratic.weights(W, DATA.hessians, STEPS, 1.1 * BETA)
+    off = schedules.weights(W, DATA.hessians, STEPS, 1.1 * BETA)
     assert np.abs(off / found - 1).max() > 1e-3
 
 
 def test_the_error_is_bias_plus_noise():
     start = np.arange(N * P, dtype=np.float64).reshape(N, P) / 7
-    found = quadratic.error(
+    found = schedules.error(
         W, DATA.hessians, DATA.linear, STEPS, BETA, SPREAD, start=start, start_variance=0.5
     )
     rest = final(np.zeros((ROUNDS, N, P)), start)
@@ -62,58 +62,65 @@ def test_the_error_is_bias_plus_noise():
     assert found.weights.dtype == np.float64
 
 
-def test_backwards_and_forwards_agree():
-    arguments = (W, DATA.hessians, DATA.linear)
-    curve = quadratic.curve(*arguments, STEPS, BETA, SPREAD)
-    for k in (1, 2, 11, ROUNDS):
-        found = quadratic.error(*arguments, STEPS[:k], BETA, SPREAD[:k])
-        assert found.total == pytest.approx(curve[k - 1], rel=1e-10)
+def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
+    """[R, T] |x(k) - x*|^2 of trials of Algorithm 1 from draws of N(0, start_variance I)."""
+    w, hessians, linear = problem
+    minimiser = np.linalg.solve(hessians.sum(axis=0), linear.sum(axis=0))
+    generator = np.random.default_rng(seed)
+    draw = generator.laplace if schedule.noise == "laplace" else generator.normal
+    x = np.sqrt(start_variance) * generator.standard_normal((len(w), trials, len(minimiser)))
+    y, squares = np.zeros_like(x), []
+    for alpha, scale in zip(schedule.step_sizes, schedule.scales, strict=True):
+        z = x + scale * draw(size=x.shape)
+        mixed = np.einsum("ij,jrp->irp", w, z)
+        y = y + beta * (z - mixed)
+        x = mixed - alpha * (y + z @ hessians - linear[:, None])
+        squares.append(((x - minimiser) ** 2).sum(axis=(0, 2)))
+    return np.stack(squares, axis=1)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_simulated_runs_have_the_predicted_error(noise):
     make = laplace.geometric if noise == "laplace" else laplace.geometric_gaussian
     schedule = make(0.1, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
-    arguments = (W, DATA.hessians, DATA.linear)
-    spread = quadratic.variances(schedule)
-    paths = quadratic.simulate(
-        *arguments, schedule, BETA, trials=20_000, seed=0, start_variance=0.0
-    )
-    predicted = quadratic.curve(*arguments, schedule.step_sizes, BETA, spread, start_variance=0.0)
-    error = 4 * paths.std(axis=0) / np.sqrt(len(paths))
-    assert (np.abs(paths.mean(axis=0) - predicted) < error).all()
+    problem, spread = (W, DATA.hessians, DATA.linear), schedules.variances(schedule)
+    paths = simulated(problem, schedule, BETA, 20_000, seed=0, start_variance=0.0)
+    above = []
+    for k in (1, 2, 11, ROUNDS):
+        given = *problem, schedule.step_sizes[:k], BETA
+        mean, error = paths[:, k - 1].mean(), 4 * paths[:, k - 1].std() / np.sqrt(len(paths))
+        assert abs(mean - schedules.error(*given, spread[:k], start_variance=0.0).total) < error
+        more = schedules.error(*given, 1.5 * spread[:k], start_variance=0.0).total
+        above.append(abs(mean - more) > error)
     # Noise of 1.5 times the variance is noticed.
-    more = quadratic.curve(*arguments, schedule.step_sizes, BETA, 1.5 * spread, start_variance=0.0)
-    assert (np.abs(paths.mean(axis=0) - more) > error).any()
+    assert any(above)
 
 
 def test_simulation_is_the_literal_update():
     schedule = laplace.geometric(3.0, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
-    found = quadratic.simulate(
-        W, DATA.hessians, DATA.linear, schedule, BETA, trials=2, seed=3, start_variance=0.0
-    )
+    paths = simulated((W, DATA.hessians, DATA.linear), schedule, BETA, 2, 3, start_variance=0.0)
     generator = np.random.default_rng(3)
     generator.standard_normal((N, 2, P))
     x, y = np.zeros((N, P)), np.zeros((N, P))
     for k, (alpha, scale) in enumerate(zip(schedule.step_sizes, schedule.scales, strict=True)):
         noise = scale * generator.laplace(size=(N, 2, P))
         x, y = round_of(x, y, noise[:, 1], alpha)
-        assert found[1, k] == pytest.approx(((x - DATA.minimiser) ** 2).sum(), rel=1e-9)
+        assert paths[1, k] == pytest.approx(((x - DATA.minimiser) ** 2).sum(), rel=1e-9)
 
 
 def test_a_sketch_is_unbiased_and_exact_on_the_mean():
-    rows = quadratic.sketch(N, P, 7, seed=0)
+    rows = schedules.sketch(N, P, 7, seed=0)
     same = np.ones((N, 1)) * np.array([1.0, -2.0])
     assert (np.einsum("rnp,np->r", rows, same) ** 2).sum() == pytest.approx((same**2).sum())
-    exact = quadratic.weights(W, DATA.hessians, STEPS, BETA)
-    few = quadratic.weights(
-        W, DATA.hessians, STEPS, BETA, rows=quadratic.sketch(N, P, 4000, seed=1)
+    exact = schedules.weights(W, DATA.hessians, STEPS, BETA)
+    few = schedules.weights(
+        W, DATA.hessians, STEPS, BETA, rows=schedules.sketch(N, P, 4000, seed=1)
     )
     np.testing.assert_allclose(few, exact, rtol=0.05)
 
 
 def test_a_run_that_overflows_has_an_infinite_error():
-    found = quadratic.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
+    found = schedules.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
     assert found.total == np.inf
 
 
@@ -128,7 +135,6 @@ def test_a_run_that_overflows_has_an_infinite_error():
         ("variances", {"variances": SPREAD[:-1]}),
         ("start", {"start": np.zeros(3)}),
         ("start_variance", {"start_variance": -1.0}),
-        ("rows", {"rows": np.ones((2, 2, 2))}),
     ],
 )
 def test_bad_input_is_named(name, change):
@@ -141,4 +147,6 @@ def test_bad_input_is_named(name, change):
         variances=SPREAD,
     )
     with pytest.raises(ValueError, match=name):
-        quadratic.error(**{**good, **change})
+        schedules.error(**{**good, **change})
+    with pytest.raises(ValueError, match="rows has shape"):
+        schedules.weights(W, DATA.hessians, STEPS, BETA, rows=np.ones((2, 2, 2)))
