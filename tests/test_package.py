@@ -19,9 +19,8 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file()] + list(
-    (ROOT / ".ci").iterdir()
-)
+FOLDERS = (ROOT / "scripts", ROOT / ".ci")
+SCRIPTS = [path for at in FOLDERS for path in at.iterdir() if path.is_file() and not path.suffix]
 
 
 def test_the_version_is_one() -> None:
