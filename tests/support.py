@@ -36,6 +36,13 @@ def load_script(name, folder="experiments"):
     return module
 
 
+def diagonal(*axes):
+    """Cases in which every value of every axis comes, in place of their product."""
+    axes = [tuple(axis) for axis in axes]
+    longest = max(map(len, axes))
+    return [tuple(axis[k % len(axis)] for axis in axes) for k in range(longest)]
+
+
 def make_problem(agents, records=24, features=5, seed=0):
     """Logistic regression on a fixed random data set."""
     rng = np.random.default_rng(seed)

@@ -52,15 +52,13 @@ def config(relation="zero_out_client", part=None, aggregate=None, **changes):
     return plan.Config(**(given | changes))
 
 
-@pytest.mark.parametrize("dropouts", [0, 2])
-@pytest.mark.parametrize("colluders", [0, 1])
 @pytest.mark.parametrize(
-    ("relation", "moved", "times"),
+    ("relation", "moved", "times", "dropouts", "colluders"),
     [
-        ("zero_out_record", CLIP, EPOCHS),
-        ("replace_record", 2 * CLIP, EPOCHS),
-        ("zero_out_client", CLIP, EPOCHS * EACH),
-        ("replace_client", 2 * CLIP, EPOCHS * EACH),
+        ("zero_out_record", CLIP, EPOCHS, 0, 0),
+        ("replace_record", 2 * CLIP, EPOCHS, 2, 0),
+        ("zero_out_client", CLIP, EPOCHS * EACH, 0, 1),
+        ("replace_client", 2 * CLIP, EPOCHS * EACH, 2, 1),
     ],
 )
 def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(

@@ -20,7 +20,7 @@ def spent(sigma, rate, rounds, delta):
     return one.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
-@pytest.mark.parametrize("larger", [1.0, 2.0])
+@pytest.mark.parametrize("larger", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
     (made,) = Central(epochs=3, batch_size=50).plans(UpdateRule(), [0.5], 2.0, 1000, larger=larger)
     rate, rounds = 50 * larger / 1000, int(60 / larger)
@@ -39,6 +39,7 @@ def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
     assert spent(sigma / 1.5, rate, rounds, 1000**-1.1) > 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "width", "points"), [(8.0, 3e-5, 2**20), (1.0, 3.5e-6, 2**21)])
 def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, points):
     """Between two bounds on what 250 rounds at a rate of 0.004 lose with this noise."""
@@ -53,6 +54,7 @@ def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, p
     assert lattice.bracket(0.004, 1.01 / sigma, 250, delta, width, points)[0] > 1.005 * budget
 
 
+@pytest.mark.slow
 def test_filters_steps_and_schedules_cost_nothing_and_what_clips_says_so():
     stated = set()
     for schedule in ("constant", "cosine"):

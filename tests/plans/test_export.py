@@ -10,7 +10,7 @@ from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
 from dpjax.plans import export, factor, noise, plan, protect, samplers
 from dpjax.topology import graphs, mixing
-from tests.support import make_config
+from tests.support import diagonal, make_config
 
 NAMES = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
 PRIVATE = [name for name in noise.LABELS if name != "non_private"]
@@ -40,8 +40,9 @@ def mu_of(entries):
     return worst
 
 
-@pytest.mark.parametrize("changes", [{}, CYCLIC, {"relation": "zero_out_record"}])
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize(
+    ("name", "changes"), diagonal(PRIVATE, [{}, CYCLIC, {"relation": "zero_out_record"}])
+)
 def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_path):
     made = plan.make(make_config(design=name, **changes), network)
     entries = read(made.save(tmp_path / "it", labels=NAMES))

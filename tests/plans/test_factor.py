@@ -7,7 +7,7 @@ from dpjax.engine import placing
 from dpjax.mechanism import design
 from dpjax.plans import factor, plan
 from dpjax.topology import graphs, mixing
-from tests.support import make_config
+from tests.support import diagonal, make_config
 
 NETWORKS = {
     "two": mixing.metropolis_hastings(graphs.complete(2)),
@@ -38,14 +38,15 @@ def exact_diagonal(made):
     return [determinant(minor) / whole for minor in rest]
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("network", "kind"), [*diagonal(NETWORKS, KINDS), *diagonal(NETWORKS, KINDS[::-1])]
+)
 def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     matrix = NETWORKS[network]
     base = design.make(kind, matrix, 1.0, horizon=50 if kind == "whisper_horizon" else None)
     rng = np.random.default_rng(7)
     broken = 0
-    for bound in 10.0 ** rng.uniform(-6, 6, 250):
+    for bound in 10.0 ** rng.uniform(-6, 6, 150):
         wanted = base.covariance / bound
         made = factor.rounded(wanted, np.asarray(bound))
         assert made.dtype == np.float32
@@ -56,7 +57,7 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
         nearest = np.linalg.cholesky(wanted).astype(np.float32)
         broken += max(exact_diagonal(nearest)) > bound
     # Rounding to nearest, which nobody has checked, exceeds the bound about every other time.
-    assert broken > 25
+    assert broken > 15
 
 
 @pytest.mark.parametrize("agents", [2, 3])

@@ -21,7 +21,7 @@ from dpjax.plans import forecasts, links, noise, plan, protect, samplers, schedu
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import diagonal, make_config, make_problem
 
 PRIVATE = [name for name in noise.LABELS if name != "non_private"]
 UNITS = [
@@ -62,8 +62,7 @@ def simulated(made, coordinates=4000, filled=None):
     return np.sqrt(np.mean(rounds_of(made, added) ** 2)) / abs(drift[0])
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize(("name", "unit"), diagonal(PRIVATE, UNITS))
 def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
     made = plan.make(make_config(design=name, **unit), network)
     found = made.forecast(2500)

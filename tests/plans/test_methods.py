@@ -87,11 +87,20 @@ PLAIN = [
 PRIVATE = [name for name in METHODS if name not in ("dsgd-non_private", "decor-nodes", "zip_dl")]
 
 
-def few(*names):
+# Designs differ in noise alone: one is enough for what is of queries and samplers.
+QUERIES = [name for name in METHODS if name not in DESIGNS or name == "dsgd-whisper"]
+
+
+def few(*names, among=METHODS):
     """These of `METHODS`; the others on demand."""
-    return [
-        name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
-    ]
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in among]
+
+
+# One for each kind of noise, of sampler and of message.
+KINDS = (
+    *("dsgd-independent", "dsgd-whisper", "dsgd-mafalda", "dsgd-spacetime", "dsgd-cyclic"),
+    *("dsgd-poisson", "pmlf-poisson", "average", "muffliato", "decor"),
+)
 
 
 @functools.cache
@@ -210,7 +219,7 @@ def unfiltered(one, given):
     return np.stack([given[0], *later])
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
 def test_messages_are_those_of_the_view(name):
     """Differences of two runs that share the noise are A (G - G'), and what is left is B Z."""
     one = made(name)
@@ -268,7 +277,7 @@ def stated_mu(one):
     return loss.unamplified if isinstance(loss, Pld) else one.guarantee.mu
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
 def test_the_noise_sent_has_the_loss_that_is_stated(name):
     one = made(name)
     assert mu_of_what_is_sent(one) == pytest.approx(stated_mu(one), rel=0.1)
@@ -306,7 +315,7 @@ def norms_of(tree):
     return np.sqrt(sum(squares))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", QUERIES)
 def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
     """Replayed on a neighbouring input: the query's answers, with the same batch positions."""
     one = made(name)
@@ -344,7 +353,9 @@ def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
     assert moved_by_a_record(one, wide)[2] > 2 * one.config.protect.clip_norm * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    "name", few("dsgd-whisper", "dsgd-record", "dsgd-cyclic", "muffliato", "zip_dl", among=PLAIN)
+)
 def test_without_noise_and_clip_it_is_the_plain_method(name):
     changes = {"clip_norm": 1e6, "noise": None, "budget": None, "step_size": 0.3}
     one, task = made(name, **changes), problem()
@@ -407,7 +418,7 @@ class Greedy:
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", QUERIES)
 def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     """The rounds in which each record takes part, counted, against the pattern accounted for."""
     one = made(name)

@@ -19,7 +19,7 @@ from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS, lowpass
 from dpjax.transforms.variance import NoiseVariance
-from tests.support import make_config
+from tests.support import diagonal, make_config
 
 
 def filtered(step):
@@ -251,8 +251,9 @@ def _watching(step, noise):
     return optax.GradientTransformation(init, update)
 
 
-@pytest.mark.parametrize("design", ["independent", "whisper", "anti_pgd"])
-@pytest.mark.parametrize("unit", ["agent", "record"])
+@pytest.mark.parametrize(
+    ("design", "unit"), diagonal(["independent", "whisper", "anti_pgd"], ["agent", "record"])
+)
 def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
     """From the privatizer's own draws: variance by agent and round, and covariance of rounds."""
     changes = {} if unit == "agent" else {"relation": "zero_out_record", "batch_size": 4}

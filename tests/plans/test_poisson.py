@@ -298,7 +298,9 @@ def dp_sgd(task, params, batches, divisor):
 ALONE = np.ones((1, 1))
 
 
-@pytest.mark.parametrize(("expected", "seed", "empty"), [(4.0, 5, 0), (1.5, 0, 2)])
+@pytest.mark.parametrize(
+    ("expected", "seed", "empty"), [pytest.param(4.0, 5, 0, marks=pytest.mark.slow), (1.5, 0, 2)]
+)
 def test_one_agent_is_dp_sgd(expected, seed, empty):
     """A run of one agent without noise, against a loop with the same flips.
 
