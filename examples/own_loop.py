@@ -43,6 +43,8 @@ class Site:
         clip_norm, of_records = self.design["clip_norm"], self.design["unit"] == "record"
         # Agents: the mean gradient is clipped. Records: each one is, and nothing divides yet.
         parts = records if of_records else records.mean(axis=0, keepdims=True)
+        if of_records:  # Room for rounding the sum, as how_to_use says.
+            clip_norm = clip_norm * (1 - 2 * len(rows) / 2**24)
         total = clipped(parts, clip_norm).sum(axis=0)
         noisy = total + self.noise()
         # The same number in every round, after the noise.

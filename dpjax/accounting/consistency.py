@@ -82,6 +82,7 @@ def check(of: "Guarantee") -> None:
     _validate.integer("phase", of.phase, least=0)
     if any(not (isinstance(name, str) and name.isidentifier()) for name in of.custom):
         raise ValueError(f"custom is {_validate.shown(of.custom)}; give names of classes")
+    _validate.integer("unused", of.unused, least=0, most=of.rounds)
     if of.lost_noise is not None:
         first, share = of.lost_noise
         if _validate.integer("lost_noise", first) and not 0 < share <= 1:
@@ -122,7 +123,7 @@ def _phases(of: "Guarantee") -> None:
     for name in (
         "relation", "attacker", "delta", "release", "gradients", "norm", "clip_norm", "rounds",
         "gradient_gap", "smoothness", "dropouts", "colluders", "sealed", "private_stop",
-        "secrets", "lost_noise", "phase", "custom",
+        "secrets", "lost_noise", "unused", "phase", "custom",
     ):  # fmt: skip
         if getattr(of, name) != getattr(every, name):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dpjax import _validate
@@ -51,8 +51,8 @@ class Guarantee:
         curve: The marks at which the run may have stopped by what was released, with what makes
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
         nodes: The agents of a coalition, which colludes; None for other attackers.
-        private_stop: True where the round at which the run ended was chosen by whoever had read
-            metrics of private data: what that choice gives away is not covered.
+        private_stop: True where the round at which the run ended was chosen by a callback that
+            could read metrics of private data: what that choice gives away is not covered.
         other_loss: The loss where it is not Gaussian; None where mu says all.
         norm: In which norm gradients are clipped, or assumed to be close.
         gradient_gap: Where nothing is clipped, how far the gradients of neighbouring agents'
@@ -76,6 +76,7 @@ class Guarantee:
             of several runs; None where it is True, and in older records.
         phases: The phases so far of which this record states a total that was fixed before the
             first one, see `within`; empty for a run of its own.
+        unused: Rounds of ``rounds`` that were not run, since the run ended early.
         phase: Number of the run among several in a row, from whose seed and number a simulation
             draws its noise; of several the largest.
         custom: Names of the classes of the user's own that it relies on; every text names them.
@@ -113,6 +114,7 @@ class Guarantee:
     phases: "tuple[Guarantee, ...]" = ()
     lost_noise: tuple[int, float] | None = None
     sum_rounding: float = 0.0
+    unused: int = 0
     phase: int = 0
     custom: tuple[str, ...] = ()
 
@@ -202,7 +204,7 @@ class Guarantee:
             return Guarantee.none(rounds)
         if isinstance(loss := self.loss, losses.Gaussian):
             return spending.part(self, rounds, loss.share(rounds))
-        return spending.restated(self, loss.after(rounds))
+        return spending.restated(replace(self, unused=0), loss.after(rounds))
 
     def stopping_at(
         self, marks: Sequence[int], *, shares: Sequence[float] | None = None
@@ -234,7 +236,7 @@ class Guarantee:
         """What a run states that ended after some rounds because of what was released.
 
         Guarantee: a curve's numbers hold at the mark where the run ended, see `stopping_at`.
-        Without one the whole run's guarantee stands, whenever it ended.
+        Without one the whole run's guarantee stands, whenever it ended; it says how far it came.
 
         Args:
             rounds: Rounds done; with a curve, one of its marks.
@@ -249,7 +251,7 @@ class Guarantee:
         if self.curve is None:
             if rounds > self.rounds:
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
-            return self
+            return replace(self, unused=self.rounds - rounds)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
                 f"rounds is {rounds} of {self.rounds}, the curve's marks are {self.curve.marks}; "

@@ -50,6 +50,7 @@ _WHY: dict[str | None, str] = {
 _MEMBER = "members of a group hold its seed, and can subtract the group's noise"
 _OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"
 _DRAWN = "it may know which records were drawn, and this epsilon counts on secret batches"
+_CORRELATED = "it can work out its own noise, and other agents' noise is correlated with that"
 _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
 PROCESS = "whoever runs this process"
@@ -57,22 +58,13 @@ PROCESS = "whoever runs this process"
 _KEEPERS: dict[str | None, str] = {
     "own": "agents who each keep a secret of their own",
     "group": "groups that each keep a seed of their own",
-    "shared": "agents who share one seed and show it to nobody else",
+    "shared": "agents who show a seed that they share to nobody else",
     "links": "agents who keep the secrets of their links",
     "shares": "agents who each keep a secret of their own",
     "alone": "one agent who keeps its seed secret",
     None: "parties who do not know it",
 }
 """Whom a simulation's rows are about; in a simulation itself one seed draws all noise."""
-
-_LEFT: dict[str | None, str] = {
-    "own": "keeps the messages that it saw, and knew no secret but its own",
-    "group": "knows its group's seed of the phases it was in, and can subtract their noise",
-    "shared": "knows the seed of the phases it was in, and can subtract their noise",
-    "links": "knows its links' secrets of the phases it was in",
-    "shares": "keeps the messages that it saw, and knew no secret but its own",
-    None: "may know secrets of the phases it was in",
-}
 
 
 class Party(NamedTuple):
@@ -181,13 +173,7 @@ def sentences(of: "Guarantee", process: bool) -> str:
         process: Whether one process holds all agents, as in every run of this package.
     """
     told = {_named(of)} if process else {_named(of), PROCESS}
-    text = " ".join(str(one) for one in table(of)[:-1] if one.party not in told)
-    if not (of.phases or of.over_rounds == "phases") or of.secrets == "alone":
-        return text
-    return (
-        f"{text} A participant who has left {_LEFT[of.secrets]}; every later phase must draw its "
-        "noise from new secrets."
-    )
+    return " ".join(str(one) for one in table(of)[:-1] if one.party not in told)
 
 
 _Row = tuple[str, bool, str]
@@ -199,6 +185,11 @@ def _named(of: "Guarantee") -> str:
     if of.attacker == "coalition":
         return f"the coalition of agents {', '.join(map(str, of.nodes or ()))}"
     return _NAMES.get(str(of.attacker), "the stated nodes together")
+
+
+def phases(of: "Guarantee") -> int:
+    """How many phases a record covers at least; 0 of a run of its own."""
+    return len(of.phases) or 2 * (of.over_rounds == "phases")
 
 
 def _of_others(of: "Guarantee") -> bool:
@@ -224,18 +215,20 @@ def _outsider(of: "Guarantee") -> _Row:
 
 def _participants(of: "Guarantee") -> list[_Row]:
     """Other agents, of whom a release's one process and key say that they are apart from it."""
-    apart = _APART if of.release else ""
-    return [
-        (party, protected, why + apart if protected else why)
-        for party, protected, why in _others(of)
-    ]
+    apart, rows = _APART if of.release else "", _others(of)
+    if phases(of) and of.secrets != "alone":
+        why = "it knows what it knew as a participant"
+        if not of.release:  # Which draws a key of its own for every phase.
+            why += "; every later phase must draw its noise from new secrets"
+        rows.append(("a participant who has left", all(row[1] for row in rows), why))
+    return [(party, protected, why + apart * protected) for party, protected, why in rows]
 
 
 def _others(of: "Guarantee") -> list[_Row]:
     """Other agents: one row, or two where they differ."""
     stated: list[_Row] = []
     if of.attacker in ("coalition", "nodes"):
-        stated = [(_named(of), True, "it is the stated attacker, of the data of all other agents")]
+        stated = [(_named(of), True, "it is the stated attacker of all other agents' data")]
     if of.secrets == "alone":
         return stated
     if of.attacker == "node" and of.secrets != "own":
@@ -244,12 +237,16 @@ def _others(of: "Guarantee") -> list[_Row]:
         return [*stated, (ANOTHER, False, "it may see more than the stated attacker does")]
     if of.accountant == "pld":
         return [*stated, (ANOTHER, False, _DRAWN)]
+    why = (_MEMBER if of.secrets == "group" else _WHY[of.secrets]).format(colluders=of.colluders)
+    if of.release and of.secrets == "own":
+        why = _RELEASED
+    if of.secrets in ("shared", "group"):
+        why = "in some phase " * (phases(of) > 1) + (_CORRELATED if of.release else why)
     if of.secrets == "group":
         mine, others = f"{ANOTHER} of its own group", f"{ANOTHER} of another group"
-        return [*stated, (mine, False, _MEMBER), (others, True, _OTHER_GROUP)]
+        return [*stated, (mine, False, why), (others, True, _OTHER_GROUP)]
     protected = of.secrets == "own" or (of.secrets == "shares" and of.colluders > 0)
-    why = _RELEASED if of.release and of.secrets == "own" else _WHY[of.secrets]
-    return [*stated, (ANOTHER, protected, why.format(colluders=of.colluders))]
+    return [*stated, (ANOTHER, protected, why)]
 
 
 def _aggregator(of: "Guarantee") -> _Row:

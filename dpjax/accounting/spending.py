@@ -62,6 +62,7 @@ def part(of: "Guarantee", rounds: int, share: float) -> "Guarantee":
         epsilon=epsilon,
         mu=mu,
         rounds=rounds,
+        unused=0,
         accountant="gdp",
         per_agent_epsilon=each,
         unsound=False,
@@ -246,6 +247,7 @@ def _joined(of: "Guarantee", later: "Guarantee") -> "Guarantee":
         secrets=_weaker(of.secrets, later.secrets),
         lost_noise=_lost(of, later),
         sum_rounding=max(of.sum_rounding, later.sum_rounding),
+        unused=of.unused + later.unused,
         phase=max(of.phase, later.phase),
         custom=tuple(dict.fromkeys(of.custom + later.custom)),
     )

@@ -26,6 +26,7 @@ _LATER: dict[str, Any] = {
     "over_rounds": None,
     "phases": [],
     "lost_noise": None,
+    "unused": 0,
     "phase": 0,
     "custom": [],
 }

@@ -81,16 +81,16 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
             the file of a loop of one's own.
     """
     if of.relation is None:
-        return f"Not private: {of.rounds:,} rounds without a differential-privacy guarantee."
+        return f"Not private: {_rounds_text(of)} without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
     text = (
         f"({_epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per "
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
-        f"over {of.rounds:,} rounds{_participation_text(of)}"
+        f"over {_rounds_text(of)}{_participation_text(of)}"
         f"{_white_text(of)} against "
         f"{_attacker_text(of)}{_nodes_text(of, ', agents ')}{_others_text(of)}{_sum_text(of)}"
         f"{_GRADIENTS_TEXT[of.gradients]}; "
-        f"{_ACCOUNTANT_TEXT[of.accountant]}{_sampled_text(of)}"
+        f"{_accountant_text(of)}{_sampled_text(of)}"
     )
     if of.mu is not None:
         text += f", mu = {up(of.mu)}"
@@ -104,16 +104,16 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
         text += " (the stated epsilon is FALSE, the exact one holds)"
     if of.release:
         text += (
-            f"; {up(of.added_epsilon)} of epsilon and {delta_text(of.added_delta)} of delta are "
-            "for noise of finite precision"
+            f"; {of.added_epsilon:.3g} of epsilon and {of.added_delta:.3g} of delta are for noise "
+            "of finite precision"
             if of.added_epsilon
             else _reserve_text(of)
         )
     text += _total_text(of)
     if of.sum_rounding:
         text += (
-            f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm, which "
-            "it was lowered by for every record"
+            f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm; every "
+            "record is clipped to that much less"
         )
     if of.curve is not None:
         text += (
@@ -127,9 +127,10 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
             "which is finer there than the numbers that it is added to"
         )
     if of.private_stop:
+        ended = "a phase" if parties.phases(of) else "it"
         text += (
-            ". NOT covered: the round at which it ended was left to whoever read metrics of "
-            "private data"
+            f". NOT covered: the round at which {ended} ended was left to a callback, which could "
+            "read metrics of private data"
         )
     if of.custom:
         text += f". It {parties.custom(of)}, which the package does not check"
@@ -187,7 +188,9 @@ def _bound_text(of: "Guarantee") -> str:
     """What keeps gradients close."""
     norm = " in L1" if of.norm == "l1" else ""
     if of.gradient_gap is None:
-        return f"clip norm {of.clip_norm:g}{norm}"
+        clips = dict.fromkeys(f"{one.clip_norm:g}" for one in of.phases or (of,))
+        most = "at most " if of.over_rounds == "phases" and not of.phases else ""
+        return f"clip norm{'s' if len(clips) > 1 else ''} {most}{', '.join(clips)}{norm}"
     smooth = ""
     if of.smoothness is not None:
         smooth = f", and change by at most {of.smoothness:.4g} times the distance of two models"
@@ -239,9 +242,24 @@ def _few(of: "Guarantee") -> str:
     return f" ({of.dropouts:,} missing, {of.colluders:,} colluding)"
 
 
+def _rounds_text(of: "Guarantee") -> str:
+    if not of.unused:
+        return f"{of.rounds:,} rounds"
+    return f"{of.rounds:,} planned rounds (of which {of.rounds - of.unused:,} were run)"
+
+
+def _accountant_text(of: "Guarantee") -> str:
+    """How epsilon follows; exactly where what is stated is the whole loss to the attacker."""
+    exact = of.attacker in ("outsider", "aggregator") and not (parties.phases(of) or of.unused)
+    text = _ACCOUNTANT_TEXT[str(of.accountant)]
+    return text if exact else text.replace("accounted exactly", "an upper bound")
+
+
 def _white_text(of: "Guarantee") -> str:
     # What part of a view the first rounds are is not known, whatever the noise.
-    return "" if of.white or of.gradients == "view" else f" {OVER_ROUNDS[of.over_rounds]}"
+    if of.white or of.gradients == "view":
+        return ""
+    return " in one phase" if len(of.phases) == 1 else f" {OVER_ROUNDS[of.over_rounds]}"
 
 
 def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
@@ -257,7 +275,7 @@ def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
     numbers = ", ".join(
-        f"{k} records cost epsilon = {up(cost)}"
+        f"{k} records cost at most epsilon = {up(cost)}"
         if cost < math.inf
         else f"for {k} records no finite epsilon follows"
         for k, cost in each.items()

@@ -123,7 +123,7 @@ class Result:
         """One line: how many runs, how far, which metrics."""
         return (
             f"Result({len(self.terms)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
-            f"metrics {', '.join(self.metrics)})"
+            f"metrics {', '.join(self.metrics)}, which no guarantee covers)"
         )
 
     def __str__(self) -> str:

@@ -25,8 +25,8 @@ STOPPING = ("plan", "curve")
 class Endings:
     """What each plan of a run states, fixed before its first round.
 
-    Guarantee: holds for runs stopped by what was released. Where the decision was left to whoever
-    had read metrics of private data, the record says that the stopping round is not covered.
+    Guarantee: holds for runs stopped by what was released. Where the decision was left to a
+    callback that could read metrics of private data, the record says that it is not covered.
 
     Attributes:
         whole: What each of the V plans states after all of the run's rounds.
@@ -49,7 +49,7 @@ class Endings:
 
         Args:
             done: Rounds done: all of them, or the end of a chunk.
-            private_stop: True where a callback that read metrics of private data decided it.
+            private_stop: True where a callback that could read metrics of private data decided it.
             lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
         now = [

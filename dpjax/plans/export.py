@@ -189,6 +189,7 @@ def instructions(plan: "Plan", stated: Guarantee) -> str:
             "",
             "What it guarantees, if every site does what follows:",
             wording.statement(stated, process=False),
+            *([] if stated.nodes is None else ["Agent i is the site labels[i]."]),
             *phase,
             "",
             f"In each round t = 0, 1, ..., {record.rounds - 1}, site i (its name is labels[i]):",
@@ -207,7 +208,8 @@ def instructions(plan: "Plan", stated: Guarantee) -> str:
             "One run, one secret, one first model:",
             "Every training run and every phase takes a new secret, also after a failed one: used",
             "again with other data, models or step sizes, it lets whoever saw both runs subtract",
-            f"the noise, and who has left knows it. {models[0]}",
+            f"the noise. Who has left knows {'its own' if alone else 'that of its group'}. "
+            f"{models[0]}",
             *models[1:],
             "",
             "Not in the guarantee: losses and metrics that are computed from the data and shown,",
@@ -239,7 +241,7 @@ _SHARED = (
 def _steps(plan: "Plan") -> list[str]:
     """The round's steps, by unit and kind of noise."""
     config = plan.config
-    clip = f"{config.protect.clip_norm:g}"
+    clip, divisor = config.protect.clip_norm, plan.sampler.divisor
     if config.protect.clips == "agent":
         sums = [
             "1. computes the gradient of its batch (the mean over records) at its own model x_i,",
@@ -249,8 +251,9 @@ def _steps(plan: "Plan") -> list[str]:
     else:
         sums = [
             "1. computes the gradient of every record of its batch at its own model x_i, clips",
-            f"   each: gradient * min(1, {clip} / norm), and adds them up to g_i. A record is in",
-            "   a batch once. It does not divide yet.",
+            f"   each: gradient * min(1, c / norm), c = {clip} * (1 - 2 * {divisor} / 2**24), and",
+            "   adds them up to g_i, norms and sums in float64: c leaves room for rounding the sum",
+            "   to float32. A record is in a batch once. It does not divide yet.",
         ]
     if config.participation is not None:
         epochs, separation = config.participation
@@ -276,7 +279,7 @@ def _steps(plan: "Plan") -> list[str]:
     if config.protect.clips == "record":
         what = "the largest number of records of any site" if full else "one number for the run"
         after.append(
-            f"   Then it divides u_i by the batch size {plan.sampler.divisor}, {what},\n"
+            f"   Then it divides u_i by the batch size {divisor}, {what},\n"
             "   whatever the number of records in this batch."
         )
     matrix = "mixing" if plan.mixing.ndim == 2 else f"mixing[t mod {len(plan.mixing)}]"

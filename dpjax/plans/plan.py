@@ -146,7 +146,8 @@ class Plan:
     def protection(self) -> parties.Protection:
         """Who is protected from whom: a row for each party, printed as a table.
 
-        Guarantee: that of `dpjax.accounting.guarantee.Guarantee.protection`.
+        Guarantee: that of `dpjax.accounting.guarantee.Guarantee.protection`. Of a phase of several
+        it is about that phase alone; the guarantee of its run is about all.
 
         Returns:
             Rows (party, epsilon, delta, why): an outsider, other participants (of the own group

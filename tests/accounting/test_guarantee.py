@@ -415,7 +415,11 @@ def test_a_curve_holds_at_whichever_mark_the_run_stops():
     assert epsilons[0] == pytest.approx(0.93, abs=0.005)
     assert epsilons[-1] == curved.epsilon == pytest.approx(4.84, abs=0.005)
     assert stopped[0].rounds == 250 and stopped[0].delta == 1e-5
-    assert stopped[-1] == curved.stopped(5000) and make().stopped(250) == make()
+    assert stopped[-1] == curved.stopped(5000) and make().stopped(5000) == make()
+    early = make().stopped(250)
+    assert early == dataclasses.replace(make(), unused=4750)
+    assert "over 5,000 planned rounds (of which 250 were run) against" in early.statement()
+    assert early.after(300) == make().after(300)
     for part in (curved, stopped[3]):
         assert Guarantee.from_dict(json.loads(json.dumps(part.to_dict()))) == part
         assert "20 rounds, fixed beforehand" in part.statement()
@@ -501,7 +505,10 @@ def test_a_phase_decided_on_after_the_first_is_not_covered():
 
 def test_a_stop_by_private_metrics_is_said():
     stated = make(private_stop=True)
-    assert "NOT covered: the round" in stated.statement()
+    assert (
+        "NOT covered: the round at which it ended was left to a callback, which could read metrics"
+        in stated.statement()
+    )
     assert "stopping round not covered" in stated.caption()
     assert "not covered" not in make().caption() + make().statement()
     assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated

@@ -183,7 +183,7 @@ def test_finite_precision_costs_a_group_more_delta():
 def test_statements_per_record_say_what_a_person_with_several_gets():
     text = make().statement()
     two, five = (parties.group_epsilon(make(), k) for k in (2, 5))
-    costs = f"2 records cost epsilon = {parties.up(two)}, 5 records cost epsilon = "
+    costs = f"2 records cost at most epsilon = {parties.up(two)}, 5 records cost at most epsilon = "
     assert f"is protected less, at the same delta and against the same attacker: {costs}" in text
     assert f"{costs}{parties.up(five)}." in text
     loud = make(epsilon=5.0, mu=gdp.mu(5.0, DELTA)).statement()

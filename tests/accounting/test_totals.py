@@ -317,24 +317,63 @@ def test_phases_compose_for_an_attacker_whom_both_cover():
             one.followed_by(phase(0.3, attacker="node"), planned=False)
 
 
+LEFT = "a participant who has left"
+
+
 @pytest.mark.parametrize(
-    ("secrets", "knows"),
-    [
-        ("own", "keeps the messages that it saw, and knew no secret but its own"),
-        ("shared", "knows the seed of the phases it was in, and can subtract their noise"),
-        ("group", "knows its group's seed of the phases it was in, and can subtract their noise"),
-        (None, "may know secrets of the phases it was in"),
-    ],
+    ("secrets", "protected"), [("own", True), ("shared", False), ("group", False), (None, False)]
 )
-def test_phases_say_what_a_participant_who_has_left_still_knows(secrets, knows):
-    one = phase(0.3, secrets=secrets)
-    said = "A participant who has left {}; every later phase must draw its noise from new"
-    planned = one.followed_by(phase(0.4, secrets=secrets), planned=True)
-    assert said.format(knows) in one.within(TOTAL).statement()
+@pytest.mark.parametrize("release", [False, True])
+def test_phases_have_a_row_for_a_participant_who_has_left(secrets, protected, release):
+    one = phase(0.3, secrets=secrets, release=release)
     assert "who has left" not in one.statement()
-    if secrets == "group":  # The groups of the two phases may differ.
-        knows = "may know secrets of the phases it was in"
-    assert said.format(knows) in planned.statement()
+    planned = one.followed_by(phase(0.4, secrets=secrets, release=release), planned=True)
+    for both in (one.within(TOTAL), planned):
+        (row,) = [row for row in both.protection() if row.party == LEFT]
+        assert row.epsilon == (both.epsilon if protected else None)
+        assert str(row) in both.statement()
+        # A release draws a key of its own for every phase.
+        assert ("every later phase must draw its noise from new secrets" in row.why) != release
+        assert ("neither runs this process" in row.why) == (release and protected)
+    alone = dataclasses.replace(one, secrets="alone").within(TOTAL)
+    assert LEFT not in {row.party for row in alone.protection()}
+
+
+def test_a_shared_seed_is_said_of_the_phases_and_runs_that_have_one():
+    holds = "it holds the seed from which all agents draw their noise"
+    one = phase(0.3, secrets="shared")
+    assert f"participant: {holds}" in one.statement()
+    assert f"participant: {holds}" in one.within(TOTAL).statement()
+    for kind in ("gdp", "zcdp"):
+        total = Budget(5.0, DELTA, kind)
+        mixed = one.within(total).followed_by(phase(0.3, secrets="own"), planned=False)
+        assert f"participant: in some phase {holds}" in mixed.statement()
+    # The process of a release holds its one key; from its own message an agent learns its own.
+    for secrets in ("shared", "group"):
+        text = phase(0.3, secrets=secrets, release=True).statement()
+        assert holds not in text and "hold its seed" not in text
+        assert "it can work out its own noise, and other agents' noise is correlated" in text
+
+
+def test_statements_over_phases_say_what_was_planned_and_what_was_run():
+    first = phase(0.3, clip_norm=0.5).stopped(3)
+    one = first.within(TOTAL)
+    assert "clip norm 0.5) over 100 planned rounds (of which 3 were run) in one phase against" in (
+        one.statement()
+    )
+    both = one.followed_by(phase(0.3, clip_norm=0.1), planned=False)
+    assert "clip norms 0.5, 0.1) over 200 planned rounds (of which 103 were run) in phases" in (
+        both.statement()
+    )
+    assert both.unused == 97 and Guarantee.from_dict(both.to_dict()) == both
+    # What was planned as a whole keeps no record of its phases.
+    planned = phase(0.3, clip_norm=0.5).followed_by(phase(0.3, clip_norm=0.1), planned=True)
+    assert "clip norm at most 0.5) over 200 rounds in phases" in planned.statement()
+    for each in (one, both, planned, first, phase(0.3, attacker="node")):
+        assert "; an upper bound (Gaussian DP), mu" in each.statement()
+    assert "; accounted exactly (Gaussian DP), mu" in phase(0.3).statement()
+    with pytest.raises(ValueError, match="unused is 101; give a whole number from 0 to 100"):
+        phase(0.3, unused=101)
 
 
 def test_the_total_is_said_and_stored():
@@ -376,6 +415,9 @@ def test_stopped_phases_count_whole_unless_they_had_a_curve():
     both = half.within(TOTAL).followed_by(later, planned=False)
     assert both.spent.mu == pytest.approx(math.hypot(half.mu, 0.3)) and both.private_stop
     assert "stopping round not covered" in both.caption()
+    assert "NOT covered: the round at which a phase ended was left to a callback" in (
+        both.statement()
+    )
 
 
 def test_patterns_and_budgets_of_agents_may_differ_by_phase():
@@ -392,6 +434,7 @@ def test_releases_keep_a_part_for_finite_precision():
     assert (record.added_epsilon, record.added_delta) == pytest.approx((0.003, 1e-7))
     assert record.epsilon == 3.0 >= record.exact_epsilon
     assert record.mu == pytest.approx(gdp.mu(2.997, 0.99e-5))
+    assert "; 0.003 of epsilon and 1e-07 of delta are for noise" in record.statement()
     costly = dataclasses.replace(one, added_epsilon=2e-3)
     with pytest.raises(ValueError, match="keeps for noise of finite precision"):
         costly.within(TOTAL).followed_by(costly, planned=False)

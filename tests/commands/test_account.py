@@ -285,7 +285,7 @@ def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
     outside = f"(epsilon = {_rounding.up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"
     assert cli.main([*ACCOUNT, "--out", "ldp"]) == 0
     text = capsys.readouterr().out
-    assert f"2 records cost epsilon = {_rounding.up(float(gdp.epsilon(4.0, 1e-5)))}" in text
+    assert f"2 records cost at most epsilon = {_rounding.up(float(gdp.epsilon(4.0, 1e-5)))}" in text
     assert "from an outsider" not in text and f"Protected from {ANOTHER} {outside}: every" in text
     assert cli.main([*ACCOUNT, "--trust", "pndp", "--out", "pndp"]) == 0
     text = capsys.readouterr().out

@@ -493,6 +493,9 @@ def test_rounds_fixed_beforehand_state_what_they_spend(plans, small):
     )
     assert not stopped.ended and stopped.rounds.tolist() == [5]
     assert stopped.guarantees[2].mu == short.guarantees[2].mu
+    first, _, text = str(stopped).partition("\n")
+    assert "5 rounds, metrics" in first and first.endswith(", which no guarantee covers)")
+    assert "over 12 planned rounds (of which 5 were run)" in text
     for wrong in (0, 21):
         with pytest.raises(ValueError, match="stop_at is"):
             run(plans, small, seeds=[0], stop_at=wrong)

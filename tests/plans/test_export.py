@@ -65,8 +65,15 @@ def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_pa
     ("changes", "groups", "said"),
     [
         ({"design": "independent"}, 6, "a secret of its own"),
+        ({"design": "independent"}, 6, "Who has left knows its own."),
         ({"design": "mafalda"}, 6, "keep all"),
         ({"design": "whisper"}, 1, "NOT protected from each other"),
+        ({"design": "whisper"}, 1, "Who has left knows that of its group."),
+        (
+            {"design": "independent", "attacker": "coalition", "nodes": (0,)},
+            6,
+            "Agent i is the site labels[i].",
+        ),
         ({"subgroups": ((0, 3, 4), (1, 2, 5))}, 2, "NOT protected from each other"),
     ],
 )
@@ -91,7 +98,17 @@ def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
     ("changes", "words"),
     [
         ({}, ("min(1, 0.5 / norm)", "nothing is divided", "t = 0, 1, ..., 19", "Stop then")),
-        (CYCLIC, ("of every record", "divides u_i by the batch size 4, one", "r mod 5", "4 times")),
+        (
+            CYCLIC,
+            (
+                "of every record",
+                "min(1, c / norm), c = 0.5 * (1 - 2 * 4 / 2**24), and",
+                "sums in float64",
+                "divides u_i by the batch size 4, one",
+                "r mod 5",
+                "4 times",
+            ),
+        ),
         ({"design": "prefix_sum"}, ("strategy[t, s] V_s", "secret, until the last round")),
     ],
 )

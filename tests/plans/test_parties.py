@@ -264,9 +264,9 @@ def test_a_release_protects_participants_who_have_neither_its_process_nor_its_ke
     ("changes", "keepers"),
     [
         ({"design": "independent"}, "agents who each keep a secret of their own"),
-        ({"design": "whisper"}, "agents who share one seed and show it to nobody else"),
-        ({"design": "pairwise"}, "agents who share one seed and show it to nobody else"),
-        ({"design": "spacetime"}, "agents who share one seed and show it to nobody else"),
+        ({"design": "whisper"}, "agents who show a seed that they share to nobody else"),
+        ({"design": "pairwise"}, "agents who show a seed that they share to nobody else"),
+        ({"design": "spacetime"}, "agents who show a seed that they share to nobody else"),
         ({"subgroups": GROUPS}, "groups that each keep a seed of their own"),
         (NODES["pair_keys"], "agents who keep the secrets of their links"),
         (
@@ -376,7 +376,10 @@ def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
     assert lost[0] > 1.2 * stated.mu and gdp.epsilon(lost[0], stated.delta) > 3.8
     assert lost[1:].max() <= stated.mu
     rows = {row.party: row for row in one.protection()}
-    assert rows.pop("the coalition of agents 0").epsilon == 3.0
+    coalition = rows.pop("the coalition of agents 0")
+    assert coalition.epsilon == 3.0 and coalition.why == (
+        "it is the stated attacker of all other agents' data"
+    )
     assert {row.epsilon for row in rows.values()} == {None}
     for party in (OUTSIDER, SERVER):
         assert rows[party].why.endswith("cover the data of the coalition of agents 0")
