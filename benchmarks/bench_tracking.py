@@ -20,13 +20,18 @@ Compilation is excluded; times are medians of repeated calls.
 import functools
 import math
 import statistics
+import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from _timing import Bench, turns
-from dpjax.accounting import leakage
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+
+from _common import leakage
 
 WAYS = ("tree", "dense", "scikit_learn", "plain")
 K = 3

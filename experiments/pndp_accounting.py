@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch
-from dpjax.accounting import published, views
+from _common import launch, published
+from dpjax.accounting import views
 from dpjax.commands import victims
 from dpjax.mechanism.participation import Participation
 from dpjax.results import plots, tables

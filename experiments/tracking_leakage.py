@@ -21,8 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from _common import launch
-from dpjax.accounting import leakage
+from _common import launch, leakage
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import fusion as data

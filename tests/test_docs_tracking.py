@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from _common import published
 from dpjax.accounting import pure
 from dpjax.data import fusion as data
 from dpjax.engine import traffic
@@ -103,7 +104,7 @@ def differences_of_budgets(text):
     for (rival, index), (name, *cells) in zip(places, found, strict=True):
         one = setting(index)
         assert name == f"{TITLES[rival]}, {one.epsilon:g}".replace("0.1", ".1")
-        formula = pure.published_budget(
+        formula = published.budget(
             rival, float(scales(index)[0]), q1=one.q1, q2=one.q2, gradient_gap=1.0,
             gamma=1.0 if rival == "pp_doagt" else one.gamma,
         )  # fmt: skip
@@ -111,7 +112,7 @@ def differences_of_budgets(text):
             pure.epsilon_of_moves(moved(rival, index, smooth), scales(index))
             for smooth in (False, True)
         ]
-        wanted = [pure.REPORTED[rival][one.epsilon], *map(rounded, (formula.epsilon, *spent))]
+        wanted = [published.REPORTED[rival][one.epsilon], *map(rounded, (formula.epsilon, *spent))]
         if [number(cell) for cell in cells] != wanted:
             wrong.append(name)
     return wrong

@@ -26,21 +26,17 @@ from typing import Literal
 
 from dpjax import _lattice, _sums, _validate
 from dpjax._rounding import MARGIN
-from dpjax.accounting import gdp, losses
+from dpjax.accounting import losses
 
 __all__ = [
     "Cohort",
-    "gaussian_loss",
     "largest_rho",
     "least_variance",
     "loss",
     "participations",
-    "published_sigma",
     "round_epsilon",
-    "sigma",
     "smallest_grid",
     "tau",
-    "variance",
 ]
 
 Relation = Literal["zero_out", "replace"]
@@ -230,57 +226,6 @@ def loss(
     return losses.Concentrated(times * one**2 / 2 * MARGIN, total, times == total)
 
 
-def gaussian_loss(
-    sensitivity: float,
-    variance: float,
-    cohort: Cohort,
-    *,
-    rounds: int,
-    participations: int,
-    relation: Relation,
-) -> losses.Gaussian:
-    """Return the loss of the same sums under real Gaussian noise: tight, and of no whole numbers.
-
-    Args:
-        sensitivity: D of one vector left out.
-        variance: Of each client's noise, in the same unit, squared.
-        cohort: The clients of each round.
-        rounds: Rounds T.
-        participations: Of what is protected.
-        relation: "zero_out" or "replace".
-
-    Returns:
-        mu = D sqrt(participations / (n v)), twice that for replacement.
-
-    Raises:
-        ValueError: For numbers out of range, or more participations than rounds.
-    """
-    times = _validate.integer("participations", participations)
-    total = _validate.integer("rounds", rounds)
-    if times > total:
-        raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
-    _validate.one_of("relation", relation, _RELATIONS)
-    moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
-    noise = math.sqrt(cohort.honest * _validate.positive("variance", variance))
-    return losses.Gaussian(moved / noise * math.sqrt(times) * _WIDE, total, times == total)
-
-
-def published_sigma(epsilon: float, delta: float) -> float:
-    """Return the paper's sigma: 1 / (2 sigma^2) - zCDP, hence (epsilon, delta).
-
-    sigma = max(1 / sqrt(epsilon), 2 sqrt(2 log(1 / delta)) / epsilon)
-
-    Args:
-        epsilon: Above 0.
-        delta: Between 0 and 1.
-
-    Raises:
-        ValueError: For other numbers.
-    """
-    e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
-    return max(1 / math.sqrt(e), 2 * math.sqrt(-2 * math.log(d)) / e) * _WIDE
-
-
 def largest_rho(epsilon: float, delta: float) -> float:
     """Return the largest zCDP whose epsilon at delta is within a budget.
 
@@ -307,45 +252,6 @@ def largest_rho(epsilon: float, delta: float) -> float:
         if high - low <= 1e-13 * high:
             break
     return low
-
-
-def sigma(
-    epsilon: float, delta: float, accountant: Literal["published", "zcdp", "gdp"] = "zcdp"
-) -> float:
-    """Return the noise over sensitivity that one sum takes for a budget, tau left out.
-
-    Args:
-        epsilon: Above 0.
-        delta: Between 0 and 1.
-        accountant: "published", the paper's rule; "zcdp", the best that zCDP allows; "gdp", exact,
-            for real Gaussian noise alone.
-
-    Raises:
-        ValueError: For other numbers, or another accountant.
-    """
-    _validate.one_of("accountant", accountant, ("published", "zcdp", "gdp"))
-    if accountant == "published":
-        return published_sigma(epsilon, delta)
-    if accountant == "gdp":
-        return 1 / float(gdp.mu(epsilon, delta)) * _WIDE
-    return 1 / math.sqrt(2 * largest_rho(epsilon, delta)) * _WIDE
-
-
-def variance(sigma: float, sensitivity: float, participations: int, cohort: Cohort) -> float:
-    """Return each client's noise: participations sigma^2 D^2 / (B - dropouts - colluders).
-
-    Args:
-        sigma: As of `sigma`.
-        sensitivity: D, twice that of a vector left out for replacement.
-        participations: Of what is protected.
-        cohort: The clients of each round.
-
-    Raises:
-        ValueError: For numbers out of range.
-    """
-    s = _validate.positive("sigma", sigma) * _validate.positive("sensitivity", sensitivity)
-    times = _validate.integer("participations", participations)
-    return times * s**2 / cohort.honest * _WIDE
 
 
 def least_variance(

@@ -14,24 +14,22 @@ move is in `dpjax.mechanism.moves`. Everything here is rounded up.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.mechanism import laplace, moves
+from dpjax.mechanism import laplace
 
 __all__ = [
-    "Published",
     "after",
     "epsilon",
     "epsilon_of_moves",
     "geometric",
     "mu",
     "mu_of_moves",
-    "published_budget",
 ]
 
 # Of a product of five factors, the share of a run's messages among them, and above the budget of
@@ -229,106 +227,6 @@ def geometric(
     q1, q2 = laplace.decays(q1, q2)
     share = laplace.horizon_share(rounds, 1, q1, q2)
     return max(laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP, _TINY)
-
-
-class Published(NamedTuple):
-    """A budget by a paper's own formula.
-
-    Attributes:
-        epsilon: The number; a claim of that paper, in no guarantee of this package.
-        reconstruction: True where the formula is recalled or inferred, not read.
-        remark: What is known about it.
-    """
-
-    epsilon: float
-    reconstruction: bool
-    remark: str
-
-
-REPORTED = {
-    "pp_doagt": {10.0: 18446.44, 1.0: 3652.67, 0.1: 365.27},
-    "diff_tv_ab": {10.0: 102.40, 1.0: 20.34, 0.1: 7.12},
-}
-"""Budgets of the rivals under the noise of Algorithm 1 at its epsilon, as its paper has them."""
-
-_REMARKS = {
-    "tracking": "read: (12), which pairs the step of a round with the noise of the round before",
-    "dpop": "recalled: 2 C2 sqrt(p) c q2 / (m (q2 - q1))",
-    "pp_doagt": "inferred from Table 3, 3 (gap + c) a_k over nu_k: at first step 1, whatever "
-    "gamma, budgets reported are 1.230, 1.218 and 1.218 times it at c = 0 (c = .230, .218, .218)",
-    "diff_tv_ab": "inferred: the first message alone, gap / nu_1; the reported budgets are 1.014, "
-    "1.007 and 1.007 times it, and what is added to it is not known",
-}
-
-
-def published_budget(
-    method: str,
-    first_scale: float,
-    *,
-    q1: float,
-    q2: float,
-    gamma: float,
-    gradient_gap: float | None = None,
-    gradient_bound: float | None = None,
-    dimension: int | None = None,
-    constant: float = 0.0,
-) -> Published:
-    """Return a method's budget by its own paper's formula, for noise nu_1 q2^(k-1).
-
-        tracking     gap gamma q2 / (nu_1 (q2 - q1))                      as printed
-        dpop         2 C2 sqrt(p) gamma q2 / (nu_1 (q2 - q1))             recalled
-        pp_doagt     3 (gap + constant) gamma q2 / (nu_1 (q2 - q1))       reconstruction
-        diff_tv_ab   gap / nu_1                                           reconstruction
-
-    None of these goes into a guarantee. The first two lie below the truth by the factor q2, one
-    round too early; the last leaves out every message but the first, and what its messages cost
-    together grows without bound where noise decays (`dpjax.mechanism.moves.diff_tv_ab`).
-
-    Args:
-        method: "tracking", "dpop", "pp_doagt" or "diff_tv_ab".
-        first_scale: nu_1.
-        q1: Decay of the steps.
-        q2: Decay of the noise.
-        gamma: First step (the reported budgets of PP-DOAGT need 1, whatever gamma Algorithm 1 has).
-        gradient_gap: delta, for all but DPOP.
-        gradient_bound: C2, L2 bound of a gradient, for DPOP.
-        dimension: Entries p of a model, for DPOP.
-        constant: c_6 > 0 of Table 3, which the paper does not state.
-
-    Returns:
-        The budget, and what stands behind it.
-
-    Raises:
-        ValueError: For another method, what a formula needs and was not given, or numbers out of
-        range.
-
-    Reference:
-        Xie, Liu and Chai, (12), Table 3 and Section 6.1; Huang, Mitra and Vaidya (2015).
-
-    Example:
-        >>> from dpjax.accounting import pure
-        >>> scale = 0.0495  # of Algorithm 1 at epsilon 1, as printed
-        >>> decays = dict(q1=0.97, q2=0.99, gamma=1.0)
-        >>> budget = pure.published_budget("pp_doagt", scale, gradient_gap=1.0, **decays)
-        >>> round(budget.epsilon, 6), pure.REPORTED["pp_doagt"][1.0]
-        (3000.0, 3652.67)
-    """
-    _validate.one_of("method", method, _REMARKS)
-    scale = _validate.positive("first_scale", first_scale)
-    if method == "dpop":
-        bound = _needed("gradient_bound", gradient_bound, method)
-        gap = 2 * bound * math.sqrt(_validate.integer("dimension", dimension))
-    else:
-        gap = _needed("gradient_gap", gradient_gap, method)
-    if method == "pp_doagt":
-        constant = _validate.number("constant", constant)
-        gap = moves.printed_sensitivity("pp_doagt", gap, 1.0, constants=(0.0, constant))
-    value = gap / scale if method == "diff_tv_ab" else geometric(scale, gap, gamma, q1, q2) * q2
-    return Published(value, method != "tracking", _REMARKS[method])
-
-
-def _needed(name: str, value: float | None, method: str) -> float:
-    return _validate.positive(name, value, remedy=f"give it: {method}'s formula needs it")
 
 
 def _power(noise: str) -> int:

@@ -63,7 +63,10 @@ def test_replacement_loses_more_than_zeroing_out():
     assert sampled_delta(0.3, 1.0, 1, stated, other=-1.0) > 2 * DELTA
 
 
-@pytest.mark.parametrize(("rate", "ratio", "rounds"), [(0.01, 1.0, 1000), (0.2, 0.1, 300)])
+@pytest.mark.parametrize(
+    ("rate", "ratio", "rounds"),
+    [pytest.param(0.01, 1.0, 1000, marks=pytest.mark.slow), (0.2, 0.1, 300)],
+)
 def test_many_sampled_rounds_against_another_accountant(rate, ratio, rounds):
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
