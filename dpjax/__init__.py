@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
     from dpjax.algorithms import methods
+    from dpjax.commands.account import account
+    from dpjax.commands.design import design
     from dpjax.data import load as datasets
     from dpjax.data import partition
     from dpjax.engine.run import Result, run
@@ -37,7 +39,9 @@ __all__ = [
     "Protect",
     "Result",
     "__version__",
+    "account",
     "datasets",
+    "design",
     "graphs",
     "make_plan",
     "methods",
@@ -60,7 +64,9 @@ _HOMES = {
     "Problem": "plans.problem:Problem",
     "Protect": "plans.protect:Protect",
     "Result": "engine.run:Result",
+    "account": "commands.account:account",
     "datasets": "data.load",
+    "design": "commands.design:design",
     "graphs": "topology.graphs",
     "make_plan": "plans.plan:make",
     "methods": "algorithms.methods",

@@ -1,6 +1,6 @@
 """The command line: ``dpjax design``, ``account``, ``plot``, ``data`` and ``secagg``.
 
-Only the command that runs imports the rooms it needs, so that ``--help`` is quick.
+Only the command that runs imports the packages it needs, so that ``--help`` is quick.
 """
 
 import dataclasses
@@ -14,19 +14,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from dpjax import _terminal
-from dpjax.commands.secagg_options import Demo, Join, SecaggCommand, Serve
 
-__all__ = [
-    "AccountCommand",
-    "Check",
-    "DataCommand",
-    "DesignCommand",
-    "Fetch",
-    "List",
-    "PlotCommand",
-    "Where",
-    "main",
-]
+__all__ = ["main"]
 
 _Algorithm = Literal[
     "dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"
@@ -39,10 +28,8 @@ class DesignCommand:
     """Design the noise for a network and a privacy budget, and write it to a file.
 
     Prints the guarantee, the covariance's figures, its certified gap, and how much noise other
-    designs need at the same guarantee.
-
-    With --trust pndp: the noise multiplier at which every agent keeps the budget against single
-    agents (or colluders) who see the messages that they receive; nothing is written.
+    designs need at the same guarantee. The attacker is an outsider, who reads every message on
+    every link; against other participants, see dpjax account --epsilon.
 
     Example: dpjax design --graph er:20:0.5 --relation replace_agent --epsilon 10 --delta 1e-5
     --rounds 5000 --clip 0.1
@@ -57,8 +44,8 @@ class DesignCommand:
         delta: Probability with which epsilon may fail; below one over the number of units.
         rounds: Rounds of training that the budget covers.
         clip: Norm at which gradients are clipped.
-        design: Which noise, under --trust ldp: whisper_horizon (least over all rounds, the
-            default), whisper (least in one round), pairwise (DECOR) or independent (LDP).
+        design: Which noise: whisper_horizon (least over all rounds), whisper (least in one round),
+            pairwise (DECOR) or independent (LDP).
         horizon: Rounds that whisper_horizon looks ahead and the comparison counts; all by default.
         mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
         accountant: How noise follows from the budget: gdp (exact), rdp (looser), paper (the
@@ -68,17 +55,6 @@ class DesignCommand:
         seed: First seed of a random graph that names none.
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
-        trust: Against whom: ldp (local DP: an outsider, who reads every message on every link) or
-            pndp (pairwise network DP: each other participant, who reads the messages that it
-            receives and knows its own gradients and noise). What follows is pndp's.
-        attacker: all (every single agent in turn, the default), or agents who collude, as in
-            dpjax account.
-        algorithm: Which algorithm, as in dpjax account.
-        epochs: Rounds in which a record takes part; with --separation. Every round by default.
-        separation: Rounds from one of them to the next.
-        gossip_steps: Gossip rounds a gradient.
-        gradients: What the guarantee covers: any, or view (only gradients that are fixed in
-            advance or functions of what the attacker sees; not so in training).
         parameters: Entries of the model to be trained: forecasts whether this noise leaves it
             something to learn, and says what would help.
         batch_size: Records in an agent's batch, by which noise is divided; relations of records
@@ -91,27 +67,22 @@ class DesignCommand:
     delta: float
     rounds: int
     clip: float
-    design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] | None = None
+    design: Literal["whisper_horizon", "whisper", "pairwise", "independent"] = "whisper_horizon"
     horizon: int | None = None
     mixing: Literal["metropolis", "uniform"] = "metropolis"
     accountant: Literal["gdp", "rdp", "paper"] = "gdp"
     allow_unsound: bool = False
     seed: int = 0
     out: Path | None = None
-    trust: Literal["ldp", "pndp"] = "ldp"
-    attacker: tuple[str, ...] = ()
-    algorithm: _Algorithm | None = None
-    epochs: int | None = None
-    separation: int | None = None
-    gossip_steps: int | None = None
-    gradients: Literal["any", "view"] | None = None
     parameters: int | None = None
     batch_size: int | None = None
 
 
 @dataclass(frozen=True)
 class AccountCommand:
-    """Tell what an algorithm costs every agent against an attacker, by distance from it.
+    """State what an algorithm costs every agent against an attacker, by distance from it.
+
+    With --sigma the losses of that noise; with --epsilon the least noise that keeps the budget.
 
     sigma is the noise multiplier: a noise's standard deviation a coordinate over the clip norm.
     dsgd, muffliato: of the noise that each agent adds to each gradient. anti_pgd, mafalda,
@@ -132,7 +103,8 @@ class AccountCommand:
             (against its absence) or replace_agent (all data of one agent, in every round). There is
             no default, as in dpjax design.
         rounds: Rounds of training, counted in gradients.
-        sigma: Noise multiplier, as above.
+        sigma: Noise multiplier, as above; or
+        epsilon: Budget at --delta that every agent keeps, for which the least sigma is found.
         trust: Who attacks: ldp (local DP: an outsider, who reads every message on every link), pndp
             (pairwise network DP: each other participant, who reads the messages that it receives
             and knows its own gradients and noise) or secldp (LDP with secrets between pairs: an
@@ -145,10 +117,10 @@ class AccountCommand:
             attackers by default.
         epochs: Rounds in which a record takes part; with --separation. Every round by default.
         separation: Rounds from one of them to the next.
-        delta: Epsilon is told at this delta, beside mu; 1e-5 by default.
-        gradients: Which loss the closing line is about: any (what training needs) or view (only for
-            gradients that are fixed in advance or functions of what the attacker sees). The table
-            has both.
+        delta: Epsilon is stated at this delta, beside mu; 1e-5 by default.
+        gradients: Which loss the budget and the closing line are about: any (what training needs)
+            or view (only for gradients that are fixed in advance or functions of what the attacker
+            sees). The table has both.
         gossip_steps: Gossip rounds a gradient, each observed (muffliato).
         shared: decor: variance of a link's secret over that of an agent's own noise; 1 by default.
         zero_sum: zip_dl: over what noises sum to zero: with_own_copy (the default) or messages.
@@ -162,7 +134,8 @@ class AccountCommand:
     algorithm: _Algorithm
     relation: _Relation
     rounds: int
-    sigma: float
+    sigma: float | None = None
+    epsilon: float | None = None
     trust: Literal["ldp", "pndp", "secldp"] = "ldp"
     attacker: tuple[str, ...] = ()
     protected: tuple[str, ...] | None = None
@@ -257,6 +230,115 @@ class DataCommand:
     action: tyro.conf.OmitSubcommandPrefixes[_Action] = dataclasses.field(default_factory=List)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """Terms, the same at both ends: who holds others is turned away.
+
+    Attributes:
+        clients: Most clients that take part; 3 or more.
+        length: Entries of a vector.
+        bound: Largest absolute entry, a whole number.
+        bits: Sums are computed modulo 2^bits; clients times bound must stay below 2^(bits-1).
+        corrupt: Fraction of clients whose knowledge the server may have.
+        dropout: Fraction of clients that may be missing.
+        adversary: What the server may do: follow the protocol and be curious (semi_honest), or tell
+            survivors different dropout sets (semi_malicious: one more stage, the consistency check,
+            in which they confirm to each other what they received; see docs/secagg.md).
+        host: The server's address.
+        enrol: Seconds for clients to enrol.
+        stage: Seconds for each stage after it.
+    """
+
+    clients: int
+    length: int
+    bound: int
+    bits: int = 32
+    corrupt: float = 0.05
+    dropout: float = 0.05
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
+    host: str = "127.0.0.1"
+    enrol: float = 60.0
+    stage: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Agreed):
+    """Listen for clients and sum their vectors, round after round.
+
+    Example: dpjax secagg serve --clients 5 --length 100 --bound 1000 --dropout 0.2 --port 7000
+
+    Attributes:
+        port: TCP port; 0 takes a free one and prints it.
+        rounds: How many sums.
+        out: Where to write the sums, a .npy file [rounds, length]; must not exist. It is made at
+            once and written again after each sum.
+    """
+
+    port: int = 0
+    rounds: int = 1
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(Agreed):
+    """Take part in one sum with a vector from a file.
+
+    Example: dpjax secagg join values.npy --clients 5 --length 100 --bound 1000 --dropout 0.2
+    --port 7000
+
+    Attributes:
+        values: A .npy file of whole numbers [length].
+        port: The server's TCP port.
+        out: Where to write the sum, a .npy file [length]; must not exist. It is made at once.
+    """
+
+    values: Annotated[Path, tyro.conf.Positional]
+    port: int
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A server and its clients in this process, over TCP, some of whom leave on the way.
+
+    Example: dpjax secagg demo --clients 20 --dropout 0.2
+
+    Attributes:
+        clients: How many take part.
+        length: Entries of a vector.
+        dropout: Fraction of clients that may leave; so many do, at the stages in turn.
+        corrupt: Fraction of clients whose knowledge the server may have.
+        adversary: What the server may do: semi_honest or semi_malicious.
+    """
+
+    clients: int = 20
+    length: int = 1000
+    dropout: float = 0.1
+    corrupt: float = 0.05
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
+
+
+_SecaggAction = (
+    Annotated[Serve, tyro.conf.subcommand(name="serve")]
+    | Annotated[Join, tyro.conf.subcommand(name="join")]
+    | Annotated[Demo, tyro.conf.subcommand(name="demo")]
+)
+
+
+@dataclass(frozen=True)
+class SecaggCommand:
+    """Secure sums over TCP: serve, join, demo.
+
+    A server learns the sum of whole-number vectors and nothing else about them: docs/secagg.md says
+    against whom. Connections are not encrypted and clients not authenticated.
+
+    Attributes:
+        action: What to do.
+    """
+
+    action: tyro.conf.OmitSubcommandPrefixes[_SecaggAction]
+
+
 _Command = (
     Annotated[DesignCommand, tyro.conf.subcommand(name="design")]
     | Annotated[AccountCommand, tyro.conf.subcommand(name="account")]
@@ -317,44 +399,44 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _design(command: DesignCommand) -> int:
-    from dpjax.commands import account, design
+    from dpjax.commands import design
 
-    return account.insiders(command) if command.trust == "pndp" else design.run(command)
+    return design.run(command)
 
 
 def _account(command: AccountCommand) -> int:
-    from dpjax.commands import account
+    from dpjax.commands import account_report
 
-    return account.run(command)
+    return account_report.run(command)
 
 
 def _plot(command: PlotCommand) -> int:
-    from dpjax.commands import plot
+    from dpjax.results import plots
 
-    return plot.run(command)
+    if not command.source:
+        raise ValueError("source is missing; name a record file, or a folder of them")
+    if command.linear and (command.log_x or command.log_y):
+        raise ValueError("linear is given with log_x or log_y; take one")
+    names = ("x", "y", "series", "where", "out")
+    options: dict[str, Any] = {name: getattr(command, name) for name in names}
+    plain = False if command.linear else None
+    options |= {"log_x": command.log_x or plain, "log_y": command.log_y or plain}
+    print(f"written: {plots.from_records(command.source, **options)}")
+    return 0
 
 
 def _data(command: DataCommand) -> int:
     from dpjax.commands import data
 
-    action = command.action
-    if isinstance(action, Fetch):
-        return data.fetch(action.name)
-    if isinstance(action, Check):
-        return data.check()
-    return data.where() if isinstance(action, Where) else data.everything()
+    return data.run(command.action)
 
 
 def _secagg(command: SecaggCommand) -> int:
     from dpjax.commands import secagg
 
-    action = command.action
-    if isinstance(action, Serve):
-        return secagg.serve(action)
-    if isinstance(action, Join):
-        return secagg.join(action)
-    assert isinstance(action, Demo)
-    return secagg.demo(action)
+    return {Serve: secagg.serve, Join: secagg.join, Demo: secagg.demo}[type(command.action)](
+        command.action
+    )
 
 
 _COMMANDS: dict[type, Any] = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from _common import launch, published
 from dpjax.accounting import views
-from dpjax.commands import victims
+from dpjax.commands import account
 from dpjax.mechanism.participation import Participation
 from dpjax.results import plots, tables
 from dpjax.results.ranges import ranges
@@ -96,11 +96,11 @@ def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]
     unit = config.alpha / 2 / config.sigma**2
     exact = views.losses(seen, when, gradients="view")
     wide = views.losses(seen, when, gradients="any")
-    found = {"any": squares(wide), "view": squares(victims.least(exact, wide))}
+    found = {"any": squares(wide), "view": squares(account.least(exact, wide))}
     for numerator in BOUNDS:
         bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)
         found[numerator] = bound.T[list(chosen)]
-    away = np.stack([victims.distances(matrix, [attacker]) for attacker in chosen])
+    away = np.stack([account.distances(matrix, [attacker]) for attacker in chosen])
     rows = []
     for scope, part in (("attacker 0", slice(0, 1)), ("all attackers", slice(None))):
         hops = away[part]

@@ -58,6 +58,8 @@ NAMED = {
     "algorithms.average": "Average",
     "algorithms.disk": "DiSK",
     "algorithms.pmlf": "PMLF",
+    "commands.account": "account",
+    "commands.design": "design",
     "plans.integers": "Discrete",
     "plans.protect": "Protect Budget",
     "plans.plan": "Config make",

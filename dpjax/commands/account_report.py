@@ -1,320 +1,268 @@
-"""What `dpjax account` and `dpjax design --trust pndp` print, record and draw."""
+"""The body of `dpjax account`: options in, tables, a record file and its figure out."""
 
+import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import shlex
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from dpjax import _rounding
-from dpjax._rounding import up
+from dpjax._rounding import delta_text, loose_delta, up
 from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.commands.loss_tables import FEW, TITLES, by_agent, by_distance
-from dpjax.commands.multiplier import Multiplier
-from dpjax.commands.victims import ASSUMPTIONS, NOISE, SECRETS, Setting, grouped, rows_of_each
+from dpjax.commands import inputs
+from dpjax.commands.account import NOISE, SECRETS, Account, account
+from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
 
 __all__: list[str] = []
 
+_ASSUMPTIONS = {
+    "any": "whatever the other agents' gradients depend on, as in training",
+    "view": (
+        "only if the other agents' gradients are fixed in advance or functions of what the "
+        "attacker sees and knows, and messages are not rounded; training and releases round them, "
+        "which an attacker who does not see every message can gain from"
+    ),
+}
 _SEES = {
     "ldp": "LDP: an eavesdropper of every message on every link",
     "pndp": "PNDP: {who}, seeing what arrives, knowing own gradients and noise",
-    "secldp": "SecLDP: {who}, who also knows every pairwise secret but those among {kept}",
+    "secldp": "SecLDP: {who}, who also knows every pairwise secret but those among {protected}",
 }
 
 
-def attackers(words: Sequence[str], names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Sets of attackers that a command line names: every single agent, or one set.
+def run(command: Any) -> int:
+    """Account for an algorithm on a network: print the losses, write records and figure.
 
     Args:
-        words: ("all",), or labels or indices of agents.
-        names: The agents' labels.
+        command: The options, `dpjax.cli.AccountCommand`.
 
     Returns:
-        Sets of indices; one empty set for no words.
+        Exit status.
 
     Raises:
-        ValueError: For a word that means no agent, or two; see `dpjax.topology.nodes`.
+        ValueError: For options that do not go together.
     """
-    if tuple(words) != ("all",):
+    graph, matrix, title = inputs.network(command)
+    out, names = inputs.free(command.out, "dpjax-account.jsonl"), nodes.labels(graph)
+    figure = out.with_suffix(".svg")
+    if os.path.exists(figure):
+        raise ValueError(
+            f"out is {str(out)!r}, whose figure {figure.name!r} exists; name another file or "
+            "delete it"
+        )
+    same = ("algorithm", "relation", "rounds", "sigma", "epsilon", "delta", "trust", "epochs",
+            "separation", "gradients", "gossip_steps", "shared", "zero_sum")  # fmt: skip
+    options = {name: getattr(command, name) for name in same}
+    protected = command.protected
+    if protected is not None:
+        protected = nodes.find_all(names, protected, "protected")
+    spent = account(matrix, attackers=_attackers(command, names), protected=protected, **options)
+    print(title)
+    print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
+    print("\n".join(_lines(spent, names, command.gradients)))
+    if command.epsilon is not None:
+        print("\n".join(_others(spent, command, options)))
+    inputs.note_delta(command.delta, len(names), command.relation)
+    about = {**dataclasses.asdict(command), "sigma": spent.sigma, "out": None}
+    when = spent.setting.participation
+    about |= {"epochs": when.epochs, "separation": when.separation}
+    setting = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation",
+               "sigma", "delta", "mixing", "gossip_steps")  # fmt: skip
+    rows = [
+        {name: about[name] for name in setting} | row | {
+            "attackers": " ".join(map(str, row["attackers"])),
+            "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
+            "victim_label": names[row["victim"]],
+        }
+        for row in spent.rows
+    ]  # fmt: skip
+    metadata = records.metadata(command=_typed(command), seed=command.seed)
+    metadata |= {"experiment": "account", "config": about, "labels": list(names)}
+    print(f"\nwritten: {records.write(out, rows, metadata)}")
+    if any(math.isfinite(row["epsilon"]) for row in rows):
+        drawn = plots.from_records(out, y="epsilon", series="gradients", out=figure)
+        print(f"written: {drawn}")
+    return 0
+
+
+def _attackers(command: Any, names: Sequence[str]) -> list[tuple[int, ...]] | None:
+    """Sets of attackers that a command line names; None is the default of the trust model."""
+    words = command.attacker or (("all",) if command.trust == "pndp" else ())
+    if words != ("all",):
         return [nodes.find_all(names, words, "attacker")]
     if "all" in names:
         raise ValueError("attacker is 'all', which is also an agent; write label:all for it alone")
     return [(agent,) for agent in range(len(names))]
 
 
-def lines(
-    setting: Setting,
-    trust: str,
-    losses: Sequence[Mapping[str, Any]],
-    sets: Sequence[Sequence[int]],
-    protected: Sequence[int] | None,
-    names: Sequence[str],
-    *,
-    sigma: float,
-    delta: float,
-    gradients: str,
-    columns: int | None = None,
-) -> list[str]:
-    """The report of `victims.rows_of_each`, by distance, and by agent in a small network.
-
-    Args:
-        setting: The algorithm.
-        trust: The trust model.
-        losses: From `victims.rows_of_each`.
-        sets: The attackers, each set on its own.
-        protected: See `victims.view`.
-        names: The agents' labels.
-        sigma: Noise multiplier.
-        delta: Delta.
-        gradients: Which loss the last line is about.
-        columns: Where the tables' lines must end; None is nowhere.
-    """
-    steps = f", {setting.gossip_steps} gossip steps" if setting.gossip_steps > 1 else ""
-    report = [
-        _when(setting),
-        f"algorithm: {setting.algorithm}{steps}; sigma = {sigma:g}",
-        f"noise: {NOISE[setting.algorithm]}",
-        f"attacker: {_who(trust, sets, protected, names)}",
-        "",
-        *by_distance(losses, columns),
-        "",
-    ]
-    each = by_agent(losses, names, columns)
-    report += [*each, ""] if each else []
-    flagged = sum(row["upper_bound"] for row in losses if row["gradients"] == "view")
-    report += [f"gradients: {name}: holds {text}" for name, text in ASSUMPTIONS.items()]
-    if flagged:
-        report.append(f"<= : {flagged} are upper bounds, the loss of an attacker who sees more")
-    chosen = [row for row in losses if row["gradients"] == gradients]
-    worst = max(chosen, key=lambda row: row["mu"])
-    if math.isinf(worst["mu"]):
-        report.append(f"no guarantee for {_whom(worst, sets, names)}: the loss is infinite")
-        return [*report, *other_parties(setting, trust, sets, sigma, delta)]
-    cost = (
-        f"{up(worst['mu'])}-Gaussian-DP, (epsilon = {up(worst['epsilon'])}, "
-        f"delta = {_rounding.delta_text(delta)})-DP"
-    )
-    report.append(
-        f"guarantee: every victim is {cost} ({setting.relation}), {ASSUMPTIONS[gradients]}; the "
-        f"worst is {_whom(worst, sets, names)}. It presumes that every agent draws its noise "
-        "from a secret of its own"
-    )
-    return [*report, *other_parties(setting, trust, sets, sigma, delta)]
-
-
-def other_parties(
-    setting: Setting, trust: str, sets: Sequence[Sequence[int]], sigma: float, delta: float
-) -> list[str]:
-    """Who else is protected, a sentence a party: all but those whom the table is about.
-
-    Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.
-
-    Args:
-        setting: The algorithm.
-        trust: The trust model.
-        sets: The attackers, each set on its own.
-        sigma: Noise multiplier.
-        delta: Delta.
-    """
-    outside = rows_of_each(setting, "ldp", [()], sigma=sigma, delta=delta)
-    worst = max((row for row in outside if row["gradients"] == "any"), key=lambda row: row["mu"])
-    if math.isinf(worst["mu"]):
-        return ["NOT protected from an outsider: the loss is infinite."]
-    secrets = SECRETS[setting.algorithm]
-    stated = Guarantee(
-        epsilon=worst["epsilon"],
-        delta=delta,
-        mu=worst["mu"],
-        relation=setting.relation,
-        attacker="outsider",
-        rounds=setting.participation.rounds,
-        clip_norm=1.0,
-        accountant="gdp",
-        release=False,
-        secrets=secrets,
-    )
-    told = {"an outsider"} if trust == "ldp" else set()
-    if trust == "pndp" and len(sets) == len(setting.mixing):
-        told.add(parties.ANOTHER)
-    several, agents = wording.records(stated, "an outsider").strip(), len(setting.mixing)
-    others = [row for row in stated.protection()[:-2] if row.party not in told]
-    if _rounding.loose_delta(delta, agents, "agent"):
-        why = f"delta = {_rounding.delta_text(delta)} is above one over the number of agents"
-        return [str(row._replace(epsilon=None, why=why)) for row in others]
-    rows = [str(row) for row in others]
-    return [*rows, several] if several else rows
-
-
-def multiplier_lines(
-    setting: Setting,
-    multiplier: Multiplier,
-    sets: Sequence[Sequence[int]],
-    names: Sequence[str],
-    each: Sequence[str] = (),
-    program: Sequence[str] = (),
-    *,
-    epsilon: float,
-    delta: float,
-    clip: float,
-    gradients: str,
-) -> list[str]:
-    """The report of `multiplier.least_multiplier`.
-
-    Args:
-        setting: The algorithm.
-        multiplier: What is needed.
-        sets: The attackers that were tried.
-        names: The agents' labels.
-        each: The table of every agent's loss at this multiplier, of a small network.
-        program: The same in Python, from `pasted.of_multiplier`.
-        epsilon: Budget.
-        delta: Delta.
-        clip: Clip norm.
-        gradients: "any" or "view".
-    """
-    who = _who("pndp", sets, None, names)
-    worst = _together(multiplier.attackers, names)
-    others = "" if multiplier.ties < 2 else f" ({multiplier.ties - 1:,} more pairs cost as much)"
-    report = [
-        _when(setting),
-        f"algorithm: {setting.algorithm}",
-        f"noise: {NOISE[setting.algorithm]}",
-        f"attacker: {who}",
-        f"gradients: {gradients}: holds {ASSUMPTIONS[gradients]}",
-        "",
-        f"sigma = {up(multiplier.sigma)}, standard deviation {up(multiplier.sigma * clip)} at clip "
-        f"{clip:g}: every victim is ({up(epsilon)}, {_rounding.delta_text(delta)})-DP "
-        f"({setting.relation}), mu = {up(multiplier.mu)}",
-        f"worst attacker: {worst}; worst victim: {nodes.title(names, multiplier.victim)}{others}",
-    ]
-    if multiplier.upper_bound:
-        report.append("that loss is an upper bound: of an attacker who sees more")
-    for title, value in (
-        (f"{setting.algorithm} against an eavesdropper of every message", multiplier.ldp),
-        ("independent noise (dsgd) against it", multiplier.independent),
-    ):
-        share = "no noise is enough" if math.isinf(value) else f"sigma = {up(value)}"
-        more = "" if math.isinf(value) else f", {value / multiplier.sigma:.3g} times this"
-        report.append(f"{title}: {share}{more}")
-    report += ["", *other_parties(setting, "pndp", sets, multiplier.sigma, delta)]
-    report += ["", *each] if each else []
-    report += ["", "nothing is written; the same in Python:", "", *program]
-    return report
-
-
-def write(
-    out: Path,
-    losses: Sequence[Mapping[str, Any]],
-    about: Mapping[str, Any],
-    names: Sequence[str],
-    command: str,
-) -> list[Path]:
-    """Write the rows to a record file and the figure beside it.
-
-    Args:
-        out: The record file; must not exist.
-        losses: From `victims.rows_of_each`.
-        about: The command's options.
-        names: The agents' labels.
-        command: The command line.
-
-    Returns:
-        Both paths.
-    """
-    from dpjax.results import records
-
-    kept = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation", "sigma")
-    setting = {name: about[name] for name in (*kept, "delta", "mixing", "gossip_steps")}
-    rows = [
-        {
-            **setting,
-            **row,
-            "attackers": " ".join(map(str, row["attackers"])),
-            "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
-            "victim_label": names[row["victim"]],
-        }
-        for row in losses
-    ]
-    metadata = records.metadata(command=command, seed=about.get("seed"))
-    metadata |= {"experiment": "account", "config": dict(about), "labels": list(names)}
-    return [records.write(out, rows, metadata), *_draw(out, losses, about, names)]
-
-
-def _draw(
-    out: Path, losses: Sequence[Mapping[str, Any]], about: Mapping[str, Any], names: Sequence[str]
-) -> list[Path]:
-    """The figure by distance, or by agent where an eavesdropper is nowhere."""
-    import pandas
-
-    from dpjax.results.ranges import ranges
-
-    everywhere = losses[0]["distance"] is None
-    placed = [{**row, "distance": row["victim"]} for row in losses] if everywhere else losses
-    drawn = pandas.DataFrame(grouped(placed, "epsilon"))
-    drawn["gradients"] = drawn["gradients"].map(TITLES)
-    if not (drawn["max"].map(math.isfinite) & (drawn["min"] > 0)).any():
-        return []
-    sets = {row["attackers"] for row in losses}
-    who = "the attacker" if len(sets) > 1 else _together(sorted(*sets), names)
-    return [
-        ranges(
-            drawn,
-            "distance",
-            "gradients",
-            path=out.with_suffix(".svg"),
-            xlabel="agent" if everywhere else f"distance from {who}",
-            ylabel=f"epsilon at delta = {about['delta']:g}",
-            ticks=names if everywhere and nodes.named(names) and len(names) <= FEW else None,
-            title=f"{about['algorithm']} on {about['graph']}, {about['trust']}",
-            note=("Mean, least and largest over victims" + " and attackers" * (len(sets) > 1))
-            + f"; {about['relation']}, sigma = "
-            f"{about['sigma']:g}, T = {about['rounds']}. gradients: any holds {ASSUMPTIONS['any']};"
-            f" view {ASSUMPTIONS['view']}.",
-        )
-    ]
-
-
-def check_place(out: Path) -> None:
-    """Refuse a record file whose figure would replace another one."""
-    for ending in (".svg", ".png"):
-        if os.path.exists(out.with_suffix(ending)):
-            raise ValueError(
-                f"out is {str(out)!r}, whose figure {out.with_suffix(ending).name!r} exists; name "
-                "another file or delete it"
-            )
-
-
-def _when(setting: Setting) -> str:
+def _lines(spent: Account, names: Sequence[str], gradients: Any) -> list[str]:
+    """The report: by distance, and by agent in a small network."""
+    setting, sets = spent.setting, spent.attackers
     when = setting.participation
     every = "every round" if when.epochs == when.rounds else f"{when.epochs:,} rounds"
     apart = "" if when.epochs in (1, when.rounds) else f", {when.separation:,} apart"
     what = "an agent" if setting.relation == "replace_agent" else "a record"
-    return f"participation: {what} in {every} of {when.rounds:,}{apart}"
+    steps = f", {setting.gossip_steps} gossip steps" if setting.gossip_steps > 1 else ""
+    report = [
+        f"participation: {what} in {every} of {when.rounds:,}{apart}",
+        f"algorithm: {setting.algorithm}{steps}; sigma = {up(spent.sigma)}",
+        f"noise: {NOISE[setting.algorithm]}",
+        f"attacker: {_who(spent, names)}",
+    ]
+    for table in (_by_distance, _by_agent):
+        for kind in _ASSUMPTIONS:
+            rows = table([row for row in spent.rows if row["gradients"] == kind], names)
+            report += ["", f"gradients: {kind}:", tables.text(rows)] if rows else []
+    report += ["", *(f"gradients: {name}: holds {text}" for name, text in _ASSUMPTIONS.items())]
+    if flagged := sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view"):
+        report.append(f"<= : {flagged} are upper bounds, the loss of an attacker who sees more")
+    worst = spent.worst(gradients)
+    whom = nodes.title(names, worst["victim"])
+    whom += f" against {_together(worst['attackers'], names)}" if len(sets) > 1 else ""
+    if math.isinf(worst["mu"]):
+        report.append(f"no guarantee for {whom}: the loss is infinite")
+    else:
+        report.append(
+            f"guarantee: every victim is {up(worst['mu'])}-Gaussian-DP, (epsilon = "
+            f"{up(worst['epsilon'])}, delta = {delta_text(spent.delta)})-DP ({setting.relation}), "
+            f"{_ASSUMPTIONS[gradients]}; the worst is {whom}. It presumes that every agent draws "
+            "its noise from a secret of its own"
+        )
+    return [*report, *_parties(spent)]
 
 
-def _who(
-    trust: str,
-    sets: Sequence[Sequence[int]],
-    protected: Sequence[int] | None,
-    names: Sequence[str],
-) -> str:
-    attackers = sets[0]
-    who = _together(attackers, names)
-    who += ", who collude" if len(attackers) > 1 else ""
-    who = who or "an eavesdropper of every message"
-    who = "any single agent" if len(sets) > 1 else who
-    others = "all agents" if not attackers else "all other agents"
-    kept = others if protected is None else ", ".join(nodes.title(names, i) for i in protected)
-    return _SEES[trust].format(who=who, kept=kept)
+def _by_distance(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Mean, least and largest loss over the victims (of every attacker) at each distance."""
+    several, table = len({row["attackers"] for row in rows}) > 1, []
+    for distance in sorted(
+        {row["distance"] for row in rows}, key=lambda at: -1 if at is None else at
+    ):
+        part = [row for row in rows if row["distance"] == distance]
+        mu = [row["mu"] for row in part]
+        bounds = sum(row["upper_bound"] for row in part)
+        table.append(
+            {
+                "distance": {None: "all", -1: "none"}.get(distance, str(distance)),
+                "pairs" if several else "victims": len(part),
+                "mu: mean": up(sum(mu) / len(mu), 4),
+                "min": up(min(mu), 4),
+                "max": up(max(mu), 4),
+                "epsilon": up(max(row["epsilon"] for row in part), 4)
+                + (f"  <= ({bounds})" if bounds else ""),
+            }
+        )
+    return table
+
+
+def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The largest loss of every agent of a small network."""
+    if len(names) > inputs.FEW:
+        return []
+    several, table = len({row["attackers"] for row in rows}) > 1, []
+    for victim in sorted({row["victim"] for row in rows}):
+        row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
+        line = {"agent": names[victim]}
+        if not several and row["distance"] is not None:
+            line["distance"] = "none" if row["distance"] < 0 else str(row["distance"])
+        line |= {"mu": up(row["mu"]), "epsilon": up(row["epsilon"])}
+        if several:
+            line["to"] = ", ".join(names[each] for each in row["attackers"])
+        table.append(line)
+    return table
+
+
+def _parties(spent: Account) -> list[str]:
+    """Who else is protected, a sentence a party: all but those whom the tables are about.
+
+    Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.
+    """
+    setting, agents = spent.setting, len(spent.setting.mixing)
+    when = setting.participation
+    outside = account(
+        setting.mixing, setting.algorithm, relation=setting.relation, rounds=when.rounds,
+        epochs=when.epochs, separation=when.separation, sigma=spent.sigma, delta=spent.delta,
+        gossip_steps=setting.gossip_steps, shared=setting.shared, zero_sum=setting.zero_sum,
+    ).worst()  # fmt: skip
+    if math.isinf(outside["mu"]):
+        return ["NOT protected from an outsider: the loss is infinite."]
+    stated = Guarantee(
+        epsilon=outside["epsilon"],
+        delta=spent.delta,
+        mu=outside["mu"],
+        relation=setting.relation,
+        attacker="outsider",
+        rounds=when.rounds,
+        clip_norm=1.0,
+        accountant="gdp",
+        release=False,
+        secrets=SECRETS[setting.algorithm],
+    )
+    subjects = {"an outsider"} if spent.trust == "ldp" else set()
+    if spent.trust == "pndp" and len(spent.attackers) == agents:
+        subjects.add(parties.ANOTHER)
+    rows = [row for row in stated.protection()[:-2] if row.party not in subjects]
+    if loose_delta(spent.delta, agents, "agent"):
+        why = f"delta = {delta_text(spent.delta)} is above one over the number of agents"
+        return [str(row._replace(epsilon=None, why=why)) for row in rows]
+    several = wording.records(stated, "an outsider").strip()
+    return [*map(str, rows), *([several] if several else [])]
+
+
+def _others(spent: Account, command: Any, options: dict[str, Any]) -> list[str]:
+    """What noise this budget takes against an eavesdropper, and the same in Python."""
+    setting, lines = spent.setting, []
+    plain = options | {"trust": "ldp", "gradients": "any"}
+    bare = plain | {"algorithm": "dsgd", "gossip_steps": 1, "shared": None, "zero_sum": None}
+    for title, each in (
+        (f"{setting.algorithm} against an eavesdropper of every message", plain),
+        ("independent noise (dsgd) against it", bare),
+    ):
+        try:
+            sigma = account(setting.mixing, **each).sigma
+            lines.append(f"{title}: sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this")
+        except ValueError:
+            lines.append(f"{title}: no noise is enough")
+    weights = "metropolis_hastings" if command.mixing == "metropolis" else "uniform_neighbors"
+    if len(spent.attackers) == 1 and spent.trust != "ldp":
+        options = options | {"attackers": [list(spent.attackers[0])]}
+    words = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+    program = [
+        "import dpjax as dp",
+        f"W = dp.mixing.{weights}(dp.graphs.parse({inputs.seeded(command.graph, command.seed)!r}))",
+        "spent = dp.account(",
+        *textwrap.wrap(f"W, {words}", 76, initial_indent="    ", subsequent_indent="    "),
+        ")",
+    ]
+    return [*lines, "", "the same in Python:", "", *program]
+
+
+def _who(spent: Account, names: Sequence[str]) -> str:
+    attackers = spent.attackers[0]
+    who = _together(attackers, names) + (", who collude" if len(attackers) > 1 else "")
+    who = (
+        "any single agent"
+        if len(spent.attackers) > 1
+        else who or "an eavesdropper of every message"
+    )
+    protected = "all other agents" if attackers else "all agents"
+    if spent.protected is not None:
+        protected = ", ".join(nodes.title(names, agent) for agent in spent.protected)
+    return _SEES[spent.trust].format(who=who, protected=protected)
 
 
 def _together(agents: Sequence[int], names: Sequence[str]) -> str:
     return " and ".join(nodes.title(names, agent) for agent in agents)
 
 
-def _whom(worst: Mapping[str, Any], sets: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    """The worst victim, and of several attackers the worst."""
-    against = f" against {_together(worst['attackers'], names)}" if len(sets) > 1 else ""
-    return nodes.title(names, worst["victim"]) + against
+def _typed(command: Any) -> str:
+    """The command line that gives these options."""
+    words = ["dpjax", "account"]
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        if value != field.default:
+            several = value if isinstance(value, tuple) else (value,)
+            words += [f"--{field.name.replace('_', '-')}", *map(str, several)]
+    return shlex.join(words)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from dpjax.data import cache, canonical, catalog, load, networks
 from dpjax.topology import graphs
@@ -11,7 +12,24 @@ __all__: list[str] = []
 _BAD = "BAD"
 
 
-def everything() -> int:
+def run(action: Any) -> int:
+    """Do what the command line asks.
+
+    Args:
+        action: One of `dpjax.cli.DataCommand`'s.
+
+    Returns:
+        Exit status.
+    """
+    name = type(action).__name__.lower()
+    return (
+        _fetch(action.name)
+        if name == "fetch"
+        else {"list": _list, "where": _where, "check": _check}[name]()
+    )
+
+
+def _list() -> int:
     """List the data sets, which are whole in the cache, and where the others come from."""
     root = cache.folder()
     own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
@@ -56,12 +74,8 @@ def _is_ego(root: Path) -> bool:
     return True
 
 
-def fetch(name: str) -> int:
-    """Bring a data set into the cache, or verify the one that is there.
-
-    Args:
-        name: The data set.
-    """
+def _fetch(name: str) -> int:
+    """Bring a data set into the cache, or verify the one that is there."""
     if name == networks.NAME:
         path = networks.fetch()
         graphs.facebook_ego(path)
@@ -75,13 +89,13 @@ def fetch(name: str) -> int:
     return 0
 
 
-def where() -> int:
+def _where() -> int:
     """Print the folder of the cache."""
     print(cache.folder())
     return 0
 
 
-def check() -> int:
+def _check() -> int:
     """Read every data set in the cache; the status is 1 where one is bad."""
     bad = 0
     paths = sorted(cache.folder().glob("*.npz"))

@@ -1,31 +1,110 @@
-"""The body of `dpjax design`: a plan for a network and a budget, printed and written."""
+"""Noise for a network and a budget: `dpjax.design`, and what `dpjax design` prints of it."""
 
-import dataclasses
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 
-from dpjax import _validate
-from dpjax.accounting import budget, wording
-from dpjax.commands import design_report, inputs
-from dpjax.mechanism import design, spatial
-from dpjax.plans import export, noise, plan, targets
+from dpjax._rounding import up
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import wording
+from dpjax.commands import inputs
+from dpjax.mechanism import spatial
+from dpjax.plans import export, noise
+from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
+from dpjax.results import tables
 from dpjax.topology import nodes
 
-__all__: list[str] = []
+__all__ = ["design"]
 
-_OF_PNDP = ("attacker", "algorithm", "epochs", "separation", "gossip_steps", "gradients")
+Kind = Literal["whisper_horizon", "whisper", "pairwise", "independent"]
+KINDS: dict[Kind, str] = {
+    "independent": "LDP (independent)",
+    "pairwise": "DECOR (pairwise)",
+    "whisper": "Whisper, one step",
+    "whisper_horizon": "Whisper, horizon",
+}
+"""Designs that are compared, and their titles."""
+
+FIGURES = {
+    "lambda_min": "lambda_min, smallest eigenvalue of R",
+    "energy": "energy of one step, tr(W R W')",
+    "per_agent_energy": "that per agent, tr(W R W') / n",
+    "network_mean_variance": "variance of the network's mean, 1'R1 / n^2",
+    "largest_variance": "largest variance of an agent's noise, max R_ii",
+    "largest_variance_ratio": "largest_variance_ratio: that over independent's",
+}
+"""Titles of a covariance's figures."""
+
+
+def design(
+    mixing: Float[np.ndarray, "n n"],
+    kind: Kind = "whisper_horizon",
+    *,
+    relation: budget_.Relation,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    clip_norm: float,
+    horizon: int | None = None,
+    accountant: Literal["gdp", "rdp", "paper"] = "gdp",
+    allow_unsound: bool = False,
+    batch_size: int = 1,
+) -> plan_.Plan:
+    """The plan of a noise design over agents that keeps a budget against outsiders.
+
+    Guarantee: that of the plan, ``plan.guarantee``.
+
+    Args:
+        mixing: [n, n] W.
+        kind: whisper_horizon (least noise over all rounds), whisper (in one round), pairwise
+            (DECOR) or independent (LDP).
+        relation: Neighbouring relation; no default.
+        epsilon: Of the whole run.
+        delta: Delta.
+        rounds: T.
+        clip_norm: Norm at which gradients are clipped.
+        horizon: Rounds that whisper_horizon looks ahead; all by default.
+        accountant: How noise follows from the budget: gdp (exact), rdp (looser) or paper.
+        allow_unsound: Use the paper's rule also where it is false.
+        batch_size: Records in an agent's batch, by which noise is divided; forecasts read it.
+
+    Returns:
+        The plan: ``plan.save(path)`` writes it, ``plan.forecast(d)`` says what it affords.
+
+    Raises:
+        ValueError: For options that do not go together.
+
+    Example:
+        >>> import dpjax as dp
+        >>> W = dp.mixing.metropolis_hastings(dp.graphs.ring(6))
+        >>> terms = dict(epsilon=10, delta=1e-5, rounds=100, clip_norm=0.1)
+        >>> plan = dp.design(W, relation="replace_agent", **terms)
+        >>> plan.guarantee.epsilon, plan.config.label, plan.covariance().shape
+        (10.0, 'whisper_horizon', (6, 6))
+    """
+    config = plan_.Config(
+        noise=noise.Whisper("run" if horizon is None else horizon)
+        if kind == "whisper_horizon"
+        else noise.named(kind),
+        budget=Budget(epsilon, delta, accountant, allow_unsound),
+        protect=Protect(relation, clip_norm),
+        sampler=Random(batch_size),
+        optimizer=Sgd(1.0),  # decides no noise
+        rounds=rounds,
+    )
+    return plan_.make(config, mixing)
 
 
 def run(command: Any) -> int:
     """Design noise against an eavesdropper, print what it is and does, and write the plan.
 
     Args:
-        command: The options, `dpjax.cli.DesignCommand`, under trust "ldp".
+        command: The options, `dpjax.cli.DesignCommand`.
 
     Returns:
         Exit status.
@@ -34,88 +113,133 @@ def run(command: Any) -> int:
         ValueError: For options that do not go together.
     """
     _refuse_unread(command)
-    command = dataclasses.replace(command, design=command.design or "whisper_horizon")
     graph, matrix, title = inputs.network(command)
-    config = _config(command)
-    horizon = config.rounds if command.horizon is None else command.horizon
-    horizon = _validate.integer("horizon", horizon)
-    bound = float(targets.of(config, matrix).bound(None))
-    designs = {
-        kind: design.make(kind, matrix, bound, horizon if kind == "whisper_horizon" else None)
-        for kind, _ in design_report.COMPARED
-    }
-    chosen = designs[command.design]
-    out = inputs.free(command.out, "dpjax-design.npz")
+    out, names = inputs.free(command.out, "dpjax-design.npz"), nodes.labels(graph)
+    same = ("relation", "epsilon", "delta", "rounds", "horizon", "accountant", "allow_unsound")
+    terms = {name: getattr(command, name) for name in same}
+    terms |= {"clip_norm": command.clip, "batch_size": command.batch_size or 1}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
-        plans = design_report.plans(config, matrix, designs)
-    mine, independent = plans[command.design], plans["independent"]
-    forecast = design_report.forecast(plans, command.design, command.parameters)
-    saved = mine.save(out, nodes.labels(graph))
+        plans = {kind: design(matrix, kind, **terms) for kind in KINDS}
+    plan, independent = plans[command.design], plans["independent"]
+    chosen = plan.design
+    assert chosen is not None
+    comparison = _comparison(plans, command)
+    saved = plan.save(out, names)
     print(title)
     inputs.note_delta(command.delta, len(matrix), command.relation, command.batch_size or 1)
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
-    print(f"guarantee: {wording.statement(mine.guarantee, process=False)}")
-    print("".join(f"{line}\n" for line in design_report.trust(mine, independent)))
-    print(f"design: {command.design}, [R^-1]_ii <= b = {bound:.6g}")
-    print("\n".join(design_report.figures(mine, independent)))
-    print(
-        f"  {'certified gap: excess over the optimum, at most':<52}{design_report.gap(chosen):>12}"
-    )
-    if each := design_report.by_agent(mine, nodes.labels(graph)):
-        print("\n" + "\n".join(each))
-    _note(command, chosen, matrix, mine)
-    print(f"\n{design_report.energies(designs, matrix, horizon)}")
-    print("\n" + "\n".join(forecast))
+    print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
+    figures = spatial.figures(plan.covariance(), matrix)
+    others = spatial.figures(independent.covariance(), matrix)
+    if plan.guarantee.secrets not in ("own", "alone"):
+        ratio = others["network_mean_variance"] / figures["network_mean_variance"]
+        print(
+            "trust: sites who share the seed of this noise can subtract it. If they do not trust "
+            "each other: --design independent, whose noise has "
+            f"{ratio:.3g} times the variance in the network's mean"
+        )
+    print(f"design: {command.design}, [R^-1]_ii <= b = {chosen.precision_bound:.6g}")
+    rows = [
+        {"": text, "this": f"{figures[name]:.6g}", "independent": f"{others[name]:.6g}"}
+        for name, text in FIGURES.items()
+    ]
+    print(tables.text(rows))
+    gap = "none known" if chosen.gap is None else f"{max(chosen.gap, 0.0):.1e}"
+    print(f"certified gap: excess over the optimum, at most {gap}")
+    if len(names) <= inputs.FEW:
+        print("\n" + tables.text(_by_agent(plan, names)))
+    _note(plan, figures)
+    print("\n" + comparison)
     print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
     return 0
 
 
-def _config(command: Any) -> plan.Config:
-    """The config whose plan is written."""
-    return plan.Config(
-        noise=noise.named(command.design),
-        budget=Budget(command.epsilon, command.delta, command.accountant, command.allow_unsound),
-        protect=Protect(command.relation, command.clip),
-        # Neither decides the noise; the batch size divides it.
-        sampler=Random(1 if command.batch_size is None else command.batch_size),
-        optimizer=Sgd(1.0),
-        rounds=command.rounds,
+def _by_agent(plan: plan_.Plan, names: Any) -> list[dict[str, Any]]:
+    """What every agent adds and is promised, from the covariance alone."""
+    assert plan.design is not None and plan.config.budget is not None
+    covariance, budget, protect = plan.design.covariance, plan.config.budget, plan.config.protect
+    spent = budget_.loss(
+        covariance,
+        budget.delta,
+        rounds=plan.config.rounds,
+        clip_norm=protect.clip_norm,
+        relation=protect.relation,
+        accountant=budget.rule,
+        allow_unsound=budget.allow_unsound,
     )
+    linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
+    return [
+        {
+            "agent": name,
+            "neighbours": int(linked[i]),
+            "noise, std": f"{np.sqrt(covariance[i, i]):.4g}",
+            "epsilon": up(spent.epsilon[i]),
+        }
+        for i, name in enumerate(names)
+    ]
 
 
-def _note(command: Any, chosen: design.Design, matrix: np.ndarray, plan: plan.Plan) -> None:
+def _note(plan: plan_.Plan, figures: dict[str, float]) -> None:
     """Print what a reader of the figures should know."""
-    ratio = spatial.figures(chosen.covariance, matrix)["largest_variance_ratio"]
-    if ratio > 100:
+    assert plan.design is not None
+    if figures["largest_variance_ratio"] > 100:
         print(
-            f"  NOTE: some agents' noise has {ratio:,.0f} times independent noise's variance before"
-            "\n  it cancels (agents with the same neighbours do); messages must carry that range."
-            "\n  Bound it from Python, by a plan with noise.Whisper('run', max_variance=20) that is"
-            "\n  saved as in docs/own_loop.md; this command has no option for it"
+            f"NOTE: some agents' noise has {figures['largest_variance_ratio']:,.0f} times "
+            "independent noise's variance before it cancels (agents with the same neighbours do); "
+            "messages must carry that range. Bound it from Python, by a plan with "
+            "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
+            "command has no option for it"
         )
     if (wide := export.wide(plan)) is not None:
-        print(f"  NOTE: {wide}")
-    if not chosen.converged:
-        print("  the solver stopped at a limit: the bound holds, the energy is not the least")
+        print(f"NOTE: {wide}")
+    if not plan.design.converged:
+        print("the solver stopped at a limit: the bound holds, the energy is not the least")
+
+
+def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
+    """Noise energy and forecast of every design under the same guarantee."""
+    horizon, rows = command.horizon or command.rounds, []
+    size = 1 if command.parameters is None else command.parameters
+    forecasts = {kind: plan.forecast(size) for kind, plan in plans.items()}
+    of_plan, matrix = forecasts[command.design], plans[command.design].mixing
+    bound = plans[command.design].design.precision_bound  # type: ignore[union-attr]
+    compared = [(KINDS[kind], plan.covariance(), forecasts[kind]) for kind, plan in plans.items()]
+    central = ("CDP (reference only)", spatial.central(matrix, bound), None)
+    for title, covariance, forecast in (*compared, central):
+        row = {"under the same guarantee": title}
+        row["noise energy, one step"] = f"{spatial.energy(covariance, matrix):.5g}"
+        row[f"{horizon:,} rounds"] = f"{spatial.energy(covariance, matrix, horizon):.5g}"
+        if command.parameters is not None:
+            row["noise / drift"] = "" if forecast is None else f"{forecast.ratio:.3g}"
+        row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"
+        rows.append(row)
+    batches = "" if of_plan.unit == "agent" else f"; batches of {of_plan.batch_size:,}"
+    head = (
+        f"affords: the largest model for which noise in the average model stays within "
+        f"{of_plan.good:g} of the largest drift of clipped gradients{batches}"
+    )
+    if command.parameters is not None:
+        head = f"{of_plan.statement()}{batches}"
+    return "\n".join(
+        [
+            head,
+            tables.text(rows),
+            "CDP is what a trusted server would need: it gives outsiders no such guarantee, and "
+            "runs refuse it",
+        ]
+    )
 
 
 def _refuse_unread(command: Any) -> None:
     """Refuse options that the others leave without a meaning, or ask for; names the first one."""
-    for name in _OF_PNDP:
-        if getattr(command, name) not in ((), None):
-            raise ValueError(
-                f"{name} is {getattr(command, name)!r} with trust 'ldp'; leave it out, or take "
-                "--trust pndp, which writes no file. A file for records in a fixed order is saved "
-                "from Python: plan.make(config, W).save(path), as in docs/own_loop.md"
-            )
     if command.batch_size is not None and command.relation == "replace_agent":
         raise ValueError(
-            f"batch_size is {command.batch_size} under relation 'replace_agent', which protects "
-            "and clips an agent as a whole, so that batches change neither the noise nor its "
-            "forecast; leave it out, or protect records"
+            f"batch_size is {command.batch_size} under relation 'replace_agent', which clips an "
+            "agent's gradient as a whole, so that batches change no noise; leave it out, or "
+            "protect records"
         )
-    if command.batch_size is None and budget.clips(command.relation) == "record":
+    if command.batch_size is None and budget_.clips(command.relation) == "record":
         raise ValueError(
             f"batch_size is None under relation {command.relation!r}: the noisy sum of a batch's "
             "records is divided by it, in the forecast and in the file's instructions; give the "

@@ -13,6 +13,8 @@ from dpjax.topology import graphs, mixing
 
 __all__: list[str] = []
 
+FEW = 24
+"""Up to how many agents a table has a line for each."""
 HIDDEN = {
     "replace_agent": "all data of one agent",
     "replace_record": "one record of one agent, against another",

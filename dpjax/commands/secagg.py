@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.commands.secagg_options import Agreed, Demo, Join, Serve
 from dpjax.secagg import local, tcp
 from dpjax.secagg.terms import Abort, Terms
 
@@ -26,7 +26,7 @@ LEFT = {
 }
 
 
-def serve(command: Serve) -> int:
+def serve(command: Any) -> int:
     """Sum clients' vectors round after round.
 
     Args:
@@ -39,7 +39,7 @@ def serve(command: Serve) -> int:
 
 
 async def _served(
-    command: Serve, terms: Terms, limits: tcp.Limits, rounds: int, write: _Write
+    command: Any, terms: Terms, limits: tcp.Limits, rounds: int, write: _Write
 ) -> int:
     sums = []
     async with tcp.Listener(terms, command.host, command.port, limits) as listener:
@@ -56,7 +56,7 @@ async def _served(
     return int(len(sums) < rounds)
 
 
-def join(command: Join) -> int:
+def join(command: Any) -> int:
     """Take part in one sum.
 
     Args:
@@ -81,7 +81,7 @@ def join(command: Join) -> int:
     return 0
 
 
-def demo(command: Demo) -> int:
+def demo(command: Any) -> int:
     """Show one sum with clients that leave.
 
     Args:
@@ -112,7 +112,7 @@ def demo(command: Demo) -> int:
     return int(not right)
 
 
-def _agreed(command: Agreed) -> tuple[Terms, tcp.Limits]:
+def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:
     terms = Terms(
         command.clients,
         command.length,
