@@ -4,16 +4,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 import dpjax
 from dpjax import _files
+from dpjax._rounding import up
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import inference, saved
 from dpjax.plans.plan import Plan
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__: list[str] = []
 
@@ -178,6 +182,55 @@ class Result:
                     taken = {name: float(value[e, s, v]) for name, value in self.metrics.items()}
                     rows.append({**columns, "seed": seed, "round": int(rounds), **taken})
         return rows
+
+    def to_frame(self, **extra: Any) -> "pandas.DataFrame":
+        """`rows` as a data frame.
+
+        Args:
+            extra: As in `rows`.
+        """
+        import pandas
+
+        return pandas.DataFrame(self.rows(**extra))
+
+    def summary(self) -> str:
+        """A table of the last metrics, mean +- standard error over seeds, a line a plan.
+
+        ``epsilon`` is that of each plan's guarantee, rounded up; ``str(result)`` states what it
+        covers, and against whom.
+        """
+        from dpjax.results import tables
+
+        def cell(values: np.ndarray) -> str:
+            error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.nan
+            return f"{values.mean():.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
+
+        columns = [
+            {name: cell(values[-1, :, v]) for name, values in self.metrics.items()}
+            for v in range(len(self.terms))
+        ]
+        stated = zip(self.terms, self.guarantees, columns, strict=True)
+        return tables.text(
+            {"algorithm": terms.label, "epsilon": up(own.epsilon), **cells}
+            for terms, own, cells in stated
+        )
+
+    def plot(self, metric: str | None = None, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw a metric over rounds, mean and standard error, a line a design.
+
+        Args:
+            metric: Which; the first by default.
+            path: The figure's file, .svg, .png or .pdf.
+
+        Returns:
+            The path written when one is given, else the figure.
+
+        Raises:
+            ValueError: For a metric that there is not, or several plans of one design.
+        """
+        from dpjax.results import plots
+
+        return plots.lines(self.to_frame(), "round", metric or next(iter(self.metrics)), path=path)
 
     def model(
         self,

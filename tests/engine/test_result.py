@@ -54,6 +54,19 @@ def test_a_saved_result_gives_the_same_rows_to_the_byte(tmp_path, result):
     assert copy.read_bytes() == path.read_bytes()
 
 
+def test_a_result_prints_and_draws_itself(tmp_path, result):
+    header, _, private, bare = result.summary().splitlines()
+    assert header.split()[:2] == ["algorithm", "epsilon"] and "test_accuracy" in header
+    losses = result.metrics["test_loss"][-1]
+    for line, values in zip((private, bare), losses.T, strict=True):
+        assert f"{values.mean():.4g} +- {abs(values[0] - values[1]) / 2:.2g}" in line
+    assert private.split()[:2] == ["whisper", "8"] and bare.split()[:2] == ["non_private", "inf"]
+    frame = result.to_frame(run=1)
+    assert frame.to_dict("records") == result.rows(run=1)
+    path = result.plot("test_loss", tmp_path / "loss.svg")
+    assert path.read_text().startswith("<?xml") and "epsilon = 8" in path.read_text()
+
+
 @pytest.mark.parametrize(
     "params",
     [
