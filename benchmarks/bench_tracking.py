@@ -162,10 +162,12 @@ def independent(trials: int, coordinates: int, seed: int) -> tuple[np.ndarray, n
 
 def compiled(options: Namespace, trials: int) -> Callable[[], object]:
     """All trials side by side."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    from _common import fusion
     from dpjax.algorithms.tracking import Tracking
     from dpjax.data import fusion as data
     from dpjax.engine.run import run
-    from dpjax.plans import fusion, plan, protect, samplers
+    from dpjax.plans import plan, protect, samplers
     from dpjax.plans.optimizers import Sgd
     from dpjax.plans.scheduled import Laplace
 

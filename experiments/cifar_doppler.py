@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from _common import claims, launch
+from _common import claims, images, launch
+from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
@@ -23,8 +24,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.data import split
 from dpjax.engine import tune
-from dpjax.plans import images, plan
-from dpjax.plans.central import Central
+from dpjax.plans import plan
 from dpjax.plans.rules import UpdateRule, read_filter
 from dpjax.results import plots, tables
 

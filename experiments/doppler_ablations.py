@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, launch
+from _common import ablations, claims, images, launch
+from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.images import NETWORKS
-from dpjax.plans import images
-from dpjax.plans.central import Central
 from dpjax.plans.rules import BASES, UpdateRule, read_filter
 from dpjax.results import plots, tables
 from dpjax.transforms.lowpass import FILTERS, lowpass

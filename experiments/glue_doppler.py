@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from _common import ablations, claims, launch
+from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split, texts
 from dpjax.engine import tune
 from dpjax.models import roberta, tokenizer
 from dpjax.plans import plan, problem
-from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
 from dpjax.results import plots, tables
 

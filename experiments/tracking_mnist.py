@@ -17,14 +17,14 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import launch
+from _common import images, launch
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.mechanism import laplace
-from dpjax.plans import images, plan, problem, protect, samplers, scheduled
+from dpjax.plans import plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import published
+from _common import fusion, published
 from dpjax.accounting import pure
 from dpjax.data import fusion as data
 from dpjax.engine import traffic
 from dpjax.mechanism import laplace, moves
 from dpjax.mechanism.x64 import double_precision
-from dpjax.plans import fusion, plan, protect, samplers, scheduled
+from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
 from experiments import tracking_fusion

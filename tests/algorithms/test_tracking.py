@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from _common import fusion
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
@@ -17,7 +18,7 @@ from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.mechanism.moves import pp_doagt
-from dpjax.plans import fusion, noise, plan, protect, samplers
+from dpjax.plans import noise, plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace, Normal
 from dpjax.topology import graphs, mixing

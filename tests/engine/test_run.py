@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from _common import fusion
 from dpjax import _validate
 from dpjax._numerics import Compiled
 from dpjax.algorithms.federated import Federated
@@ -17,7 +18,7 @@ from dpjax.data import batches, partition
 from dpjax.data import fusion as fusion_
 from dpjax.engine import host, keys, metrics, program, scan, trace
 from dpjax.engine.run import run
-from dpjax.plans import fusion, noise, optimizers, plan, problem, samplers
+from dpjax.plans import noise, optimizers, plan, problem, samplers
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.scheduled import Normal
 from dpjax.topology import graphs, mixing

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from _common import fusion
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import fusion as data
 from dpjax.engine import traffic
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
-from dpjax.plans import fusion, plan
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 

@@ -10,8 +10,8 @@ import pandas
 import pytest
 from scipy import signal
 
+from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import choice, records
 from dpjax.transforms.adam import scale_by_adam

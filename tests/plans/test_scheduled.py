@@ -11,6 +11,7 @@ import optax
 import pytest
 from scipy import stats
 
+from _common import fusion
 from dpjax.accounting import pure
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -26,7 +27,7 @@ from dpjax.engine.stand import Stand
 from dpjax.engine.trace import moves, trace
 from dpjax.mechanism import laplace
 from dpjax.mechanism import moves as moves_
-from dpjax.plans import fusion, noise, plan, protect, samplers, scheduled
+from dpjax.plans import noise, plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.scheduled import Laplace, Normal
 from dpjax.topology import graphs, mixing

@@ -46,7 +46,7 @@ class Central:
         ValueError: For a number that is none, or not above 0.
 
     Example:
-        >>> from dpjax.plans.central import Central
+        >>> from _common.central import Central
         >>> from dpjax.plans.rules import UpdateRule
         >>> recipe = Central(epochs=2, batch_size=100)
         >>> (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, 1000)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from _common import images
 from dpjax.data import augmentation
 from dpjax.models import images as networks
 from dpjax.models import vit
-from dpjax.plans import images
 
 
 def test_bytes_become_numbers_from_minus_one_to_one():

@@ -74,7 +74,7 @@ def optimal(
     Example:
         >>> import numpy as np
         >>> from dpjax.data import fusion as data
-        >>> from dpjax.plans import fusion
+        >>> from _common import fusion
         >>> costs, few = data.make(4, seed=0), dict(iterations=10, pulses=(2,))
         >>> parts = fusion.optimal(
         ...     costs, np.full((4, 4), 0.25), epsilon=1.0, gradient_gap=1.0, rounds=20, **few
@@ -123,7 +123,7 @@ def problem(
 
     Example:
         >>> from dpjax.data import fusion as data
-        >>> from dpjax.plans import fusion
+        >>> from _common import fusion
         >>> fusion.problem(data.make(agents=6, seed=0)).agents
         6
     """

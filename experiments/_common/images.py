@@ -75,7 +75,7 @@ def read(
             another network or for what is no picture.
 
     Example:
-        >>> from dpjax.plans import images
+        >>> from _common import images
         >>> digits = images.read("digits", "mlp", records=100)
         >>> len(digits.train[1]), len(digits.test[1])
         (100, 359)

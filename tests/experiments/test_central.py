@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from _common.central import Central
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans.central import Central
 from dpjax.plans.rules import UpdateRule, read_filter
 from tests.accounting import lattice
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from _common import fusion
 from dpjax.data import fusion as data
-from dpjax.plans import fusion
 
 COSTS, MIXING = data.make(4, seed=0), np.full((4, 4), 0.25)
 
