@@ -42,6 +42,15 @@ else:
     settings.load_profile("ci" if os.environ.get("CI") else "dpjax")
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which a bare GPU image may lack
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker a core for `-n auto`, and none for what one process has done sooner."""
+    named = [ROOT / name.partition("::")[0] for name in config.args]
+    files = sum(len(list(path.rglob("test_*.py"))) if path.is_dir() else 1 for path in named)
+    few = config.option.collectonly or files < (20 if config.option.keyword else 2)
+    return 0 if few else min(len(os.sched_getaffinity(0)), files)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests marked gpu where the suite runs on the CPU; keep every mutant in the gate."""
     gate: dict[str, bool] = {}
