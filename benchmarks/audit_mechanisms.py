@@ -71,7 +71,8 @@ from dpjax.plans.problem import Problem
 from dpjax.protocols import Draw
 from dpjax.results import records
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges, normals
+from dpjax.transforms import noise as transforms_noise
+from dpjax.transforms import variates
 
 AGENTS, ROUNDS, DELTA = 4, 4, 1e-5
 NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))
@@ -356,22 +357,22 @@ def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> n
 
 def _secrets(nodes: tuple[int, ...], seeds: range) -> np.ndarray:
     """Normals of the links of some nodes, which these know, [S, T, links, numbers]."""
-    mine = np.isin(edges.links(NETWORK), nodes).any(axis=1)
+    mine = np.isin(np.argwhere(np.triu(NETWORK, 1)), nodes).any(axis=1)
     return _of_links(seeds.start, seeds.stop)[:, :, mine]
 
 
 @functools.lru_cache(maxsize=4)
 def _of_links(start: int, stop: int) -> np.ndarray:
-    number = len(edges.links(NETWORK))
+    number = len(np.argwhere(np.triu(NETWORK, 1)))
 
     @jax.jit
     @jax.vmap
     def of_seed(key: Any) -> Any:
-        _, shared = edges.simulated_keys(key, AGENTS, number)
+        _, shared = transforms_noise.simulated_keys(key, AGENTS, number)
 
         def draw(t: Any, link: Any, leaf: Any) -> Any:
             own = jax.random.fold_in(jax.random.fold_in(shared[link], t), leaf)
-            return normals.normals(own, (1, 1), jnp.float32)[0, 0]
+            return variates.normals(own, (1, 1), jnp.float32)[0, 0]
 
         grid = jnp.meshgrid(jnp.arange(ROUNDS), jnp.arange(number), jnp.arange(2), indexing="ij")
         found = jax.vmap(draw)(*(axis.ravel() for axis in grid))

@@ -29,7 +29,7 @@ import numpy as np
 
 import _timing as timing
 from dpjax.models import images, losses, taps
-from dpjax.transforms import sums
+from dpjax.transforms import clipping
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 
@@ -79,7 +79,7 @@ def jax_step(name: str, way: str, batch: int, size: int) -> Step:
     model = images.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
     if way == "dpjax":
         gradients = taps.Gradients(model.apply, losses.cross_entropy)
-        of_pass = sums.clipped_sum(gradients, CLIP_NORM, microbatch=size)
+        of_pass = clipping.clipped_sum(gradients, CLIP_NORM, microbatch=size)
     else:
         of_pass = privacy_sum(model) if way == "jax_privacy" else plain_sum(model)
 

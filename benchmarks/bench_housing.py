@@ -25,7 +25,7 @@ from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import normals as draw
+from dpjax.transforms import variates as draw
 
 EPOCHS, SEPARATION = 20, 19
 ROUNDS = EPOCHS * SEPARATION

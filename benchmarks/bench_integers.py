@@ -1,8 +1,8 @@
 """Whole numbers of secure sums: speed, sensitivity, bits: python benchmarks/bench_integers.py
 
 - ``draws`` rows: discrete Gaussian variables a second. ``threefry``: one compiled call for all
-  clients (`dpjax.transforms.discrete`); ``chacha20``: a client's NumPy call
-  (`dpjax.secagg.discrete`); ``opendp``: its own call, where it is installed; ``normals``: float32
+  clients (`dpjax.transforms.integers`); ``chacha20``: a client's NumPy call
+  (`dpjax.secagg.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
   normals of the same shape, for comparison.
 - ``encode`` rows: vectors a second, rotated and rounded, by both.
 - ``sensitivity`` rows: the norm after rounding over the one before, by how many grid units a vector
@@ -27,10 +27,9 @@ import numpy as np
 
 from _timing import Bench, turns
 from dpjax.accounting import discrete as accounting
-from dpjax.secagg import discrete, fixed
-from dpjax.transforms import discrete as traced
-from dpjax.transforms import fixed as within
-from dpjax.transforms import normals
+from dpjax.secagg import integers
+from dpjax.transforms import integers as within
+from dpjax.transforms import variates
 
 
 def clocked(call: Callable[[], Any]) -> float:
@@ -52,10 +51,10 @@ def opendp(count: int, variance: int) -> Any:
 def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], float]]:
     """Calls by source, each of them so many numbers."""
     key, shape = jax.random.key(0), (clients, size)
-    ours = jax.jit(functools.partial(traced.discrete_gaussians, shape=shape, variance=variance))
-    plain = jax.jit(functools.partial(normals.normals, shape=shape, dtype=jnp.float32))
-    stream = discrete.Stream(bytes(32))
-    one = functools.partial(discrete.discrete_gaussians, stream, size, variance)
+    ours = jax.jit(functools.partial(within.discrete_gaussians, shape=shape, variance=variance))
+    plain = jax.jit(functools.partial(variates.normals, shape=shape, dtype=jnp.float32))
+    stream = integers.Stream(bytes(32))
+    one = functools.partial(integers.discrete_gaussians, stream, size, variance)
     calls: dict[str, Callable[[], Any]] = {
         "threefry": lambda: ours(key),
         "normals": lambda: plain(key),
@@ -66,17 +65,17 @@ def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], floa
     return {name: functools.partial(clocked, call) for name, call in calls.items()}
 
 
-def encodings(code: fixed.SumCode, clients: int) -> dict[str, Callable[[], float]]:
+def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], float]]:
     """Calls that encode as many vectors as there are clients."""
     drawn = np.random.default_rng(0).normal(size=(clients, code.size))
     vectors = code.bound * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     signs, key = code.signs(b"bench"), jax.random.key(0)
     ours = jax.jit(within.encode, static_argnums=0)
-    given, stream = jnp.asarray(vectors, jnp.float32), discrete.Stream(bytes(32))
+    given, stream = jnp.asarray(vectors, jnp.float32), integers.Stream(bytes(32))
     return {
         "threefry": functools.partial(clocked, lambda: ours(code, given, signs, key)),
         "chacha20": functools.partial(
-            clocked, lambda: [fixed.encode(code, each, signs, stream) for each in vectors]
+            clocked, lambda: [integers.encode(code, each, signs, stream) for each in vectors]
         ),
     }
 
@@ -96,17 +95,17 @@ def main(argv: list[str] | None = None) -> int:
         for source, timing in took.items():
             each = {"source": source, "variance": variance, "per_second": count / timing.least}
             bench.row(what="draws", **shape, **each)
-    code = fixed.SumCode(options.size, 1.0, 1 / 256, options.clients, variance=400)
+    code = integers.SumCode(options.size, 1.0, 1 / 256, options.clients, variance=400)
     for source, timing in turns(
         encodings(code, options.clients), options.repeats, clock=float
     ).items():
         per_second = options.clients / timing.least
         bench.row(what="encode", **shape, source=source, per_second=per_second)
     for norm in options.norms:
-        code = fixed.SumCode(options.size, 1.0, 1 / norm, options.clients, variance=400)
+        code = integers.SumCode(options.size, 1.0, 1 / norm, options.clients, variance=400)
         bench.row(
             what="sensitivity", **shape, norm=norm, conditional=code.sensitivity,
-            always=code.unconditional, bits=code.bits,
+            always=code.bound + code.grid * math.sqrt(code.padded), bits=code.bits,
         )  # fmt: skip
     for variance in (1, 2, 4):
         honest, each = 1000, 0.0162

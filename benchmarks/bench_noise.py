@@ -34,7 +34,7 @@ import numpy as np
 from _timing import Bench, turns
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.transforms import laplaces, noise, normals, rounds
+from dpjax.transforms import noise, rounds, variates
 
 HIGHEST = jax.lax.Precision.HIGHEST
 BANDS = 4
@@ -130,9 +130,9 @@ def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callabl
             jax.block_until_ready(product(rows, part))
 
     return {
-        "normals": (functools.partial(drawing(normals.normals), models), length),
+        "normals": (functools.partial(drawing(variates.normals), models), length),
         "jax_normals": (functools.partial(drawing(jax.random.normal), models), length),
-        "laplaces": (functools.partial(drawing(laplaces.laplaces), models), length),
+        "laplaces": (functools.partial(drawing(variates.laplaces), models), length),
         "jax_laplaces": (functools.partial(drawing(jax.random.laplace), models), length),
         "colour": (lambda: product(colours[-block:], drawn), block),
         "trapezoid": (trapezoid, len(parts) * block),
@@ -178,8 +178,11 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
             for part in (*DRAWS, "colour", "trapezoid", "agents")
         }
         row["times_simulation"] = took[name] / took[plain]
-        kept = rounds.memory(strategy, jnp.zeros((n, d), jnp.float32))
-        row["state_bytes"] = kept * (2 if grid else 1)
+        link = noise.correlated(
+            np.eye(n), key=key_of(0), rounds=length, strategy=strategy, grid=grid
+        )
+        past = jax.eval_shape(link.init, jnp.zeros((n, d), jnp.float32)).past
+        row["state_bytes"] = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(past))
         rows.append(row | {"temporary_bytes": temporary[name]})
     return rows
 

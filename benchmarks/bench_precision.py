@@ -1,6 +1,6 @@
 """What float32 noise of a simulation gives away: python benchmarks/bench_precision.py
 
-Of Laplace and Gaussian noise, as `dpjax.transforms.scheduled` adds it to one number:
+Of Laplace and Gaussian noise, as `dpjax.transforms.noise.scheduled` adds it to one number:
 
 - ``end`` rows: the largest number drawn at scale 1, the nearest to zero, and the probability that a
   real variable lies beyond the largest.
@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from _timing import Bench
-from dpjax.transforms import laplaces, normals
+from dpjax.transforms import variates
 
 CASES = ((0.0, 1.0), (1 / 3, 1.0), (1.0, 1.0), (1.0, 1e-2), (1.0, 1e-4), (1.0, 1e-7))
 """Numbers and scales of the noise."""
@@ -31,8 +31,8 @@ SHIFTS = (0.001, 0.1, 1.0)
 BINADES = (-20, -10, -3, -1, 0, 1)
 NEAREST = 4
 
-_laplace = jax.jit(laplaces.from_words, static_argnums=2)
-_normal = jax.jit(normals.from_bits)
+_laplace = jax.jit(variates.laplaces_of_words, static_argnums=2)
+_normal = jax.jit(variates.normals_of_words)
 
 
 def every_normal() -> np.ndarray:

@@ -75,6 +75,8 @@ NOISES = (0.03, 0.1, 0.3)
 FLOORS = ("none", "drop", "narrow")
 GROUPS = ("base", *SWEEPS, "worse", "probes", "noise", "memory", "floor")
 
+EXACT = jax.lax.Precision.HIGHEST
+
 
 def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
     """The base, one thing changed at a time, then noise: those of the groups asked for."""
@@ -145,7 +147,13 @@ def loop(
             parts.append(found)
         late = rounds - max(rounds // 4, 1)
         means = (jnp.mean(jnp.concatenate(each)[late:]) for each in zip(*parts, strict=True))
-        return sketch.largest_angle(last.basis[:, :rank], truth), *means
+        basis = last.basis[:, :rank]
+        outside = truth - jnp.matmul(
+            basis, jnp.matmul(basis.T, truth, precision=EXACT), precision=EXACT
+        )
+        # By sines, so that small angles keep their digits.
+        sine = jnp.linalg.svd(outside, compute_uv=False)[0]
+        return jnp.arcsin(jnp.minimum(sine, 1)), *means
 
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds, dtype=jnp.uint32))
     return tuple(map(np.asarray, jax.jit(jax.vmap(one))(keys)))

@@ -1,4 +1,6 @@
-"""How discrete Gaussian variables are proposed: the whole numbers that all samplers share.
+"""Whole numbers of a secure sum and their noise: what every client and every sampler shares.
+
+Discrete Gaussian variables are proposed, and kept or not, by whole numbers alone:
 
     sigma^2 = p / r,     q = sigma, rounded, at least 1,     s = r q
     u uniform in 0, ..., p - 1;   v with P(v) ~ e^-v;   a = floor((u + p v) / s);   a sign
@@ -9,23 +11,43 @@ Laplace of scale p / s = sigma^2 / q, and exp(-a^2 / (2 sigma^2)) over its law i
 exp(-(a - q)^2 / (2 sigma^2)). The scale being sigma^2 over a whole number, all is rational with
 small terms: p <= 2^20 lets everything be computed in words of 32 bits.)
 
+A vector x of k reals, |x| <= C, becomes K whole numbers:
+
+    y = H D x / grid        D public signs, H the Hadamard matrix over sqrt(K): |y| <= C / grid, and
+                            no coordinate holds much of it; K is k, padded to a power of two
+    z = y, each coordinate rounded up with the probability of its fraction, and all drawn anew
+        until |z|^2 <= limit
+
+Whole numbers alone are tested against the limit, so that grid sqrt(limit) bounds what is sent,
+whatever floating point has done before.
+
 Reference:
     Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, algorithms
-    1 to 3.
+    1 to 3. Kairouz, Liu and Steinke (2021), The distributed discrete Gaussian mechanism for
+    federated learning with secure aggregation, section 4.
 """
 
+import hashlib
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from dpjax import _validate
 
-__all__ = ["LEAST", "MOST", "Proposal", "above", "proposal"]
+__all__: list[str] = []
 
 LEAST = Fraction(1, 4)
 """The least variance: below, nearly every proposal would be turned down."""
 MOST = 2**20
 """The largest variance, and the largest numerator of any."""
+LONGEST = 2**22
+"""The largest norm of whole numbers: their float32 has a fraction beside them."""
+TRIES = 128
+"""Roundings drawn before all are towards zero: at the default, once in 2^92 vectors or less."""
 
 
 class Proposal(NamedTuple):
@@ -65,7 +87,7 @@ def proposal(variance: Any) -> Proposal:
     if not whole and not isinstance(variance, Fraction):
         raise ValueError(
             f"variance is {_validate.shown(variance)}; give a whole number or a Fraction "
-            "(dpjax.secagg.discrete.variance_above makes one of a float)"
+            "(dpjax.secagg.integers.variance_above makes one of a float)"
         )
     value = Fraction(variance)
     if not LEAST <= value <= MOST:
@@ -76,7 +98,7 @@ def proposal(variance: Any) -> Proposal:
     if value.numerator > MOST:
         raise ValueError(
             f"variance is {value}, of a numerator above 2^20; round it up to fewer digits, by "
-            "dpjax.secagg.discrete.variance_above"
+            "dpjax.secagg.integers.variance_above"
         )
     centre = max(1, (math.isqrt(4 * value.numerator // value.denominator) + 1) // 2)
     return Proposal(value.numerator, value.denominator, centre)
@@ -96,9 +118,188 @@ def above(value: Any) -> Fraction:
         raise ValueError(
             f"variance is {_validate.shown(value)} squared grid units; give one above 0, to 2^20"
         )
-    exact = max(Fraction(value) if isinstance(value, int | Fraction) else Fraction(number), LEAST)
+    exact = max(
+        Fraction(value) if isinstance(value, int | Fraction) else Fraction(number),
+        LEAST,
+    )
     # The numerator is below 2^20 after rounding up.
     denominator = 2 ** max(0, 19 - math.floor(math.log2(exact)))
     while math.ceil(exact * denominator) > MOST:
         denominator //= 2
     return Fraction(math.ceil(exact * denominator), denominator)
+
+
+def limit(norm: float, size: int, beta: float) -> int:
+    """Return the square that no rounded vector's norm exceeds.
+
+        min( (n + sqrt(k))^2, n^2 + k/4 + sqrt(2 log(1/beta)) (n + sqrt(k)/2) )
+
+    The first holds for every rounding, the second for all but a share beta of them at most: |z|^2
+    is a sum of k independent numbers of mean y^2 + f (1 - f), each within 2 |y| + 1 (Hoeffding).
+
+    Args:
+        norm: n, of the vector, in grid units.
+        size: k.
+        beta: 0 leaves the first.
+    """
+    always = (norm + math.sqrt(size)) ** 2
+    if beta == 0:
+        return math.floor(always)
+    spread = math.sqrt(-2 * math.log(beta)) * (norm + math.sqrt(size) / 2)
+    return math.floor(min(always, norm**2 + size / 4 + spread))
+
+
+def wrap_bits(
+    clients: int, norm: float, square: int, size: int, variance: Any, failure: float
+) -> int:
+    """Return how many bits a coordinate of the noisy sum has.
+
+    A sum of rotated vectors has coordinates of proxy variance (clients norm)^2 / size, since signs
+    are fair coins that know nothing of the vectors; rounding moves each by less than the number of
+    clients; n discrete Gaussians together have proxy variance n sigma^2.
+
+    Args:
+        clients: How many at most.
+        norm: Of a vector before rounding, grid units.
+        square: Of a vector's norm after rounding, at most.
+        size: K.
+        variance: Of one client's noise, squared grid units.
+        failure: Probability, over signs and noise, that some coordinate has more.
+
+    Reference:
+        Canonne, Kamath and Steinke (2020), Corollary 17, for the noise.
+    """
+    half = math.sqrt(2 * math.log(4 * size / failure))
+    rotated = clients * norm / math.sqrt(size) * half + clients
+    reach = min(clients * math.sqrt(square), rotated)
+    reach += math.sqrt(clients * float(variance)) * half
+    # -2^(b-1) <= sum < 2^(b-1), and a float's last digits.
+    return math.floor(reach * (1 + 1e-5) + 1).bit_length() + 1
+
+
+@dataclass(frozen=True)
+class SumCode:
+    """Vectors of reals as whole numbers modulo 2^b, whose sum is opened.
+
+    Guarantee: what one client sends, before its noise, has a norm of at most `sensitivity`, by an
+    integer test; a vector that fails it is not sent. Sums of up to ``clients`` vectors and their
+    noise wrap around with a probability below 2^-40, over public signs that were drawn after the
+    vectors: a wrap costs accuracy, never privacy.
+
+    Attributes:
+        size: k, coordinates of a vector.
+        bound: C, the largest norm of one.
+        grid: The unit of whole numbers.
+        clients: Most vectors of a sum.
+        variance: Of each client's noise, in squared grid units; 0 without noise.
+        beta: Share of roundings that are drawn anew at most; 0 takes the first whatever it is.
+
+    Raises:
+        ValueError: For what has no whole numbers, or takes more than 32 bits.
+
+    Example:
+        >>> from dpjax.secagg.integers import SumCode
+        >>> code = SumCode(size=4096, bound=1.0, grid=0.02, clients=100, variance=4)
+        >>> code.bits, round(code.sensitivity, 3)
+        (11, 1.201)
+    """
+
+    size: int
+    bound: float
+    grid: float
+    clients: int
+    variance: int | Fraction = 0
+    beta: float = math.exp(-0.5)
+
+    def __post_init__(self) -> None:
+        """Refuse what has no whole numbers."""
+        _validate.integer("size", self.size, most=2**24)
+        _validate.positive("bound", self.bound)
+        _validate.positive("grid", self.grid)
+        _validate.integer("clients", self.clients, most=2**24)
+        if self.variance != 0:
+            proposal(self.variance)
+        if not 0 <= _validate.number("beta", self.beta) <= 0.75:
+            raise ValueError(f"beta is {self.beta}; give a number from 0 to 0.75")
+        if not self.norm + math.sqrt(self.padded) < LONGEST:
+            raise ValueError(
+                f"bound is {self.norm:.6g} grid units, and at most {LONGEST} less sqrt(K) have "
+                "float32 fractions; take a coarser grid"
+            )
+        if self.bits > 32:
+            raise ValueError(
+                f"clients is {self.clients}: their sum takes {self.bits} bits, of 32; take a "
+                "coarser grid"
+            )
+
+    @property
+    def padded(self) -> int:
+        """K: whole numbers of a vector."""
+        return 1 << (self.size - 1).bit_length()
+
+    @property
+    def norm(self) -> float:
+        """The largest norm before rounding, in grid units."""
+        return self.bound / self.grid
+
+    @property
+    def limit(self) -> int:
+        """The largest |z|^2 of what is sent."""
+        return limit(self.norm, self.padded, self.beta)
+
+    @property
+    def sensitivity(self) -> float:
+        """The largest norm after rounding, in the unit of the vectors: zero-out, one client."""
+        return self.grid * math.sqrt(self.limit) * (1 + 1e-15)
+
+    @property
+    def bits(self) -> int:
+        """b: sums are opened modulo 2^b."""
+        return wrap_bits(
+            self.clients, self.norm, self.limit, self.padded, self.variance, failure=2.0**-40
+        )
+
+    @property
+    def largest(self) -> int:
+        """The largest entry of a noisy vector, since no sampler draws beyond its farthest."""
+        noise = 0
+        if self.variance:
+            law = proposal(self.variance)
+            noise = law.centre + law.farthest
+        return math.isqrt(self.limit) + noise
+
+    @property
+    def factor(self) -> np.float32:
+        """What coordinates are multiplied by, before sums and differences alone."""
+        return np.float32(1 / (self.grid * math.sqrt(self.padded)))
+
+    def signs(self, seed: bytes) -> Float[np.ndarray, " K"]:
+        """Return the public signs, +-1 in float32.
+
+        Args:
+            seed: Of the round, drawn when the vectors were fixed; no secret.
+
+        Raises:
+            ValueError: For what are no bytes.
+        """
+        if not isinstance(seed, bytes) or not seed:
+            raise ValueError(f"seed is {_validate.shown(seed)}; give bytes")
+        digest = hashlib.shake_256(b"signs of a secure sum" + seed).digest(-(-self.padded // 8))
+        bits = np.unpackbits(np.frombuffer(digest, np.uint8))[: self.padded]
+        return 1 - 2 * bits.astype(np.float32)
+
+
+def hadamard(values: Any, stack: Any = np.stack) -> Any:
+    """Sums and differences in the order of Walsh and Hadamard: H values, H entries of +-1.
+
+    Args:
+        values: [..., K] of NumPy or JAX.
+        stack: The function ``stack`` of that library.
+    """
+    width, shape = 1, values.shape
+    while width < shape[-1]:
+        pairs = values.reshape(*shape[:-1], -1, 2, width)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        values = stack([first + second, first - second], axis=-2).reshape(shape)
+        width *= 2
+    return values

@@ -416,7 +416,7 @@ class Privatizer(Protocol):
     It may have ``compact(arrays) -> arrays`` too: a smaller form, for the same noise to the bit, of
     the arrays of all plans of a run, [V, ...] each. And, where nothing bounds the payload,
     ``lost(arrays, round, payload)``: the largest share of its entries that is sent without noise,
-    since noise is finer than numbers of their size (`dpjax.transforms.scheduled.lost`).
+    since noise is finer than numbers of their size (`dpjax.transforms.noise.lost`).
     """
 
     def transformation(

@@ -37,7 +37,6 @@ from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import projections
 from dpjax.transforms.sketch import flat
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
@@ -323,7 +322,8 @@ def directions(config: Config, k: int) -> np.ndarray:
         rows = random.choice(len(y), size, replace=False)
         params, state, gradient = step(params, state, (task.x[rows], task.y[rows]))
         kept.append(gradient)
-    return np.asarray(projections.oracle(jnp.stack(kept), k).columns)
+    _, _, leading = jnp.linalg.svd(jnp.stack(kept), full_matrices=False)
+    return np.asarray(leading[:k].T)
 
 
 def _records(config: Config) -> Records:

@@ -34,8 +34,8 @@ from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import clipping, projections
-from dpjax.transforms.sketch import flat
+from dpjax.transforms import clipping
+from dpjax.transforms.sketch import Frame, flat
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
@@ -218,7 +218,7 @@ def watching(config: Config, k: int, decay: float) -> Any:
         found = {"gradient": gradient}
         if k:
             memory = passed.before.memory
-            frame = projections.Frame(memory.sketch.sketch.frame)
+            frame = Frame(memory.sketch.sketch.frame)
             centre = jnp.zeros_like(gradient)
             if decay:
                 opened = memory.opened.astype(jnp.float32)

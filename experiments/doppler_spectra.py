@@ -28,8 +28,7 @@ from dpjax.models import cnn, mlp, resnet
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.plans.query import RecordQuery
 from dpjax.results import plots, tables
-from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
-from dpjax.transforms.wiener import wiener
+from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass, wiener
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

@@ -8,7 +8,7 @@ from dpjax.accounting import trust, views
 from dpjax.mechanism import strategy, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges, rounds
+from dpjax.transforms import rounds
 
 DIRECTED = np.array(
     [[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0], [0.5, 0, 0, 0.5]]
@@ -22,7 +22,6 @@ def test_pairs_are_those_that_exchange_something_in_either_direction() -> None:
         == _numerics.link_pairs(DIRECTED.T).tolist()
         == expected
     )
-    assert edges.links(DIRECTED).tolist() == expected
     # A schedule's links are those of all its matrices.
     ring, path = (mixing.metropolis_hastings(make(4)) for make in (graphs.ring, graphs.path))
     assert (

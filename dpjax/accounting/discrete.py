@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from dpjax import _lattice, _sums, _validate
+from dpjax import _lattice, _validate
 from dpjax._rounding import MARGIN
 from dpjax.accounting import losses
 
@@ -322,7 +322,7 @@ def smallest_grid(
     ``SumCode(size, bound, grid, ..., variance)``, to 12 digits.
 
     Args:
-        bound: C, before rounding (sqrt(2) C for a weighted code).
+        bound: C, before rounding.
         rho: zCDP of all rounds.
         cohort: The clients of each round.
         size: K, coordinates as padded.
@@ -347,7 +347,7 @@ def smallest_grid(
     c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
 
     def spent(norm: float) -> float:
-        square = max(1, _sums.limit(norm, size, beta))
+        square = max(1, _lattice.limit(norm, size, beta))
         return _spent(math.sqrt(square), variance, cohort, size, participations, relation)
 
     low, high = 1e-9, 1.0

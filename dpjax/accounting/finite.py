@@ -81,7 +81,7 @@ class NormalSampler(NamedTuple):
 
 
 SAMPLER = NormalSampler(2.0**-65, 2.0**-129, 2.0**-32, 2.0**-97, 2.0**-48)
-"""That of `dpjax.transforms.hardened`: 64 bits, 64 more below 2^-32, up to 11.3 deviations."""
+"""That of `dpjax.transforms.variates`: 64 bits, 64 more below 2^-32, up to 11.3 deviations."""
 
 
 class Grid(NamedTuple):
@@ -187,7 +187,7 @@ def cost(
     Guarantee: for every neighbouring pair of data sets, against an outsider who sees every
     message: if the ideal mechanism is (e, delta - cost.delta)-DP, the release is
     (e + cost.epsilon, delta)-DP, provided that threefry is pseudorandom, that normals are those of
-    `dpjax.transforms.hardened`, and that they are coloured and added in float64.
+    `dpjax.transforms.variates`, and that they are coloured and added in float64.
 
     Args:
         factor: [n, n] F.

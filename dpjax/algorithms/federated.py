@@ -13,8 +13,8 @@ from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum
 from dpjax.protocols import Aggregator, Emission, Round, Seen
+from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
-from dpjax.transforms.variance import SHARES
 
 __all__ = ["Federated", "dome"]
 
@@ -49,8 +49,8 @@ class Federated:
     optimizer, sketch and centre follow from sums, so that clients who replay them need no more than
     the sum of every round. A round whose sum was not opened (present = 0) moves nothing. An
     optimizer that uses the noise's variance (``Chain(..., uses_noise=True)``, as
-    `dpjax.transforms.adam.scale_by_adam` does) is told that of every coordinate, for those who were
-    there.
+    `dpjax.transforms.optimizers.scale_by_adam` does) receives that of every coordinate, for the
+    clients that answered.
 
     Guarantee: none by itself; it is the plan's. Sums are all that models depend on, through noise
     that their parts were given (`dpjax.plans.aggregate.Aggregate`), or single messages with noise

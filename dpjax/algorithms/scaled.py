@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.sketches import Learned, LearnedState, LinearSketch
-from dpjax.transforms import scaling
-from dpjax.transforms.projections import CountSketch, Frame
+from dpjax.transforms import sketch as sketch_
+from dpjax.transforms.sketch import CountSketch, Frame
 
 __all__ = ["Scaled"]
 
@@ -40,7 +40,7 @@ class ScaledProjection(NamedTuple):
 
     inner: Frame | CountSketch
     shape: Float[Array, " k"]
-    rule: scaling.Quantile | None
+    rule: sketch_.Quantile | None
     size: Any
 
     def encode(self, vector: Float[Array, " d"]) -> Array:
@@ -70,7 +70,7 @@ class Scaled:
         client    u = A' (g - m) / (c D), clipped to C        server    g^ = A c D q + m
 
     c follows a quantile of the norms of A' (g - m) / D, D the square roots of the deviations of
-    what was released along the sketch's directions: `dpjax.transforms.scaling`.
+    what was released along the sketch's directions: `dpjax.transforms.sketch`.
 
     Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise: c and D are
     functions of sums of earlier rounds, so that one unit's message has norm C at most, given these.
@@ -87,13 +87,13 @@ class Scaled:
     Example:
         >>> from dpjax.algorithms.scaled import Scaled
         >>> from dpjax.algorithms.sketches import Learned
-        >>> from dpjax.transforms.scaling import Quantile
+        >>> from dpjax.transforms.sketch import Quantile
         >>> Scaled(Learned(16), Quantile(clip_norm=0.1, first=1.0)).k
         17
     """
 
     sketch: LinearSketch
-    quantile: scaling.Quantile | None = None
+    quantile: sketch_.Quantile | None = None
     shaped: bool = False
     least: float = 0.01
 
@@ -103,10 +103,9 @@ class Scaled:
         if isinstance(given, type) or not isinstance(given, LinearSketch):
             raise ValueError(f"sketch is {_validate.shown(given)}; give one of algorithms.sketches")
         rule: Any = self.quantile
-        if not isinstance(rule, scaling.Quantile | None):
+        if not isinstance(rule, sketch_.Quantile | None):
             raise ValueError(
-                f"quantile is {_validate.shown(rule)}; give transforms.scaling.Quantile(...), "
-                "which need not know the noise"
+                f"quantile is {_validate.shown(rule)}; give transforms.sketch.Quantile(...)"
             )
         if _validate.flag("shaped", self.shaped):
             if not isinstance(given, Learned) or given.aligned:
@@ -160,7 +159,7 @@ class Scaled:
         """D of what the sketch knows; its noise counts as signal, which makes it rounder."""
         learned: Any = self.sketch
         known: LearnedState = state.sketch
-        moments = scaling.second_moments(
+        moments = sketch_.second_moments(
             known.sketch, forgetting=learned.forgetting, rounds=state.rounds
         )
-        return scaling.ellipsoid(moments, least=self.least)
+        return sketch_.ellipsoid(moments, least=self.least)

@@ -17,9 +17,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
-from dpjax.transforms import projections
 from dpjax.transforms import sketch as sketch_
-from dpjax.transforms.projections import CountSketch, Frame
+from dpjax.transforms.sketch import CountSketch, Frame
 
 __all__ = ["Count", "Fixed", "Given", "Learned", "LinearSketch", "noise_floor"]
 
@@ -87,7 +86,7 @@ class _Known:
 
     def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
         """(a^2 / B) diag(A A')."""
-        return projections.second_moment_noise(state, variance, present)
+        return sketch_.second_moment_noise(state, variance, present)
 
     def learn(
         self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
@@ -107,7 +106,7 @@ class Fixed(_Known):
             identity on average.
 
     Reference:
-        `dpjax.transforms.projections.gaussian`.
+        `dpjax.transforms.sketch.gaussian`.
     """
 
     k: int
@@ -126,7 +125,7 @@ class Fixed(_Known):
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
         """The frame."""
         _check_entries(self, entries)
-        return projections.gaussian(
+        return sketch_.gaussian(
             entries, self.k, key, is_orthonormal=self.is_orthonormal, dtype=dtype
         )
 
@@ -140,7 +139,7 @@ class Count(_Known):
         rows: Independent hashes of every coordinate.
 
     Reference:
-        `dpjax.transforms.projections.count_sketch`.
+        `dpjax.transforms.sketch.count_sketch`.
     """
 
     k: int
@@ -158,7 +157,7 @@ class Count(_Known):
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> CountSketch:
         """The hashes."""
         del dtype
-        return projections.count_sketch(entries, self.k, key, rows=self.rows)
+        return sketch_.count_sketch(entries, self.k, key, rows=self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +168,7 @@ class Given(_Known):
         columns: [d, k], public or privatised.
 
     Reference:
-        `dpjax.transforms.projections.oracle` makes one.
+        The leading right singular vectors of public gradients, say.
     """
 
     columns: Float[np.ndarray, "d k"]
@@ -272,7 +271,7 @@ class Learned:
         """Refuse what `update` would refuse in a run."""
         object.__setattr__(self, "k", _validate.integer("k", self.k))
         for name in ("forgetting", "share"):
-            object.__setattr__(self, name, sketch_.within(name, getattr(self, name)))
+            object.__setattr__(self, name, _share(name, getattr(self, name)))
         probes = _validate.integer("probes", self.probes, least=0, most=self.k)
         object.__setattr__(self, "probes", probes)
         _validate.flag("printed", self.printed)
@@ -307,7 +306,7 @@ class Learned:
     def noise(self, state: LearnedState, variance: Any, present: Any) -> Float[Array, " d"]:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints."""
         frame = Frame(state.before if self.printed else state.sketch.frame)
-        return projections.second_moment_noise(frame, variance, present, printed=self.printed)
+        return sketch_.second_moment_noise(frame, variance, present, printed=self.printed)
 
     def learn(
         self, state: LearnedState, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
@@ -328,7 +327,7 @@ class Learned:
             printed=self.printed,
         )
         if self.aligned:
-            new = new._replace(frame=projections.aligned(new.frame, state.sketch.frame))
+            new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
         return LearnedState(new, state.sketch.frame if self.printed else (), rounds)
 
 
@@ -362,7 +361,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     from scipy import optimize
 
     variance, k = _validate.positive("variance", variance), _validate.integer("k", k)
-    forgetting = sketch_.within("forgetting", forgetting)
+    forgetting = _share("forgetting", forgetting)
     if rounds is None:
         if forgetting == 1:
             raise ValueError("rounds is None with forgetting 1, where noise adds up; give a number")
@@ -377,6 +376,15 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
         edge, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-10}
     )
     return variance * float(optimum.fun)
+
+
+def _share(name: str, value: float) -> float:
+    """A float above 0, at most 1."""
+    remedy = "give a number above 0, at most 1"
+    value = _validate.positive(name, value, remedy=remedy)
+    if value > 1:
+        raise ValueError(f"{name} is {value!r}; {remedy}")
+    return value
 
 
 def _check_entries(sketch: Any, entries: int) -> None:

@@ -207,7 +207,7 @@ def check_transport(
             "checkpoint is None for a release over a transport; name a folder: begun again without "
             "its state, the run would send noise again with another payload"
         )
-    least, opened = fewest(plans[0]), getattr(transport, "least", None)
+    least, opened = fewest(plans[0]), getattr(transport, "min_survivors", None)
     if opened is not None and opened < least:
         raise ValueError(
             f"transport opens sums of {opened} of {plans[0].agents} agents, and the plan's noise "

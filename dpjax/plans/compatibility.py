@@ -211,7 +211,7 @@ NOISES = (
             "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
             "constant size (optimizer=Sgd(step_size)); a run in one process holds all keys, so it "
             "is a simulation (release=False): in a release every agent draws its own with "
-            "transforms.edges"
+            "transforms.noise"
         ),
     ),
     NoiseRow(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _lattice, _validate
-from dpjax._sums import SumCode
+from dpjax._lattice import SumCode
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, parties
 from dpjax.mechanism import design as design_
@@ -17,7 +17,7 @@ from dpjax.plans import compatibility
 from dpjax.plans.aggregate import check_sum_only
 from dpjax.plans.calibration import Target
 from dpjax.protocols import IntegerEncoded
-from dpjax.transforms import coded as coded_
+from dpjax.transforms import integers as integers_
 
 __all__ = ["Discrete"]
 
@@ -50,7 +50,7 @@ class Discrete:
     rounded after the noise, and all arithmetic from rounding on is of whole numbers. For one
     gradient an agent, clipped to C, a round: batches of one record, or clipped agents. A round
     whose sum may have been opened counts, finished or not. A simulation's: one process has all
-    keys (clients on their own draw with `dpjax.secagg.discrete`). Sums wrap around modulo 2^b with
+    keys (clients on their own draw with `dpjax.secagg.integers`). Sums wrap around modulo 2^b with
     a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
 
     Attributes:
@@ -244,7 +244,6 @@ class Lattice:
             "clients": target.agents,
             "bound": target.protect.clip_norm,
             "variance": self.part.variance or self.code.variance,
-            "weighted": False,
         }
         for name, value in wanted.items():
             if getattr(self.code, name) != value:
@@ -287,7 +286,7 @@ class Lattice:
 
 @dataclass(frozen=True)
 class DiscretePrivatizer:
-    """How `Discrete` is drawn; see `dpjax.transforms.coded.discrete`.
+    """How `Discrete` is drawn; see `dpjax.transforms.integers.privatizer`.
 
     Attributes:
         rounds: Rounds that the noise is accounted for.
@@ -300,4 +299,4 @@ class DiscretePrivatizer:
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> IntegerEncoded:
         """The noise of one plan."""
         del arrays
-        return coded_.discrete(self.code, key=key, rounds=self.rounds)
+        return integers_.privatizer(self.code, key=key, rounds=self.rounds)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from dpjax import _validate
+from dpjax import _numerics, _validate
 from dpjax._validate import fixed
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
@@ -20,9 +20,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
 from dpjax.plans.shaped import Shaped
-from dpjax.transforms import edges as edges_
-from dpjax.transforms import scheduled as scheduled_
-from dpjax.transforms import zero_sum as zero_sum_
+from dpjax.transforms import noise as noise_
 
 __all__ = ["PairKeys", "ZeroSum"]
 
@@ -84,7 +82,7 @@ class PairKeys(Shaped):
 
     def drawn(self, target: Target) -> "PairKeysPrivatizer":
         """How it is drawn."""
-        pairs = tuple((int(i), int(j)) for i, j in edges_.links(target.mixing))
+        pairs = tuple((int(i), int(j)) for i, j in _numerics.link_pairs(target.mixing))
         return PairKeysPrivatizer(target.rounds, target.agents, pairs, self.shared)
 
 
@@ -112,7 +110,7 @@ class ZeroSum(Shaped):
         'zip_dl'
     """
 
-    over: zero_sum_.Over = "with_own_copy"
+    over: noise_.Over = "with_own_copy"
 
     label, secrets = "zip_dl", "links"
 
@@ -131,9 +129,7 @@ class ZeroSum(Shaped):
         gather = np.zeros((target.agents, len(sent.sender)))
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
         return (
-            gather
-            @ zero_sum_.projection(sent.sender, sent.receiver, self.over)
-            / self._moved(target)
+            gather @ noise_.projection(sent.sender, sent.receiver, self.over) / self._moved(target)
         )
 
     def drawn(self, target: Target) -> "ZeroSumPrivatizer":
@@ -152,7 +148,7 @@ class ZeroSum(Shaped):
 
 @dataclass(frozen=True)
 class PairKeysPrivatizer:
-    """How `PairKeys` is drawn; see `dpjax.transforms.edges.pairwise`.
+    """How `PairKeys` is drawn; see `dpjax.transforms.noise.pairwise`.
 
     Attributes:
         rounds: Rounds that the noise is accounted for.
@@ -169,8 +165,8 @@ class PairKeysPrivatizer:
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan, its keys all from one: a simulation."""
         pairs = np.array(self.edges, np.int64).reshape(-1, 2)
-        own, shared = edges_.simulated_keys(key, self.agents, len(pairs))
-        return edges_.pairwise(
+        own, shared = noise_.simulated_keys(key, self.agents, len(pairs))
+        return noise_.pairwise(
             pairs,
             1.0,
             self.shared,
@@ -183,7 +179,7 @@ class PairKeysPrivatizer:
 
 @dataclass(frozen=True)
 class ZeroSumPrivatizer:
-    """How `ZeroSum` is drawn; see `dpjax.transforms.zero_sum.zero_sum`.
+    """How `ZeroSum` is drawn; see `dpjax.transforms.noise.zero_sum`.
 
     Attributes:
         rounds: Rounds that the noise is accounted for.
@@ -193,19 +189,19 @@ class ZeroSumPrivatizer:
 
     rounds: int
     links: tuple[tuple[int, int], ...]
-    over: zero_sum_.Over
+    over: noise_.Over
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
         sender, receiver = np.array(self.links, np.int64).T
-        return zero_sum_.zero_sum(
+        return noise_.zero_sum(
             sender, receiver, arrays["noise_scale"], key=key, rounds=self.rounds, over=self.over
         )
 
     def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
         """How likely the largest entry of a message is to go out without its noise, at most."""
         # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
-        return scheduled_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
+        return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
 
 
 def _key(target: Target) -> tuple[bytes, tuple[int, ...]]:
@@ -231,7 +227,7 @@ def _decor(
 def _zipped(
     mixing: bytes,
     shape: tuple[int, ...],
-    over: zero_sum_.Over,
+    over: noise_.Over,
     protect: Protect,
     pattern: Participation,
 ) -> Float[np.ndarray, " n"]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism.strategy import inverse_of
-from dpjax.transforms.variance import LAGS, SHARES, TOLD, NoiseVariance
+from dpjax.transforms.lowpass import LAGS, SHARES, NoiseVariance, passed
 
 __all__ = ["Chain", "Sgd"]
 
@@ -144,8 +144,8 @@ class Chain:
         step_size: A number, or an optax schedule of the round, which starts at no less than 0.
         uses_noise: True for ``make(step_size, noise)``, where ``noise`` is the variance of the
             noise in a coordinate of the agent's noisy mean,
-            `dpjax.transforms.variance.NoiseVariance`: the plan's, public, and 0 without noise. At a
-            server it is `dpjax.transforms.variance.TOLD`, since it follows from who was there.
+            `dpjax.transforms.lowpass.NoiseVariance`: the plan's, public, and 0 without noise. At a
+            server it is `dpjax.transforms.lowpass.passed`, since it follows from who was there.
 
     Raises:
         ValueError: For what is no such function or step, when it is made and not in the run.
@@ -155,7 +155,7 @@ class Chain:
         >>> from dpjax.plans.optimizers import Chain
         >>> Chain(optax.adam, step_size=0.01).first
         0.01
-        >>> from dpjax.transforms.adam import scale_by_adam
+        >>> from dpjax.transforms.optimizers import scale_by_adam
         >>> def adam(step_size, noise):
         ...     return optax.chain(scale_by_adam(noise), optax.scale_by_learning_rate(step_size))
         >>> Chain(adam, step_size=0.01, uses_noise=True).uses_noise
@@ -207,7 +207,7 @@ class Chain:
         if not self.uses_noise:
             return _each(lambda _: self.make(step), None)
         if SHARES in arrays:
-            return _each(lambda _: self.make(step, TOLD), None)
+            return _each(lambda _: self.make(step, passed), None)
         # Plans without noise have no such arrays.
         profile = arrays.get(_PROFILE)
         profile = None if profile is None else profile.reshape(-1, LAGS)

@@ -15,7 +15,7 @@ from dpjax._numerics import compiled
 from dpjax.plans import _padding, _parameters
 from dpjax.plans import copies as copies_
 from dpjax.protocols import Answer
-from dpjax.transforms import clipping, sums
+from dpjax.transforms import clipping
 
 __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 
@@ -258,7 +258,7 @@ class RecordQuery:
         )
         places = batch[1].shape[1] if places is None else places
         if self._summed:
-            return sums.share(self.weighted, one, x, places, self.microbatch)
+            return clipping.weighted_share(self.weighted, one, x, places, self.microbatch)
         return clipping.share(places, one)
 
     def by(self, microbatch: int) -> "RecordQuery":
@@ -316,7 +316,7 @@ def _summed(
     given: tuple[Any, ...], places: int, params: Any, x: Any, y: Any, is_padding: Any
 ) -> Any:
     """A model's own clipped sum; traced once, however many programs of a run hold it."""
-    return sums.wide_clipped_sum(*given)(params, x, y, is_padding, places)
+    return clipping.wide_clipped_sum(*given)(params, x, y, is_padding, places)
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:

@@ -11,12 +11,8 @@ import optax
 from dpjax import _validate
 from dpjax.mechanism import filters
 from dpjax.plans.optimizers import Chain
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.galore import scale_by_galore
-from dpjax.transforms.lowpass import adaptive, lowpass
-from dpjax.transforms.momentum import momentum, muon
-from dpjax.transforms.variance import LAGS
-from dpjax.transforms.wiener import wiener
+from dpjax.transforms.lowpass import LAGS, adaptive, lowpass, wiener
+from dpjax.transforms.optimizers import momentum, muon, scale_by_adam, scale_by_galore
 
 __all__ = ["BASES", "UpdateRule", "read_filter"]
 
@@ -77,7 +73,7 @@ def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | Non
 class UpdateRule:
     """How noisy means become steps: a filter, then an optimizer, then a step size over rounds.
 
-    Steps of momentum and Nesterov's are effective ones (`dpjax.transforms.momentum`), so that one
+    Steps of momentum and Nesterov's are effective ones (`dpjax.transforms.optimizers`), so that one
     step size means the same with and without. A filter takes the place of Adam's and GaLore's first
     moment; in front of momentum, Nesterov's and Muon it filters what they filter again, and the
     title says so.
@@ -87,7 +83,7 @@ class UpdateRule:
     Attributes:
         base: One of `BASES`.
         filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.transforms.lowpass.adaptive`,
-            "wiener" for `dpjax.transforms.wiener.wiener` of unit gain, or None.
+            "wiener" for `dpjax.transforms.lowpass.wiener` of unit gain, or None.
         schedule: "constant", or "cosine": up from 0 in the first 5 % of the rounds, then down to 0
             by half a cosine.
         rounds: Rounds of the run, for the schedule.

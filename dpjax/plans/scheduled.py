@@ -25,7 +25,7 @@ from dpjax.plans import compatibility, guarantees, targets
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
-from dpjax.transforms import scheduled as scheduled_
+from dpjax.transforms import noise as noise_
 
 __all__ = ["Laplace", "LostNoiseWarning", "Normal", "cost"]
 
@@ -311,7 +311,7 @@ class ScheduledNoise:
 
 @dataclass(frozen=True)
 class ScheduledPrivatizer:
-    """How noise of a schedule is drawn; see `dpjax.transforms.scheduled`.
+    """How noise of a schedule is drawn; see `dpjax.transforms.noise.scheduled`.
 
     Attributes:
         rounds: Rounds that the noise is accounted for.
@@ -323,14 +323,12 @@ class ScheduledPrivatizer:
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["noise_scales"]`` are its scales [T]."""
-        return scheduled_.scheduled(
-            arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind
-        )
+        return noise_.scheduled(arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind)
 
     def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
         """How likely the largest entry of a round's payload is to go out without its noise."""
         scale = jnp.take(arrays["noise_scales"], round, mode="clip")
-        return scheduled_.lost(payload, scale, self.kind)
+        return noise_.lost(payload, scale, self.kind)
 
 
 def _check_scales(scales: np.ndarray) -> None:

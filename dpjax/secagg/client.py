@@ -8,17 +8,48 @@ or, under ``semi_malicious``, instead of the last
     confirm(request) -> confirmations     unmask(confirmed) -> answer
 
 Each is called once, in this order; anything else ends the client, which answers nothing after.
+
+The consistency check of ``semi_malicious``: a client seals a digest of its request, of survivors
+and dropouts, for every neighbour that the request names as a survivor, and answers only if t
+neighbours, the threshold of shares, confirmed the very same request; itself does not count. It
+confirms one request.
+
+    k neighbours, X of them corrupt at most, 2 t > k + X (`dpjax.secagg.graph`): for an honest
+    client j, of the k - X or more neighbours that are honest, each confirmed one request or none
+
+    1. Who answers has no mask key rebuilt. An answer of j takes t confirmations of a request in
+       which j survives, t - X of them honest. Its mask key takes t shares, t - X of them from
+       honest neighbours whose request says that j dropped out. These are others: 2 t - 2 X <= k -
+       X, so 2 t <= k + X. Neither are both secrets of j rebuilt, answered or not: the same count.
+    2. No vector is opened alone. v's vector is under masks with t or more neighbours, or v ended;
+       its seed takes t shares. So 2 t - k > X neighbours do both, one of them honest, j: it
+       answered, so that its mask key is not rebuilt (1), nor is v's, whose seed is. The mask of v
+       and j is then unknown, and leaves a sum only where both vectors are in it.
+
+The server may choose each client's request and silence, which shares and confirmations it hands on,
+and whom it calls dropouts, knowing the graph; the keys and the graph are those of an honest start.
+If shares were handed on honestly, v has t - X such neighbours, more than half of its honest ones;
+without corrupt clients no ring with chords then falls into parts: a gap takes k/2 clients in a row
+away from the client beside it, who keeps k/2 < t. With corrupt neighbours, who give shares and
+hide nothing, chosen dropouts may part a ring, with a probability that is not held below 2^-40.
+
+A client of an honest server has t confirming neighbours wherever its own secrets have t answering
+ones, so a round within the dropouts aborts no more often than without this stage.
+
+Reference:
+    Bonawitz et al. (CCS 2017), Practical secure aggregation for privacy-preserving machine
+    learning: survivors that sign who survived, there all of them; Bell et al. (CCS 2020).
 """
 
+import hashlib
 import secrets
 from typing import Any, NoReturn
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.secagg import masks, pairs, primitives, shamir, stories
+from dpjax.secagg import primitives
 from dpjax.secagg.messages import (
-    SHARE_BYTES,
     Answer,
     Confirm,
     Confirmed,
@@ -29,6 +60,7 @@ from dpjax.secagg.messages import (
     Request,
     Roster,
     Shares,
+    encoded,
 )
 from dpjax.secagg.terms import Abort, Terms
 
@@ -48,8 +80,8 @@ class Client:
     survivor and dropout, and every neighbour that finished sharing is one of the two. So it never
     gives both shares of one neighbour, whatever the server says, and whether or not the server
     was started again. Its own secrets have at least as many holders as the threshold, or it ends.
-    Under ``semi_malicious`` it answers only what as many neighbours as the threshold confirmed that
-    they were told alike, and confirms one story (`dpjax.secagg.stories`).
+    Under ``semi_malicious`` it answers only a request that as many neighbours as the threshold
+    confirmed, and confirms one.
 
     Args:
         terms: What all parties agreed on.
@@ -75,7 +107,7 @@ class Client:
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
         self._agreed: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes] | None] = {}
-        self._confirming: stories.Confirming | None = None
+        self._confirm_keys: dict[int, tuple[bytes, bytes]] = {}
         self._request: Request | None = None
         self.nonce = b""
         self.number = -1
@@ -122,18 +154,18 @@ class Client:
         self._enter("share", roster.nonce)
         self._check(roster)
         self.number, self._enrolled = roster.number, roster.enrolled
-        self._session = pairs.session(self.nonce, self.terms.digest(), roster.transcript)
+        self._session = primitives.session(self.nonce, self.terms.digest(), roster.transcript)
         size = primitives.KEY_BYTES
         self._keys = {j: (both[:size], both[size:]) for j, both in roster.neighbours.items()}
         points, threshold = [j + 1 for j in self._keys], self._graph.threshold
-        seeds = shamir.split(int.from_bytes(self._seed, "big"), points, threshold)
-        keys = shamir.split(int.from_bytes(self._mask.private, "big"), points, threshold)
+        seeds = primitives.split_secret(int.from_bytes(self._seed, "big"), points, threshold)
+        keys = primitives.split_secret(int.from_bytes(self._mask.private, "big"), points, threshold)
         sealed = {}
         for j in self._keys:
-            words = pairs.channel_words(self.number, j, self._session)
-            both = pairs.share_bytes(seeds[j + 1]) + pairs.share_bytes(keys[j + 1])
+            words = primitives.channel_words(self.number, j, self._session)
+            both = primitives.share_bytes(seeds[j + 1]) + primitives.share_bytes(keys[j + 1])
             sealed[j] = primitives.sealed(self._channel_key(j, sending=True), both, words)
-        commitment = pairs.commitment(self._seed, self.number, self._session)
+        commitment = primitives.commitment(self._seed, self.number, self._session)
         return Shares(self.nonce, commitment, sealed)
 
     def mask(self, delivery: Delivery) -> Masked:
@@ -157,27 +189,29 @@ class Client:
                 f"threshold {self._graph.threshold}"
             )
         for j, cipher in delivery.sealed.items():
-            words = pairs.channel_words(j, self.number, self._session)
+            words = primitives.channel_words(j, self.number, self._session)
             both = primitives.opened(self._channel_key(j, sending=False), cipher, words)
             self._held[j] = None
-            if both is not None and len(both) == 2 * SHARE_BYTES:
-                self._held[j] = both[:SHARE_BYTES], both[SHARE_BYTES:]
+            if both is not None and len(both) == 2 * primitives.SHARE_BYTES:
+                self._held[j] = both[: primitives.SHARE_BYTES], both[primitives.SHARE_BYTES :]
         keys = {j: self._pair_key(j) for j in self._held}
-        own = pairs.self_key(self._seed, self.number, self._session)
+        own = primitives.self_key(self._seed, self.number, self._session)
         assert self._values is not None
-        vector = masks.masked(self._values, own, keys, self.number, self.terms.bits)
+        vector = primitives.masked(self._values, own, keys, self.number, self.terms.bits)
         if "confirm" in self._stages:
-            both_ways = {
-                j: (self._story_key(j, sending=True), self._story_key(j, sending=False))
+            self._confirm_keys = {
+                j: (
+                    self._channel_key(j, sending=True, purpose="confirmation"),
+                    self._channel_key(j, sending=False, purpose="confirmation"),
+                )
                 for j in self._held
             }
-            self._confirming = stories.Confirming(self.number, self._session, both_ways)
         self._forget_own()
         self.exposed = True
-        return Masked(self.nonce, masks.packed(vector, self.terms.bits))
+        return Masked(self.nonce, primitives.packed(vector, self.terms.bits))
 
     def confirm(self, request: Request) -> Confirm:
-        """Return what it was told, sealed for its surviving neighbours; ``semi_malicious`` alone.
+        """Return a digest of a request, sealed for surviving neighbours; ``semi_malicious`` alone.
 
         Args:
             request: Who survived and who dropped out.
@@ -187,9 +221,16 @@ class Client:
         """
         self._enter("confirm", request.nonce)
         self._refuse(request)
-        assert self._confirming is not None
         self._request = request
-        return Confirm(request.nonce, self._confirming.told(request))
+        plain = request_digest(request, self._session)
+        return Confirm(
+            request.nonce,
+            {
+                j: primitives.sealed(sending, plain, self._confirm_words(self.number, j))
+                for j, (sending, _) in sorted(self._confirm_keys.items())
+                if j in request.survivors
+            },
+        )
 
     def unmask(self, message: Request | Confirmed) -> Answer:
         """Return its shares of survivors' seeds and of dropouts' mask keys, once.
@@ -205,7 +246,7 @@ class Client:
         self._enter("unmask", message.nonce)
         if isinstance(message, Confirmed):
             request = self._agreed_on(message)
-        elif self._confirming is not None:
+        elif "confirm" in self._stages:
             self.end("request came in place of what the neighbours confirmed")
         else:
             request = message
@@ -218,16 +259,24 @@ class Client:
 
     def _agreed_on(self, confirmed: Confirmed) -> Request:
         """The request that it confirmed, if enough neighbours confirmed the same; else end."""
-        if self._request is None or self._confirming is None:
+        if self._request is None:
             self.end("confirmations came, and these terms have none")
-        strangers = sorted(set(confirmed.sealed) - (self._request.survivors & set(self._held)))
+        strangers = sorted(
+            set(confirmed.confirmations) - (self._request.survivors & set(self._held))
+        )
         if strangers:
             self.end(f"confirmations name {strangers[0]}, who is no surviving neighbour")
-        count, least = len(self._confirming.same(confirmed.sealed)), self._graph.threshold
-        if count < least:
+        plain, threshold = request_digest(self._request, self._session), self._graph.threshold
+        # What does not open, or is of another request, does not count.
+        count = sum(
+            primitives.opened(self._confirm_keys[j][1], cipher, self._confirm_words(j, self.number))
+            == plain
+            for j, cipher in confirmed.confirmations.items()
+        )
+        if count < threshold:
             self.end(
-                f"{count} neighbours confirmed what this client was told of who has left, fewer "
-                f"than the threshold {least}: too many have left, or were told otherwise"
+                f"{count} neighbours confirmed the same survivors and dropouts, fewer than the "
+                f"threshold {threshold}: too many have left, or had another request"
             )
         return self._request
 
@@ -286,21 +335,21 @@ class Client:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
         mine, theirs = (self.number, self._channel.public), (other, public)
         ends = (mine, theirs) if sending else (theirs, mine)
-        return pairs.channel_key(self._agreed[other], *ends, self._session, purpose)
+        return primitives.channel_key(self._agreed[other], *ends, self._session, purpose)
 
-    def _story_key(self, other: int, *, sending: bool) -> bytes:
-        return self._channel_key(other, sending=sending, purpose="confirmation")
+    def _confirm_words(self, sender: int, receiver: int) -> bytes:
+        return primitives.channel_words(sender, receiver, self._session, "confirmation")
 
     def _pair_key(self, other: int) -> bytes:
         mine, theirs = (self.number, self._mask.public), (other, self._keys[other][1])
         try:
-            return pairs.mask_key(self._mask.private, mine, theirs, self._session)
+            return primitives.mask_key(self._mask.private, mine, theirs, self._session)
         except ValueError:
             self.end(f"roster holds a public key of low order, of neighbour {other}")
 
     def _forget(self) -> None:
         """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
-        self._stage, self._held, self._confirming = "over", {}, None
+        self._stage, self._held, self._confirm_keys = "over", {}, {}
         self._forget_own()
 
     def _forget_own(self) -> None:
@@ -324,4 +373,14 @@ def _residues(terms: Terms, values: Any) -> np.ndarray:
         raise ValueError(
             f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond {limit}; {remedy}"
         )
-    return array.astype(np.uint64) & masks.low_bits(terms.bits)
+    return array.astype(np.uint64) & primitives.low_bits(terms.bits)
+
+
+def request_digest(request: Request, session: bytes) -> bytes:
+    """Return 32 bytes that name a request, of all survivors and dropouts, in an aggregation.
+
+    Args:
+        request: Who survived and who dropped out.
+        session: 32 bytes.
+    """
+    return hashlib.sha256(primitives.LABEL + b"story" + session + encoded(request)).digest()

@@ -20,7 +20,7 @@ With the ring's order uniform, and corruption and dropouts fixed apart from it:
                    the sum over clients of P[Y < t] bounds it
 
 The first two get 2^-41 each, 2^-40 in all; the last 2^-20. Under ``semi_malicious`` a server may
-tell different survivors different stories after the keys are collected, each of k - X honest
+tell different survivors different dropout sets after the keys are collected, each of k - X honest
 neighbours then gives one of a client's two shares, and X corrupt ones give both. Both secrets take
 2t shares of at most k + X, so 2t > k + X keeps one of them, and X's tail is bounded as before.
 
@@ -91,8 +91,8 @@ def parameters(
     clients who follow it as well, learns the sum of the honest survivors alone; with probability
     1 - 2^-20 every secret that is needed keeps t neighbours. The order on the ring must be uniform
     and unknown to whoever corrupts or removes clients. ``semi_malicious`` raises the threshold so
-    that no two stories told to survivors open both secrets of one client, and that clients who
-    answer only what t neighbours confirmed show no vector alone (`dpjax.secagg.stories`); the
+    that no two requests open both secrets of one client, and that clients who
+    answer only what t neighbours confirmed show no vector alone (`dpjax.secagg.client`); the
     server still collects keys and draws the graph honestly. A server that invents clients (Sybils)
     or keys is outside of both: keys have no signatures here.
 

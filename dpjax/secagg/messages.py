@@ -8,7 +8,7 @@
     Delivery    ->                 what the neighbours sealed for it
                 <-    Masked       its vector under masks
     Request     ->                 who survived and who dropped out
-                <-    Confirm      its story, sealed for every surviving neighbour
+                <-    Confirm      a digest of the request, sealed for surviving neighbours
     Confirmed   ->                 what the neighbours confirmed to it
                 <-    Answer       shares of survivors' seeds and of dropouts' keys
     Closed      ->                 the sum, or why there is none
@@ -18,15 +18,14 @@ of the aggregation, 16 random bytes: one from another is refused.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from dpjax.secagg.primitives import SHARE_BYTES
 from dpjax.secagg.terms import Rejected
 
 __all__: list[str] = []
 
 NONCE_BYTES = 16
-SHARE_BYTES = 33
-"""A number of the field of shares, which is a little above 2^256."""
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 CONFIRMATION_BYTES = 32 + 16
 MOST_REASON = 2000
@@ -106,26 +105,24 @@ class Closed(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """What a client was told of survivors and dropouts, sealed for its surviving neighbours."""
+    """A digest of a client's request, sealed for its surviving neighbours."""
 
     nonce: bytes
-    sealed: dict[int, bytes]
+    confirmations: dict[int, bytes]
 
 
 class Confirmed(NamedTuple):
-    """What the neighbours sealed for a client of what they were told."""
+    """What the neighbours sealed for a client of their requests."""
 
     nonce: bytes
-    sealed: dict[int, bytes]
+    confirmations: dict[int, bytes]
 
 
 Message = (
     Hello | Keys | Roster | Shares | Delivery | Masked | Request | Answer | Closed
     | Confirm | Confirmed
 )  # fmt: skip
-KINDS: tuple[type, ...] = (
-    Hello, Keys, Roster, Shares, Delivery, Masked, Request, Answer, Closed, Confirm, Confirmed,
-)  # fmt: skip
+KINDS: tuple[type, ...] = get_args(Message)
 
 
 def _library() -> Any:
@@ -177,13 +174,12 @@ def decoded(data: bytes) -> Message:
         raise Rejected("bytes are no message: no kind")
     if not 0 <= plain[0] < len(KINDS):
         raise Rejected(f"bytes are no message: kind {plain[0]}")
-    kind = KINDS[plain[0]]
-    readers = _READERS[kind]
-    if len(plain) != 1 + len(readers):
-        raise Rejected(f"{kind.__name__} has {len(plain) - 1} parts, not {len(readers)}")
+    kind: Any = KINDS[plain[0]]
+    if len(plain) != 1 + len(kind._fields):
+        raise Rejected(f"{kind.__name__} has {len(plain) - 1} parts, not {len(kind._fields)}")
     parts = [
-        read(f"{kind.__name__}.{name}", value)
-        for (name, read), value in zip(readers.items(), plain[1:], strict=True)
+        _READERS[name](f"{kind.__name__}.{name}", value)
+        for name, value in zip(kind._fields, plain[1:], strict=True)
     ]
     message: Message = kind(*parts)
     return message
@@ -236,24 +232,16 @@ def _set(name: str, value: Any) -> frozenset[int]:
     )
 
 
-_NONCE, _DIGEST, _SHARE = _bytes(NONCE_BYTES), _bytes(32), _by_number(SHARE_BYTES)
-_VECTOR, _STORY = _bytes(0, 2**32), _by_number(CONFIRMATION_BYTES)
-_READERS: dict[type, dict[str, Callable[[str, Any], Any]]] = {
-    Hello: {"nonce": _NONCE, "terms": _DIGEST},
-    Keys: {"nonce": _NONCE, "terms": _DIGEST, "channel": _DIGEST, "mask": _DIGEST},
-    Roster: {
-        "nonce": _NONCE,
-        "number": _number,
-        "enrolled": _number,
-        "transcript": _DIGEST,
-        "neighbours": _by_number(64),
-    },
-    Shares: {"nonce": _NONCE, "commitment": _DIGEST, "sealed": _by_number(SEALED_BYTES)},
-    Delivery: {"nonce": _NONCE, "sealed": _by_number(SEALED_BYTES)},
-    Masked: {"nonce": _NONCE, "vector": _VECTOR},
-    Request: {"nonce": _NONCE, "survivors": _set, "dropouts": _set},
-    Answer: {"nonce": _NONCE, "seeds": _SHARE, "keys": _SHARE},
-    Closed: {"nonce": _NONCE, "reason": _text, "survivors": _set, "total": _VECTOR},
-    Confirm: {"nonce": _NONCE, "sealed": _STORY},
-    Confirmed: {"nonce": _NONCE, "sealed": _STORY},
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "nonce": _bytes(NONCE_BYTES),
+    **dict.fromkeys(("terms", "channel", "mask", "transcript", "commitment"), _bytes(32)),
+    **dict.fromkeys(("number", "enrolled"), _number),
+    "neighbours": _by_number(64),
+    "sealed": _by_number(SEALED_BYTES),
+    "confirmations": _by_number(CONFIRMATION_BYTES),
+    **dict.fromkeys(("seeds", "keys"), _by_number(SHARE_BYTES)),
+    **dict.fromkeys(("vector", "total"), _bytes(0, 2**32)),
+    **dict.fromkeys(("survivors", "dropouts"), _set),
+    "reason": _text,
 }
+"""By the name of a field."""

@@ -1,14 +1,47 @@
-"""The ciphers of secure aggregation, all of them cryptography's: one place that imports it."""
+"""The ciphers of secure aggregation, the keys made with them, masks, and shares of secrets.
+
+cryptography is imported here alone. Whoever rebuilds a secret derives keys as both ends of a pair.
+
+Masks are uniform whole numbers modulo 2^b from seeds of 256 bits:
+
+    y_i = x_i + PRG(b_i) + sum_(j > i) PRG(s_ij) - sum_(j < i) PRG(s_ij)   mod 2^b
+
+over the neighbours j of i that finished sharing. In a sum over i each s_ij is added once and taken
+off once. A uniform word of 8, 16, 32 or 64 bits, cut to its lowest b, is uniform modulo 2^b: no
+value is left out and none is likelier.
+
+Any t shares rebuild a secret, fewer say nothing (Shamir):
+
+    f(z) = s + a_1 z + ... + a_(t-1) z^(t-1)  mod p        a uniform, f(x) is the share at x != 0
+    s = sum_i f(x_i) prod_(j != i) x_j / (x_j - x_i)        over any t shares
+
+For t - 1 points and each s there is exactly one f through (0, s) and the shares, and all f are
+equally likely: so are all secrets. Arithmetic is Python's whole numbers, not in constant time.
+
+Reference:
+    Bonawitz et al. (CCS 2017), Practical secure aggregation for privacy-preserving machine
+    learning; Bell et al. (CCS 2020); Shamir (1979), How to share a secret.
+"""
 
 import functools
+import hashlib
 import importlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt64
 
 __all__: list[str] = []
 
 KEY_BYTES = 32
-TAG_BYTES = 16
+SHARE_BYTES = 33
+"""A number of the field of shares, which is a little above 2^256."""
 LABEL = b"dpjax secure aggregation 1"
+MOST_BITS = 64
+PRIME = 2**256 + 297
+"""The least prime above 2^256: every secret of 32 bytes is below it."""
 
 
 class KeyPair(NamedTuple):
@@ -123,6 +156,283 @@ def stream(key: bytes, length: int) -> bytes:
         key: 32 bytes, made for this one stream.
         length: How many bytes.
     """
+    return bytes(chacha20(key, bytes(16)).update(bytes(length)))
+
+
+def chacha20(key: bytes, nonce: bytes) -> Any:
+    """Return ChaCha20's encryptor.
+
+    Args:
+        key: 32 bytes.
+        nonce: 16 bytes, of which the first four count blocks of 64 bytes.
+    """
     ciphers = _library("hazmat.primitives.ciphers")
-    chacha = ciphers.algorithms.ChaCha20(key, bytes(16))
-    return bytes(ciphers.Cipher(chacha, mode=None).encryptor().update(bytes(length)))
+    return ciphers.Cipher(ciphers.algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+
+
+def number_bytes(number: int) -> bytes:
+    """Return a client's number as it stands in keys."""
+    return number.to_bytes(4, "big")
+
+
+def session(nonce: bytes, terms: bytes, transcript: bytes) -> bytes:
+    """Return 32 bytes that name an aggregation, its terms and all public keys in it.
+
+    Ends that were told different things derive different keys: their masks do not cancel, and
+    what they seal does not open.
+
+    Args:
+        nonce: 16 bytes, of the aggregation.
+        terms: 32 bytes, the digest of its terms.
+        transcript: 32 bytes, the digest of the public keys of all clients.
+    """
+    return hashlib.sha256(LABEL + nonce + terms + transcript).digest()
+
+
+def transcript(keys: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the digest of all public keys, by number.
+
+    Args:
+        keys: Channel key and mask key of every client.
+    """
+    return hashlib.sha256(b"".join(channel + mask for channel, mask in keys)).digest()
+
+
+def mask_key(
+    private: bytes, mine: tuple[int, bytes], other: tuple[int, bytes], session: bytes
+) -> bytes:
+    """Return the key of the mask between two clients, the same from both ends.
+
+    Args:
+        private: One's mask key.
+        mine: One's number and public mask key.
+        other: The other's.
+        session: 32 bytes.
+
+    Raises:
+        ValueError: For a public key of low order.
+    """
+    secret = agreed(private, other[1])
+    ends = [part for number, key in sorted([mine, other]) for part in (number_bytes(number), key)]
+    return derived(secret, "pair mask", session, *ends)
+
+
+def channel_key(
+    secret: bytes,
+    sender: tuple[int, bytes],
+    receiver: tuple[int, bytes],
+    session: bytes,
+    purpose: str = "channel",
+) -> bytes:
+    """Return the key of the one message from sender to receiver, the same from both ends.
+
+    Args:
+        secret: What their channel keys agree on.
+        sender: Number and public channel key.
+        receiver: Number and public channel key.
+        session: 32 bytes.
+        purpose: "channel" for shares, "confirmation" for the consistency check.
+    """
+    ends = [part for number, key in (sender, receiver) for part in (number_bytes(number), key)]
+    return derived(secret, purpose, session, *ends)
+
+
+def channel_words(sender: int, receiver: int, session: bytes, stage: str = "shares") -> bytes:
+    """Return what a sealed message is bound to: aggregation, stage, sender and receiver."""
+    return session + stage.encode() + number_bytes(sender) + number_bytes(receiver)
+
+
+def self_key(seed: bytes, number: int, session: bytes) -> bytes:
+    """Return the key of a client's self mask.
+
+    Args:
+        seed: 32 uniform bytes.
+        number: The client's.
+        session: 32 bytes.
+    """
+    return derived(seed, "self mask", session, number_bytes(number))
+
+
+def commitment(seed: bytes, number: int, session: bytes) -> bytes:
+    """Return what a client says of its seed before it is rebuilt.
+
+    It is another output of the key derivation that gives the self mask's key, under another
+    purpose: to whoever does not know the seed both are uniform.
+
+    Args:
+        seed: 32 uniform bytes.
+        number: The client's.
+        session: 32 bytes.
+    """
+    return derived(seed, "commitment", session, number_bytes(number))
+
+
+def share_bytes(share: int) -> bytes:
+    """Return a share as it stands in messages."""
+    return share.to_bytes(SHARE_BYTES, "big")
+
+
+def expand(key: bytes, length: int, bits: int) -> UInt64[np.ndarray, " d"]:
+    """Return uniform whole numbers from 0 to 2^bits - 1, the same for the same key.
+
+    Args:
+        key: 32 bytes.
+        length: How many numbers.
+        bits: b, 1 to 64.
+
+    Example:
+        >>> from dpjax.secagg import primitives
+        >>> primitives.expand(bytes(32), 3, 16)
+        array([47222, 44512, 61856], dtype=uint64)
+    """
+    size = next(size for size in (1, 2, 4, 8) if 8 * size >= bits)
+    words = np.frombuffer(stream(key, size * length), f"<u{size}").astype(np.uint64)
+    return words & low_bits(bits)
+
+
+def low_bits(bits: int) -> np.uint64:
+    """Return 2^bits - 1."""
+    return np.uint64(2**bits - 1)
+
+
+def masked(
+    values: UInt64[np.ndarray, " d"],
+    own: bytes,
+    pairs: Mapping[int, bytes],
+    number: int,
+    bits: int,
+) -> UInt64[np.ndarray, " d"]:
+    """Return a client's values under its own mask and those with its neighbours.
+
+    Guarantee: uniform modulo 2^bits, whatever the values are, to whoever lacks one of the keys.
+
+    Args:
+        values: [d] whole numbers modulo 2^bits.
+        own: Key of the self mask.
+        pairs: Key with every neighbour, by its number.
+        number: The client's.
+        bits: b.
+    """
+    total = values + expand(own, len(values), bits)
+    return combined(total, pairs, number, bits)
+
+
+def combined(
+    values: UInt64[np.ndarray, " d"], pairs: Mapping[int, bytes], number: int, bits: int
+) -> UInt64[np.ndarray, " d"]:
+    """Return the values with the masks of pairs on them, as client ``number`` puts them.
+
+    Args:
+        values: [d] whole numbers.
+        pairs: Key with every neighbour, by its number.
+        number: The client's.
+        bits: b.
+    """
+    total = values.copy()  # uint64 wraps modulo 2^64, which 2^bits divides
+    for other, key in pairs.items():
+        mask = expand(key, len(total), bits)
+        if number < other:
+            total += mask
+        else:
+            total -= mask
+    return total & low_bits(bits)
+
+
+def width(bits: int) -> int:
+    """Return how many bytes a number takes in a message."""
+    return (bits + 7) // 8
+
+
+def packed(values: UInt64[np.ndarray, " d"], bits: int) -> bytes:
+    """Return the numbers as bytes, the fewest whole ones that hold b bits, lowest first.
+
+    Args:
+        values: [d] whole numbers below 2^bits.
+        bits: b.
+    """
+    words = np.ascontiguousarray(values, "<u8").view(np.uint8).reshape(-1, 8)
+    return words[:, : width(bits)].tobytes()
+
+
+def unpacked(data: bytes, length: int, bits: int) -> UInt64[np.ndarray, " d"]:
+    """Return the numbers that `packed` made bytes of.
+
+    Args:
+        data: Bytes.
+        length: How many numbers.
+        bits: b.
+
+    Raises:
+        ValueError: For another number of bytes, and numbers of 2^bits or more.
+    """
+    size = width(bits)
+    if len(data) != size * length:
+        raise ValueError(f"vector has {len(data)} bytes; send {length} numbers of {size} each")
+    words = np.zeros((length, 8), np.uint8)
+    words[:, :size] = np.frombuffer(data, np.uint8).reshape(length, size)
+    values = words.view("<u8")[:, 0].astype(np.uint64)
+    if length and values.max() > low_bits(bits):
+        raise ValueError(f"vector holds a number of more than {bits} bits; send them modulo 2^b")
+    return values
+
+
+def split_secret(
+    secret: int,
+    points: Iterable[int],
+    threshold: int,
+    *,
+    prime: int = PRIME,
+    draw: Callable[[int], int] = secrets.randbelow,
+) -> dict[int, int]:
+    """Return a share of the secret for each point.
+
+    Guarantee: fewer than ``threshold`` shares have the same distribution whatever the secret is,
+    if ``draw`` is uniform.
+
+    Args:
+        secret: From 0 to below the prime.
+        points: Distinct, from 1 to below the prime: the share at 0 is the secret itself.
+        threshold: t, how many shares rebuild the secret.
+        prime: p, the field.
+        draw: Gives a uniform whole number below its argument.
+
+    Example:
+        >>> from dpjax.secagg import primitives
+        >>> shares = primitives.split_secret(7, [1, 2, 3], 2)
+        >>> primitives.join_shares({1: shares[1], 3: shares[3]})
+        7
+    """
+    powers = [secret, *(draw(prime) for _ in range(threshold - 1))]
+
+    def at(x: int) -> int:
+        return functools.reduce(lambda y, a: (y * x + a) % prime, reversed(powers), 0)
+
+    return {x: at(x) for x in points}
+
+
+def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
+    """Return the secret that exactly these shares stand for.
+
+    Fewer than the threshold, or one that is wrong, give some other number: check what comes out
+    against something public.
+
+    Args:
+        shares: A share by its point, as many as the threshold.
+        prime: p.
+    """
+    places = tuple(sorted(shares))
+    return sum(c * shares[x] for c, x in zip(_weights(places, prime), places, strict=True)) % prime
+
+
+@functools.lru_cache(maxsize=4096)
+def _weights(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
+    """Lagrange's coefficients at 0."""
+    weights = []
+    for x in points:
+        above = below = 1
+        for other in points:
+            if other != x:
+                above = above * other % prime
+                below = below * (other - x) % prime
+        weights.append(above * pow(below, -1, prime) % prime)
+    return tuple(weights)

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from dpjax.secagg import graph, masks, pairs, primitives, shamir
+from dpjax.secagg import graph, primitives
 from dpjax.secagg.messages import (
     NONCE_BYTES,
     Answer,
@@ -156,8 +156,8 @@ class Server:
         except ValueError as error:
             self.end(str(error))
         self._near = graph.harary(self.enrolled, self.graph.degree, self._generator)
-        transcript = pairs.transcript(self._keys)
-        self._session = pairs.session(self.hello.nonce, self.hello.terms, transcript)
+        transcript = primitives.transcript(self._keys)
+        self._session = primitives.session(self.hello.nonce, self.hello.terms, transcript)
         self._ask("share", range(self.enrolled))
         return {
             i: Roster(
@@ -192,11 +192,11 @@ class Server:
         if isinstance(message, Shares) and set(message.sealed) != set(self._near[number]):
             raise Rejected(f"shares of client {number} are not for its neighbours")
         if isinstance(message, Confirm):
-            if set(message.sealed) != self._survivors & set(self._near[number]):
+            if set(message.confirmations) != self._survivors & set(self._near[number]):
                 raise Rejected(f"confirmations of client {number} are not for its neighbours")
         if isinstance(message, Masked):
             try:
-                vector = masks.unpacked(message.vector, self.terms.length, self.terms.bits)
+                vector = primitives.unpacked(message.vector, self.terms.length, self.terms.bits)
             except ValueError as error:
                 raise Rejected(f"client {number}: {error}") from None
             self._sum += vector
@@ -254,7 +254,7 @@ class Server:
         ``semi_malicious`` alone. Whoever has not confirmed has dropped out; its vector stays in.
         """
         self._leave("confirm")
-        said = {i: m.sealed for i, m in self._came.items() if isinstance(m, Confirm)}
+        said = {i: m.confirmations for i, m in self._came.items() if isinstance(m, Confirm)}
         self._ask("unmask", frozenset(said))
         return {
             i: Confirmed(self.hello.nonce, {j: said[j][i] for j in self._near[i] if j in said})
@@ -276,9 +276,11 @@ class Server:
             said = {j: answers[j].seeds for j in self._near[i] if j in answers}
             shares = {j + 1: seeds[i] for j, seeds in said.items() if i in seeds}
             seed = self._rebuilt(f"seed of survivor {i}", shares)
-            if pairs.commitment(seed, i, self._session) != self._commitments[i]:
+            if primitives.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
-            total = total - masks.expand(pairs.self_key(seed, i, self._session), length, bits)
+            total = total - primitives.expand(
+                primitives.self_key(seed, i, self._session), length, bits
+            )
         for i in sorted(self._dropouts):
             near = [j for j in self._near[i] if j in self._survivors]
             if near:
@@ -287,8 +289,8 @@ class Server:
                 private = self._rebuilt(f"mask key of dropout {i}", shares)
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 pair_keys = self._pair_keys(i, private, near)
-                total = masks.combined(total, pair_keys, i, bits)
-        result = self._signed(total & masks.low_bits(bits))
+                total = primitives.combined(total, pair_keys, i, bits)
+        result = self._signed(total & primitives.low_bits(bits))
         self.stage, self._reason = "over", "the sum has been given"
         return result
 
@@ -301,8 +303,8 @@ class Server:
         """
         if total is None:
             return Closed(self.hello.nonce, reason[:2000] or "aborted", frozenset(), b"")
-        residues = total.values.astype(np.uint64) & masks.low_bits(self.terms.bits)
-        vector = masks.packed(residues, self.terms.bits)
+        residues = total.values.astype(np.uint64) & primitives.low_bits(self.terms.bits)
+        vector = primitives.packed(residues, self.terms.bits)
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
@@ -310,7 +312,8 @@ class Server:
         if primitives.key_pair(private).public != mine[1]:
             self.end(f"mask key of dropout {number} is not its public key's: a share is wrong")
         return {
-            j: pairs.mask_key(private, mine, (j, self._keys[j][1]), self._session) for j in near
+            j: primitives.mask_key(private, mine, (j, self._keys[j][1]), self._session)
+            for j in near
         }
 
     def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:
@@ -319,8 +322,8 @@ class Server:
             self.end(f"{name} has {len(shares)} shares, fewer than the threshold {threshold}")
         chosen = {x: int.from_bytes(shares[x], "big") for x in sorted(shares)[:threshold]}
         try:
-            return shamir.join(chosen).to_bytes(primitives.KEY_BYTES, "big")
-        except (ValueError, OverflowError):
+            return primitives.join_shares(chosen).to_bytes(primitives.KEY_BYTES, "big")
+        except OverflowError:
             self.end(f"{name} does not come out of its shares: one of them is wrong")
 
     def _signed(self, residues: np.ndarray) -> Total:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Self
 
 from dpjax import _validate
-from dpjax.secagg import masks
+from dpjax.secagg import primitives
 from dpjax.secagg.client import Client
 from dpjax.secagg.messages import (
     Closed,
@@ -419,7 +419,7 @@ def _result(client: Client, closed: Closed) -> Total:
     if closed.reason or len(closed.survivors) < terms.minimum:
         client.end(f"the server ended the aggregation: {closed.reason or 'too few survivors'}")
     try:
-        residues = masks.unpacked(closed.total, terms.length, terms.bits)
+        residues = primitives.unpacked(closed.total, terms.length, terms.bits)
     except ValueError as error:
         client.end(f"the sum is none: {error}")
     return Total(signed(residues, terms.bits), tuple(sorted(closed.survivors)))

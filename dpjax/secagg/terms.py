@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from dpjax import _validate
-from dpjax.secagg import graph, masks
+from dpjax.secagg import graph, primitives
 
 __all__ = ["Abort", "Rejected", "Terms"]
 
@@ -47,9 +47,9 @@ class Terms:
     ChaCha20-Poly1305 hold. What is not defended, under either adversary: a server that leaves the
     protocol while keys are collected (no key is signed: it can invent clients and stand between
     any two), clients that send wrong values (the sum is then that of what they sent), and who
-    takes part, which everybody may see. ``semi_malicious`` defends against a
-    server that was honest so far and then tells different clients different stories of who has
-    left: no honest vector is opened alone (`dpjax.secagg.stories`).
+    takes part, which everybody may see. ``semi_malicious`` defends against a server that was honest
+    so far and then tells different clients different dropout sets: it cannot unmask a single client
+    (`dpjax.secagg.client`).
 
     Args:
         clients: Most clients that may enrol, at least 3.
@@ -83,7 +83,7 @@ class Terms:
         limits = {
             "clients": (3, graph.MOST_CLIENTS),
             "length": (1, 2**28),
-            "bits": (2, masks.MOST_BITS),
+            "bits": (2, primitives.MOST_BITS),
         } | ({} if self.bound is None else {"bound": (1, 2**63 - 1)})
         for name, (least, most) in limits.items():
             checked = _validate.integer(name, getattr(self, name), least=least, most=most)
@@ -145,4 +145,4 @@ class Terms:
 
     def vector_bytes(self) -> int:
         """Return how many bytes a vector takes in a message."""
-        return self.length * masks.width(self.bits)
+        return self.length * primitives.width(self.bits)

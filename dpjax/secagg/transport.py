@@ -8,18 +8,23 @@ sends them with `dpjax.plans.integers.Discrete`; what comes back is their sum mo
 was left, and how many these were. Only NumPy is needed, and the extra ``secure``.
 """
 
+import base64
+import contextlib
+import hashlib
+import json
 import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int64, UInt32
 
-from dpjax import _validate
-from dpjax._sums import SumCode
+from dpjax import _files, _validate
+from dpjax._lattice import SumCode
 from dpjax.secagg import local, tcp
-from dpjax.secagg.journal import Journal, digest
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
@@ -130,7 +135,7 @@ class SecureSums:
             self._journal.close()
 
     @property
-    def least(self) -> int:
+    def min_survivors(self) -> int:
         """Agents in a sum that is opened, at least."""
         return self.terms.minimum
 
@@ -152,9 +157,9 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
-        told = digest(message)
+        digest = message_digest(message)
         known = {} if self._journal is None else self._journal.read()
-        if round in known and known[round].message not in ("", told):
+        if round in known and known[round].message not in ("", digest):
             raise ValueError(
                 f"journal holds another message of round {round}; give the file of this very run, "
                 "or a new one to a new run"
@@ -164,7 +169,7 @@ class SecureSums:
         if round in known:
             return known[round].sum
         mine = object()
-        if round in self._asked or _ASKED.setdefault(told, mine) is not mine:
+        if round in self._asked or _ASKED.setdefault(digest, mine) is not mine:
             raise ValueError(
                 f"round {round}, or its message, was asked for before in this process: a second "
                 "sum of the same messages, of other survivors, could show single ones; give "
@@ -172,7 +177,7 @@ class SecureSums:
                 "another seed to another run"
             )
         self._asked.add(round)
-        if self._journal is not None and not self._journal.ask(round, told):
+        if self._journal is not None and not self._journal.ask(round, digest):
             return self._nothing()
         began = time.perf_counter()
         try:
@@ -242,9 +247,9 @@ class SecureSums:
         rows = np.asarray(message) if isinstance(message, np.ndarray) else None
         shape = (self.terms.clients, self.terms.length)
         if rows is None or rows.dtype != np.uint32 or rows.shape != shape:
-            told = type(message).__name__ if rows is None else f"{rows.dtype}{list(rows.shape)}"
+            kind = type(message).__name__ if rows is None else f"{rows.dtype}{list(rows.shape)}"
             raise ValueError(
-                f"message is {told}; give whole numbers, uint32{list(shape)}, as "
+                f"message is {kind}; give whole numbers, uint32{list(shape)}, as "
                 "plans.integers.Discrete makes them, and terms for as many clients and entries"
             )
         return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
@@ -283,8 +288,8 @@ def terms_of(
         ValueError: As `Terms`.
 
     Example:
-        >>> from dpjax.secagg import fixed, transport
-        >>> code = fixed.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
+        >>> from dpjax.secagg import integers, transport
+        >>> code = integers.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
         >>> terms = transport.terms_of(code, dropouts=2, colluders=1)
         >>> terms.length, terms.bits == code.bits, terms.minimum, terms.colluders
         (128, True, 48, 1)
@@ -351,3 +356,190 @@ def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...
         tuple(sorted(agent for agent, stage in leaves(round).items() if stage in gone))
         for round in range(rounds)
     )
+
+
+_DIGEST = b', "digest": "'
+
+
+class Asked(NamedTuple):
+    """A round that was asked for.
+
+    Attributes:
+        message: Digest of its message; "" where that is not known.
+        values: Its sum; None where none was seen.
+        present: How many it is of.
+    """
+
+    message: str
+    values: UInt32[np.ndarray, " K"] | None = None
+    present: int = 0
+
+    @property
+    def sum(self) -> tuple[Any, np.float32]:
+        """As the transport returned it."""
+        return self.values, np.float32(self.present)
+
+
+def message_digest(rows: Any) -> str:
+    """Return what tells messages apart.
+
+    Args:
+        rows: [n, K] whole numbers.
+    """
+    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
+
+
+class Journal:
+    """Rounds of one run by number, each noted before any of it goes out.
+
+    One line of JSON for each note, the terms first. Each line has a digest of itself and of the
+    line before it, against damage and against changes by hand: a line that was changed, dropped,
+    or put elsewhere is noticed, unless nothing follows it. A last line without its end, as a kill
+    leaves it, spends its round, or the next one where its number is not there.
+
+    Guarantee: of all objects that have the file, on one machine, one is open, and it reads what
+    others wrote before it says that a round is new.
+
+    Args:
+        path: The file; made where there is none.
+        terms: Digest of the terms.
+
+    Attributes:
+        known: What the file holds.
+
+    Raises:
+        ValueError: For a place that cannot be written or that is in use, and a file of something
+            else.
+    """
+
+    def __init__(self, path: Any, terms: bytes) -> None:
+        if not isinstance(path, str | os.PathLike) or not str(path).strip():
+            raise ValueError(f"journal is {_validate.shown(path)}; name a file, or None")
+        self.path, self.known = Path(path), dict[int, Asked]()
+        self._terms, self._lines, self._end, self._digest, self._torn = terms.hex(), 0, 0, "", False
+        if not self.path.exists():
+            with _files.writing("journal", self.path), contextlib.suppress(FileExistsError):
+                _files.create(self.path, self._line({"terms": self._terms}))
+        self._lock = _files.Lock("journal", self.path)
+        try:
+            self.read()
+            if not self._lines:
+                raise self._damaged(1)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the file to others."""
+        self._lock.close()
+
+    def read(self) -> dict[int, Asked]:
+        """Read what was written since, by whomever, and return all rounds.
+
+        Raises:
+            ValueError: Where the file is damaged, or not locked any more.
+        """
+        self._lock.check()
+        with self._opened() as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(self._end)
+            *lines, torn = file.read().split(b"\n")
+        if length < self._end:
+            raise self._damaged(self._lines)
+        for line in lines:
+            self._take(line)
+        if torn and self._lines:
+            number = re.match(rb'\{"round": (\d{1,9}), ', torn)
+            self._torn = number is None
+            if number is not None:
+                round = int(number[1])
+                self.known[round] = Asked(self.known[round].message if round in self.known else "")
+                self._append({"round": round, "message": self.known[round].message})
+        return self.known
+
+    def ask(self, round: int, message: str) -> bool:
+        """Note that a round's message is about to go out.
+
+        Args:
+            round: Rounds before it.
+            message: Its digest.
+
+        Returns:
+            Whether it may; not where the file's last line may have been of this round.
+        """
+        torn = self._torn
+        self.known[round] = Asked(message)
+        self._append({"round": round, "message": message})
+        return not torn
+
+    def opened(self, round: int, values: UInt32[np.ndarray, " K"], present: int) -> None:
+        """Note a round's sum.
+
+        Args:
+            round: As it was asked for.
+            values: Modulo 2^b.
+            present: How many it is of.
+        """
+        self.read()
+        self.known[round] = Asked(self.known[round].message, values, present)
+        words = base64.b64encode(values.astype("<u4").tobytes()).decode()
+        self._append({"round": round, "present": present, "sum": words})
+
+    def _take(self, line: bytes) -> None:
+        """Take in a line that was written whole."""
+        body, _, end = line.rpartition(_DIGEST)
+        if end != f'{_chained(self._digest, body)}"}}'.encode():
+            raise self._damaged(self._lines + 1)
+        note = json.loads(body + b"}")
+        if not self._lines and note.get("terms") != self._terms:
+            raise ValueError(
+                f"journal is {self.path}, of a run of other terms; give each run a file of its own"
+            )
+        if "message" in note:
+            self.known[note["round"]] = Asked(note["message"])
+        elif "sum" in note:
+            values = np.frombuffer(base64.b64decode(note["sum"]), "<u4").astype(np.uint32)
+            message = self.known[note["round"]].message
+            self.known[note["round"]] = Asked(message, values, note["present"])
+        self._went(line + b"\n")
+
+    def _append(self, note: dict[str, Any]) -> None:
+        line = self._line(note)
+        with self._opened() as file:
+            # Over what was cut short, which stays until this line is there.
+            file.seek(self._end)
+            file.write(line)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        self._torn = False
+        self._went(line)
+
+    def _line(self, note: dict[str, Any]) -> bytes:
+        body = json.dumps(note).encode()[:-1]
+        return body + _DIGEST + f'{_chained(self._digest, body)}"}}\n'.encode()
+
+    def _went(self, line: bytes) -> None:
+        """Go on behind a line."""
+        self._digest = line.rpartition(_DIGEST)[2][: -len(b'"}\n')].decode()
+        self._end, self._lines = self._end + len(line), self._lines + 1
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        with (
+            _files.writing("journal", self.path),
+            open(self._lock.handle, "r+b", closefd=False) as file,
+        ):
+            yield file
+
+    def _damaged(self, line: int) -> ValueError:
+        return ValueError(
+            f"journal is {self.path}, which is damaged in line {line}, of an earlier version, or "
+            "none: which rounds were asked for cannot be told. Restore the file as it was when "
+            "the run stopped, or begin another run and account for both"
+        )
+
+
+def _chained(before: str, body: bytes) -> str:
+    """The digest of a line, which covers the one before it."""
+    return hashlib.sha256(before.encode() + body).hexdigest()

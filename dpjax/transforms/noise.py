@@ -1,12 +1,22 @@
-"""Gaussian noise that is correlated over agents (and, by a strategy, over rounds).
+"""Noise for agent-stacked updates, as optax links whose state is the only place with a key.
 
-Which draw a leaf's noise is part of, and what it depends on, is said by `dpjax.transforms.packing`:
-a small model is one draw and one product a round.
+`correlated` is Gaussian noise over agents (and, by a strategy, over rounds), `scheduled` Laplace or
+Gaussian noise whose scale changes by round, `zero_sum` and `pairwise` are noise on links.
+
+The layout of `correlated` and `scheduled`: leaves of one computing dtype are taken in tree order
+and packed into groups of at most `PACK` entries an agent (a larger leaf is a group of its own).
+Group g of round t is one draw of shape [n, entries] under ``fold_in(fold_in(key, t), g)``; each
+leaf is a run of columns of it. So a small model is one draw a round, a large one never holds more
+than a leaf's noise twice, and numbers depend on (key, round, layout) alone: not on what they are
+scaled by, on what is vmapped, or on how arrays are sharded. The other two draw leaf l (in tree
+order) of round t under ``fold_in(fold_in(key, t), l)``. The layout is part of what a seed means, so
+it stays fixed.
 """
 
 import contextlib
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +24,27 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from dpjax import _validate
-from dpjax._numerics import THREEFRY
-from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import hardened, packing
+from dpjax import _numerics, _validate
+from dpjax._numerics import THREEFRY, double_precision
 from dpjax.transforms import rounds as rounds_
-from dpjax.transforms.normals import normals
+from dpjax.transforms import variates
 
-__all__ = ["NoiseState", "correlated", "network_mean_variance"]
+__all__ = ["correlated", "pairwise", "scheduled", "simulated_keys", "zero_sum"]
+
+Kind = Literal["laplace", "normal"]
+Over = Literal["messages", "with_own_copy"]
+
+PACK = 65_536
+"""Entries an agent up to which leaves share one draw."""
+
+_DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
 
 class NoiseState(NamedTuple):
-    """State of `correlated`.
+    """State of every link here.
 
     Attributes:
-        key: The noise key; whoever has it can subtract the noise.
+        key: The noise key, or the keys of all parts; whoever has it can subtract the noise.
         round: Rounds done, int32.
         past: With a strategy, what its route keeps of the noise before the factor over agents, a
             tuple of arrays [width, n, entries] a group (see `dpjax.transforms.rounds`); else empty.
@@ -96,13 +112,11 @@ def correlated(
         >>> noisy.sum(axis=0).tolist(), int(state.round)
         ([0.0, 0.0, 0.0], 1)
     """
-    rounds = _validate.integer("rounds", rounds)
-    if rounds >= 2**31 - 1:
-        raise ValueError(f"rounds is {rounds}; give a number below 2**31 - 1")
+    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     check_key(key)
     weights = _checked_factor(factor)
     n = weights.shape[-1]
-    over_rounds = None if strategy is None else rounds_.route(strategy, rounds)
+    route = None if strategy is None else rounds_.route(strategy, rounds)
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
@@ -110,84 +124,395 @@ def correlated(
     def precision() -> contextlib.AbstractContextManager:
         return double_precision() if released else contextlib.nullcontext()
 
-    def grouped(paths: list[tuple[Any, Any]]) -> list[packing.Group]:
+    def grouped(paths: list[tuple[Any, Any]]) -> list[Group]:
         wide = np.float64 if released else None
-        return packing.groups(paths, n, f"the n={n} agents of the factor", wide)
+        return groups(paths, n, f"the n={n} agents of the factor", wide)
+
+    def start(params: optax.Params) -> tuple[Any, ...]:
+        packed = grouped(jax.tree_util.tree_leaves_with_path(params))
+        if route is None:
+            return ()
+        with precision():
+            return tuple(route.start((n, sum(g.sizes)), g.dtype) for g in packed)
+
+    def add(
+        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves = [leaf for _, leaf in paths]
+        past = []
+        with precision():
+            for index, group in enumerate(grouped(paths)):
+                draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype, released)
+                if route is None:
+                    drawn = draw(state.round)
+                else:
+                    drawn, kept = route.step(draw, state.past[index], state.round)
+                    past.append(kept)
+                colour = weights.astype(group.dtype) * valid.astype(group.dtype)
+                if weights.ndim == 1:
+                    noise = _scaled(colour[:, None], drawn, state.round)
+                else:
+                    noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
+                for position, part in parts(group, noise, leaves):
+                    leaf = leaves[position]
+                    noisy = leaf.astype(group.dtype) + part
+                    # A power of two: nothing but the nearest multiple is rounded.
+                    noisy = noisy if grid is None else jnp.round(noisy * (1 / grid)) * grid
+                    leaves[position] = noisy.astype(leaf.dtype)
+        return leaves, tuple(past)
+
+    return _link(key, rounds, add, start)
+
+
+def scheduled(
+    scales: Float[Array, " t"], *, key: PRNGKeyArray, rounds: int, kind: Kind
+) -> optax.GradientTransformation:
+    """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
+
+    "laplace" is noise of density exp(-|v| / scale) / (2 scale), "normal" that of standard
+    deviation scale. It is computed and added in the leaf's dtype, in float32 for narrower ones,
+    whose sum is rounded once.
+
+    Guarantee: in each of the first ``rounds`` updates every entry of every agent has noise of the
+    stated law and the scale of that round, independent of all other entries, agents, leaves and
+    rounds: no two share a draw. Later updates are refused, inside compiled code NaN, so that no
+    round goes out with repeated or unaccounted noise. What this protects is stated by
+    accounting, from the scales as the leaf's dtype rounds them. It is a simulation's noise, never
+    a release's: floating-point sums of any scale tell neighbours apart by their last bits, and
+    noise far smaller than the number that it is added to is rounded away
+    (docs/floating-point.md).
+
+    Args:
+        scales: [T] scale of each round's noise, in the units of the updates; zero adds nothing.
+            May be traced (say, vmapped over plans), and is then not checked.
+        key: A single threefry key, of no other use: ``jax.random.key(seed, impl="threefry2x32")``.
+        rounds: Rounds T the noise is accounted for.
+        kind: "laplace" or "normal".
+
+    Returns:
+        An optax transformation with state `NoiseState`; whoever has its
+        key can subtract the noise.
+
+    Raises:
+        ValueError: For another generator's key or an integer, another kind, scales that are not
+            one a round, or negative; in ``update``, for leaves without one leading axis of agents
+            or of another than floating dtype.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.transforms import noise
+        >>> key = jax.random.key(0, impl="threefry2x32")
+        >>> add = noise.scheduled(np.array([1.0, 0.0]), key=key, rounds=2, kind="laplace")
+        >>> states = np.ones((3, 2), np.float32)
+        >>> noisy, state = add.update(states, add.init(states))
+        >>> bool((noisy != 1).all()), int(state.round)
+        (True, 1)
+        >>> add.update(states, state)[0].tolist()
+        [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    """
+    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
+    check_key(key)
+    by_round: Any = scales
+    if not isinstance(scales, jax.core.Tracer):
+        dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
+        by_round = _validate.finite_array("scales", scales, ndim=1).astype(dtype)
+        if (least := by_round.min(initial=0.0)) < 0:
+            raise ValueError(f"scales holds {least:.3g}; give scales of at least 0")
+    if by_round.shape != (rounds,):
+        raise ValueError(
+            f"scales has shape {by_round.shape} for rounds = {rounds}; give one a round"
+        )
+
+    def add(
+        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves = [leaf for _, leaf in paths]
+        n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
+        now = jnp.take(jnp.asarray(by_round), state.round, mode="clip")
+        now = jnp.where(jnp.isnan(valid), jnp.nan, now)
+        for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
+            key = _draw_key(state.key, state.round, index)
+            drawn = draw(key, (n, sum(group.sizes)), group.dtype)
+            noise = _scaled(now.astype(group.dtype), drawn, state.round)
+            for position, part in parts(group, noise, leaves):
+                leaf = leaves[position]
+                leaves[position] = (leaf.astype(group.dtype) + part).astype(leaf.dtype)
+        return leaves, ()
+
+    return _link(key, rounds, add)
+
+
+def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
+    """Return how likely the largest entry of a payload is to go out without its noise.
+
+    Floats at an entry are u apart, and noise of less than u/2 leaves the entry as it is:
+
+        1 - exp(-u / (2 scale))        "laplace"
+        erf(u / (2 sqrt(2) scale))     "normal"
+
+    So of all entries at most this share goes out bare, on average.
+
+    Guarantee: none. It is computed from private numbers, and is a metric as others are.
+
+    Args:
+        payload: What the noise is added to, leaves of floating dtypes.
+        scale: Of the noise; zero is no noise, of which none is lost.
+        kind: "laplace" or "normal".
+
+    Returns:
+        The share, float32; 1 where an entry is not finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import noise
+        >>> round(float(noise.lost(jnp.array([[1.0, 1e5]]), jnp.float32(0.0044), "laplace")), 3)
+        0.588
+    """
+    half = jnp.zeros((), jnp.float32)
+    for leaf in jax.tree.leaves(payload):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        largest = jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny))
+        _, exponent = jnp.frexp(largest)
+        spacing = jnp.ldexp(wide.dtype.type(float(jnp.finfo(leaf.dtype).eps)), exponent - 1)
+        spacing = jnp.where(jnp.isfinite(largest), spacing, jnp.inf)
+        half = jnp.maximum(half, spacing.astype(jnp.float32) / 2)
+    ratio = half / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
+    share = -jnp.expm1(-ratio) if kind == "laplace" else jax.scipy.special.erf(ratio / np.sqrt(2))
+    return jnp.where(scale > 0, share, 0)
+
+
+def projection(
+    sender: Int[np.ndarray, " l"], receiver: Int[np.ndarray, " l"], over: Over = "with_own_copy"
+) -> Float[np.ndarray, "l l"]:
+    """Return the map of standard normals to the messages' noise at a deviation of 1.
+
+    Args:
+        sender: [L] agents.
+        receiver: [L] agents; the sender for its own copy.
+        over: As in `zero_sum`.
+    """
+    noised = (sender != receiver) | (over == "with_own_copy")
+    together = (sender[:, None] == sender) & noised[:, None] & noised
+    counts = np.maximum(together.sum(axis=1), 1)
+    return np.diag(noised.astype(np.float64)) - together / counts[:, None]
+
+
+def zero_sum(
+    sender: Int[np.ndarray, " l"],
+    receiver: Int[np.ndarray, " l"],
+    deviation: Any,
+    *,
+    key: PRNGKeyArray,
+    rounds: int,
+    over: Over = "with_own_copy",
+) -> optax.GradientTransformation:
+    """Add to every message of a sender a noise of its own, all of them summing to zero.
+
+    The noises of a sender's m messages are z_k - mean(z), z_k standard normals times
+    ``deviation``: over the messages that it sends, or over these and its own copy.
+
+    Guarantee: none by itself. For messages that one clipped gradient moves by at most s a round,
+    single nodes or coalitions that see what they receive face the loss of
+    ``accounting.views.zip_dl(mixing, zero_sum=over).pndp`` at noise deviation / s, for gradients
+    that are fixed or functions of what they see ("view"); no finite number is known for others
+    ("any"). An eavesdropper of all messages takes the noise away by averaging where the sum runs
+    over messages: that loss is infinite. Nodes with one neighbour have no noise on their message
+    then. Noise is fresh in each of the first ``rounds`` rounds and for every link; later rounds
+    are refused, inside compiled code NaN.
+
+    Args:
+        sender: [L] agents, one a message, own copies among them.
+        receiver: [L] agents; the sender for its own copy.
+        deviation: Standard deviation of a message's noise before the mean is taken away; may be
+            traced, and is then not checked.
+        key: A threefry key of no other use.
+        rounds: Rounds the noise is accounted for.
+        over: Over what the noises sum to zero.
+
+    Returns:
+        An optax transformation of leaves [L, ...], with state `NoiseState`.
+
+    Raises:
+        ValueError: For another key, deviation or rule, links that are not as many senders as
+            receivers; in ``update``, for leaves without the L links as their leading axis.
+
+    Reference:
+        Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
+    """
+    _validate.one_of("over", over, ("messages", "with_own_copy"))
+    rounds = _validate.integer("rounds", rounds)
+    if not isinstance(deviation, jax.core.Tracer):
+        deviation = _validate.spread("deviation", deviation)
+    check_key(key)
+    if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
+        raise ValueError(
+            f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}; give one of each "
+            "a message"
+        )
+    count, n = len(sender), int(np.max(sender)) + 1
+    noised = (sender != receiver) | (over == "with_own_copy")
+    counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
+
+    def add(
+        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        key, scale = jax.random.fold_in(state.key, state.round), valid * deviation
+        leaves = []
+        for index, (path, leaf) in enumerate(paths):
+            check_leaf(path, leaf, count, f"the {count} messages")
+            wide = jnp.promote_types(leaf.dtype, jnp.float32)
+            shape = (count, leaf.size // count)
+            drawn = variates.normals(jax.random.fold_in(key, index), shape, wide)
+            side = (-1, *[1] * (leaf.ndim - 1))
+            drawn = drawn.reshape(leaf.shape) * jnp.asarray(noised, wide).reshape(side)
+            total = jax.ops.segment_sum(drawn, sender, n)
+            mean = (total / jnp.asarray(counts, wide).reshape(side))[sender]
+            noise = jnp.where(noised.reshape(side), drawn - mean, 0)
+            leaves.append((leaf.astype(wide) + scale.astype(wide) * noise).astype(leaf.dtype))
+        return leaves, ()
+
+    return _link(key, rounds, add)
+
+
+def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:
+    """Return keys for a simulation, all from one root: whoever knows it knows all noise.
+
+    In a release every agent draws its own key, and the two ends of every link agree on theirs.
+
+    Args:
+        root: A threefry key of no other use.
+        agents: n.
+        edges: E.
+
+    Returns:
+        [n] and [E] keys.
+    """
+    check_key(root, "root")
+    agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
+    own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
+
+    def split(key: PRNGKeyArray, count: int) -> Array:
+        return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
+
+    return split(own, agents), split(shared, edges)
+
+
+def pairwise(
+    edges: Int[np.ndarray, "e 2"],
+    own: float,
+    shared: float,
+    *,
+    own_keys: PRNGKeyArray,
+    edge_keys: PRNGKeyArray,
+    rounds: int,
+    scale: Any = 1.0,
+) -> optax.GradientTransformation:
+    """Add every agent's own noise, and +z at one end and -z at the other of every link.
+
+    Agent i adds sqrt(own) z_i + sum over its links of +-sqrt(shared) z_e, + at the end that the
+    link names first; the covariance over agents is own I + shared L, L the graph's Laplacian. The
+    normals of one leaf are held at once, n + E times its entries for one agent.
+
+    Guarantee: fresh normals in each of the first ``rounds`` updates, none shared by agents, links,
+    rounds, leaves or coordinates; later updates are refused, inside compiled code NaN. An outsider
+    without keys sees that covariance; agents who collude know their own noise and that of their
+    links, and no other: the loss against them is `dpjax.accounting.views.decor`'s ``pndp`` and
+    ``secldp`` for these two variances, after clipping to the norm that they are in units of.
+
+    Args:
+        edges: [E, 2] links, each once; `dpjax._numerics.link_pairs`.
+        own: Variance of an agent's own noise, squared units of the update.
+        shared: Variance of a link's noise.
+        own_keys: [n] threefry keys, each of one agent and of no other use.
+        edge_keys: [E] threefry keys, each of the two ends of a link.
+        rounds: Rounds T the noise is accounted for.
+        scale: Multiplies all noise (both variances by its square); may be traced, and is then
+            not checked. So may the keys, which are then not compared with each other.
+
+    Returns:
+        An optax transformation of agent-stacked updates, with state `NoiseState`, its keys [n + E].
+
+    Raises:
+        ValueError: For keys that are not as many, of another generator, or given twice; links of
+            no agent, to itself or given twice; negative variances.
+
+    Reference:
+        Allouah et al. (2024), DECOR.
+    """
+    rounds = _validate.integer("rounds", rounds)
+    spreads = []
+    for name, value in (("own", own), ("shared", shared)):
+        if _validate.number(name, value) < 0:
+            raise ValueError(f"{name} is {value!r}; give a variance of at least 0")
+        spreads.append(_validate.spread(name, np.sqrt(value)) if value else 0.0)
+    pairs = np.asarray(edges)
+    check_key(own_keys, "own_keys", getattr(own_keys, "shape", ())[:1] or (1,))
+    n = len(own_keys)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not np.issubdtype(pairs.dtype, np.integer):
+        raise ValueError(f"edges has shape {pairs.shape}; give whole numbers [E, 2]")
+    check_key(edge_keys, "edge_keys", (len(pairs),))
+    if len(pairs) and (pairs.min() < 0 or pairs.max() >= n):
+        raise ValueError(f"edges names agents outside 0 .. {n - 1}; give ends that exist")
+    if (pairs[:, 0] == pairs[:, 1]).any():
+        raise ValueError("edges holds a link of an agent with itself; leave it out")
+    if len(np.unique(np.sort(pairs, axis=1), axis=0)) != len(pairs):
+        raise ValueError("edges holds a link twice; give every link once, in one direction")
+    if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
+        words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
+        if len(np.unique(words, axis=0)) != len(words):
+            raise ValueError(
+                "edge_keys and own_keys hold a key twice; give every part one of its own"
+            )
+    if not isinstance(scale, jax.core.Tracer):
+        scale = _validate.spread("scale", scale)
+    spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * _numerics.incidence(pairs, n)])
+
+    def add(
+        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
+        leaves = []
+        for index, (path, leaf) in enumerate(paths):
+            check_leaf(path, leaf, n, f"the n={n} agents")
+            dtype, size = jnp.promote_types(leaf.dtype, jnp.float32), leaf.size // n
+
+            def draw(
+                key: PRNGKeyArray, index: int = index, size: int = size, to: Any = dtype
+            ) -> Any:
+                return variates.normals(jax.random.fold_in(key, index), (1, size), to)[0]
+
+            colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
+            drawn = jax.vmap(draw)(keys).reshape(-1, *leaf.shape[1:])
+            noise = jnp.tensordot(colour, drawn, axes=1, precision=jax.lax.Precision.HIGHEST)
+            leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
+        return leaves, ()
+
+    return _link(jnp.concatenate([own_keys, edge_keys]), rounds, add)
+
+
+def _link(
+    key: PRNGKeyArray,
+    rounds: int,
+    add: Callable[..., tuple[list[Any], tuple[Any, ...]]],
+    start: Callable[[optax.Params], tuple[Any, ...]] = lambda params: (),
+) -> optax.GradientTransformation:
+    """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
 
     def init(params: optax.Params) -> NoiseState:
-        groups = grouped(jax.tree_util.tree_leaves_with_path(params))
-        past: tuple[tuple[Array, ...], ...] = ()
-        if over_rounds is not None:
-            with precision():
-                past = tuple(over_rounds.start((n, sum(g.sizes)), g.dtype) for g in groups)
-        return NoiseState(key, jnp.zeros((), jnp.int32), past)
+        return NoiseState(key, jnp.zeros((), jnp.int32), start(params))
 
     def update(
         updates: optax.Updates, state: NoiseState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, NoiseState]:
         del params
-        paths = jax.tree_util.tree_leaves_with_path(updates)
-        leaves = [leaf for _, leaf in paths]
-        groups = grouped(paths)
         check_round(state.round, rounds)
-        with precision():
-            past = add(leaves, groups, state)
+        valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
+        leaves, past = add(jax.tree_util.tree_leaves_with_path(updates), state, valid)
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
         return updates, NoiseState(state.key, state.round + 1, past)
 
-    def add(leaves: list[Any], groups: list[packing.Group], state: NoiseState) -> tuple[Any, ...]:
-        valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
-        past = []
-        for index, group in enumerate(groups):
-            draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype, released)
-            if over_rounds is None:
-                drawn = draw(state.round)
-            else:
-                drawn, kept = over_rounds.step(draw, state.past[index], state.round)
-                past.append(kept)
-            colour = weights.astype(group.dtype) * valid.astype(group.dtype)
-            if weights.ndim == 1:
-                scaled = colour[:, None] * packing.pinned(drawn, state.round)
-                noise = packing.pinned(scaled, state.round)
-            else:
-                noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
-            for position, part in packing.parts(group, noise, leaves):
-                leaf = leaves[position]
-                noisy = leaf.astype(group.dtype) + part
-                noisy = noisy if grid is None else hardened.rounded(noisy, grid)
-                leaves[position] = noisy.astype(leaf.dtype)
-        return tuple(past)
-
     return optax.GradientTransformation(init, update)
-
-
-def network_mean_variance(covariance: Float[np.ndarray, "n n"]) -> float:
-    """Variance of one coordinate of the agents' average noise, 1'R1 / n^2.
-
-    No doubly stochastic mixing changes the average, so this part of the noise stays however
-    often agents mix.
-
-    Args:
-        covariance: [n, n] noise covariance R over agents.
-
-    Returns:
-        The variance, in the noise's units squared.
-
-    Raises:
-        ValueError: For a matrix that is not square or not finite.
-    """
-    matrix = _validate.square("covariance", covariance)
-    return float(matrix.sum() / len(matrix) ** 2)
-
-
-def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
-    """Normals of a group by round; key and round decide them, not what is vmapped around."""
-
-    def draw(round: Any) -> Array:
-        own = packing.draw_key(key, round, group)
-        return hardened.normals(own, shape) if released else normals(own, shape, dtype)
-
-    return draw
 
 
 def check_round(round: Any, rounds: int) -> None:
@@ -207,24 +532,139 @@ def check_round(round: Any, rounds: int) -> None:
         )
 
 
-def check_key(key: Any) -> None:
-    """Refuse anything but one typed threefry key.
+def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
+    """Refuse anything but typed threefry keys.
 
     Args:
-        key: What was given as ``key``.
+        key: One, or an array of them.
+        name: What messages call it.
+        shape: Of the array.
 
     Raises:
         ValueError: With the call that makes one.
     """
-    remedy = 'give one typed threefry key, jax.random.key(seed, impl="threefry2x32")'
+    remedy = (
+        f"give typed threefry keys of shape {shape}, as jax.random.key(seed, impl="
+        f"{THREEFRY!r}) is one (vmap over several)"
+    )
     dtype = getattr(key, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        raise ValueError(f"key is {type(key).__name__} of dtype {dtype}; {remedy}")
-    generator = str(jax.random.key_impl(key))
-    if generator != THREEFRY:
-        raise ValueError(f"key is of generator {generator!r}; {remedy}")
-    if key.shape != ():
-        raise ValueError(f"key has shape {key.shape}; {remedy} (vmap over several)")
+        raise ValueError(f"{name} is {type(key).__name__} of dtype {dtype}; {remedy}")
+    if (generator := str(jax.random.key_impl(key))) != THREEFRY:
+        raise ValueError(f"{name} is of generator {generator!r}; {remedy}")
+    if key.shape != shape:
+        raise ValueError(f"{name} has shape {key.shape}; {remedy}")
+
+
+def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:
+    """Refuse a leaf of updates of another leading axis or dtype.
+
+    Args:
+        path: Where the leaf is.
+        leaf: An array, or a tracer.
+        count: Length of the leading axis.
+        expected: What a message calls the axis.
+
+    Raises:
+        ValueError: Naming the leaf.
+    """
+    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+    if not shape or shape[0] != count or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
+            f"floating leaves with {expected} as their leading axis"
+        )
+
+
+class Group(NamedTuple):
+    """Leaves that share a draw.
+
+    Attributes:
+        leaves: Their positions in the flattened tree.
+        sizes: Their entries an agent.
+        dtype: What their noise is computed in.
+    """
+
+    leaves: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: Any
+
+
+def groups(paths: list[tuple[Any, Any]], n: int, expected: str, wide: Any = None) -> list[Group]:
+    """Pack leaves into draws.
+
+    Args:
+        paths: The leaves in tree order, each with where it is.
+        n: Agents, the length of every leading axis.
+        expected: What a message calls that axis.
+        wide: One computing dtype for all; None is each leaf's, float32 for narrower ones.
+
+    Raises:
+        ValueError: For a leaf of another leading axis, or not of floating dtype.
+    """
+    packed: list[Group] = []
+    open_groups: dict[Any, int] = {}
+    for position, (path, leaf) in enumerate(paths):
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        check_leaf(path, leaf, n, expected)
+        size = int(np.prod(shape[1:]))
+        dtype = jnp.promote_types(dtype, jnp.float32) if wide is None else np.dtype(wide)
+        index = open_groups.get(dtype)
+        if index is not None and sum(packed[index].sizes) + size <= PACK:
+            group = packed[index]
+            packed[index] = Group((*group.leaves, position), (*group.sizes, size), dtype)
+        else:
+            open_groups[dtype] = len(packed)
+            packed.append(Group((position,), (size,), dtype))
+    return packed
+
+
+def parts(
+    group: Group, noise: Float[Array, "n d"], leaves: list[Any]
+) -> Iterator[tuple[int, Float[Array, "n ..."]]]:
+    """Give every leaf of a group its part of the noise: the leaf's position, and its shape.
+
+    Args:
+        group: The group.
+        noise: [n, entries of the group] noise.
+        leaves: All leaves.
+    """
+    columns = np.cumsum(group.sizes)[:-1]
+    for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
+        yield position, part.reshape(leaves[position].shape)
+
+
+def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
+    """Normals of a group by round; key and round decide them, not what is vmapped around."""
+
+    def draw(round: Any) -> Array:
+        key_ = _draw_key(key, round, group)
+        if released:
+            return variates.release_normals(key_, shape)
+        return variates.normals(key_, shape, dtype)
+
+    return draw
+
+
+def _draw_key(key: PRNGKeyArray, round: Any, group: int) -> PRNGKeyArray:
+    """The key of a group's draw in a round."""
+    return jax.random.fold_in(jax.random.fold_in(key, round), group)
+
+
+def _scaled(scale: Any, drawn: Array, round: Int[Array, ""]) -> Array:
+    """A product whose rounding compilers cannot move into the factors or into a sum.
+
+    They would be rounded together, to other last bits than around a matrix product; a seed's
+    results are to stay what they are. Rounds are not below 0, which no compiler knows.
+    """
+
+    def pinned(values: Array) -> Array:
+        words = jnp.uint32 if values.dtype == jnp.float32 else jnp.uint64
+        zero = (round < 0).astype(words)
+        bits = jax.lax.bitcast_convert_type(values, words) ^ zero
+        return jax.lax.bitcast_convert_type(bits, values.dtype)
+
+    return pinned(scale * pinned(drawn))
 
 
 def _checked_factor(factor: Any) -> Array | np.ndarray:

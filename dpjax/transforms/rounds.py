@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 
-__all__ = ["BLOCK", "Route", "applied", "memory", "route"]
+__all__ = ["BLOCK", "Route", "applied", "route"]
 
 BLOCK = 32
 """Rounds coloured together."""
@@ -151,23 +151,3 @@ def applied(
     for lag in range(1, weights.shape[1] + 1):
         matrix += sign * np.diag(weights[lag:, lag - 1], -lag)
     return matrix / scale[:, None] if chosen.kind == "recursion" else strategy_.inverse_of(matrix)
-
-
-def memory(strategy: Float[np.ndarray, "t t"] | None, params: Any) -> int:
-    """Return the bytes of noise that one run keeps between rounds.
-
-    Args:
-        strategy: [T, T] C; None keeps nothing.
-        params: Agent-stacked pytree; a release keeps float64, twice the bytes of float32.
-
-    Raises:
-        ValueError: As `route`.
-    """
-    if strategy is None:
-        return 0
-    chosen = route(strategy, len(_validate.square("strategy", strategy)))
-    rows = chosen.weights.shape[1] + (BLOCK if chosen.kind == "blocked" else 0)
-    leaves = [(np.size(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(params)]
-    return sum(
-        rows * size * jnp.promote_types(dtype, jnp.float32).itemsize for size, dtype in leaves
-    )

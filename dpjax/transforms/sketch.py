@@ -1,4 +1,13 @@
-"""A sketch that learns: the leading directions of past gradients, followed round by round.
+"""Linear sketches of a vector, R^d to R^k and back: fixed, learned, and scaled before the clip.
+
+    encode   y = A' g          what is clipped, noised and sent
+    decode   g^ = A (y + z)    A [d, k]
+
+A sketch may lengthen a vector, count sketches the more the fewer buckets they have, and then a clip
+before it bounds nothing that is sent: clip the k-vector, after `encode`. Guarantee: none of its
+own and none lost; what a projection is made of must be public (a key, public data) or privatised.
+
+`Sketch` learns the leading directions of past gradients, followed round by round:
 
     gradients   g_1, g_2, ...                    in R^d, privatised ones alone
     covariance  A_t = f A_t-1 + g_t g_t'         f: forgetting; never formed
@@ -7,18 +16,39 @@
 
 Probes are random directions orthogonal to those kept, new in every round. In a loop whose gradients
 are S S' g nothing else ever tells of what the sketch misses, and what entered by chance would stay
-for ever without forgetting.
+for ever without forgetting. A round costs O(d k^2). The same inputs give the same bits on one
+platform, build and number of threads: see `fingerprint`.
 
-A round costs O(d k^2). Guarantee: none of its own and none lost: post-processing of what it is fed.
-All functions are pure and can be compiled, scanned and vmapped. The same inputs give the same bits
-on one platform, build and number of threads: see `fingerprint`.
+`Quantile` and `ellipsoid` are stages between encode and clip, and follow what was released:
+
+    encode   u = s / (c D)           s [k]: a record's sketch; D [k] from `ellipsoid`, c a rule's
+    clip     |u| <= C                the plan's clip norm, which never changes
+    noise    mean of u + z           the plan's noise, which never changes
+    decode   s^ = c D (mean + z)     at whoever steps
+
+In units of sketches the clip is an ellipsoid c C D and the noise has deviations c D a: both move
+together, and what is private never sees either. If c and D are functions of what was released in
+rounds before and of public numbers, a round, given the rounds before, is a Gaussian mechanism whose
+sensitivity over noise is C / a whatever c and D are, and the plan's loss is that of all rounds. A
+scale read off this round's gradients moves every record's term with one record, which no clip
+bounds; `dpjax.plans.dependence` refuses a method that does so. Noise D z on gradients that were
+clipped in L2, as the paper prints it, has sensitivity C / min(D) and not C.
+
+All functions are pure and can be compiled, scanned and vmapped; callers check what they are given.
 
 Reference:
     Nicolas et al., Communication Efficient, Differentially Private Distributed Optimization using
-    Correlation-Aware Sketching, Algorithm 2; Yang, Hsieh, Wang, History PCA (2018), forgetting.
+    Correlation-Aware Sketching, Algorithm 2, Theorem 3.3 and equation (40); Yang, Hsieh, Wang,
+    History PCA (2018), forgetting. Chen, Choquette-Choo, Kairouz, Suresh, The Fundamental Price of
+    Secure Aggregation in Differentially Private Federated Learning (2022): the sparse projection.
+    Charikar, Chen, Farach-Colton (2002): count sketches. Andrew, Thakkar, McMahan, Ramaswamy,
+    Differentially private learning with adaptive clipping (2021), for quantiles.
 """
 
+import dataclasses
+import functools
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,22 +59,210 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.transforms.normals import normals
+from dpjax.transforms.variates import normals, words
 
 __all__ = [
+    "CountSketch",
+    "Frame",
+    "Quantile",
     "Sketch",
+    "aligned",
+    "ellipsoid",
     "fingerprint",
     "flat",
-    "largest_angle",
     "orthonormal",
+    "second_moment_noise",
     "start",
     "update",
-    "within",
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
+_FARTHEST = 1e6
+"""By how much a clip norm may leave its first value."""
+_RANGE = 4.0
+"""How far what a round shows, around 1, is read at most."""
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["columns"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """A dense projection.
+
+    Attributes:
+        columns: A [d, k], orthonormal or not; a learned sketch's is `Sketch.frame`.
+    """
+
+    columns: Float[Array, "d k"]
+
+    def encode(self, vector: Float[Array, " d"]) -> Float[Array, " k"]:
+        """A' g."""
+        return jnp.matmul(vector, self.columns, precision=_EXACT)
+
+    def decode(self, coordinates: Float[Array, " k"]) -> Float[Array, " d"]:
+        """A y."""
+        return jnp.matmul(self.columns, coordinates, precision=_EXACT)
+
+    def diagonal(self) -> Float[Array, " d"]:
+        """diag(A A'): the variance of decoded noise over that of a coordinate's."""
+        return jnp.sum(jnp.square(self.columns), axis=1)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["buckets", "signs"], meta_fields=["width"]
+)
+@dataclasses.dataclass(frozen=True)
+class CountSketch:
+    """A sparse projection: in every row each coordinate goes to one bucket, with a sign.
+
+    A has entries sign / sqrt(rows), so that A A' is the identity on average over keys: decoding is
+    the mean over rows.
+
+    Attributes:
+        buckets: [rows, d], whole numbers below ``width``.
+        signs: [rows, d], -1 or 1 in int8.
+        width: Buckets a row; k = rows x width.
+    """
+
+    buckets: Int[Array, "rows d"]
+    signs: Int[Array, "rows d"]
+    width: int
+
+    def encode(self, vector: Float[Array, " d"]) -> Float[Array, " k"]:
+        """A' g: sums over buckets."""
+
+        def row(buckets: Array, signs: Array) -> Array:
+            return jax.ops.segment_sum(vector * signs.astype(vector.dtype), buckets, self.width)
+
+        return jax.vmap(row)(self.buckets, self.signs).ravel() * self._scale(vector.dtype)
+
+    def decode(self, coordinates: Float[Array, " k"]) -> Float[Array, " d"]:
+        """A y: the mean over rows of a coordinate's bucket, by its sign."""
+        table = coordinates.reshape(len(self.buckets), self.width)
+        entries = jnp.take_along_axis(table, self.buckets, axis=1)
+        signed = entries * self.signs.astype(table.dtype)
+        return jnp.sum(signed, axis=0) * self._scale(table.dtype)
+
+    def diagonal(self) -> Float[Array, " d"]:
+        """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
+        return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
+
+    def _scale(self, dtype: Any) -> np.ndarray:
+        return np.asarray(1 / np.sqrt(len(self.buckets)), dtype)
+
+
+def gaussian(
+    dimension: int,
+    k: int,
+    key: PRNGKeyArray,
+    *,
+    is_orthonormal: bool = True,
+    dtype: Any = jnp.float32,
+) -> Frame:
+    """Return a fixed random frame.
+
+    Args:
+        dimension: d.
+        k: Numbers in a sketch; at most d where columns are orthonormal.
+        key: A threefry key, public.
+        is_orthonormal: Then A A' is a projection, k/d of the identity on average, and lengthens
+            nothing. Else entries are N(0, 1/k): A A' is the identity on average.
+        dtype: float32 or float64.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> frame = sketch.gaussian(100, 5, jax.random.key(0))
+        >>> frame.decode(frame.encode(jnp.ones(100))).shape
+        (100,)
+    """
+    columns = normals(key, (k, dimension), dtype).T
+    if is_orthonormal:
+        return Frame(orthonormal(columns * np.asarray(1 / np.sqrt(dimension), dtype)))
+    return Frame(columns * np.asarray(1 / np.sqrt(k), dtype))
+
+
+def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) -> CountSketch:
+    """Return a sparse projection whose buckets and signs are hashes of coordinates.
+
+    Args:
+        dimension: d.
+        k: Numbers in a sketch; a multiple of rows.
+        key: A threefry key, public.
+        rows: Independent hashes of every coordinate.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> sparse = sketch.count_sketch(100, 20, jax.random.key(0), rows=2)
+        >>> sparse.encode(jnp.ones(100)).shape
+        (20,)
+    """
+    width = k // rows
+    low, high = words(key, (rows, dimension))
+    # Off from uniform by at most width / 2**32 of a bucket's share.
+    buckets = (low % np.uint32(width)).astype(jnp.int32)
+    signs = (1 - 2 * (high >> np.uint32(31)).astype(jnp.int32)).astype(jnp.int8)
+    return CountSketch(buckets, signs, width)
+
+
+def aligned(columns: Float[Array, "d k"], before: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    """Return a frame's columns turned so that they are as near as they can be to another frame's.
+
+    S Q with the orthogonal Q that makes |S Q - S_before| least (Procrustes). The space is the same;
+    a sketch's numbers then mean nearly what they meant a round before, and noise that is taken back
+    in later rounds cancels as far as the spaces agree (``benchmarks/_moving.py``).
+
+    Args:
+        columns: S [d, k], orthonormal.
+        before: The aligned frame of the round before, orthonormal. A narrow frame's columns of
+            zeros would be mixed with the others: give frames of full width.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> frame = jnp.eye(3)[:, :2]
+        >>> sketch.aligned(frame[:, ::-1], frame).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    turn = jnp.matmul(columns.T, before, precision=_EXACT)
+    left, _, right = jnp.linalg.svd(turn, full_matrices=False)
+    return jnp.matmul(columns, jnp.matmul(left, right, precision=_EXACT), precision=_EXACT)
+
+
+def second_moment_noise(
+    projection: Frame | CountSketch,
+    variance: float | Float[Array, ""],
+    survivors: int | Int[Array, ""] | Float[Array, ""],
+    *,
+    printed: bool = False,
+) -> Float[Array, " d"]:
+    """Return what noise adds to the mean square of a decoded average, coordinate by coordinate.
+
+    For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the noise:
+    E (A q)^2 = (A s)^2 + (a^2 / B) diag(A A'). Subtracted from g_hat^2, it leaves the second moment
+    without noise.
+
+    Args:
+        projection: A of this very round.
+        variance: a^2, of one client's noise in a coordinate.
+        survivors: B, clients in the sum, dropouts apart.
+        printed: a^2 diag(A A'), B times too much: the paper's line, which also takes the A of the
+            round before (give that one).
+
+    Example:
+        >>> import jax
+        >>> from dpjax.transforms import sketch
+        >>> frame = sketch.gaussian(10, 2, jax.random.key(0))
+        >>> float(sketch.second_moment_noise(frame, 8.0, 4).sum().round(4))
+        4.0
+
+    Reference:
+        Nicolas et al., Lemma 3.2 (right, for noise of variance v^2 on the average itself) and
+        Algorithm 1, line 19, which puts a^2 in the place of v^2 = a^2 / B and S_t-1 in that of S_t.
+    """
+    return projection.diagonal() * (variance if printed else variance / survivors)
 
 
 class Sketch(NamedTuple):
@@ -76,9 +294,6 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
         key: A threefry key.
         dtype: float32 or float64.
 
-    Raises:
-        ValueError: For k outside 1 .. d, or another dtype.
-
     Example:
         >>> import jax
         >>> from dpjax.transforms import sketch
@@ -86,8 +301,6 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
         >>> first.frame.shape, int(first.kept)
         ((100, 4), 0)
     """
-    dimension = _validate.integer("dimension", dimension)
-    k = _validate.integer("k", k, most=dimension)
     frame = _orthonormal(_random(key, k, dimension, dtype)).T
     return Sketch(frame, jnp.zeros(k, dtype), frame, jnp.int32(0))
 
@@ -138,9 +351,6 @@ def update(
             the share that of their squares, no order, no forgetting, r up to k. Of the other
             arguments only ``share`` is read.
 
-    Raises:
-        ValueError: For shapes that do not fit or parameters out of range.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.transforms import sketch
@@ -152,18 +362,13 @@ def update(
     Reference:
         Nicolas et al., Algorithm 2.
     """
-    d, k = sketch.basis.shape
+    k = sketch.basis.shape[1]
     gradient = jnp.asarray(gradient, sketch.basis.dtype)
-    if gradient.shape != (d,):
-        raise ValueError(f"gradient has shape {gradient.shape}; give a flat one of {d} entries")
-    share = within("share", share)
     sound = jnp.isfinite(_dot(gradient, gradient))
     gradient = jnp.where(sound, gradient, 0)
     if printed:
         rows, weights = _printed(sketch, gradient)
     else:
-        forgetting = within("forgetting", forgetting)
-        probes = _validate.integer("probes", probes, least=0, most=k)
         rows, weights = _rank_one(sketch, gradient, forgetting)
     rows = jnp.where(sound, rows, sketch.basis.T)
     weights = jnp.where(sound, weights, sketch.weights)
@@ -238,38 +443,208 @@ def fingerprint(state: Any) -> str:
     return digest.hexdigest()
 
 
-def largest_angle(basis: Float[Array, "d k"], directions: Float[Array, "d m"]) -> Float[Array, ""]:
-    """Return the largest principal angle between directions and a space, in radians.
+class Size(NamedTuple):
+    """What `Quantile` knows: a function of released numbers.
 
-    By sines, so that small angles keep their digits.
+    Attributes:
+        bound: c C, the clip norm in the sketch's units.
+    """
+
+    bound: Float[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantile:
+    """A clip norm under which a stated share of all records stays, learned from one number more.
+
+    Every record adds an entry that says whether its sketch is within the clip norm,
+
+        u = (C sqrt(1 - share^2) clip(s / (c C), 1),  +- share C)
+
+    whose norm is at most C, so that the whole is one vector for the plan's clip and noise. The
+    average of that entry tells the fraction b within, with noise, and
+
+        c <- c exp(rate (quantile - b))
+
+    Against a fixed clip norm, noise on the sketch grows by 1 / sqrt(1 - share^2), half a percent at
+    .1; that on b has the deviation v^(1/2) / (2 share C), and log c walks by ``rate`` times it a
+    round: where it is above 1, as with few agents under noise of their own, take a larger share and
+    a rate so much smaller.
+
+    Attributes:
+        clip_norm: C of `dpjax.plans.protect.Protect`; another number costs accuracy, not privacy.
+        first: The clip norm of the first round, in the sketch's units.
+        rate: Step of log c, above 0, at most 1.
+        quantile: Records to be left unclipped, in (0, 1).
+        share: What the entry takes of C, in (0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> rule = sketch.Quantile(clip_norm=1.0, first=10.0, share=0.6)
+        >>> [round(float(x), 2) for x in rule.encode(rule.start(), jnp.array([30.0, 40.0]))]
+        [0.48, 0.64, -0.6]
+    """
+
+    clip_norm: float
+    first: float
+    rate: float = 0.2
+    quantile: float = 0.5
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        limits = {
+            **dict.fromkeys(("clip_norm", "first"), (1e-9, 1e9)),
+            "rate": (1e-6, 1.0),
+            **dict.fromkeys(("quantile", "share"), (1e-3, 1 - 1e-3)),
+        }
+        for name, ends in limits.items():
+            value = _validate.single_precision(name, getattr(self, name), *ends)
+            object.__setattr__(self, name, value)
+
+    def start(self, dtype: Any = jnp.float32) -> Size:
+        """Return the state before anything is released.
+
+        Args:
+            dtype: Of the sketches.
+        """
+        return Size(jnp.asarray(self.first, dtype))
+
+    def size(self, k: int) -> int:
+        """Return how many numbers are clipped, noised and sent for a sketch of k."""
+        return k + 1
+
+    def gain(self, state: Size) -> Float[Array, ""]:
+        """Return what decoded noise is multiplied by: c over sqrt(1 - share^2).
+
+        Args:
+            state: From `start` or `learn`.
+        """
+        return state.bound / np.asarray(self._norm, state.bound.dtype)
+
+    def encode(self, state: Size, vector: Float[Array, " k"]) -> Float[Array, " k+1"]:
+        """Return what is to be clipped to C, and already is but for rounding.
+
+        Args:
+            state: Of this round: it knows earlier rounds alone.
+            vector: One record's sketch, over `ellipsoid` where noise is shaped.
+        """
+        # Of numbers scaled by the largest, squares neither vanish nor overflow.
+        top = jnp.maximum(jnp.max(jnp.abs(vector)), jnp.finfo(vector.dtype).tiny)
+        norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
+        inside = norm <= state.bound
+        scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
+        entry = np.asarray(self.share * self.clip_norm, vector.dtype)
+        return jnp.concatenate([scaled, jnp.where(inside, entry, -entry)[None]])
+
+    def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Float[Array, " k"]:
+        """Return a noisy average in the sketch's units, without the entry.
+
+        Args:
+            state: As given to `encode`.
+            mean: Average of clipped vectors with its noise.
+        """
+        return mean[:-1] * self.gain(state)
+
+    def learn(self, state: Size, mean: Float[Array, " k+1"]) -> Size:
+        """Return the state of the next round.
+
+        Args:
+            state: As given to `encode`.
+            mean: As given to `decode`; one with numbers that are not finite teaches nothing.
+        """
+        entry = np.asarray(self.share * self.clip_norm, mean.dtype)
+        # Noise may show more than all, or less than none.
+        inside = (1 + mean[-1] / entry) / 2
+        excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
+        bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
+        least, most = self.first / _FARTHEST, self.first * _FARTHEST
+        bound = jnp.clip(bound, np.asarray(least, bound.dtype), np.asarray(most, bound.dtype))
+        return Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
+
+    @property
+    def _norm(self) -> float:
+        return self.clip_norm * math.sqrt(1 - self.share**2)
+
+
+def ellipsoid(
+    moments: Float[Array, " k"],
+    *,
+    weights: Float[Array, " k"] | None = None,
+    least: float = 1e-3,
+) -> Float[Array, " k"]:
+    """Return scales D with which noise does least harm at equal sensitivity.
+
+        minimise sum_i w_i D_i^2    under    sum_i m_i / D_i^2 = sum_i m_i
+
+    The sum is that of the noise after decoding, in units of a^2; the constraint keeps the mean
+    square of what is clipped, so that one clip norm serves with D and without. By Lagrange
+
+        D_i^2 = sqrt(m_i / w_i) sum_j sqrt(m_j w_j) / sum_j m_j
+
+    For w = 1 noise has a variance in proportion to a coordinate's deviation, and adds
+    (sum_i sqrt(m_i))^2 / (k sum_i m_i) of what round noise adds: at most 1, and 1 / k where all is
+    in one coordinate. In proportion to the second moment, as the paper prints it, is best for
+    w = 1 / m, errors as Adam scales them; for w = 1 it adds as much as round noise.
 
     Args:
-        basis: [d, k], orthonormal columns that span the space.
-        directions: [d, m], orthonormal columns, m at most k.
+        moments: m, mean squares of the coordinates, of privatised or public numbers only; negative
+            ones (noise taken off) count as 0.
+        weights: w, what an error in a coordinate costs, above 0; None is 1 for all.
+        least: Moments below this share of the largest are raised to it, so that a coordinate can
+            still be seen; in (0, 1].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> [round(float(x), 3) for x in sketch.ellipsoid(jnp.array([16.0, 1.0]))]
+        [1.085, 0.542]
+
+    Reference:
+        Nicolas et al., equation (40).
     """
-    missed = directions - _dot(basis, _dot(basis.T, directions))
-    sines = jnp.linalg.svd(missed, compute_uv=False)
-    return jnp.arcsin(jnp.minimum(sines[0], 1))
+    top = jnp.max(moments)
+    raised = jnp.maximum(moments / jnp.where(top > 0, top, 1), np.asarray(least, moments.dtype))
+    known = jnp.where((top > 0) & jnp.isfinite(top), raised, 1)
+    cost = jnp.ones_like(known) if weights is None else weights
+    total = jnp.sum(jnp.sqrt(known * cost))
+    return jnp.sqrt(jnp.sqrt(known / cost) * total / jnp.sum(known))
+
+
+def second_moments(
+    sketch: Sketch, *, forgetting: float, rounds: Any, variance: Any = 0.0
+) -> Float[Array, " k"]:
+    """Return mean squares of gradients along the columns of a sketch's frame.
+
+    Those kept have their weights over the rounds remembered, less the noise's variance; of probes
+    nothing is known, which is 0, and `ellipsoid` raises it.
+
+    Args:
+        sketch: Learned from privatised gradients.
+        forgetting: As it was learned with, above 0, at most 1.
+        rounds: Gradients taken in, at least 1.
+        variance: Of the noise along a direction in what was taken in.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> found = sketch.start(9, 3, jax.random.key(0))
+        >>> found = sketch.update(found, 2 * jnp.eye(9)[0], jax.random.key(1), probes=1)
+        >>> sketch.second_moments(found, forgetting=0.95, rounds=1).round(3).tolist()
+        [4.0, 0.0, 0.0]
+    """
+    weights = sketch.weights
+    count = jnp.maximum(jnp.asarray(rounds, weights.dtype), 1)
+    if forgetting < 1:
+        factor = np.asarray(forgetting, weights.dtype)
+        count = (1 - factor**count) / (1 - factor)
+    seen = jnp.maximum(weights / count - jnp.asarray(variance, weights.dtype), 0)
+    return jnp.where(jnp.arange(len(weights)) < sketch.kept, seen, 0)
 
 
 def _dot(one: Array, other: Array) -> Array:
     return jnp.matmul(one, other, precision=_EXACT)
-
-
-def within(name: str, value: float) -> float:
-    """Return a share of something as a float, refused outside 0 (excluded) .. 1.
-
-    Args:
-        name: What messages call it.
-        value: The share.
-
-    Raises:
-        ValueError: For another number.
-    """
-    value = _validate.positive(name, value, remedy="give a number above 0, at most 1")
-    if value > 1:
-        raise ValueError(f"{name} is {value!r}; give a number above 0, at most 1")
-    return value
 
 
 # Inside, directions are rows [k, d], whose products are several times as fast on a CPU.

@@ -111,7 +111,7 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
     F = W^-1 tril(W S K^-T) K^-1, where K K' = S + N and W is the lower triangular root of H: with
     K^-1 the filter's input becomes white, and of the best estimate from all rounds it keeps the
     part of those that are over. For an AR(1) signal in white noise and H = I it is the Kalman
-    filter (`dpjax.transforms.wiener`).
+    filter (`dpjax.transforms.lowpass`).
 
     Args:
         signal: [T, T] S.

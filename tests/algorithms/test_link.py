@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import _numerics
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
@@ -18,8 +19,7 @@ from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges, noise, zero_sum
-from dpjax.transforms import normals as standard
+from dpjax.transforms import noise, variates
 from tests.support import composed
 
 N, T, D = 6, 7, 2
@@ -43,7 +43,7 @@ def key():
 
 def normals(rounds, agents):
     """Raw normals [T, n, D], from the keys alone."""
-    draw = lambda t: standard.normals(  # noqa: E731
+    draw = lambda t: variates.normals(  # noqa: E731
         jax.random.fold_in(jax.random.fold_in(key(), t), 0), (agents, D), jnp.float64
     )
     return np.stack([np.asarray(draw(t)) for t in range(rounds)])
@@ -75,15 +75,15 @@ def gossip(matrix, *, factor=None, strategy=None, gradients=G, before=None, **op
 
 def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     """A run of DECOR with keys at both ends, and its normals, an agent's before a link's."""
-    pairs = edges.links(matrix)
-    own_keys, edge_keys = edges.simulated_keys(key(), N, len(pairs))
+    pairs = _numerics.link_pairs(matrix)
+    own_keys, edge_keys = noise.simulated_keys(key(), N, len(pairs))
     given = pairs[:, ::-1] if flipped else pairs
-    noisy = edges.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
+    noisy = noise.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
     made = composed(matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy)
 
     def draw(one, t):
         leaf_key = jax.random.fold_in(jax.random.fold_in(one, t), 0)
-        return standard.normals(leaf_key, (1, D), jnp.float64)[0]
+        return variates.normals(leaf_key, (1, D), jnp.float64)[0]
 
     keys = [*own_keys, *edge_keys]
     z = np.stack([np.stack([np.asarray(draw(one, t)) for one in keys]) for t in range(T)])
@@ -93,7 +93,7 @@ def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
 def zipped(rule, matrix=W, *, shifted=False):
     """A run of Zip-DL: its messages over links (own copies are not sent), and its normals."""
     sent = zip_dl.links(matrix)
-    noisy = zero_sum.zero_sum(
+    noisy = noise.zero_sum(
         sent.sender, sent.receiver, STEP, key=key(), rounds=T, over=rule
     )  # fmt: skip
     made = composed(
@@ -264,7 +264,7 @@ def received(name, attackers):
     else:
         owners = [{i} for i in range(N)]
         if name == "decor":
-            owners += [set(map(int, pair)) for pair in edges.links(W)]
+            owners += [set(map(int, pair)) for pair in _numerics.link_pairs(W)]
         schedule = matrix_of(name)
         reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
         reach = np.tile(reach, (1, len(a) // (T * N)))

@@ -16,8 +16,7 @@ from dpjax.engine.run import run
 from dpjax.plans import aggregate, dependence, plan
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import noise
-from dpjax.transforms import normals as standard
+from dpjax.transforms import noise, variates
 from tests.support import composed, make_config, make_problem
 
 N, D = 6, 3
@@ -89,7 +88,7 @@ def test_messages_of_a_run_are_those_that_are_accounted():
     for t, given in enumerate(gradients):
         state, info = made.step(key, state, jnp.asarray(given))
         drawn = jax.random.fold_in(jax.random.fold_in(key, t), 0)
-        normals = np.asarray(standard.normals(drawn, (N, D), jnp.float32), float)
+        normals = np.asarray(variates.normals(drawn, (N, D), jnp.float32), float)
         expected = partial @ given + partial @ (scale * normals)
         np.testing.assert_allclose(info.messages["up"], expected, atol=1e-5)
         # The twin that adds noise to sums and not to messages would tell a leaf's gradient.

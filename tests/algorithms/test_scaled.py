@@ -16,12 +16,13 @@ from dpjax.plans import dependence, noise, plan
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.rules import UpdateRule
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import clipping, scaling
+from dpjax.transforms import clipping
+from dpjax.transforms import sketch as transforms_sketch
 from tests.support import make_config, make_problem
 
 N, D, C = 4, 6, 0.5
 NETWORK = mixing.metropolis_hastings(graphs.complete(N))
-RULE = scaling.Quantile(clip_norm=C, first=50.0, rate=0.5)
+RULE = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
     "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
     "shape": Scaled(sketches.Learned(4, probes=2), shaped=True),
@@ -100,7 +101,7 @@ def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
 
 def test_a_run_learns_its_clip_norm_at_the_same_loss():
     """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
-    rule = scaling.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
+    rule = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
     problem, losses, epsilons = make_problem(N), [], set()
     for quantile in (rule, dataclasses.replace(rule, rate=1e-6)):
         sketch = Scaled(sketches.Learned(5), quantile, shaped=True)
@@ -170,7 +171,7 @@ def test_refusals():
     for wrong, named in (
         (lambda: Scaled(5), "sketch"),
         (lambda: Scaled(sketches.Learned), "sketch"),
-        (lambda: Scaled(sketches.Fixed(4), scaling.Norm(clip_norm=1.0, first=1.0)), "quantile"),
+        (lambda: Scaled(sketches.Fixed(4), 0.5), "quantile"),
         (lambda: Scaled(sketches.Fixed(4), shaped=True), "shaped"),
         (lambda: Scaled(sketches.Learned(4), least=0.0), "least"),
         (lambda: sketches.Learned(4, floor=-1.0), "floor"),

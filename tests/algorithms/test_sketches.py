@@ -29,8 +29,8 @@ from dpjax.plans.samplers import Clients, Random
 from dpjax.protocols import Answer
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch as sketch_
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.variance import SHARES, TOLD
+from dpjax.transforms.lowpass import SHARES, passed
+from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import cut_and_resumed
 
 N, D, K, CLIP, SHARE = 5, 12, 4, 1.0, 0.5
@@ -199,7 +199,7 @@ def test_noise_alone_leaves_no_second_moment(printed):
 
 
 def test_adam_takes_off_what_it_is_told_of_each_coordinate():
-    link = scale_by_adam(TOLD, b1=0.0, b2=0.5, floor=1e-6)
+    link = scale_by_adam(passed, b1=0.0, b2=0.5, floor=1e-6)
     given = {"a": jnp.array([2.0, 3.0]), "b": jnp.array([1.0])}
     told = {"a": jnp.array([1.0, 5.0]), "b": jnp.array([0.0])}
     state = link.init(given)
@@ -211,7 +211,7 @@ def test_adam_takes_off_what_it_is_told_of_each_coordinate():
     with pytest.raises(ValueError, match="noise_variance is None"):
         link.update(given, state)
     with pytest.raises(ValueError, match="told with every update"):
-        TOLD(3)
+        passed(3)
 
 
 # Whole runs.

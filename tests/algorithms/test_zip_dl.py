@@ -8,8 +8,8 @@ import pytest
 
 from dpjax.algorithms.zip_dl import ZipDL, links
 from dpjax.topology import graphs, mixing
-from dpjax.transforms.normals import normals
-from dpjax.transforms.zero_sum import projection, zero_sum
+from dpjax.transforms.noise import projection, zero_sum
+from dpjax.transforms.variates import normals
 from tests.support import composed
 
 W = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 2))

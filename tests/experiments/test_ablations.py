@@ -14,8 +14,8 @@ from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans.rules import UpdateRule
 from dpjax.results import choice, records
-from dpjax.transforms.adam import scale_by_adam
 from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import load_script
 
 

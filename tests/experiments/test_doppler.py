@@ -15,8 +15,7 @@ from dpjax.models.images import NETWORKS
 from dpjax.plans import noise, optimizers, plan, protect, samplers
 from dpjax.plans.rules import BASES, UpdateRule, read_filter
 from dpjax.topology import graphs, mixing
-from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.wiener import scheduled
+from dpjax.transforms.lowpass import FILTERS, by_matrix
 from tests.support import load_script
 
 
@@ -101,7 +100,7 @@ def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
         protect=protect.Protect("zero_out_record", clip_norm=1.0),
         sampler=samplers.Cyclic(2, 3, 10),
         optimizer=optimizers.Chain(
-            lambda step: optax.chain(scheduled(both.filter), optax.sgd(step)), 0.5
+            lambda step: optax.chain(by_matrix(both.filter), optax.sgd(step)), 0.5
         ),
         rounds=6,
     )

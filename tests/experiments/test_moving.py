@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import _moving as moving
-from dpjax.transforms import projections
+from dpjax.transforms import sketch
 
 T, D, K = 5, 12, 3
 
@@ -195,6 +195,6 @@ def test_what_runs_online_is_the_same_rotation():
     stated = np.einsum("tdi,tij->tdj", given, moving.turns(given))
     before = jnp.asarray(given[0], jnp.float32)
     for columns, expected in zip(given, stated, strict=True):
-        before = projections.aligned(jnp.asarray(columns, jnp.float32), before)
+        before = sketch.aligned(jnp.asarray(columns, jnp.float32), before)
         assert before.dtype == jnp.float32
         np.testing.assert_allclose(before, expected, atol=1e-5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.models import calls, losses, taps
-from dpjax.transforms import sums
+from dpjax.transforms import clipping
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(4, 8)), jnp.float32)
@@ -180,7 +180,7 @@ def test_words_that_there_are_not_keep_the_clip(words):
     # Three words: -1 is the last one; what is beyond has no row, and must not meet one.
     model, x = Words(3), jnp.asarray([words], jnp.int32)
     params = model.init(KEY, x)
-    total = sums.clipped_sum(taps.Gradients(model.apply, linear), 0.1)(params, x, jnp.ones(1))
+    total = clipping.clipped_sum(taps.Gradients(model.apply, linear), 0.1)(params, x, jnp.ones(1))
     term = np.float64(total["params"]["Embed_0"]["embedding"])
     assert np.isfinite(term).all()
     assert np.linalg.norm(term) <= 0.1
@@ -204,8 +204,8 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     y = jnp.array([1e32, 1.0], jnp.float32)
     params = Numbers().init(KEY, x)
     gradients = taps.Gradients(Numbers().apply, linear, {"Dense_0": route})
-    total = sums.clipped_sum(gradients, 1.0)(params, x, y)
-    alone = sums.clipped_sum(gradients, 1.0)(params, x[1:], y[1:])
+    total = clipping.clipped_sum(gradients, 1.0)(params, x, y)
+    alone = clipping.clipped_sum(gradients, 1.0)(params, x[1:], y[1:])
     assert difference(total, alone) < 1e-6
     assert difference(alone, jax.tree.map(jnp.zeros_like, alone)) > 0.1
 

@@ -24,7 +24,7 @@ from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.protocols import Emission, Round
-from dpjax.transforms import coded
+from dpjax.transforms import integers as integers_
 from tests.plans.test_aggregate import (
     CLIP,
     COMPLETE,
@@ -323,7 +323,7 @@ def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
         return np.asarray(state.models), info
 
     bare, _ = models(None)
-    noisy, info = models(coded.discrete(fine, key=key, rounds=2))
+    noisy, info = models(integers_.privatizer(fine, key=key, rounds=2))
     assert info.messages.dtype == jnp.uint32 and info.messages.shape == (8,)
     np.testing.assert_allclose(noisy, bare, atol=2e-4)
     assert np.abs(noisy - bare).max() > 1e-6

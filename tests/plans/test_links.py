@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import _numerics
 from dpjax.accounting import gdp, views
 from dpjax.algorithms import (
     average,
@@ -38,7 +39,7 @@ from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges
+from dpjax.transforms import noise as noise_
 from tests.support import make_config, make_problem
 
 METHODS = (
@@ -228,15 +229,12 @@ def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
     _, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
     step = made.config.optimizer.step_size
     sent = np.asarray(info.messages["w"], np.float64) / -step
-    pairs = edges.links(network)
-    own, shared = edges.simulated_keys(KEY, made.agents, len(pairs))
+    pairs = _numerics.link_pairs(network)
+    own, shared = noise_.simulated_keys(KEY, made.agents, len(pairs))
     # Each agent's and each link's key is in the secret slot, and draws its part.
-    np.testing.assert_array_equal(
-        jax.random.key_data(state.secret.own_keys), jax.random.key_data(own)
-    )
-    np.testing.assert_array_equal(
-        jax.random.key_data(state.secret.edge_keys), jax.random.key_data(shared)
-    )
+    keys = jax.random.key_data(state.secret.key)
+    np.testing.assert_array_equal(keys[: made.agents], jax.random.key_data(own))
+    np.testing.assert_array_equal(keys[made.agents :], jax.random.key_data(shared))
     linked = (network != 0) & ~np.eye(made.agents, dtype=bool)
     wanted = np.eye(made.agents) + SHARED * (np.diag(linked.sum(1)) - linked)
     wanted = float(made.noise.scale) ** 2 * wanted
@@ -340,7 +338,7 @@ class HoldsLinkKeys(DSGD):
     """The broken twin: DECOR's keys in the memory, which checkpoints hold."""
 
     def start(self, here, models):
-        return here.optimizer.init(models), edges.simulated_keys(KEY, 6, 9)
+        return here.optimizer.init(models), noise_.simulated_keys(KEY, 6, 9)
 
     def send(self, here, seen, emission, noisy):
         inner = seen._replace(memory=seen.memory[0])

@@ -15,10 +15,8 @@ from dpjax.algorithms.federated import Federated
 from dpjax.engine import keys, program
 from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.galore import scale_by_galore
-from dpjax.transforms.lowpass import FILTERS, lowpass
-from dpjax.transforms.variance import NoiseVariance
+from dpjax.transforms.lowpass import FILTERS, NoiseVariance, lowpass
+from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 from tests.support import diagonal, make_config
 
 

@@ -7,11 +7,8 @@ import optax
 import pytest
 
 from dpjax.plans.rules import BASES, UpdateRule, read_filter
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.galore import scale_by_galore
-from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.momentum import muon
-from dpjax.transforms.wiener import wiener
+from dpjax.transforms.lowpass import FILTERS, wiener
+from dpjax.transforms.optimizers import muon, scale_by_adam, scale_by_galore
 from tests.support import make_config
 
 RNG = np.random.default_rng(4)

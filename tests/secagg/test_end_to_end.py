@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import discrete, fixed, local  # noqa: E402
+from dpjax.secagg import integers, local  # noqa: E402
 from dpjax.secagg.terms import Terms  # noqa: E402
 
 CLIENTS = 8
@@ -14,14 +14,18 @@ CLIENTS = 8
 
 def summed(variance, modular):
     """The protocol's sum of reals, and theirs; with a bound of entries, or modulo 2^b."""
-    code = fixed.SumCode(size=60, bound=1.0, grid=0.01, clients=CLIENTS, variance=variance)
+    code = integers.SumCode(size=60, bound=1.0, grid=0.01, clients=CLIENTS, variance=variance)
     reals = np.random.default_rng(0).normal(size=(CLIENTS, 60))
     reals /= np.linalg.norm(reals, axis=1, keepdims=True) * 1.01
     signs = code.signs(b"a round's seed")
-    make = fixed.contribution if modular else fixed.noisy
+    streams = [integers.Stream(bytes([at]) * 32) for at in range(CLIENTS)]
     whole = np.stack(
-        [make(code, row, signs, discrete.Stream(bytes([at]) * 32)) for at, row in enumerate(reals)]
+        [
+            integers.noisy(code, *each)
+            for each in zip(reals, [signs] * CLIENTS, streams, strict=True)
+        ]
     )
+    whole = whole & (2**code.bits - 1) if modular else whole
     sizes = (code.bits, None) if modular else (32, code.largest)
     terms = Terms(CLIENTS, code.padded, *sizes, corrupt=0.0, dropout=0.25)
     total = local.summed(terms, whole, {2: "mask", 5: "unmask"}).total
@@ -32,7 +36,7 @@ def summed(variance, modular):
         np.testing.assert_array_equal(total.values % 2**code.bits, plain % 2**code.bits)
     else:
         np.testing.assert_array_equal(total.values, plain)
-    return code, fixed.decode(code, total.values, signs), reals[present].sum(axis=0)
+    return code, integers.decode(code, total.values, signs), reals[present].sum(axis=0)
 
 
 @pytest.mark.parametrize("modular", [False, True])

@@ -9,7 +9,7 @@ pytest.importorskip("cryptography", reason="the extra `secure` is not installed"
 
 from scipy import stats  # noqa: E402
 
-from dpjax.secagg import masks, primitives  # noqa: E402
+from dpjax.secagg import primitives  # noqa: E402
 
 
 def key(text):
@@ -25,18 +25,18 @@ def test_the_stream_is_chacha20():
     assert primitives.stream(bytes(32), 64) == block
     for bits, dtype in ((8, "<u1"), (16, "<u2"), (32, "<u4"), (64, "<u8")):
         want = np.frombuffer(block, dtype).astype(np.uint64)
-        np.testing.assert_array_equal(masks.expand(bytes(32), len(want), bits), want)
+        np.testing.assert_array_equal(primitives.expand(bytes(32), len(want), bits), want)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 12, 20, 32, 33, 48, 63, 64])
 def test_numbers_are_of_their_bits_and_all_bits_are_used(bits):
-    drawn = masks.expand(key(bits), 4096, bits)
+    drawn = primitives.expand(key(bits), 4096, bits)
     assert drawn.dtype == np.uint64 and drawn.shape == (4096,)
     assert drawn.max() < 2**bits
     for bit in range(bits):
         ones = int(((drawn >> np.uint64(bit)) & np.uint64(1)).sum())
         assert abs(ones - 2048) < 5 * 32  # five standard deviations
-    np.testing.assert_array_equal(drawn, masks.expand(key(bits), 4096, bits))
+    np.testing.assert_array_equal(drawn, primitives.expand(key(bits), 4096, bits))
 
 
 def uniform(expand, bits=4, draws=64, length=1024):
@@ -49,13 +49,13 @@ def uniform(expand, bits=4, draws=64, length=1024):
 
 def never_the_top(key, length, bits):
     """A fault seen in public code: the upper end of a range that leaves it out."""
-    wide = masks.expand(key, length, 64)
+    wide = primitives.expand(key, length, 64)
     return wide % np.uint64(2**bits - 1)
 
 
 @pytest.mark.mutant
 def test_every_value_is_as_likely_and_a_generator_without_the_top_is_caught():
-    assert uniform(masks.expand)
+    assert uniform(primitives.expand)
     assert not uniform(never_the_top)
     assert never_the_top(key(0), 10**5, 4).max() == 14
 
@@ -77,33 +77,33 @@ def sensitive(expand):
 def folded(key, length, bits):
     """A fault seen in public code: a seed of 32 bits."""
     short = int.from_bytes(key, "big") % 2**32
-    return masks.expand(short.to_bytes(32, "big"), length, bits)
+    return primitives.expand(short.to_bytes(32, "big"), length, bits)
 
 
 @pytest.mark.mutant
 def test_all_256_bits_of_a_seed_count_and_a_folded_one_is_caught():
-    assert sensitive(masks.expand)
+    assert sensitive(primitives.expand)
     assert not sensitive(folded)
 
 
 @pytest.mark.parametrize("bits", [1, 7, 8, 13, 32, 50, 64])
 def test_masks_cancel(bits):
-    values = [masks.expand(key(("values", i)), 33, bits) for i in range(4)]
+    values = [primitives.expand(key(("values", i)), 33, bits) for i in range(4)]
     own = [key(("own", i)) for i in range(4)]
     pairs = [{j: key(("pair", min(i, j), max(i, j))) for j in range(4) if j != i} for i in range(4)]
     total = np.zeros(33, np.uint64)
     for i in range(4):
-        sent = masks.masked(values[i], own[i], pairs[i], i, bits)
+        sent = primitives.masked(values[i], own[i], pairs[i], i, bits)
         assert sent.max() < 2**bits
         assert bits == 1 or (sent != values[i]).mean() > 0.4
-        total += sent - masks.expand(own[i], 33, bits)
+        total += sent - primitives.expand(own[i], 33, bits)
     want = np.array([sum(int(v[at]) for v in values) % 2**bits for at in range(33)], np.uint64)
-    np.testing.assert_array_equal(total & masks.low_bits(bits), want)
+    np.testing.assert_array_equal(total & primitives.low_bits(bits), want)
 
 
 def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
     for values in (np.zeros(2**16, np.uint64), np.full(2**16, 7, np.uint64)):
-        sent = masks.masked(values, key("own"), {1: key("a"), 2: key("b")}, 0, 8)
+        sent = primitives.masked(values, key("own"), {1: key("a"), 2: key("b")}, 0, 8)
         counts = np.bincount(sent.astype(int), minlength=256)
         assert stats.chisquare(counts).pvalue > 1e-4
         pairs = np.bincount((sent[::2] * 16 % 256 + sent[1::2] % 16).astype(int), minlength=256)
@@ -116,15 +116,15 @@ def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
 
 @pytest.mark.parametrize("bits", [1, 8, 9, 16, 20, 33, 64])
 def test_bytes_hold_the_numbers(bits):
-    drawn = masks.expand(key(bits), 17, bits)
-    data = masks.packed(drawn, bits)
+    drawn = primitives.expand(key(bits), 17, bits)
+    data = primitives.packed(drawn, bits)
     assert len(data) == 17 * -(-bits // 8)
-    np.testing.assert_array_equal(masks.unpacked(data, 17, bits), drawn)
+    np.testing.assert_array_equal(primitives.unpacked(data, 17, bits), drawn)
     with pytest.raises(ValueError, match="vector has"):
-        masks.unpacked(data[:-1], 17, bits)
+        primitives.unpacked(data[:-1], 17, bits)
     if bits % 8:
         with pytest.raises(ValueError, match="vector holds"):
-            masks.unpacked(b"\xff" * len(data), 17, bits)
+            primitives.unpacked(b"\xff" * len(data), 17, bits)
 
 
 def test_keys_are_apart_by_purpose_session_and_parties():

@@ -9,7 +9,7 @@ hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
 
-from dpjax.secagg import masks, primitives  # noqa: E402
+from dpjax.secagg import primitives  # noqa: E402
 from dpjax.secagg.client import Client  # noqa: E402
 from dpjax.secagg.messages import Confirmed  # noqa: E402
 from dpjax.secagg.server import Server, signed  # noqa: E402
@@ -441,17 +441,17 @@ def opened(client):
     if len(seeds) < made.server.graph.threshold:
         return None
     server = made.server
-    from dpjax.secagg import pairs
-
     seed = server._rebuilt("seed", seeds)
     private = server._rebuilt("key", keys)
-    vector = masks.unpacked(sent[5].vector, terms.length, terms.bits)
+    vector = primitives.unpacked(sent[5].vector, terms.length, terms.bits)
     pair_keys = server._pair_keys(5, private, list(server._near[5]))
-    vector = vector - masks.expand(pairs.self_key(seed, 5, server._session), terms.length, 32)
-    lifted = {j: masks.expand(key, terms.length, 32) for j, key in pair_keys.items()}
+    vector = vector - primitives.expand(
+        primitives.self_key(seed, 5, server._session), terms.length, 32
+    )
+    lifted = {j: primitives.expand(key, terms.length, 32) for j, key in pair_keys.items()}
     for j, mask in lifted.items():
         vector = vector - mask if j > 5 else vector + mask
-    return signed(vector & masks.low_bits(32), 32), made.values[5]
+    return signed(vector & primitives.low_bits(32), 32), made.values[5]
 
 
 @pytest.mark.mutant
@@ -461,7 +461,7 @@ def test_a_request_that_names_one_client_twice_opens_nobody_but_the_twin():
     np.testing.assert_array_equal(read, true)
 
 
-def test_stories_that_differ_open_both_secrets_only_where_thresholds_let_them():
+def test_requests_that_differ_open_both_secrets_only_where_thresholds_let_them():
     """Half of the neighbours hear that 0 dropped out, half that it survived."""
     for adversary, opens in (("semi_honest", True), ("semi_malicious", False)):
         terms = terms_for(8, dropout=0.25, adversary=adversary)
@@ -472,12 +472,12 @@ def test_stories_that_differ_open_both_secrets_only_where_thresholds_let_them():
         other = request._replace(survivors=request.survivors - {0}, dropouts=request.dropouts | {0})
         near = [i for i in range(1, 8) if i in made.server._near[0]]
         half = len(near) // 2
-        stories = {i: request if at < half else other for at, i in enumerate(near)}
+        requests = {i: request if at < half else other for at, i in enumerate(near)}
         if not opens:  # The thresholds by themselves: clients that do not compare.
             for i in near:
-                made.clients[i].confirm(stories[i])
-                stories[i] = Confirmed(request.nonce, {})
-        answers = [made.clients[i].unmask(stories[i]) for i in near]
+                made.clients[i].confirm(requests[i])
+                requests[i] = Confirmed(request.nonce, {})
+        answers = [made.clients[i].unmask(requests[i]) for i in near]
         seeds = sum(0 in answer.seeds for answer in answers)
         keys = sum(0 in answer.keys for answer in answers)
         assert seeds + keys == len(near)  # one of the two from each

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import masks, tcp  # noqa: E402
+from dpjax.secagg import primitives, tcp  # noqa: E402
 from dpjax.secagg.client import Client  # noqa: E402
 from dpjax.secagg.messages import (  # noqa: E402
     Closed,
@@ -251,12 +251,12 @@ async def confirms_twice(wire):
 
 async def confirms_to_half(wire):
     message = wire.client.confirm(await wire.until(Request))
-    await wire.say(message._replace(sealed=dict(list(message.sealed.items())[::2])))
+    await wire.say(message._replace(confirmations=dict(list(message.confirmations.items())[::2])))
 
 
 async def confirms_what_does_not_open(wire):
     message = wire.client.confirm(await wire.until(Request))
-    await wire.say(message._replace(sealed=dict.fromkeys(message.sealed, b"c" * 48)))
+    await wire.say(message._replace(confirmations=dict.fromkeys(message.confirmations, b"c" * 48)))
     await wire.say(wire.client.unmask(await wire.until(Confirmed)))
 
 
@@ -348,11 +348,11 @@ def test_no_vector_crosses_unmasked(monkeypatch):
     np.testing.assert_array_equal(total.values, values.sum(axis=0))
     everything = b"".join(crossed)
     for row in values:
-        plain = masks.packed(row.astype(np.uint64) & masks.low_bits(32), 32)
+        plain = primitives.packed(row.astype(np.uint64) & primitives.low_bits(32), 32)
         for at in range(0, len(plain) - 16, 16):
             assert plain[at : at + 16] not in everything
     # The search finds what is there: the sum crosses in plain.
-    sum_bytes = masks.packed(total.values.astype(np.uint64) & masks.low_bits(32), 32)
+    sum_bytes = primitives.packed(total.values.astype(np.uint64) & primitives.low_bits(32), 32)
     assert sum_bytes[:16] in everything
 
 

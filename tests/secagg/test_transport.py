@@ -22,10 +22,9 @@ from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
 from dpjax.plans.integers import Discrete  # noqa: E402
 from dpjax.plans.protect import Budget  # noqa: E402
-from dpjax.secagg import journal as journals  # noqa: E402
 from dpjax.secagg import local, tcp, transport  # noqa: E402
-from dpjax.secagg.journal import Journal  # noqa: E402
 from dpjax.secagg.terms import Abort  # noqa: E402
+from dpjax.secagg.transport import Journal  # noqa: E402
 from tests.plans.test_aggregate import COMPLETE, DELTA, N, T, config, task  # noqa: E402
 
 
@@ -217,7 +216,7 @@ def test_a_journal_that_was_moved_or_replaced_is_not_asked_by(tmp_path):
 
 HOLDS = """
 import os, sys, time
-from dpjax.secagg.journal import Journal
+from dpjax.secagg.transport import Journal
 held = Journal(sys.argv[1], bytes.fromhex(sys.argv[2]))
 print("held", flush=True)
 time.sleep(60)
@@ -243,7 +242,7 @@ def test_a_fork_asks_for_nothing_and_a_killed_one_frees_its_journal(tmp_path):
     """In a process without JAX, whose threads do not go well with forks."""
     code = """
 import os, signal, sys, time
-from dpjax.secagg.journal import Journal
+from dpjax.secagg.transport import Journal
 path, terms = sys.argv[1], bytes(32)
 inherited = Journal(path + ".parent", terms)
 ready, said = os.pipe()
@@ -355,7 +354,7 @@ def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
     """The broken copy: lines whose digests nobody compares give another sum, and ask again."""
     file, found = noted
     whole = file.read_bytes()
-    monkeypatch.setattr(journals, "_chained", lambda before, body: "0" * 64)
+    monkeypatch.setattr(transport, "_chained", lambda before, body: "0" * 64)
     end = b', "digest": "'
     bare = b"".join(
         line.partition(end)[0] + end + b"0" * 64 + b'"}\n' for line in whole.splitlines()

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import masks, pairs  # noqa: E402
+from dpjax.secagg import primitives  # noqa: E402
 from dpjax.secagg.terms import Terms  # noqa: E402
 from tests.secagg.rounds import Round  # noqa: E402
 
@@ -42,7 +42,7 @@ class Masks:
         place = self.known.setdefault(key, len(self.known))
         assert place < self.coordinates
         entries = np.arange(length, dtype=np.uint64)
-        return (entries >> np.uint64(bits * place)) & masks.low_bits(bits)
+        return (entries >> np.uint64(bits * place)) & primitives.low_bits(bits)
 
 
 def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=True):
@@ -53,16 +53,16 @@ def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=Tr
     coordinates = clients * (clients - 1) // 2 + (clients if self_masks else 0)
     zero: set = set()
     source = Masks(coordinates, bits, zero)
-    monkeypatch.setattr(masks, "expand", source.expand)
+    monkeypatch.setattr(primitives, "expand", source.expand)
     if not self_masks:
-        true_key = pairs.self_key
+        true_key = primitives.self_key
 
         def none(*arguments):
             key = true_key(*arguments)
             zero.add(key)
             return key
 
-        monkeypatch.setattr(pairs, "self_key", none)
+        monkeypatch.setattr(primitives, "self_key", none)
     terms = Free(clients, source.size, bits, 2**bits, 0.0, 1 / clients + 1e-9)
     values = np.repeat(np.asarray(inputs)[:, None], source.size, axis=1)
     made = Round(terms, values, leaves, late)
@@ -75,7 +75,7 @@ def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=Tr
     want = sum(inputs[row] for row in made.survivors()) % modulus
     assert (total.values % modulus == want).all()
     sent = [m.vector for m in made.seen if type(m).__name__ == "Masked"]
-    parts = [masks.unpacked(vector, source.size, bits) for vector in sent]
+    parts = [primitives.unpacked(vector, source.size, bits) for vector in sent]
     rebuilt = list(dict.fromkeys(source.asked))
     parts += [source.expand(key, source.size, bits) for key in rebuilt]
     code = np.zeros(source.size, np.uint64)

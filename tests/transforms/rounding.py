@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import _numerics
 from dpjax.models import taps
 from dpjax.plans.query import Drawn, Passes, RecordQuery
-from dpjax.transforms import clipping, sums
+from dpjax.transforms import clipping
 
 CLIP = 1.01
 """A little above the longest record, which is then not scaled."""
@@ -53,7 +53,7 @@ def _of_layer(route, positions=1, microbatch=1, **options):
     """By a model's own sum; a record's gradient is the sum of its positions."""
     model = Linear()
     gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": route})
-    fn = sums.clipped_sum(gradients, CLIP, microbatch=microbatch, **options)
+    fn = clipping.clipped_sum(gradients, CLIP, microbatch=microbatch, **options)
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
 
     def total(x, padding):
@@ -67,7 +67,7 @@ def _of_words(x, padding):
     model = Word()
     gradients = taps.Gradients(model.apply, lambda out, y: y * jnp.sum(out), {"Embed_0": "norm"})
     params = model.init(jax.random.key(0), jnp.zeros(1, jnp.int32))
-    fn = sums.clipped_sum(gradients, CLIP, microbatch=1)
+    fn = clipping.clipped_sum(gradients, CLIP, microbatch=1)
     return fn(params, jnp.zeros(len(x), jnp.int32), x, padding)
 
 
@@ -88,7 +88,7 @@ def _of_a_function(x, padding):
     def weighted(params, x, y, weights):
         return jnp.matmul(weights(jnp.abs(x[:, 0])), x)
 
-    fn = sums.clipped_sum(weighted, CLIP, microbatch=1)
+    fn = clipping.clipped_sum(weighted, CLIP, microbatch=1)
     return fn(jnp.zeros(1), x[:, None], jnp.zeros(len(x)), padding)
 
 

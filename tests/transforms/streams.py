@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from dpjax.transforms import laplaces, normals
+from dpjax.transforms import variates
 
 ROWS, COLUMNS = 64, 20_001
 
@@ -43,5 +43,5 @@ class Stream:
         return (((table - expected) ** 2 / expected).sum() - 255) / np.sqrt(2 * 255)
 
 
-LAPLACE = Stream(laplaces.laplaces, "laplace", 4e-7)
-NORMAL = Stream(normals.normals, "norm", 1e-6)
+LAPLACE = Stream(variates.laplaces, "laplace", 4e-7)
+NORMAL = Stream(variates.normals, "norm", 1e-6)

@@ -7,10 +7,8 @@ import optax
 import pytest
 from scipy import signal
 
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.galore import scale_by_galore
-from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.wiener import wiener
+from dpjax.transforms.lowpass import FILTERS, wiener
+from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 
 def stream(link, gradients):

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from dpjax.models import taps
-from dpjax.transforms import clipping, sums
+from dpjax.transforms import clipping
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -181,13 +181,6 @@ def test_structure_dtype_and_jit():
         )
 
 
-def test_fraction_counts_agents():
-    updates = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4], [jnp.nan, 0.0], [0.0, 0.0]])}
-    assert float(clipping.fraction(updates, 1.0)) == 0.5
-    assert float(clipping.fraction(updates, math.inf)) == 0
-    assert float(clipping.fraction(updates, 0.4)) == 0.75
-
-
 def test_slack_is_small_and_grows_with_the_size():
     small = clipping.slack(jnp.zeros(123, jnp.float32))
     assert 0 < small < 1e-5
@@ -257,8 +250,8 @@ def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     for fn in (
         clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, **options),
         clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, microbatch=1),
-        sums.clipped_sum(gradients, 3e4, **options),
-        sums.clipped_sum(gradients, 3e4, microbatch=1),
+        clipping.clipped_sum(gradients, 3e4, **options),
+        clipping.clipped_sum(gradients, 3e4, microbatch=1),
     ):
         with pytest.raises(ValueError, match="clip_norm is 30000 and 3 times .* float16 .* 65504"):
             fn(params, x, y)

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.accounting import views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import edges
-from dpjax.transforms import normals as draw
+from dpjax.transforms import noise, variates
 
 GRAPH = graphs.erdos_renyi(5, 0.5, 1)
 W = mixing.metropolis_hastings(GRAPH)
-PAIRS = edges.links(W)
+PAIRS = _numerics.link_pairs(W)
 N, E, ROUNDS = 5, len(PAIRS), 3
 OWN, SHARED = 0.5, 2.0
 COORDINATES = 40_000
@@ -24,8 +24,8 @@ def root(seed=0):
 
 
 def make(own=OWN, shared=SHARED, own_keys=None, edge_keys=None, pairs=PAIRS):
-    mine, theirs = edges.simulated_keys(root(), N, E)
-    return edges.pairwise(
+    mine, theirs = noise.simulated_keys(root(), N, E)
+    return noise.pairwise(
         pairs, own, shared, rounds=ROUNDS,
         own_keys=mine if own_keys is None else own_keys,
         edge_keys=theirs if edge_keys is None else edge_keys,
@@ -70,12 +70,12 @@ def test_covariance_is_own_plus_shared_laplacian():
 
 def drawn(attackers, missing=None):
     """Noise of the first round as the attackers draw it, from the keys that they hold alone."""
-    own_keys, edge_keys = edges.simulated_keys(root(), N, E)
+    own_keys, edge_keys = noise.simulated_keys(root(), N, E)
     known = np.zeros((N, COORDINATES), np.float32)
 
     def normals(one):
         one = jax.random.fold_in(jax.random.fold_in(one, 0), 0)
-        return np.asarray(draw.normals(one, (1, COORDINATES), jnp.float32))[0]
+        return np.asarray(variates.normals(one, (1, COORDINATES), jnp.float32))[0]
 
     for agent in attackers:
         known[agent] += np.sqrt(OWN) * normals(own_keys[agent])
@@ -167,10 +167,3 @@ def test_leaves_without_agents_are_refused():
     transform = make()
     with pytest.raises(ValueError, match=r"updates\['a'\] has shape \(2, 3\)"):
         transform.update({"a": jnp.zeros((2, 3))}, transform.init(None))
-
-
-def test_links_of_a_schedule_are_those_of_any_round():
-    other = mixing.metropolis_hastings(graphs.ring(N))
-    both = edges.links(np.stack([W, other]))
-    rings = {tuple(pair) for pair in edges.links(other).tolist()}
-    assert {tuple(pair) for pair in both.tolist()} == rings | {tuple(p) for p in PAIRS.tolist()}

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.transforms.adam import scale_by_adam
-from dpjax.transforms.galore import scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
+from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 
 def tree(rounds, seed=0):

@@ -16,8 +16,8 @@ from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan
-from dpjax.transforms import hardened, noise, rounds
-from dpjax.transforms.normals import words
+from dpjax.transforms import noise, rounds, variates
+from dpjax.transforms.variates import words
 from tests.support import make_config, make_problem
 
 KEY = jax.random.key(7, impl="threefry2x32")
@@ -42,7 +42,7 @@ def test_quantiles_against_many_digits():
     near = 0.5 - 10.0 ** rng.uniform(-17, -1, 100)
     p = np.concatenate([rng.uniform(0.05, 0.5, 100), near, 2.0 ** rng.uniform(-129, -1, 300)])
     p = np.concatenate([p, [0.075, np.nextafter(0.075, 0), np.exp(-25.0), 2.0**-65, 2.0**-129]])
-    found = wide(hardened.quantile, np.concatenate([p, -p]))
+    found = wide(variates.quantile, np.concatenate([p, -p]))
     np.testing.assert_array_equal(found[: len(p)], -found[len(p) :])
     with mp.workdps(50):
         for value, z in zip(p, found[: len(p)], strict=True):
@@ -56,8 +56,8 @@ def test_probabilities_are_those_of_all_bits():
     words_[0, :200] &= np.uint32(2**31)  # Small ones, where the last bits are the first.
     words_[1, :100] >>= np.uint32(20)
     words_[:, -2:] = np.array([[0, 2**32 - 1]] * 4, np.uint32)
-    coarse = wide(hardened.signed_probabilities, *words_[:2])
-    finer = wide(hardened.signed_probabilities, *words_)
+    coarse = wide(variates.signed_probabilities, *words_[:2])
+    finer = wide(variates.signed_probabilities, *words_)
     for high, low, more, most, a, b in zip(*words_.tolist(), coarse, finer, strict=True):
         sign = -1 if high >> 31 else 1
         m = Fraction(((high & (2**31 - 1)) << 32) + low)
@@ -67,19 +67,21 @@ def test_probabilities_are_those_of_all_bits():
         ):
             assert abs(Fraction(float(found)) * sign - true) <= true / 2**51
     assert np.abs(finer).min() > 0
-    tail = wide(hardened.quantile, np.array([2.0**-65, 2.0**-129]))
+    tail = wide(variates.quantile, np.array([2.0**-65, 2.0**-129]))
     assert tail[0] > 9.1 and tail[1] > 13
 
 
 def test_normals_are_the_quantiles_of_their_own_hashes():
     key = jax.random.fold_in(KEY, 3)
-    found = wide(lambda: hardened.normals(key, (40, 50)))
+    found = wide(lambda: variates.release_normals(key, (40, 50)))
     high, low = (np.asarray(w) for w in words(jax.random.fold_in(key, 0), (40, 50)))
     p = (((high & np.uint32(2**31 - 1)).astype(object) << 32) + low.astype(object)) * 2 + 1
     z = stats.norm.isf((p / 2**65).astype(float)) * np.where(high >> 31, -1, 1)
     np.testing.assert_allclose(found, z, rtol=1e-13, atol=1e-15)
     # Neither the shape nor what is vmapped around changes a number.
-    more = wide(lambda: jax.vmap(lambda k: hardened.normals(k, (60, 70)))(jnp.stack([KEY, key])))
+    more = wide(
+        lambda: jax.vmap(lambda k: variates.release_normals(k, (60, 70)))(jnp.stack([KEY, key]))
+    )
     np.testing.assert_array_equal(more[1, :40, :50], found)
     assert len(np.unique(found)) == found.size
 
@@ -94,8 +96,8 @@ def test_a_tail_draws_more_bits(monkeypatch):
         )
         return jnp.where(small & is_first, first & jnp.uint32(2**31), first), second
 
-    monkeypatch.setattr(hardened, "words", some_small)
-    found = wide(lambda: hardened.normals(KEY, (3, 8)))
+    monkeypatch.setattr(variates, "words", some_small)
+    found = wide(lambda: variates.release_normals(KEY, (3, 8)))
     low = np.asarray(words(jax.random.fold_in(KEY, 0), (3, 8))[1]).astype(float)
     high = np.asarray(words(jax.random.fold_in(KEY, 1), (3, 8))[0]).astype(float)
     expected = stats.norm.isf((low + high / 2**32) / 2**64)
@@ -104,7 +106,7 @@ def test_a_tail_draws_more_bits(monkeypatch):
 
 
 def test_normals_are_normal():
-    z = wide(lambda: hardened.normals(KEY, (300, 2000))).ravel()
+    z = wide(lambda: variates.release_normals(KEY, (300, 2000))).ravel()
     assert stats.kstest(z, "norm").pvalue > 1e-3
     assert abs(z.mean()) < 4 / np.sqrt(z.size) and abs(z.var() - 1) < 4 * np.sqrt(2 / z.size)
     # A stream of 1.5 times the variance, or without its signs, does not pass.
@@ -137,7 +139,7 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
 
     def of_round(t):
         key = jax.random.fold_in(jax.random.fold_in(KEY, t), 0)
-        return hardened.normals(key, (n, 13))
+        return variates.release_normals(key, (n, 13))
 
     drawn = wide(lambda: jax.lax.map(of_round, jnp.arange(length)))
     inverse = np.eye(length)
@@ -236,7 +238,7 @@ def reachable_simulation(models, message, gradient, sigma, width=40):
 @jax.jit
 def _quantile(p):
     with double_precision():
-        return hardened.quantile(p)
+        return variates.quantile(p)
 
 
 def reachable_release(models, message, gradient, sigma, h):

@@ -2,22 +2,21 @@
 
 from fractions import Fraction
 
-import jax
 import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
 
 from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import laplaces
-from dpjax.transforms.normals import words
+from dpjax.transforms import variates
+from dpjax.transforms.variates import words
 from tests.transforms.streams import LAPLACE, key
 
 
 def computed(high, low, dtype):
     """What the words stand for, to NumPy."""
     with double_precision():
-        found = laplaces.from_words(jnp.asarray(high), jnp.asarray(low), dtype)
+        found = variates.laplaces_of_words(jnp.asarray(high), jnp.asarray(low), dtype)
     assert found.dtype == dtype
     return np.asarray(found, np.float64)
 
@@ -59,8 +58,8 @@ def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits
 def test_the_ends_are_the_stated_ones(dtype):
     none, one = np.uint32([0]), np.uint32([1 << 30])
     (least,), (largest,) = computed(none, none, dtype), computed(one, none, dtype)
-    assert least == laplaces.SMALLEST
-    assert 44.36 < largest <= laplaces.LARGEST
+    assert least == variates.SMALLEST_LAPLACE
+    assert 44.36 < largest <= variates.LARGEST_LAPLACE
     # Both sides meet at the median: no gap and no overlap beyond rounding.
     most = np.uint32([2**32 - 1])
     below, above = (
@@ -110,7 +109,7 @@ def test_a_uniform_of_24_bits_would_be_seen():
 
 def test_no_float32_number_is_beyond_the_ends():
     values = np.abs(LAPLACE.sample())
-    assert values.min() >= laplaces.SMALLEST and values.max() <= laplaces.LARGEST
+    assert values.min() >= variates.SMALLEST_LAPLACE and values.max() <= variates.LARGEST_LAPLACE
 
 
 def test_a_place_decides_a_number_and_not_the_number_of_columns():
@@ -145,52 +144,3 @@ def test_sign_and_magnitude_are_independent():
     assert signs_by_magnitudes(np.where(fine, magnitude, -magnitude)) > 100
     few = np.arange(values.size).reshape(values.shape) % 50 == 0
     assert signs_by_magnitudes(np.where(few, magnitude, values)) > 5
-
-
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        *[((2, size), f"shape is {size!r}; ") for size in (-1, 2.0, "3", True, None, 2**32)],
-        *[(shape, "shape is .*rows, columns") for shape in (5, (2,), (2, 3, 4), "ab", None)],
-    ],
-)
-def test_what_is_no_shape_is_refused(shape, said):
-    with pytest.raises(ValueError, match=said):
-        laplaces.laplaces(key(), shape, jnp.float32)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "said"),
-    [
-        *[(jnp.bfloat16, "bfloat16"), (jnp.int32, "int32"), ("real", "'real'"), (None, "None")],
-        *[(7, "7"), (complex, "complex")],
-    ],
-)
-def test_another_dtype_is_refused(dtype, said):
-    high, low = words(key(), (2, 2))
-    for draw in (
-        lambda: laplaces.laplaces(key(), (2, 2), dtype),
-        lambda: laplaces.from_words(high, low, dtype),
-    ):
-        with pytest.raises(ValueError, match=f"dtype is .*{said}.*; give float32 or float64"):
-            draw()
-
-
-def test_float64_is_never_float32_in_silence():
-    if jax.config.jax_enable_x64:
-        assert laplaces.laplaces(key(), (1, 2), jnp.float64).dtype == jnp.float64
-        return
-    with pytest.raises(ValueError, match="dtype is float64 where JAX computes in float32"):
-        laplaces.laplaces(key(), (1, 2), jnp.float64)
-
-
-def test_what_is_no_key_and_what_are_no_words_is_refused():
-    for other in (3, jax.random.key(0, impl="rbg"), jax.random.split(key()), None):
-        with pytest.raises(ValueError, match="key .*threefry"):
-            laplaces.laplaces(other, (1, 2), jnp.float32)
-    high, low = words(key(), (2, 2))
-    with pytest.raises(ValueError, match="low is .*int32; give an array of uint32"):
-        laplaces.from_words(high, low.astype(jnp.int32), jnp.float32)
-    with pytest.raises(ValueError, match="high is list"):
-        laplaces.from_words([1, 2], low, jnp.float32)
-    assert laplaces.laplaces(key(), (3, 0), jnp.float32).shape == (3, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import masks, normals
+from dpjax.transforms import masks, variates
 
 MASKED = jax.jit(masks.masked, static_argnames=("degree", "bits"))
 SUM = jax.jit(masks.unmasked_sum, static_argnames=("degree", "bits"))
@@ -54,7 +54,7 @@ def test_the_sum_of_whoever_is_present_is_exact(data):
 
 def words(folded, columns):
     """Both words of the hashes of (0, 0), (0, 1), ... one after the other."""
-    first, second = normals.words(folded, (1, -(-columns // 2)))
+    first, second = variates.words(folded, (1, -(-columns // 2)))
     return np.concatenate([first[0], second[0]])[:columns].astype(object)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
-from dpjax.transforms.momentum import momentum, muon
+from dpjax.transforms.optimizers import momentum, muon
 
 ROUNDS, STEP = 400, 0.3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.transforms import noise, packing, rounds
+from dpjax.transforms import noise, rounds
 
 N, ROUNDS, D = 3, 12, 5
 
@@ -186,7 +186,7 @@ def test_routes_of_one_strategy_agree(kind, monkeypatch):
 def three_leaves(narrow):
     return {
         "a": jnp.zeros((N, 3), narrow),
-        "b": jnp.zeros((N, packing.PACK), jnp.float32),  # does not fit beside a
+        "b": jnp.zeros((N, noise.PACK), jnp.float32),  # does not fit beside a
         "c": jnp.zeros((N, 2, 2), jnp.float32),
     }
 

@@ -9,7 +9,7 @@ import scipy.stats
 from jax.extend import random as extend
 
 from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import normals
+from dpjax.transforms import variates
 from tests.transforms.streams import NORMAL, ROWS, key
 
 
@@ -19,12 +19,12 @@ def test_the_hash_is_threefry():
     counters = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1)]
     keys = [jnp.broadcast_to(word, shape) for word in data]
     expected = extend.threefry2x32_p.bind(*keys, *counters)
-    for mine, theirs in zip(normals.words(key(9), shape), expected, strict=True):
+    for mine, theirs in zip(variates.words(key(9), shape), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
 def test_both_words_become_normals_by_the_inverse_distribution_function():
-    low, high = normals.words(key(), (3, 4))
+    low, high = variates.words(key(), (3, 4))
     bits = np.concatenate([low, high], axis=1)[:, :7].astype(np.int64)
     # The upper 24 bits as a signed number, in the middle of its cell.
     steps = bits >> 8
@@ -37,8 +37,8 @@ def test_no_float32_normal_is_beyond_the_stated_largest():
     words = np.array([0x7FFFFFFF, 0x80000000], np.uint32)
     steps = (words.view(np.int32) >> 8).astype(np.float32)
     edge = np.float32(np.sqrt(2)) * jax.lax.erf_inv((steps + np.float32(0.5)) * np.float32(2**-23))
-    assert 5.41 < float(edge[0]) <= normals.LARGEST and float(edge[1]) == -float(edge[0])
-    assert np.abs(NORMAL.sample()).max() < normals.LARGEST
+    assert 5.41 < float(edge[0]) <= variates.LARGEST_NORMAL and float(edge[1]) == -float(edge[0])
+    assert np.abs(NORMAL.sample()).max() < variates.LARGEST_NORMAL
 
 
 def test_tails_hold_what_they_should():
@@ -66,15 +66,15 @@ def test_the_words_of_a_hash_are_independent():
 
 
 def test_no_number_is_drawn_twice():
-    low, high = normals.words(key(), (512, 300))
+    low, high = variates.words(key(), (512, 300))
     whole = (np.asarray(low).astype(np.uint64) << np.uint64(32)) | np.asarray(high)
     assert len(np.unique(whole)) == whole.size
 
 
 def test_double_precision_uses_both_words_for_one_normal():
     with double_precision():
-        wide = np.asarray(normals.normals(key(), (ROWS, 4_000), jnp.float64))
-    low, high = normals.words(key(), (ROWS, 4_000))
+        wide = np.asarray(variates.normals(key(), (ROWS, 4_000), jnp.float64))
+    low, high = variates.words(key(), (ROWS, 4_000))
     bits = np.asarray(high).view(np.int32).astype(np.int64) * 2**21 + (np.asarray(low) >> 11)
     expected = scipy.special.ndtri((1 + (bits + 0.5) / 2**52) / 2)
     np.testing.assert_allclose(wide, expected, rtol=1e-9, atol=1e-12)
@@ -83,4 +83,4 @@ def test_double_precision_uses_both_words_for_one_normal():
 def test_another_dtype_is_refused():
     for dtype in (jnp.bfloat16, jnp.int32):
         with pytest.raises(ValueError, match="float32 or float64"):
-            normals.normals(key(), (2, 2), dtype)
+            variates.normals(key(), (2, 2), dtype)

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 
 from dpjax.mechanism.x64 import double_precision
-from dpjax.transforms import projections
+from dpjax.transforms import sketch
 
 F32 = np.float32
 
 
 def every(d, k, key, dtype=F32):
-    vectors = jnp.asarray(np.random.default_rng(0).normal(size=(2 * k, d)), dtype)
     return {
-        "gaussian": projections.gaussian(d, k, key, is_orthonormal=False, dtype=dtype),
-        "orthonormal": projections.gaussian(d, k, key, dtype=dtype),
-        "count sketch": projections.count_sketch(d, k, key, rows=2),
-        "oracle": projections.oracle(vectors, k),
+        "gaussian": sketch.gaussian(d, k, key, is_orthonormal=False, dtype=dtype),
+        "orthonormal": sketch.gaussian(d, k, key, dtype=dtype),
+        "count sketch": sketch.count_sketch(d, k, key, rows=2),
     }
 
 
@@ -47,12 +45,12 @@ def test_encoding_and_decoding_are_one_matrix(name, dtype):
 
 def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
     d, k, rows = 400, 60, 3
-    sparse = projections.count_sketch(d, k, jax.random.key(2), rows=rows)
+    sparse = sketch.count_sketch(d, k, jax.random.key(2), rows=rows)
     matrix = dense(sparse, d, k).reshape(d, rows, k // rows)
     assert (np.count_nonzero(matrix, axis=2) == 1).all()
     np.testing.assert_allclose(np.abs(matrix).max(axis=2), 1 / np.sqrt(rows), rtol=1e-6)
     # Buckets are filled alike, signs balanced, rows independent: each to five deviations.
-    many = projections.count_sketch(40_000, 40, jax.random.key(3), rows=2)
+    many = sketch.count_sketch(40_000, 40, jax.random.key(3), rows=2)
     counts = np.stack([np.bincount(row, minlength=20) for row in np.asarray(many.buckets)])
     assert np.abs(counts - 2000).max() < 5 * np.sqrt(2000)
     signs = np.asarray(many.signs, int)
@@ -68,9 +66,9 @@ def test_what_is_decoded_is_right_on_average(name):
 
     def one(key):
         projection = {
-            "gaussian": lambda: projections.gaussian(d, k, key, is_orthonormal=False),
-            "orthonormal": lambda: projections.gaussian(d, k, key),
-            "count sketch": lambda: projections.count_sketch(d, k, key, rows=2),
+            "gaussian": lambda: sketch.gaussian(d, k, key, is_orthonormal=False),
+            "orthonormal": lambda: sketch.gaussian(d, k, key),
+            "count sketch": lambda: sketch.count_sketch(d, k, key, rows=2),
         }[name]()
         return projection.decode(projection.encode(vector))
 
@@ -83,23 +81,14 @@ def test_what_is_decoded_is_right_on_average(name):
 
 def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():
     """Clipped before, a count sketch sends more than the clip norm; clipped after, it does not."""
-    sparse = projections.count_sketch(300, 4, jax.random.key(6), rows=2)
+    sparse = sketch.count_sketch(300, 4, jax.random.key(6), rows=2)
     longest = np.linalg.svd(dense(sparse, 300, 4))[0][:, 0]
     clipped = jnp.asarray(longest / np.linalg.norm(longest), F32)
     sent = np.asarray(sparse.encode(clipped))
     assert np.linalg.norm(sent) > 5
     assert np.linalg.norm(sent * min(1.0, 1 / np.linalg.norm(sent))) <= 1 + 1e-6
-    frame = projections.gaussian(300, 4, jax.random.key(6))
+    frame = sketch.gaussian(300, 4, jax.random.key(6))
     assert np.linalg.norm(dense(frame, 300, 4), 2) < 1 + 1e-5
-
-
-def test_the_oracle_holds_the_leading_directions():
-    rng = np.random.default_rng(7)
-    truth = np.linalg.qr(rng.normal(size=(50, 3)))[0]
-    vectors = rng.normal(size=(20, 3)) @ truth.T + 1e-4 * rng.normal(size=(20, 50))
-    columns = np.asarray(projections.oracle(jnp.asarray(vectors, F32), 3).columns)
-    assert np.linalg.norm(truth - columns @ (columns.T @ truth)) < 1e-3
-    np.testing.assert_allclose(columns.T @ columns, np.eye(3), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", list(every(8, 4, jax.random.key(0))))
@@ -118,23 +107,10 @@ def test_lemma_3_2_by_draws_and_the_printed_line_fails(name):
     def holds(correction):
         return bool((np.abs(squares.mean(axis=0) - np.asarray(correction) - without) < error).all())
 
-    noisy = projections.second_moment_noise
+    noisy = sketch.second_moment_noise
     assert holds(noisy(projection, deviation**2, clients))
     assert not holds(1.5 * noisy(projection, deviation**2, clients))
     assert not holds(noisy(projection, deviation**2, clients, printed=True))
     assert not holds(noisy(before, deviation**2, clients, printed=True))
     if name in ("gaussian", "orthonormal"):  # The others' diagonals are the same in every round.
         assert not holds(noisy(before, deviation**2, clients))
-
-
-def test_refusals():
-    for wrong in (
-        lambda: projections.gaussian(5, 6, jax.random.key(0)),
-        lambda: projections.gaussian(5, 0, jax.random.key(0)),
-        lambda: projections.count_sketch(50, 7, jax.random.key(0), rows=2),
-        lambda: projections.count_sketch(50, 8, jax.random.key(0), rows=0),
-        lambda: projections.oracle(jnp.ones((2, 5)), 3),
-        lambda: projections.oracle(jnp.ones(5), 1),
-    ):
-        with pytest.raises(ValueError):
-            wrong()

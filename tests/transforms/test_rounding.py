@@ -14,7 +14,7 @@ from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
 from dpjax.models import losses, mlp, taps
 from dpjax.plans.query import AgentQuery
-from dpjax.transforms import clipping, sums
+from dpjax.transforms import clipping
 from tests.transforms import rounding
 
 pytestmark = pytest.mark.optimized
@@ -154,7 +154,7 @@ def cancelling(places=64, positions=4):
     half = positions // 2
     x[:, half : 2 * half] = -x[:, :half] * (1 + 1e-3 * rng.normal(size=(places, half, 1)))
     gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
-    fn = sums.wide_clipped_sum(gradients, 1e-4, "flat", False, None)
+    fn = clipping.wide_clipped_sum(gradients, 1e-4, "flat", False, None)
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
     x, y = jnp.asarray(x, jnp.float32), jnp.zeros(places)
     one = jax.jit(lambda padding: jax.tree.leaves(fn(params, x, y, padding))[0])
@@ -192,7 +192,7 @@ def cancelled(route, count=32, clip_norm=1e-3):
         fn = clipping.wide_per_example(loss, clip_norm, "flat", 0.01, None, None, False)
     else:
         gradients = taps.Gradients(model.apply, losses.cross_entropy, {"Dense_0": route})
-        fn = sums.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
+        fn = clipping.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
     total = jax.jit(lambda padding: fn(params, x, y, padding))
     each = [jax.tree.leaves(total(jnp.arange(count) != i)) for i in range(count)]
     squares = [sum(np.sum(np.square(np.asarray(leaf))) for leaf in one) for one in each]

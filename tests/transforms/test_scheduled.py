@@ -11,16 +11,15 @@ import scipy.special
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.transforms import laplaces, noise, normals, packing
-from dpjax.transforms import scheduled as module
-from dpjax.transforms.scheduled import scheduled
+from dpjax.transforms import noise, variates
+from dpjax.transforms.noise import scheduled
 
 N, ROUNDS = 6, 400
 SHAPES = {"a": (N, 5), "b": (N, 5), "c": (N, 2, 3), "d": (N,)}  # a and b must not share noise
 SCALES = np.float32(3.0 * 0.99 ** np.arange(ROUNDS))
 KINDS = ("laplace", "normal")
 LAWS = {"laplace": scipy.stats.laplace, "normal": scipy.stats.norm}
-DRAWS = {"laplace": laplaces.laplaces, "normal": normals.normals}
+DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
 
 def key(seed=0):
@@ -64,14 +63,12 @@ def unchanged(largest, scale, kind, dtype):
 
 
 WRONG = {
-    "spacing at one": lambda payload, scale, kind: module.lost(jnp.ones_like(payload), scale, kind),
-    "whole spacing": lambda payload, scale, kind: module.lost(payload, scale / 2, kind),
-    "the other law": lambda payload, scale, kind: module.lost(
+    "spacing at one": lambda payload, scale, kind: noise.lost(jnp.ones_like(payload), scale, kind),
+    "whole spacing": lambda payload, scale, kind: noise.lost(payload, scale / 2, kind),
+    "the other law": lambda payload, scale, kind: noise.lost(
         payload, scale, *({"laplace", "normal"} - {kind})
     ),
-    "of float32": lambda payload, scale, kind: module.lost(
-        payload.astype(jnp.float32), scale, kind
-    ),
+    "of float32": lambda payload, scale, kind: noise.lost(payload.astype(jnp.float32), scale, kind),
 }
 
 
@@ -85,17 +82,17 @@ def test_lost_noise_is_the_share_of_sums_that_noise_leaves_as_they_are(kind):
     for largest, scale, dtype in cases:
         true = unchanged(largest, scale, kind, dtype)
         payload = jnp.array([[0.1 * largest, -largest], [0.0, 0.5 * largest]], dtype)
-        share = float(module.lost(payload, jnp.float32(scale), kind))
+        share = float(noise.lost(payload, jnp.float32(scale), kind))
         assert share == pytest.approx(true, abs=0.012), (largest, scale)
         for name, broken in WRONG.items():
             wrong = float(broken(payload, jnp.float32(scale), kind))
             refuted |= {name} if abs(wrong - true) > 0.03 else set()
     assert refuted == set(WRONG)
-    assert float(module.lost(jnp.ones((2, 2)), jnp.float32(0), kind)) == 0, "no noise to lose"
-    assert float(module.lost(jnp.zeros((2, 2)), jnp.float32(1e-20), kind)) < 1e-10
+    assert float(noise.lost(jnp.ones((2, 2)), jnp.float32(0), kind)) == 0, "no noise to lose"
+    assert float(noise.lost(jnp.zeros((2, 2)), jnp.float32(1e-20), kind)) < 1e-10
     tree = {"a": jnp.ones((2, 3)), "b": jnp.full((2, 1), 1e5, jnp.float32)}
-    alone = module.lost(tree["b"], jnp.float32(0.01), kind)
-    assert module.lost(tree, jnp.float32(0.01), kind) == alone
+    alone = noise.lost(tree["b"], jnp.float32(0.01), kind)
+    assert noise.lost(tree, jnp.float32(0.01), kind) == alone
 
 
 def standard_normals(samples, scales, kind):
@@ -229,13 +226,13 @@ MUTANTS = {
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", MUTANTS)
 def test_keys_that_leave_out_a_part_are_caught(name, monkeypatch):
-    monkeypatch.setattr(packing, "PACK", 6)  # so that the leaves are several draws
+    monkeypatch.setattr(noise, "PACK", 6)  # so that the leaves are several draws
 
     def built(scales, **options):  # another one each time, or what was compiled would be taken
         return scheduled(scales, **options)
 
     check_law(collect(built, "laplace"), SCALES, "laplace")
-    monkeypatch.setattr(packing, "draw_key", MUTANTS[name])
+    monkeypatch.setattr(noise, "_draw_key", MUTANTS[name])
     with pytest.raises(AssertionError):
         check_law(collect(lambda *a, **k: built(*a, **k), "laplace"), SCALES, "laplace")
 
@@ -256,7 +253,7 @@ def test_layout_and_scaling_are_exact(kind):
 
 
 def test_large_leaves_have_draws_of_their_own(monkeypatch):
-    monkeypatch.setattr(packing, "PACK", 64)
+    monkeypatch.setattr(noise, "PACK", 64)
     sizes = {"a": 63, "b": 4, "c": 69, "d": 3}
     given = {name: jnp.zeros((2, size), jnp.float32) for name, size in sizes.items()}
     link = scheduled(np.ones(1), key=key(), rounds=1, kind="laplace")
@@ -273,12 +270,12 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
     seen = []
 
     def noted(key, shape, dtype):
-        high, low = normals.words(key, shape)
+        high, low = variates.words(key, shape)
         seen.append((np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low))
         return jnp.zeros(shape, dtype)
 
-    monkeypatch.setitem(module._DRAWS, kind, noted)
-    monkeypatch.setattr(packing, "PACK", 500)
+    monkeypatch.setitem(noise._DRAWS, kind, noted)
+    monkeypatch.setattr(noise, "PACK", 500)
     big = {"a": jnp.zeros((3, 700)), "b": jnp.zeros((3, 9)), "c": jnp.zeros((3, 495))}
     link = scheduled(np.ones(9), key=key(), rounds=9, kind=kind)
     state = link.init(big)
@@ -470,10 +467,8 @@ def test_other_keys_are_refused():
         (np.ones((3, 1)), 3, "laplace", "scales has shape"),
         (np.array([1.0, np.nan]), 2, "normal", "scales holds nan"),
         (np.array([1.0, -0.5]), 2, "normal", "scales holds -0.5; give scales of at least 0"),
-        (0.5 ** np.arange(120), 120, "laplace", "vanishes or overflows"),
-        (np.array([1e31]), 1, "laplace", "vanishes or overflows"),
         (np.ones(1), 0, "laplace", "rounds is 0"),
-        (np.ones(1), 2**31, "laplace", "below 2"),
+        (np.ones(1), 2**31, "laplace", "rounds is 2147483648"),
         (np.ones(1), 1, "gaussian", "kind is 'gaussian'; choose one of laplace, normal"),
     ],
 )
@@ -497,6 +492,5 @@ def test_malformed_updates_are_refused():
         {"a": jnp.ones((2, 2)), "b": jnp.ones(())},
         {"a": jnp.arange(3)},
     ):
-        for call in (link.init, lambda u: link.update(u, noise.NoiseState(key(), jnp.int32(0)))):
-            with pytest.raises(ValueError, match="agents of the first leaf"):
-                call(updates)
+        with pytest.raises(ValueError, match="agents of the first leaf"):
+            link.update(updates, noise.NoiseState(key(), jnp.int32(0)))

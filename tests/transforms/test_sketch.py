@@ -392,29 +392,10 @@ def test_a_fingerprint_sees_every_bit():
     assert sketch.fingerprint(swapped) != hashed
 
 
-def test_angles_and_flat_trees():
-    truth = directions(20, 2)
-    with double_precision():
-        orthogonal, _ = np.linalg.qr(np.column_stack([truth, np.eye(20)[:, :2]]))
-        mixed = np.cos(1e-4) * truth + np.sin(1e-4) * orthogonal[:, 2:]
-        assert float(sketch.largest_angle(truth, mixed)) == pytest.approx(1e-4, rel=1e-6)
+def test_flat_trees():
     tree = {"w": jnp.ones((2, 3), jnp.float32), "b": jnp.arange(2, dtype=jnp.float32)}
     vector, back = sketch.flat(tree)
     jax.tree.map(np.testing.assert_array_equal, back(vector), tree)
-
-
-def test_refusals():
-    state = sketch.start(9, 2, jax.random.key(0))
-    for wrong in (
-        lambda: sketch.start(9, 10, jax.random.key(0)),
-        lambda: sketch.start(0, 1, jax.random.key(0)),
-        lambda: sketch.start(9, 2, jax.random.key(0), jnp.float16),
-        lambda: sketch.update(state, jnp.ones(8), jax.random.key(0)),
-        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0)),  # four probes of two
-        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0), probes=1, forgetting=1.1),
-        lambda: sketch.update(state, jnp.ones(9), jax.random.key(0), probes=1, share=0.0),
-        lambda: sketch.flat({}),
-        lambda: sketch.flat({"n": jnp.arange(3)}),
-    ):
+    for wrong in ({}, {"n": jnp.arange(3)}):
         with pytest.raises(ValueError):
-            wrong()
+            sketch.flat(wrong)

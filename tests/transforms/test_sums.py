@@ -15,7 +15,7 @@ from dpjax import _numerics
 from dpjax.models import conv, losses
 from dpjax.models.mlp import MLP
 from dpjax.models.taps import Gradients
-from dpjax.transforms import clipping, sums
+from dpjax.transforms import clipping
 
 NETWORK = MLP(hidden=(16,), outputs=None, activation="relu")
 WEIGHTED = Gradients(NETWORK.apply, losses.squared)
@@ -41,7 +41,7 @@ def length(tree):
 @pytest.mark.parametrize("clip_norm", [0.5, 5.0, 1e6])
 def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0
-    got = jax.jit(sums.clipped_sum(WEIGHTED, clip_norm, method=method))(*batch, padding)
+    got = jax.jit(clipping.clipped_sum(WEIGHTED, clip_norm, method=method))(*batch, padding)
     want = jax.jit(clipping.per_example(one, clip_norm, method=method))(*batch, padding)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * min(clip_norm, 5))
@@ -55,7 +55,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
         def weighted(params, x, y, weights):
             return WEIGHTED(params, x, y, lambda norms: weights(norms * understated))
 
-        fn = jax.jit(sums.clipped_sum(weighted, clip_norm))
+        fn = jax.jit(clipping.clipped_sum(weighted, clip_norm))
         each = [fn(params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         return max(map(length, each)) / clip_norm
 
@@ -66,7 +66,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
 
 def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
     params, x, y = batch
-    fn = jax.jit(sums.clipped_sum(WEIGHTED, 1.0))
+    fn = jax.jit(clipping.clipped_sum(WEIGHTED, 1.0))
     whole = fn(params, x[:8], y[:8])
     padding = jnp.arange(12) >= 8
     for replaced in (y, y.at[8:].set(1e30), y.at[8:].set(jnp.inf)):
@@ -82,7 +82,7 @@ def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
 
 def test_zeroing_a_record_moves_the_sum_by_the_clip_norm_at_most(batch):
     params, x, y = batch
-    fn = jax.jit(sums.clipped_sum(WEIGHTED, 0.25))
+    fn = jax.jit(clipping.clipped_sum(WEIGHTED, 0.25))
     whole = fn(params, x, y, jnp.zeros(12, bool))
     for record in range(12):
         less = fn(params, x, y, jnp.arange(12) == record)
@@ -151,7 +151,7 @@ def compiled(name, clip_norm, method, per_layer, understated=1.0):
                 return exact.wide(params, x, y, lowered, **options)
 
         gradients = Understated()
-    fn = sums.clipped_sum(gradients, clip_norm, method=method, per_layer=per_layer)
+    fn = clipping.clipped_sum(gradients, clip_norm, method=method, per_layer=per_layer)
 
     def term(params, x, y):
         return fn(params, x[None], y[None])
@@ -226,7 +226,7 @@ def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per
     y = jnp.asarray([1e5, 0.0, math.nan, math.inf, 1e30], jnp.float32)
 
     def longest(clip_norm):
-        fn = sums.clipped_sum(gradients, clip_norm, per_layer=per_layer)
+        fn = clipping.clipped_sum(gradients, clip_norm, per_layer=per_layer)
         each = jax.jit(lambda x, y: jax.lax.map(lambda one: fn(params, *one), (x, y)))
         terms = each(x[:, None], y[:, None])
         leaves = [np.float64(leaf).reshape(len(y), -1) for leaf in jax.tree.leaves(terms)]
@@ -266,7 +266,7 @@ def test_routes_agree_with_padding_and_in_passes(name, per_layer):
     y, padding = jnp.asarray([0.1, 1.0, 20.0, 3.0, 1.0, -5.0]), jnp.arange(6) == 3
     want = jax.jit(clipping.per_example(plain, 0.7, per_layer=per_layer))(params, x, y, padding)
     for size in (None, 4):
-        fn = sums.clipped_sum(gradients, 0.7, per_layer=per_layer, microbatch=size)
+        fn = clipping.clipped_sum(gradients, 0.7, per_layer=per_layer, microbatch=size)
         got = jax.jit(fn)(params, x, y, padding)
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -276,7 +276,7 @@ def test_routes_agree_with_padding_and_in_passes(name, per_layer):
 def test_an_empty_batch_sums_to_nothing():
     params, x, gradients, plain = known("words")
     for options in ({}, {"microbatch": 2}, {"per_layer": True}):
-        got = sums.clipped_sum(gradients, 0.7, **options)(params, x[:0], jnp.zeros(0))
+        got = clipping.clipped_sum(gradients, 0.7, **options)(params, x[:0], jnp.zeros(0))
         want = clipping.per_example(plain, 0.7)(params, x[:0], jnp.zeros(0))
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -299,13 +299,13 @@ def test_an_empty_batch_sums_to_nothing():
 )
 def test_what_clips_nothing_is_refused_before_it_is_called(options, text):
     with pytest.raises(ValueError, match=text):
-        sums.clipped_sum(**({"weighted": WEIGHTED} | options))
+        clipping.clipped_sum(**({"weighted": WEIGHTED} | options))
 
 
 def test_batches_of_several_lengths_are_refused(batch):
     params, x, y = batch
     for size in (None, 5):
-        fn = sums.clipped_sum(WEIGHTED, 1.0, microbatch=size)
+        fn = clipping.clipped_sum(WEIGHTED, 1.0, microbatch=size)
         for lengths in ((x, y[:5], None), (x, y, jnp.zeros(5, bool)), (x, y, jnp.ones(1, bool))):
             with pytest.raises(ValueError, match="give one count of examples"):
                 fn(params, *lengths)

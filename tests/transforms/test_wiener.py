@@ -8,9 +8,14 @@ import pytest
 import scipy.linalg
 
 from _common import filtered
-from dpjax.transforms.lowpass import FILTERS, lowpass
-from dpjax.transforms.variance import NoiseVariance
-from dpjax.transforms.wiener import scheduled, steady_gain, wiener
+from dpjax.transforms.lowpass import (
+    FILTERS,
+    NoiseVariance,
+    by_matrix,
+    lowpass,
+    steady_gain,
+    wiener,
+)
 
 RHO, POWER, NOISE = 0.95, 0.5, 4.0
 KNOWN = {"correlation": RHO, "power": POWER, "fresh": False}
@@ -172,14 +177,14 @@ def test_a_filter_of_every_round_is_its_matrix(width):
     matrix = np.tril(rng.normal(size=(8, 8))) - np.tril(rng.normal(size=(8, 8)), -width - 1)
     matrix = np.tril(np.triu(matrix, -width))
     tree = {"w": rng.normal(size=(8, 2, 3)).astype(np.float32), "b": (np.ones((8,), np.float32),)}
-    got, state = stream(scheduled(matrix), tree)
+    got, state = stream(by_matrix(matrix), tree)
     for leaf, given in zip(jax.tree.leaves(got), jax.tree.leaves(tree), strict=True):
         np.testing.assert_allclose(leaf, np.tensordot(matrix, given, 1), rtol=1e-4, atol=1e-5)
     assert sum(leaf.size for leaf in jax.tree.leaves(state.past)) == width * 7
 
 
 def test_a_diagonal_filter_keeps_nothing():
-    got, state = stream(scheduled(np.diag([1.0, 2.0, 3.0])), np.ones((4, 2), np.float32))
+    got, state = stream(by_matrix(np.diag([1.0, 2.0, 3.0])), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got)[:, 0], [1, 2, 3, 3])
     assert jax.tree.leaves(state.past)[0].size == 0
 
@@ -197,9 +202,9 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise is -1"):
         wiener(-1.0)
     with pytest.raises(ValueError, match="matrix is not lower triangular"):
-        scheduled(np.ones((2, 2)))
+        by_matrix(np.ones((2, 2)))
 
 
 def test_a_filter_of_nothing_gives_nothing():
-    got, _ = stream(scheduled(np.zeros((3, 3))), np.ones((4, 2), np.float32))
+    got, _ = stream(by_matrix(np.zeros((3, 3))), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got), np.zeros((4, 2)))

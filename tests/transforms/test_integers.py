@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._sums import SumCode
-from dpjax.transforms import coded, discrete, fixed
+from dpjax._lattice import SumCode
+from dpjax.transforms import integers
 
 N, K, BOUND = 6, 300, 1.0
 NOISE, PUBLIC = jax.random.split(jax.random.key(4, impl="threefry2x32"))
@@ -27,7 +27,7 @@ def split(values):
 
 @functools.partial(jax.jit, static_argnums=0)
 def sent_of(code, payload, key, public, round):
-    add = coded.discrete(code, key=key, rounds=5)
+    add = integers.privatizer(code, key=key, rounds=5)
     state = add.init(payload)._replace(round=round)
     return add.update(payload, state, public)
 
@@ -37,11 +37,11 @@ def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
     return np.asarray(sent_of(code, payload, key, public, jnp.int32(round))[0])
 
 
-encoded = jax.jit(functools.partial(fixed.encode, CODE))
+encoded = jax.jit(functools.partial(integers.encode, CODE))
 
 
 def opened(code, total, public, like):
-    return coded.discrete(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
+    return integers.privatizer(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
 
 
 def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
@@ -62,10 +62,10 @@ def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
 
 def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
-    signs = coded.public_signs(CODE, PUBLIC)
+    signs = integers.public_signs(CODE, PUBLIC)
     own = jax.random.fold_in(NOISE, 0)
     rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
-    noise = discrete.discrete_gaussians(jax.random.fold_in(own, 1), rounded.shape, 4)
+    noise = integers.discrete_gaussians(jax.random.fold_in(own, 1), rounded.shape, 4)
     np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
     squares = np.square(np.asarray(rounded, np.int64)).sum(1)
     assert (squares <= CODE.limit).all() and (squares > 0).all()
@@ -80,11 +80,11 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
         def floats(key, shape, variance):
             return jnp.round(jax.random.normal(key, shape) * np.sqrt(variance)).astype(jnp.int32)
 
-        monkeypatch.setattr(fixed, "discrete_gaussians", floats)
+        monkeypatch.setattr(integers, "discrete_gaussians", floats)
     code = SumCode(size=2**15, bound=BOUND, grid=1 / 64, clients=24, variance=4)
     zeros = np.zeros((code.clients, code.size), np.float32)
     # Under another name: what is compiled is kept by it.
-    made = jax.jit(lambda key: fixed.noisy(code, zeros, fixed.signs(code, PUBLIC), key)[0])
+    made = jax.jit(lambda key: integers.noisy(code, zeros, integers.signs(code, PUBLIC), key)[0])
     noise = np.asarray(made(NOISE)).ravel()
     around = np.arange(-40, 41)
     law = np.exp(-(around**2) / 8)
@@ -98,7 +98,7 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
 
 def test_signs_are_public_and_new_in_every_round():
     rounds = [jax.random.fold_in(PUBLIC, t) for t in range(4)]
-    signs = np.stack([np.asarray(coded.public_signs(CODE, key)) for key in rounds])
+    signs = np.stack([np.asarray(integers.public_signs(CODE, key)) for key in rounds])
     assert set(np.unique(signs)) == {-1.0, 1.0}
     # Independent: no two rounds agree in more places than chance lets, nor does any lean.
     assert np.abs(signs @ signs.T - 512 * np.eye(4)).max() < 5 * np.sqrt(512)
@@ -121,9 +121,9 @@ def test_no_sign_comes_from_the_noise_key():
     for seed in range(2):
         key = jax.random.key(seed, impl="threefry2x32")
         assert off(sent(key=key)) < 0.6
-        rounded, _ = encoded(vectors(), coded.public_signs(CODE, key), key)
+        rounded, _ = encoded(vectors(), integers.public_signs(CODE, key), key)
         assert off(np.asarray(rounded).view(np.uint32)) > 0.6
-        right, _ = encoded(vectors(), coded.public_signs(CODE, PUBLIC), key)
+        right, _ = encoded(vectors(), integers.public_signs(CODE, PUBLIC), key)
         assert off(np.asarray(right).view(np.uint32)) < 0.3
 
 
@@ -169,7 +169,7 @@ def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
     first, second = sent(round=0), sent(round=1)
     assert (first != second).mean() > 0.5
     assert not sent(round=5).any()
-    add = coded.discrete(CODE, key=NOISE, rounds=5)
+    add = integers.privatizer(CODE, key=NOISE, rounds=5)
     state = add.init(split(vectors()))._replace(round=jnp.int32(5))
     with pytest.raises(ValueError, match="accounted for 5 rounds"):
         add.update(split(vectors()), state, PUBLIC)
@@ -177,8 +177,8 @@ def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
 
 def test_other_payloads_are_refused():
     with pytest.raises(ValueError, match="give size=299"):
-        coded.discrete(CODE, key=NOISE, rounds=5).init(vectors()[:, 1:])
+        integers.privatizer(CODE, key=NOISE, rounds=5).init(vectors()[:, 1:])
     with pytest.raises(ValueError, match="of 7 agents"):
-        coded.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
+        integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
     with pytest.raises(ValueError, match="floating leaves"):
-        coded.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
+        integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))

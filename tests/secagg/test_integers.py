@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from dpjax import _lattice, _numerics, _sums  # noqa: E402
-from dpjax.secagg import discrete, fixed  # noqa: E402
-from dpjax.secagg.fixed import SumCode  # noqa: E402
-from dpjax.transforms import fixed as within  # noqa: E402
+from dpjax import _lattice, _numerics  # noqa: E402
+from dpjax.secagg import integers  # noqa: E402
+from dpjax.secagg.integers import SumCode  # noqa: E402
+from dpjax.transforms import integers as within  # noqa: E402
 from tests.secagg.lattice import Script  # noqa: E402
 
 encode = jax.jit(within.encode, static_argnums=0)
-contributions = jax.jit(within.contributions, static_argnums=0)
+noisy = jax.jit(within.noisy, static_argnums=0)
 CODE = SumCode(size=100, bound=1.0, grid=0.05, clients=50, variance=4)
 
 
@@ -36,21 +36,20 @@ def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> Non
     c, gamma, k, beta = 1.0, 0.02, 4096, math.exp(-0.5)
     printed = c**2 + gamma**2 * k / 4
     printed += math.sqrt(2 * math.log(1 / beta)) * gamma * (c + gamma * math.sqrt(k) / 2)
-    found = gamma * math.sqrt(_sums.limit(c / gamma, k, beta))
+    found = gamma * math.sqrt(_lattice.limit(c / gamma, k, beta))
     assert 0 <= math.sqrt(printed) - found < gamma
-    assert _sums.limit(c / gamma, k, 0.0) == int((c / gamma + math.sqrt(k)) ** 2)
+    assert _lattice.limit(c / gamma, k, 0.0) == int((c / gamma + math.sqrt(k)) ** 2)
     code = SumCode(size=k, bound=c, grid=gamma, clients=10)
     assert code.sensitivity == pytest.approx(found, rel=1e-12)
-    assert code.unconditional == pytest.approx(c + gamma * math.sqrt(k), rel=1e-3)
     # Never above: a huge grid leaves the simple one.
-    assert _sums.limit(0.01, 4, 1e-9) == _sums.limit(0.01, 4, 0.0)
+    assert _lattice.limit(0.01, 4, 1e-9) == _lattice.limit(0.01, 4, 0.0)
 
 
 def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
     # Two coordinates, all four roundings with their probabilities, over places and betas.
     for beta in (0.6065, 0.2, 0.75):
         for place in itertools.product((0.1, 0.5, 2.5, 3.9), repeat=2):
-            square = _sums.limit(math.hypot(*place), 2, beta)
+            square = _lattice.limit(math.hypot(*place), 2, beta)
             share = 0.0
             for up in itertools.product((0, 1), repeat=2):
                 whole = [math.floor(p) + u for p, u in zip(place, up, strict=True)]
@@ -64,40 +63,39 @@ def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
 def test_no_vector_is_longer_than_its_sensitivity(grid, beta) -> None:
     code = SumCode(size=100, bound=1.0, grid=grid, clients=50, beta=beta)
     x, signs = vectors(20), code.signs(b"a")
-    stream = discrete.Stream(bytes(32))
-    whole = np.array([fixed.encode(code, each, signs, stream) for each in x])
+    stream = integers.Stream(bytes(32))
+    whole = np.array([integers.encode(code, each, signs, stream) for each in x])
     traced, fine = encode(code, jnp.asarray(x, jnp.float32), signs, key())
     for drawn in (whole, np.asarray(traced, np.int64)):
         lengths = np.linalg.norm(grid * drawn, axis=1)
-        assert lengths.max() <= code.sensitivity <= code.unconditional
+        assert lengths.max() <= code.sensitivity
     assert np.asarray(fine).all()
 
 
 def test_roundings_that_are_too_long_are_drawn_anew() -> None:
-    code = SumCode(size=64, bound=1.0, grid=1.0, clients=2, rotated=False)
-    x, signs = np.full(64, 0.125), code.signs(b"a")
+    code = SumCode(size=64, bound=1.0, grid=1.0, clients=2)
+    signs = code.signs(b"a")
+    # Rotated, every place is 1/8.
+    x = _lattice.hadamard(np.full(64, 0.125) / 8) * signs
     # Words of zero round all up. The broken twin sends that: longer than it says.
     assert 64 > code.limit
     later = np.random.default_rng(0).integers(0, 2**32, 64).tolist()
-    whole = fixed.encode(code, x, signs, Script([0] * 128 + later))
+    whole = integers.encode(code, x, signs, Script([0] * 128 + later))
     assert whole.tolist() == [int((word >> 8) < 2**21) for word in later]
     assert 0 < int(whole @ whole) <= code.limit
     # Words that never let it pass: all towards zero.
-    assert not fixed.encode(code, x, signs, Script([0] * (64 * _sums.TRIES))).any()
+    assert not integers.encode(code, x, signs, Script([0] * (64 * _lattice.TRIES))).any()
     # Where every rounding is taken, the limit is that of all up.
-    always = SumCode(size=64, bound=1.0, grid=1.0, clients=2, rotated=False, beta=0.0)
-    assert fixed.encode(always, x, signs, Script([0] * 64)).sum() == 64 <= always.limit
+    always = SumCode(size=64, bound=1.0, grid=1.0, clients=2, beta=0.0)
+    assert integers.encode(always, x, signs, Script([0] * 64)).sum() == 64 <= always.limit
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.x64
 @pytest.mark.parametrize("size", [1, 5, 64])
-def test_jit_and_numpy_agree_to_the_bit(size, rotated, weighted) -> None:
-    code = SumCode(size, 3.7, 0.013, 9, weighted=weighted, rotated=rotated)
+def test_jit_and_numpy_agree_to_the_bit(size) -> None:
+    code = SumCode(size, 3.7, 0.013, 9)
     x, signs = vectors(9, size, 3.7).astype(np.float32), code.signs(b"seed")
-    weights = np.linspace(0, 1, 9, dtype=np.float32) if weighted else None
-    given = None if weights is None else jnp.asarray(weights)
-    traced, fine = encode(code, jnp.asarray(x), signs, key(5), given)
+    traced, fine = encode(code, jnp.asarray(x), signs, key(5))
     assert traced.dtype == jnp.int32 and fine.all()
     column = jnp.arange(code.padded, dtype=jnp.uint32)
     for row in range(9):
@@ -106,8 +104,7 @@ def test_jit_and_numpy_agree_to_the_bit(size, rotated, weighted) -> None:
             np.asarray(_numerics.threefry(folded, jnp.full_like(column, t), column)[0]).tolist()
             for t in range(3)
         ]
-        weight = None if weights is None else float(weights[row])
-        mine = fixed.encode(code, x[row], signs, Script(sum(words, [])), weight)
+        mine = integers.encode(code, x[row], signs, Script(sum(words, [])))
         np.testing.assert_array_equal(mine, np.asarray(traced[row]))
 
 
@@ -116,63 +113,48 @@ def test_the_mean_is_the_vector_s() -> None:
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
     whole, _ = encode(CODE, rows, signs, key())
     mean = np.asarray(whole, np.float64).mean(0) * CODE.grid
-    mean = (fixed.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
+    mean = (_lattice.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
     # Standard errors of half a grid unit at most, and a bias that conditioning leaves.
     assert np.abs(mean - x).max() < 4.5 * CODE.grid / 2 / math.sqrt(8000)
     # Rounding to nearest would be further off: the twin.
-    nearest = CODE.grid * np.rint(fixed.rotation(CODE, x.astype(np.float32), signs))
-    nearest = fixed.hadamard(nearest) / math.sqrt(CODE.padded) * signs
+    nearest = CODE.grid * np.rint(integers.rotation(CODE, x.astype(np.float32), signs))
+    nearest = _lattice.hadamard(nearest) / math.sqrt(CODE.padded) * signs
     assert np.abs(nearest[:100] - x).max() > 4.5 * CODE.grid / 2 / math.sqrt(8000)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_sums_of_contributions_are_those_of_vectors(weighted) -> None:
-    code = SumCode(100, 1.0, 0.01, 50, variance=Fraction(9, 2), weighted=weighted)
+def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
+    code = SumCode(100, 1.0, 0.01, 50, variance=Fraction(9, 2))
     x, signs = vectors(), code.signs(b"a")
-    weights = np.linspace(0.1, 1, 50) if weighted else None
-    stream = discrete.Stream(bytes(32))
-    shares = np.ones(50) if weights is None else weights
-    mine = [
-        fixed.contribution(code, each, signs, stream, None if weights is None else float(share))
-        for each, share in zip(x, shares, strict=True)
-    ]
-    assert all(each.dtype == np.uint32 and each.max() < 2**code.bits for each in mine)
-    traced, fine = contributions(
-        code, jnp.asarray(x, jnp.float32), signs, key(), None if weights is None else
-        jnp.asarray(weights, jnp.float32),
-    )  # fmt: skip
-    assert fine.all() and int(traced.max()) < 2**code.bits
-    total = np.sum(mine, axis=0, dtype=np.uint64).astype(np.uint32)
-    theirs = jnp.sum(traced, axis=0, dtype=jnp.uint32)
+    stream = integers.Stream(bytes(32))
+    mine = np.array([integers.noisy(code, each, signs, stream) for each in x])
+    traced, fine = noisy(code, jnp.asarray(x, jnp.float32), signs, key())
+    assert fine.all() and traced.dtype == jnp.int32
+    low = 2**code.bits - 1
+    total = (mine.sum(0) & low).astype(np.uint32)
+    theirs = jnp.sum(traced, axis=0, dtype=jnp.int32).astype(jnp.uint32) & np.uint32(low)
     # Noise of 50 clients, and roundings of each: at most 1/4 a coordinate.
     spread = code.grid * math.sqrt(50 * (4.5 + 0.25))
     for whole in (total, np.asarray(theirs)):
-        found = fixed.decode(code, whole, signs)
-        assert found.shape == (100 + weighted,)
-        error = found[:100] - (shares[:, None] * x).sum(0)
+        error = integers.decode(code, whole, signs) - x.sum(0)
         assert 0.7 * spread < error.std() < 1.3 * spread and np.abs(error).max() < 5 * spread
-        if weighted:
-            assert abs(found[100] - shares.sum()) < 5 * spread
-    np.testing.assert_allclose(
-        within.decode(code, theirs, signs), fixed.decode(code, np.asarray(theirs), signs), atol=1e-5
-    )
+    found = integers.decode(code, np.asarray(theirs), signs)
+    np.testing.assert_allclose(within.decode(code, theirs, signs), found, atol=1e-5)
 
 
-@pytest.mark.parametrize("rotated", [False, True])
-def test_sums_do_not_wrap_and_with_fewer_bits_they_would(rotated) -> None:
-    # All clients alike: the worst case without a rotation is one coordinate that holds all of C.
-    code = SumCode(64, 1.0, 0.02, 200, variance=16, rotated=rotated)
+def test_sums_do_not_wrap_and_with_fewer_bits_they_would() -> None:
+    # All clients alike: the worst case.
+    code = SumCode(64, 1.0, 0.02, 200, variance=16)
     x = np.zeros((200, 64), np.float32)
     x[:, 3] = 1.0
     signs = code.signs(b"a")
-    traced, _ = contributions(code, jnp.asarray(x), signs, key())
-    total = np.asarray(jnp.sum(traced, axis=0, dtype=jnp.uint32))
-    found = fixed.decode(code, total, signs)
+    traced, _ = noisy(code, jnp.asarray(x), signs, key())
+    low = np.uint32(2**code.bits - 1)
+    total = np.asarray(jnp.sum(traced, axis=0, dtype=jnp.int32)).astype(np.uint32) & low
+    found = integers.decode(code, total, signs)
     assert abs(found[3] - 200) < 10 and np.abs(np.delete(found, 3)).max() < 10
     half = 1 << (code.bits - 1)
     whole = ((total.astype(np.int64) + half) & (2 * half - 1)) - half
-    fewer = 1 << (code.bits - (5 if rotated else 2))
-    assert (np.abs(whole) >= fewer).any()
+    assert (np.abs(whole) >= 1 << (code.bits - 5)).any()
 
 
 def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> None:
@@ -182,11 +164,11 @@ def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> No
 
     code = SumCode(30, 1.0, 0.01, 5, variance=25)
     terms = Terms(5, code.padded, bits=32, bound=code.largest, corrupt=0.0, dropout=0.2)
-    x, signs, stream = vectors(5, 30), code.signs(b"a"), discrete.Stream(bytes(32))
-    values = np.array([fixed.noisy(code, each, signs, stream) for each in x])
+    x, signs, stream = vectors(5, 30), code.signs(b"a"), integers.Stream(bytes(32))
+    values = np.array([integers.noisy(code, each, signs, stream) for each in x])
     assert np.abs(values).max() <= code.largest
     made = Round(terms, values, leaves={2: "mask"})
-    found = fixed.decode(code, made.run().values, signs)
+    found = integers.decode(code, made.run().values, signs)
     error = found - x[[0, 1, 3, 4]].sum(0)
     spread = code.grid * math.sqrt(4 * 25.25)
     assert 0.6 * spread < error.std() < 1.4 * spread
@@ -202,20 +184,20 @@ def test_no_entry_is_beyond_the_largest() -> None:
 
 
 def test_bits_are_those_of_signals_and_of_noise() -> None:
-    given = dict(clients=1000, norm=20.0, square=500, size=4096, rotated=True, failure=2.0**-40)
-    bits = _sums.wrap_bits(variance=4, **given)
+    given = dict(clients=1000, norm=20.0, square=500, size=4096, failure=2.0**-40)
+    bits = _lattice.wrap_bits(variance=4, **given)
     z = math.sqrt(2 * math.log(4 * 4096 * 2.0**40))
     reach = 1000 * 20 / 64 * z + 1000 + math.sqrt(4000) * z
     assert 2 ** (bits - 1) > reach >= 2 ** (bits - 2)
     # The broken twin: a modulus for the signals alone wraps on noise.
     quiet = dict(given, clients=4, norm=1.0, square=2)
-    alone = _sums.wrap_bits(variance=0, **quiet)
-    noise = discrete.discrete_gaussians(discrete.Stream(bytes(32)), 4096, 400)
+    alone = _lattice.wrap_bits(variance=0, **quiet)
+    noise = integers.discrete_gaussians(integers.Stream(bytes(32)), 4096, 400)
     assert np.abs(noise).max() >= 2 ** (alone - 1)
-    assert np.abs(noise).max() < 2 ** (_sums.wrap_bits(variance=400, **quiet) - 1)
+    assert np.abs(noise).max() < 2 ** (_lattice.wrap_bits(variance=400, **quiet) - 1)
     # More of anything never takes fewer.
     for change in ({"clients": 2000}, {"norm": 40.0, "square": 2000}, {"failure": 2.0**-60}):
-        assert _sums.wrap_bits(variance=4, **(given | change)) >= bits
+        assert _lattice.wrap_bits(variance=4, **(given | change)) >= bits
 
 
 def test_signs_are_public_coins() -> None:
@@ -228,9 +210,9 @@ def test_a_rotation_spreads_what_one_coordinate_holds() -> None:
     code = SumCode(1000, 1.0, 0.001, 2)
     x = np.zeros(1000, np.float32)
     x[7] = 1.0
-    places = fixed.rotation(code, x, code.signs(b"a"))
+    places = integers.rotation(code, x, code.signs(b"a"))
     np.testing.assert_allclose(np.abs(places), 1000 / 32, rtol=1e-6)
-    back = fixed.hadamard(places.astype(np.float64)) / 32 * code.signs(b"a") * 0.001
+    back = _lattice.hadamard(places.astype(np.float64)) / 32 * code.signs(b"a") * 0.001
     np.testing.assert_allclose(back[:1000], x, atol=1e-6)
 
 
@@ -241,18 +223,16 @@ def test_rows_that_are_too_long_or_not_finite_are_not_sent() -> None:
     whole, fine = encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
     assert not np.asarray(whole)[1:5].any() and np.asarray(whole)[[0, 5]].any()
-    plain = SumCode(100, 1.0, 0.05, 50, rotated=False)
-    whole, fine = encode(plain, jnp.asarray(x), plain.signs(b"a"), key())
-    assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
 
 
+@pytest.mark.x64
 def test_squares_beyond_64_bits_are_no_short_vector() -> None:
     """Norms are tested whatever the payload was: sums of squares must not come round to small."""
     size = 2**19
-    code = SumCode(size, 1.0, 1 / 64, 1, rotated=False)
+    code = SumCode(size, 1.0, 1 / 64, 1)
     rows = np.zeros((4, size), np.int32)
-    rows[0] = _sums.LARGEST  # 2^63, the least number of int64
-    rows[1, :-1] = _sums.LARGEST
+    rows[0] = _lattice.LONGEST  # 2^63, the least number of int64
+    rows[1, :-1] = _lattice.LONGEST
     rows[2, : code.limit % 1024] = 1
     rows[3, : math.isqrt(code.limit)] = 1
     rows[3, 0] = math.isqrt(code.limit)
@@ -268,11 +248,6 @@ def test_squares_beyond_64_bits_are_no_short_vector() -> None:
     assert np.asarray(within._short(code, jnp.asarray(places))).tolist() == [True, False]
 
 
-def weigh(weight, weighted=True):
-    code = SumCode(100, 1.0, 0.05, 50, weighted=weighted)
-    return fixed.encode(code, vectors(1)[0], code.signs(b"a"), discrete.Stream(bytes(32)), weight)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -285,17 +260,8 @@ def weigh(weight, weighted=True):
         (lambda: SumCode(4, 1.0, 1e-7, 2), "take a coarser grid"),
         (lambda: SumCode(4, 1.0, 1e-6, 10**5), "takes 3[3-9] bits"),
         (lambda: CODE.signs("a"), "give bytes"),
-        (lambda: weigh(None), "weighted; give one from 0 to 1"),
-        (lambda: weigh(0.5, weighted=False), "not weighted; give none"),
-        (lambda: weigh(1.5), "weight is 1.5"),
-        (lambda: fixed.decode(CODE, np.zeros(3, int), CODE.signs(b"a")), "give 128 whole"),
-        (lambda: fixed.decode(CODE, np.zeros(128), CODE.signs(b"a")), "give 128 whole"),
-        (lambda: within.decode(CODE, jnp.zeros(128), CODE.signs(b"a")), "give 128 whole"),
-        (lambda: within.encode(CODE, jnp.zeros((2, 3)), CODE.signs(b"a"), key()), "clients, 100"),
-        (
-            lambda: within.encode(CODE, jnp.zeros((2, 100)), CODE.signs(b"a"), key(), jnp.ones(2)),
-            "not weighted; give none",
-        ),
+        (lambda: integers.decode(CODE, np.zeros(3, int), CODE.signs(b"a")), "give 128 whole"),
+        (lambda: integers.decode(CODE, np.zeros(128), CODE.signs(b"a")), "give 128 whole"),
     ],
 )
 def test_what_has_no_whole_numbers_is_refused(call, message) -> None:
@@ -308,4 +274,4 @@ def test_vectors_that_have_none_are_refused(change) -> None:
     x = vectors(1)[0]
     x = {"long": 1.01 * x, "nan": np.where(np.arange(100) == 3, np.nan, x), "size": x[:9]}[change]
     with pytest.raises(ValueError, match="values"):
-        fixed.encode(CODE, x, CODE.signs(b"a"), discrete.Stream(bytes(32)))
+        integers.encode(CODE, x, CODE.signs(b"a"), integers.Stream(bytes(32)))

@@ -1,4 +1,4 @@
-"""What a server reads that tells different clients different stories: nobody's vector alone."""
+"""A server that tells clients different dropout sets cannot unmask a single client."""
 
 import copy
 import functools
@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import masks, pairs, shamir, stories  # noqa: E402
-from dpjax.secagg.client import Client  # noqa: E402
+from dpjax.secagg import primitives  # noqa: E402
+from dpjax.secagg.client import Client, request_digest  # noqa: E402
 from dpjax.secagg.messages import Confirmed, Masked, Request  # noqa: E402
 from dpjax.secagg.terms import Abort, Rejected  # noqa: E402
 from tests.secagg.rounds import ALL_STAGES, Round, Trusting, terms_for, vectors  # noqa: E402
@@ -19,9 +19,9 @@ from tests.secagg.rounds import ALL_STAGES, Round, Trusting, terms_for, vectors 
 TERMS = terms_for(100, dropout=0.2, length=3, adversary="semi_malicious")
 
 
-def told(near, target, spare, threshold):
-    """Whom every client is told have left: neighbours of the target, so many of each that its key
-    comes out, and no more than may be missing. None where there are no such stories.
+def chosen_dropouts(near, target, spare, threshold):
+    """Dropouts of each client's request: neighbours of the target, so many of each that its key
+    comes out, and no more than may be missing. None where there are no such requests.
     """
     lacking = dict.fromkeys(near[target], threshold)
     left = {}
@@ -34,7 +34,7 @@ def told(near, target, spare, threshold):
 
 
 def answered(round, left):
-    """What clients answer who were told these stories, all confirmations handed on; and why not."""
+    """What clients answer to these dropout sets, all confirmations handed on; and why not."""
     server, clients = round.server, round.clients
     everybody = frozenset(range(len(clients)))
     said, answers, reasons = {}, {}, []
@@ -48,7 +48,9 @@ def answered(round, left):
         # The server hands on all that this client takes.
         near = set(server._near[number]) - set(left[number])
         came = {
-            j: said[j].sealed[number] for j in near if number in getattr(said.get(j), "sealed", ())
+            j: said[j].confirmations[number]
+            for j in near
+            if number in getattr(said.get(j), "confirmations", ())
         }
         try:
             answers[number] = clients[number].unmask(Confirmed(server.hello.nonce, came))
@@ -70,17 +72,17 @@ def opened(round, target, left):
         }
         if len(shares) < threshold:
             raise Abort(f"{kind} of {owner} has {len(shares)} shares")
-        return shamir.join(dict(list(shares.items())[:threshold])).to_bytes(32, "big")
+        return primitives.join_shares(dict(list(shares.items())[:threshold])).to_bytes(32, "big")
 
     terms, session = server.terms, server._session
     sent = [each for each in round.seen if isinstance(each, Masked)][target]
-    total = masks.unpacked(sent.vector, terms.length, terms.bits)
-    own = pairs.self_key(rebuilt("seeds", target), target, session)
-    total = total - masks.expand(own, terms.length, terms.bits)
+    total = primitives.unpacked(sent.vector, terms.length, terms.bits)
+    own = primitives.self_key(rebuilt("seeds", target), target, session)
+    total = total - primitives.expand(own, terms.length, terms.bits)
     for j in server._near[target]:
         keys = server._pair_keys(j, rebuilt("keys", j), [target])
-        total = masks.combined(total, keys, j, terms.bits)
-    return (total & masks.low_bits(terms.bits)).astype(np.uint32).view(np.int32)
+        total = primitives.combined(total, keys, j, terms.bits)
+    return (total & primitives.low_bits(terms.bits)).astype(np.uint32).view(np.int32)
 
 
 @functools.cache
@@ -98,15 +100,15 @@ def masked(client=Client):
 
 
 def many(one, target):
-    """Stories by which the server would read the target, each one that a client must believe."""
+    """Dropout sets that each client must believe, by which the server would read the target."""
     graph, spare = one.server.graph, TERMS.clients - TERMS.minimum
     assert graph.degree < TERMS.clients - 1 and 2 * graph.threshold > graph.degree
-    left = told(one.server._near, target, spare, graph.threshold)
+    left = chosen_dropouts(one.server._near, target, spare, graph.threshold)
     assert left is not None and max(map(len, left.values())) <= spare
     return left
 
 
-def test_a_server_with_many_stories_gets_no_answer():
+def test_a_server_with_many_dropout_sets_gets_no_answer():
     one, target = masked(), 7
     left = many(one, target)
     with pytest.raises(Abort, match="seeds of 7 has 0 shares"):
@@ -119,12 +121,12 @@ def test_a_server_with_many_stories_gets_no_answer():
 
 
 @pytest.mark.mutant
-def test_a_twin_that_does_not_compare_is_read():
+def test_a_copy_that_does_not_compare_is_read():
     one, target = masked(Trusting), 7
     np.testing.assert_array_equal(opened(one, target, many(one, target)), one.values[target])
 
 
-def test_with_one_story_for_all_it_opens_none():
+def test_with_one_dropout_set_for_all_it_opens_none():
     one, target = masked(), 7
     graph = one.server.graph
     gone = one.server._near[target][: graph.degree - graph.threshold]
@@ -135,7 +137,7 @@ def test_with_one_story_for_all_it_opens_none():
     assert len(answered(masked(), left)[0]) == TERMS.clients - len(gone)
 
 
-# The rule by itself: every story for every client, no ciphers
+# The rule by itself: every dropout set for every client, no ciphers
 
 
 def shown(near, corrupt, left, threshold, confirmations):
@@ -146,7 +148,7 @@ def shown(near, corrupt, left, threshold, confirmations):
         corrupt: Who confirms anything and gives everything.
         left: Whom each honest client is told have left; None is told nothing.
         threshold: Shares that rebuild a secret.
-        confirmations: How many of the same story a client asks for.
+        confirmations: How many of the same request a client asks for.
     """
     honest = [i for i in range(len(near)) if i not in corrupt]
     told = {i: left[i] for i in honest if left[i] is not None and i not in left[i]}
@@ -177,7 +179,7 @@ def harary(clients, degree):
     ("clients", "degree", "corrupt", "threshold", "dropouts"),
     [(5, 4, (), 3, 1), (5, 4, (2,), 3, 2), (6, 2, (), 2, 1), (4, 2, (), 2, 2)],
 )
-def test_no_stories_at_all_open_a_vector_alone(clients, degree, corrupt, threshold, dropouts):
+def test_no_dropout_sets_at_all_open_a_vector_alone(clients, degree, corrupt, threshold, dropouts):
     near = harary(clients, degree)
     most = max(len(set(each) & set(corrupt)) for each in near)
     assert 2 * threshold > degree + most
@@ -232,10 +234,10 @@ def changed(cipher):
 def test_a_client_takes_as_many_confirmations_as_the_threshold():
     one, relayed = confirmed()[3:]
     threshold, message = SMALL.graph(6).threshold, relayed[1]
-    assert threshold == 3 and sorted(message.sealed) == [2, 3, 4, 5]
+    assert threshold == 3 and sorted(message.confirmations) == [2, 3, 4, 5]
     for count in range(5):
         client = copy.deepcopy(one.clients[1])
-        few = message._replace(sealed=dict(list(message.sealed.items())[:count]))
+        few = message._replace(confirmations=dict(list(message.confirmations.items())[:count]))
         if count >= threshold:
             assert set(client.unmask(few).keys) == {0}
             with pytest.raises(Abort, match="out of order"):
@@ -259,17 +261,17 @@ def test_confirmations_that_are_none_do_not_count(change, told):
     one, relayed = confirmed()[3:]
     client = copy.deepcopy(one.clients[1])
     with pytest.raises(Abort, match=told) as caught:
-        client.unmask(relayed[1]._replace(sealed=change(relayed[1].sealed)))
+        client.unmask(relayed[1]._replace(confirmations=change(relayed[1].confirmations)))
     assert caught.value.exposed and client.over and not client._held
 
 
 def test_what_goes_to_one_neighbour_opens_for_nobody_else_nor_comes_back():
     said, one, relayed = confirmed()[2:]
     client = copy.deepcopy(one.clients[1])
-    own = said[1].sealed  # its own confirmations, given back to it
+    own = said[1].confirmations  # its own confirmations, given back to it
     with pytest.raises(Abort, match="0 neighbours confirmed"):
-        client.unmask(relayed[1]._replace(sealed=own))
-    sealed = [each for message in said.values() for each in message.sealed.values()]
+        client.unmask(relayed[1]._replace(confirmations=own))
+    sealed = [each for message in said.values() for each in message.confirmations.values()]
     assert len(set(sealed)) == len(sealed) == 20
 
 
@@ -304,10 +306,10 @@ def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
     one = copy.deepcopy(before)
     said = {i: one.clients[i].confirm(requests[i]) for i in requests}
     server = one.server
-    some = dict(list(said[1].sealed.items())[1:])
+    some = dict(list(said[1].confirmations.items())[1:])
     for wrong in (some, {**some, 0: b"c" * 48}):
         with pytest.raises(Rejected, match="not for its neighbours"):
-            server.accept(1, said[1]._replace(sealed=wrong))
+            server.accept(1, said[1]._replace(confirmations=wrong))
     with pytest.raises(Rejected, match="another aggregation"):
         server.accept(1, said[1]._replace(nonce=bytes(16)))
     for i in (1, 2, 3, 4):
@@ -315,7 +317,7 @@ def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
     with pytest.raises(Rejected, match="sent this before"):
         server.accept(1, said[1])
     relayed = server.relay()
-    assert set(relayed) == {1, 2, 3, 4} and set(relayed[1].sealed) == {2, 3, 4}
+    assert set(relayed) == {1, 2, 3, 4} and set(relayed[1].confirmations) == {2, 3, 4}
     with pytest.raises(Rejected, match="Confirm of client 5"):
         server.accept(5, said[5])
     for i in relayed:
@@ -326,9 +328,9 @@ def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
     np.testing.assert_array_equal(total.values, one.values[1:].sum(axis=0))
 
 
-def test_stories_have_one_digest_each():
+def test_requests_have_one_digest_each():
     def named(survivors, dropouts, nonce=b"n" * 16, session=b"s" * 32):
-        return stories.digest(Request(nonce, frozenset(survivors), frozenset(dropouts)), session)
+        return request_digest(Request(nonce, frozenset(survivors), frozenset(dropouts)), session)
 
     seen = [
         named({0, 1}, {2}), named({0, 1, 2}, {}), named({0, 1}, {}), named({0}, {1, 2}),

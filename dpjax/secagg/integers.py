@@ -1,4 +1,9 @@
-"""Discrete Gaussian variables from ChaCha20, exact: whole numbers decide, never probabilities.
+"""Vectors of reals as the whole numbers of a secure sum with their noise, on a client and a server.
+
+`SumCode` says what all agree on; `dpjax.transforms.integers` does the same inside jit, to the bit.
+Only NumPy is needed, and the extra ``secure`` for a client's words.
+
+Discrete Gaussian variables are exact, for whole numbers decide, never probabilities:
 
     P(y) ~ exp(-y^2 / (2 sigma^2)),    y = ..., -1, 0, 1, ...;    sigma^2 rational, 1/4 to 2^20
 
@@ -13,15 +18,25 @@ Reference:
     Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy.
 """
 
-import importlib
+import math
 from fractions import Fraction
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt32, UInt64
+from jaxtyping import Bool, Float, Int64, UInt32, UInt64
 
 from dpjax import _lattice, _validate
+from dpjax._lattice import SumCode
+from dpjax.secagg import primitives
 
-__all__ = ["Stream", "discrete_gaussians", "variance_above"]
+__all__ = [
+    "Stream",
+    "SumCode",
+    "decode",
+    "discrete_gaussians",
+    "encode",
+    "noisy",
+    "variance_above",
+]
 
 _WORD = np.uint64(2**32)
 _MASK = np.uint64(2**32 - 1)
@@ -44,7 +59,7 @@ class Stream:
         ValueError: For another seed or purpose, and without the extra ``secure``.
 
     Example:
-        >>> from dpjax.secagg.discrete import Stream
+        >>> from dpjax.secagg.integers import Stream
         >>> Stream(bytes(32)).words(2).tolist()
         [2917185654, 2419978656]
     """
@@ -56,17 +71,8 @@ class Stream:
                 "give 32 bytes, of secrets.token_bytes(32)"
             )
         number = _validate.integer("purpose", purpose, least=0, most=2**63 - 1)
-        try:
-            ciphers = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-        except ImportError as error:
-            raise ValueError(
-                f"{error.name} is not installed, and ChaCha20 needs it; in dpjax's folder: "
-                "pip install '.[secure]'"
-            ) from None
         # The first four bytes count blocks of 64 bytes, from 0.
-        nonce = bytes(4) + number.to_bytes(12, "little")
-        self._cipher = ciphers.Cipher(ciphers.algorithms.ChaCha20(seed, nonce), mode=None)
-        self._encryptor = self._cipher.encryptor()
+        self._encryptor = primitives.chacha20(seed, bytes(4) + number.to_bytes(12, "little"))
         self._ready = np.zeros(0, np.uint32)
         self._given = 0
 
@@ -122,7 +128,7 @@ def variance_above(value: float) -> Fraction:
         ValueError: For another one.
 
     Example:
-        >>> from dpjax.secagg.discrete import variance_above
+        >>> from dpjax.secagg.integers import variance_above
         >>> variance_above(4.0)
         Fraction(4, 1)
     """
@@ -150,8 +156,8 @@ def discrete_gaussians(
         ValueError: For another variance or count.
 
     Example:
-        >>> from dpjax.secagg import discrete
-        >>> discrete.discrete_gaussians(discrete.Stream(bytes(32)), 6, 4).shape
+        >>> from dpjax.secagg import integers
+        >>> integers.discrete_gaussians(integers.Stream(bytes(32)), 6, 4).shape
         (6,)
     """
     count = _validate.integer("count", count, least=0)
@@ -243,3 +249,125 @@ def _rational(
         undecided = (rest > 0) & (rest < bottom)
         open_, left = open_[undecided], rest[undecided]
     return below
+
+
+def encode(
+    code: SumCode,
+    values: Float[np.ndarray, " k"],
+    signs: Float[np.ndarray, " K"],
+    stream: Stream,
+) -> Int64[np.ndarray, " K"]:
+    """Return a vector's whole numbers, without noise.
+
+    Guarantee: the sum of their squares is at most ``code.limit``.
+
+    Args:
+        code: What all agree on.
+        values: [k] reals of a norm of at most ``code.bound``.
+        signs: [K] from ``code.signs``.
+        stream: Where words for the rounding come from.
+
+    Returns:
+        [K] whole numbers.
+
+    Raises:
+        ValueError: For a vector that is not finite, too long or of another size.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import integers
+        >>> code = integers.SumCode(size=4, bound=1.0, grid=0.25, clients=3)
+        >>> x, signs = np.array([0.5, 0.0, -0.25, 0.5]), code.signs(b"round 1")
+        >>> whole = integers.encode(code, x, signs, integers.Stream(bytes(32)))
+        >>> float(np.abs(integers.decode(code, whole, signs) - x).max()) < 0.5
+        True
+    """
+    vector = _validate.finite_array("values", values, ndim=1)
+    if vector.size != code.size:
+        raise ValueError(f"values are {vector.size}; give {code.size}, the code's size")
+    length = float(np.linalg.norm(vector))
+    too_long = f"values have a norm of {length:.9g}, beyond bound {code.bound}; clip them first"
+    if length > code.bound * (1 + 1e-5):
+        raise ValueError(too_long)
+    places = rotation(code, vector.astype(np.float32), signs)
+    lower = np.floor(places)
+    # Exact: a fraction's 24 leading bits, of which words hold as many.
+    shares = (places - lower) * np.float32(2**24)
+    for _ in range(_lattice.TRIES):
+        words = stream.words(code.padded) >> np.uint32(8)
+        whole = lower.astype(np.int64) + (words.astype(np.float32) < shares)
+        if int(whole @ whole) <= code.limit:
+            return whole
+    whole = np.trunc(places).astype(np.int64)
+    if int(whole @ whole) > code.limit:
+        raise ValueError(too_long)
+    return whole
+
+
+def noisy(
+    code: SumCode,
+    values: Float[np.ndarray, " k"],
+    signs: Float[np.ndarray, " K"],
+    stream: Stream,
+) -> Int64[np.ndarray, " K"]:
+    """Return a vector's whole numbers and its client's noise: what goes into a secure sum.
+
+    The sum of ``Terms(code.clients, code.padded, bits=32, bound=code.largest, ...)`` takes them.
+
+    Guarantee: zero-out of one client moves the sum by at most ``code.sensitivity``; the noise in
+    it is the discrete Gaussian of ``code.variance`` squared grid units, of every client that is in
+    the sum. `dpjax.accounting.discrete` states the loss.
+
+    Args:
+        code: What all agree on.
+        values: [k] reals.
+        signs: [K] from ``code.signs``.
+        stream: Where words for rounding and noise come from: of a secret seed, for this round.
+
+    Returns:
+        [K] whole numbers, of at most ``code.largest``.
+
+    Raises:
+        ValueError: As `encode`.
+    """
+    whole = encode(code, values, signs, stream)
+    if not code.variance:
+        return whole
+    return whole + discrete_gaussians(stream, code.padded, code.variance)
+
+
+def decode(
+    code: SumCode, total: Int64[np.ndarray, " K"] | UInt32[np.ndarray, " K"], signs: np.ndarray
+) -> Float[np.ndarray, " k"]:
+    """Return the sum of vectors that whole numbers stand for.
+
+    Args:
+        code: What all agree on.
+        total: [K] sums, whole or modulo 2^b.
+        signs: [K] from ``code.signs``.
+
+    Returns:
+        [k] float64.
+
+    Raises:
+        ValueError: For another size, or what are no whole numbers.
+    """
+    array = np.asarray(total)
+    if array.shape != (code.padded,) or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"total is {array.dtype}{list(array.shape)}; give {code.padded} whole numbers"
+        )
+    half = 1 << (code.bits - 1)
+    signed = ((array.astype(np.int64) + half) & (2 * half - 1)) - half
+    reals = signed.astype(np.float64) * code.grid
+    return (_lattice.hadamard(reals) / math.sqrt(code.padded) * signs)[: code.size]
+
+
+def rotation(
+    code: SumCode, vector: Float[np.ndarray, " m"], signs: Float[np.ndarray, " K"]
+) -> Float[np.ndarray, " K"]:
+    """A vector's places on the grid, in float32: one product a coordinate, then sums alone."""
+    places = np.zeros(code.padded, np.float32)
+    places[: vector.size] = vector * code.factor
+    largest = np.float32(_lattice.LONGEST)
+    return np.clip(_lattice.hadamard(places * signs), -largest, largest)

@@ -1,0 +1,490 @@
+"""Vectors of many simulated clients as the whole numbers of a secure sum, with their noise, in jit.
+
+What `dpjax.secagg.integers` does for one client, to the bit, if the words are the same: coordinates
+are multiplied once, then added and subtracted in a fixed order. Words are threefry's.
+
+Discrete Gaussian variables are exact, for whole numbers decide:
+
+    P(y) ~ exp(-y^2 / (2 sigma^2)),    y = ..., -1, 0, 1, ...;    sigma^2 rational, 1/4 to 2^20
+
+Number (i, j) is drawn from the hashes of the counters (0, j), (1, j), (2, j), ... under the key
+folded with i, as many as it takes: it depends on (key, row, column) alone, not on how many rows or
+columns there are, on what is vmapped, or on how arrays are sharded. A simulation that is resumed
+draws the same numbers.
+
+A while loop advances many numbers at once, by one hash each: a lane draws some columns of a row,
+one after the other, so that none waits for the unluckiest number of all. In one step a lane
+
+    starts     draws u and the sign, see `dpjax._lattice`
+    repeats    decides one event of probability rest / divisor and one of 1 / k, each by a word of
+               32 bits; where that word leaves it open, once in 2^32, the remainder goes on to the
+               next one. The first k at which one of them fails is odd with probability
+               exp(-rest / divisor): by such runs v is counted up, then the proposal is kept or not
+
+in words of 32 bits alone, whose products have two words: the arithmetic is the same in JAX's
+default precision as in double.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
+
+from dpjax import _lattice, _numerics, _validate
+from dpjax._lattice import SumCode
+from dpjax._numerics import double_precision
+from dpjax.protocols import IntegerEncoded
+from dpjax.transforms import noise as noise_
+
+__all__ = ["decode", "discrete_gaussians", "encode", "noisy", "privatizer"]
+
+_SIGNS = 2**32 - 2
+"""Folded into a round's public key: above every number of a cohort slot, agent or gossip step."""
+_UPPER = 20
+"""Bits that squares of up to 2^44 lose where 2^24 of them are added in 63."""
+_PER_LANE = 32
+"""Numbers that a lane draws: fewer wait longer for the unluckiest lane, more fill fewer lanes."""
+_STEPS = 4
+"""Steps of the loop between two looks at which numbers are done."""
+_LONGEST = 2**11
+"""Proposals of v = 2^11 are turned down: once in e^2048."""
+_START, _COUNT, _KEEP, _DONE = (np.uint32(stage) for stage in range(4))
+
+Words = UInt32[Array, "r l"]
+
+
+class _Lane(NamedTuple):
+    """Where every lane stands.
+
+    Attributes:
+        slot: Which of its numbers it draws.
+        tick: Hashes it has taken for this number.
+        stage: Start, count v up, keep or not, done.
+        uniform: u.
+        runs: v.
+        exponent: What is left of it, in units of 1 / (2 p).
+        first: Remainder of what the first word decides.
+        second: Remainder of what the second word decides.
+        length: k.
+        value: The sign while v is counted, then the number.
+    """
+
+    slot: Words
+    tick: Words
+    stage: Words
+    uniform: Words
+    runs: Words
+    exponent: Words
+    first: Words
+    second: Words
+    length: Words
+    value: Int32[Array, "r l"]
+
+
+def privatizer(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
+    """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
+
+    Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
+    given noise of ``code.variance`` squared grid units. What goes out is one array [n, K], whole
+    numbers modulo 2^32, so that sums of all of them are exact: they are read modulo 2^b, and
+    whoever sums may do so modulo 2^b from the beginning.
+
+    Guarantee: a message's numbers without noise have a norm of at most sqrt(code.limit), whatever
+    the payload was, by an integer test; a row that is longer or not finite counts as zero. In each
+    of the first ``rounds`` updates the noise is exact, fresh for every agent and number, and
+    depends on key and round alone. Later updates are refused; inside compiled code they are zero,
+    and carry nothing. Signs come from the public key alone, and the rounding's bits and the noise
+    from the noise key alone. A simulation's: whoever knows the key can subtract the noise.
+
+    Args:
+        code: What all agree on.
+        key: A single threefry key, of no other use.
+        rounds: Rounds the noise is accounted for.
+
+    Returns:
+        A privatizer with state `dpjax.transforms.noise.NoiseState`.
+
+    Raises:
+        ValueError: For another generator's key; in ``init`` and ``update`` for payloads that have
+            not ``code.size`` entries an agent.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.transforms import integers
+        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> noise_key, public = jax.random.split(jax.random.key(0, impl="threefry2x32"))
+        >>> add = integers.privatizer(code, key=noise_key, rounds=10)
+        >>> x = np.full((2, 3), 0.25, np.float32)
+        >>> sent, state = add.update(x, add.init(x), public)
+        >>> total = add.opened(sent.sum(0, dtype=np.uint32), public, x[0])
+        >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
+        ('uint32', True)
+    """
+    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    noise_.check_key(key)
+
+    def init(payload: Any) -> noise_.NoiseState:
+        _entries(code, payload)
+        return noise_.NoiseState(key, jnp.zeros((), jnp.int32))
+
+    def update(
+        payload: Any, state: noise_.NoiseState, public: PRNGKeyArray
+    ) -> tuple[Array, noise_.NoiseState]:
+        values = _entries(code, payload)
+        noise_.check_round(state.round, rounds)
+        key_ = jax.random.fold_in(state.key, state.round)
+        whole, _ = noisy(code, values, public_signs(code, public), key_)
+        whole = jnp.where(state.round < rounds, whole, 0)
+        after = noise_.NoiseState(state.key, state.round + 1)
+        return jax.lax.bitcast_convert_type(whole, jnp.uint32), after
+
+    def opened(total: Array, public: PRNGKeyArray, like: Any) -> Any:
+        reals = decode(code, total, public_signs(code, public))
+        flat, structure = jax.tree.flatten(like)
+        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in flat])[:-1]
+        parts = [
+            part.reshape(leaf.shape).astype(leaf.dtype)
+            for part, leaf in zip(jnp.split(reals, ends), flat, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)
+
+    return IntegerEncoded(init, update, opened)
+
+
+def public_signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
+    """Return the signs of a round's rotation, which everybody knows.
+
+    Args:
+        code: What all agree on, static.
+        key: The round's public key.
+    """
+    return signs(code, jax.random.fold_in(key, _SIGNS))
+
+
+def signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
+    """Return public signs, +-1 in float32, as ``code.signs`` does of bytes.
+
+    Args:
+        code: What all agree on, static.
+        key: A public key of this round alone, which the vectors do not depend on.
+    """
+    words = jax.random.bits(key, (-(-code.padded // 32),), jnp.uint32)
+    bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32) & np.uint32(1)
+    return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
+
+
+def noisy(
+    code: SumCode,
+    values: Float[Array, "n k"],
+    signs: Float[Array, " K"],
+    key: PRNGKeyArray,
+) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
+    """Return every client's whole numbers and noise, as they are.
+
+    Guarantee: as `dpjax.secagg.integers.noisy`, for whoever does not know the key; a row whose
+    vector is not sent is its noise.
+
+    Args:
+        code: What all agree on, static.
+        values: [n, k] reals.
+        signs: [K], public.
+        key: A threefry key, of this round alone.
+
+    Returns:
+        ([n, K] int32, [n] True where a row is its vector's).
+    """
+    whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0))
+    if code.variance:
+        shape = len(whole), code.padded
+        whole = whole + discrete_gaussians(jax.random.fold_in(key, 1), shape, code.variance)
+    return whole, fine
+
+
+def encode(
+    code: SumCode,
+    values: Float[Array, "n k"],
+    signs: Float[Array, " K"],
+    key: PRNGKeyArray,
+) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
+    """Return the whole numbers of every client's vector, without noise.
+
+    Guarantee: the sum of squares of a row is at most ``code.limit``, whatever the values are: a
+    row that is longer, or not finite, is all zero, and said to be.
+
+    Args:
+        code: What all agree on, static.
+        values: [n, k] reals, rows of a norm of at most ``code.bound``.
+        signs: [K] from ``code.signs``.
+        key: A threefry key, of this rounding alone.
+
+    Returns:
+        ([n, K] int32, [n] True where a row is its vector's).
+    """
+    # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
+    scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
+    places = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
+    places = _lattice.hadamard(places * jnp.asarray(signs, jnp.float32), jnp.stack)
+    largest = np.float32(_lattice.LONGEST)
+    places = jnp.where(jnp.abs(places) > largest, jnp.sign(places) * largest, places)
+    fine = jnp.all(jnp.isfinite(places), axis=1)
+    places = jnp.where(fine[:, None], places, 0)
+    lower = jnp.floor(places)
+    shares = (places - lower) * np.float32(2**24)
+    whole = lower.astype(jnp.int32)
+    rows, columns = whole.shape
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    column = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.uint32), (rows, columns))
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        tries, _, short = carry
+        return (tries < _lattice.TRIES) & ~jnp.all(short)
+
+    def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        tries, kept, short = carry
+        words, _ = jax.vmap(_numerics.threefry)(keys, jnp.full_like(column, tries), column)
+        up = (words >> np.uint32(8)).astype(jnp.float32) < shares
+        drawn = whole + up.astype(jnp.int32)
+        kept = jnp.where(short[:, None], kept, drawn)
+        return tries + np.uint32(1), kept, short | _short(code, drawn)
+
+    start = jnp.uint32(0), jnp.zeros_like(whole), jnp.zeros(rows, bool)
+    _, kept, short = jax.lax.while_loop(unfinished, body, start)
+    towards_zero = jnp.trunc(places).astype(jnp.int32)
+    kept = jnp.where(short[:, None], kept, towards_zero)
+    fine = fine & (short | _short(code, towards_zero))
+    return jnp.where(fine[:, None], kept, 0), fine
+
+
+def decode(
+    code: SumCode, total: UInt32[Array, " K"], signs: Float[Array, " K"]
+) -> Float[Array, " k"]:
+    """Return the sum of vectors that whole numbers stand for, in float32.
+
+    Args:
+        code: What all agree on, static.
+        total: [K] sums, in 32 bits or modulo 2^b.
+        signs: [K] from ``code.signs``.
+
+    Returns:
+        [k] reals.
+    """
+    spare = np.uint32(32 - code.bits)
+    signed = jax.lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)
+    signed = signed >> spare.astype(np.int32)
+    # Sums of whole numbers first, which are exact up to 2^24, and one product: through memory, so
+    # that it is not rounded together with what follows.
+    unit = np.float32(code.grid / math.sqrt(code.padded))
+    reals = _lattice.hadamard(signed.astype(jnp.float32), jnp.stack) * signs
+    return jax.lax.optimization_barrier(reals * unit)[: code.size]
+
+
+def discrete_gaussians(
+    key: PRNGKeyArray, shape: tuple[int, int], variance: int | Fraction
+) -> Int32[Array, "r c"]:
+    """Draw independent discrete Gaussian variables.
+
+    Assumption: threefry with 20 rounds and a 64-bit key is pseudorandom. Every counter is used
+    once for a key, so equal keys give equal numbers and different ones independent numbers.
+
+    Guarantee: exact under that assumption, but for proposals beyond 63.9 deviations and
+    v >= 2^11, which are never drawn: less than 2^-2900 of all. It is a simulation's: who knows
+    the key knows the noise.
+
+    Args:
+        key: A threefry key, of this draw alone.
+        shape: (rows, columns), each below 2^32.
+        variance: sigma^2, a whole number or a Fraction of a numerator of at most 2^20, from 1/4 to
+            2^20; static.
+
+    Returns:
+        [rows, columns] int32.
+
+    Raises:
+        ValueError: For anything but one threefry key, or another variance.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.transforms import integers
+        >>> integers.discrete_gaussians(jax.random.key(0), (2, 3), 4).shape
+        (2, 3)
+    """
+    noise_.check_key(key)
+    law = _lattice.proposal(variance)
+    rows, columns = shape
+    if not rows or not columns:
+        return jnp.zeros(shape, jnp.int32)
+    lanes = -(-columns // _PER_LANE)
+    slots = -(-columns // lanes)
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    offset = jax.lax.broadcasted_iota(jnp.uint32, (rows, lanes), 1)
+
+    def refilled(lane: _Lane, out: Array) -> tuple[_Lane, Array]:
+        done = lane.stage == _DONE
+        places = jax.lax.broadcasted_iota(jnp.uint32, (slots, rows, lanes), 0)
+        out = jnp.where(done & (places == lane.slot), lane.value, out)
+        slot = lane.slot + done.astype(jnp.uint32)
+        over = slot * np.uint32(lanes) + offset >= np.uint32(columns)
+        stage = jnp.where(over, _DONE, jnp.where(done, _START, lane.stage))
+        # A lane that is over keeps its slot beyond the last, where nothing is written.
+        slot = jnp.where(over, np.uint32(slots), slot)
+        return lane._replace(slot=slot, stage=stage, tick=jnp.where(done, 0, lane.tick)), out
+
+    def body(carry: tuple[_Lane, Array]) -> tuple[_Lane, Array]:
+        def step(_: Any, lane: _Lane) -> _Lane:
+            column = lane.slot * np.uint32(lanes) + offset
+            return _stepped(lane, *_hashed(keys, lane.tick, column), law)
+
+        lane, out = carry
+        return refilled(jax.lax.fori_loop(0, _STEPS, step, lane), out)
+
+    def unfinished(carry: tuple[_Lane, Array]) -> Array:
+        return jnp.any(carry[0].slot < np.uint32(slots))
+
+    zero = jnp.zeros((rows, lanes), jnp.uint32)
+    first = _Lane(*(zero,) * 9, zero.astype(jnp.int32))
+    out = jnp.zeros((slots, rows, lanes), jnp.int32)
+    _, out = jax.lax.while_loop(unfinished, body, (first, out))
+    return out.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
+
+
+def _hashed(keys: PRNGKeyArray, ticks: Words, columns: Words) -> tuple[Words, Words]:
+    """The two words of every lane's counter, through memory: compilers would hash for each use."""
+    high, low = jax.vmap(_numerics.threefry)(keys, ticks, columns)
+    with double_precision():
+        both = high.astype(jnp.uint64) | (low.astype(jnp.uint64) << np.uint64(32))
+        both = jax.lax.optimization_barrier(both)
+        return both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
+
+
+def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _Lane:
+    """Every lane after one hash more."""
+    top = np.uint32(law.numerator)
+    twice = np.uint32(2 * law.numerator)
+    starts, counts, keeps = (lane.stage == stage for stage in (_START, _COUNT, _KEEP))
+    product = _product(high, top)
+
+    # u = floor(p w / 2^32), uniform where the rest is not below 2^32 mod p: Lemire (2019).
+    drawn = starts & (product[1] >= np.uint32(2**32 % law.numerator))
+    sign = jnp.where(low >> np.uint32(31) == 1, np.int32(-1), np.int32(1))
+
+    doubled = (product[0] << 1) | (product[1] >> 31), product[1] << 1
+    yes, no, left = _compared(doubled, lane.first, twice)
+    yes_too, no_too, left_too = _compared(_product(low, lane.length), lane.second, lane.length)
+    decided = (no | no_too) * np.uint32(1) + yes * np.uint32(2) + yes_too * np.uint32(4)
+    decided = jax.lax.optimization_barrier(decided)
+    fails, yes, yes_too = decided & 1 == 1, decided & 2 == 2, decided & 4 == 4
+    passes = yes & yes_too
+    odd = lane.length & 1 == 1
+
+    # v + 1, or the end of counting.
+    more = counts & fails & odd
+    runs = jnp.where(drawn, np.uint32(0), lane.runs + more.astype(jnp.uint32))
+    counted = counts & fails & ~odd
+    size = ((lane.uniform + top * lane.runs) // np.uint32(law.step)).astype(jnp.int32)
+    size = jax.lax.optimization_barrier(size)
+    away = jnp.abs(size - np.int32(law.centre)).astype(jnp.uint32)
+    beyond = (away > np.uint32(law.farthest)) | (more & (runs >= np.uint32(_LONGEST)))
+    proposed = counted & ~beyond & ~((size == 0) & (lane.value < 0))
+    away = jnp.where(proposed, away, np.uint32(0))
+    exponent = jnp.where(
+        proposed, 2 * lane.uniform + np.uint32(law.denominator) * away * away, lane.exponent
+    )
+    exponent = jnp.where(drawn | more, twice, exponent)
+
+    # One unit of the exponent after the other, then what is left of it.
+    kept = keeps & fails & odd
+    whole = lane.exponent >= twice
+    exponent = jnp.where(kept & whole, lane.exponent - twice, exponent)
+    done = kept & ~whole
+    lost = (keeps & fails & ~odd) | (counted & ~proposed) | (more & beyond)
+
+    # A new run; at a rest of one its first event is certain, and left out.
+    fresh = drawn | (fails & (counts | keeps))
+    rest = jnp.minimum(exponent, twice)
+    length = jnp.where(fresh, 1 + (rest == twice).astype(jnp.uint32), lane.length)
+    longer = ~fresh & passes
+    settled = jnp.where(passes | yes, rest, left), jnp.where(yes_too, lane.length, left_too)
+    length = jnp.where(longer, length + 1, length)
+    stage = jnp.where(drawn, _COUNT, lane.stage)
+    stage = jnp.where(proposed, _KEEP, stage)
+    stage = jnp.where(done, _DONE, jnp.where(lost, _START, stage))
+    value = jnp.where(drawn, sign, jnp.where(proposed, lane.value * size, lane.value))
+    return _Lane(
+        slot=lane.slot,
+        tick=lane.tick + 1,
+        stage=stage,
+        uniform=jnp.where(drawn, product[0], lane.uniform),
+        runs=runs,
+        exponent=exponent,
+        first=jnp.where(fresh | longer, rest, jnp.where(yes, twice, left)),
+        second=jnp.where(fresh | longer, np.uint32(1), settled[1]),
+        length=length,
+        value=value,
+    )
+
+
+def _compared(
+    product: tuple[Words, Words], rest: Words, divisor: Any
+) -> tuple[Array, Array, Words]:
+    """Whether a real that begins with a word is below rest / divisor, is not, or by what remainder.
+
+    Args:
+        product: The word times the divisor.
+        rest: Up to the divisor.
+        divisor: Below 2^32.
+
+    Returns:
+        (below, not below, 2^32 rest - product where neither is true).
+    """
+    high, low = product
+    no = high >= rest
+    borrow = (low > 0).astype(jnp.uint32)
+    left = np.uint32(0) - low
+    yes = ~no & ((rest - high > borrow) | (left >= divisor))
+    return yes, no, left
+
+
+def _product(first: Words, second: Any) -> tuple[Words, Words]:
+    """The two words of a product of words."""
+    half, mask = np.uint32(16), np.uint32(2**16 - 1)
+    second = jnp.asarray(second, jnp.uint32)
+    a, b = first >> half, first & mask
+    c, d = second >> half, second & mask
+    cross, other, small = b * c, a * d, b * d
+    middle = (small >> half) + (cross & mask) + (other & mask)
+    high = a * c + (cross >> half) + (other >> half) + (middle >> half)
+    return high, first * second
+
+
+def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
+    """The payload as one vector an agent."""
+    paths = jax.tree_util.tree_leaves_with_path(payload)
+    agents = len(paths[0][1]) if paths and jnp.ndim(paths[0][1]) else 0
+    for path, leaf in paths:
+        noise_.check_leaf(path, leaf, agents, "the agents of the first leaf")
+    sizes = [int(np.prod(jnp.shape(leaf)[1:])) for _, leaf in paths]
+    if sum(sizes) != code.size:
+        raise ValueError(
+            f"payload has {sum(sizes)} entries an agent in {len(sizes)} leaves, and the noise is "
+            f"for size {code.size}; give size={sum(sizes)}"
+        )
+    if agents > code.clients:
+        raise ValueError(
+            f"payload is of {agents} agents, and the noise is for {code.clients}; make it for all"
+        )
+    rows = [jnp.reshape(leaf, (agents, -1)).astype(jnp.float32) for _, leaf in paths]
+    return jnp.concatenate(rows, axis=1)
+
+
+def _short(code: SumCode, whole: Int32[Array, "n K"]) -> Bool[Array, " n"]:
+    """Whether the squares of a row add up to at most the limit."""
+    with double_precision():
+        squares = jnp.square(whole.astype(jnp.int64))
+        # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.
+        upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(code.limit >> _UPPER)
+        return upper & (jnp.sum(squares, axis=1) <= np.int64(code.limit))

@@ -1,0 +1,395 @@
+"""Optimizers for noisy gradients: Adam and GaLore less the noise's variance, momentum and Muon.
+
+Guarantee: none of their own and none lost; they stand in an optimizer (``Chain``), behind the
+noise, and see privatised gradients alone. What is taken off a second moment is the variance that
+the noise is known to have, not data; GaLore's space of a round is spanned by singular vectors of
+privatised gradients of earlier rounds.
+
+Heavy-ball momentum repeats each gradient 1 / (1 - beta) times over, so that a step size tuned
+without it is too long by that with it. Here a step size is the effective one: how far a gradient
+moves the model over all rounds, as plain steps and `dpjax.transforms.lowpass` count it. A filter
+behind momentum, or momentum behind a filter, is a filter of both, and another optimizer.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from dpjax import _validate
+from dpjax.mechanism import filters
+from dpjax.transforms.lowpass import Variance, lowpass, passed, per_round
+
+__all__ = ["momentum", "muon", "scale_by_adam", "scale_by_galore"]
+
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+class AdamState(NamedTuple):
+    """What Adam keeps.
+
+    Attributes:
+        first: State of the first moment's filter.
+        second: Running means of squared gradients, noise included, but for one that was passed.
+        noise: Running mean of the noise's variance, which ``second`` includes.
+        rounds: Rounds done.
+    """
+
+    first: Any
+    second: Any
+    noise: Float[Array, ""]
+    rounds: Int[Array, ""]
+
+
+def scale_by_adam(
+    noise: Variance,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    floor: float = 1e-8,
+    filter: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> optax.GradientTransformation:
+    """Divide a filtered gradient by the root of its second moment, the noise's variance taken off.
+
+    m / sqrt(max(v - noise, floor)): m the bias-corrected first moment, an average at rate b1 or a
+    low-pass filter in its place, v the bias-corrected average of squares of what comes in, which is
+    gradient and noise together, and noise its variance, averaged over the rounds as v is. With
+    noise = 0 it is Adam, whose v holds mostly noise. A filter stands here and not in front: there v
+    would hold noise of variance noise * sum kappa^2.
+
+    Args:
+        noise: Variance of the noise in a coordinate of what comes in, (sigma C / B)^2 for a mean of
+            B records; or a function of the round where it changes; or
+            `dpjax.transforms.lowpass.passed`, where every update comes with it: a number, or a tree
+            like the update's, by coordinate.
+        b1: Decay of the first moment, without a filter.
+        b2: Decay of the second.
+        floor: Least second moment.
+        filter: (b, a) of a low-pass filter as the first moment.
+
+    Returns:
+        The transformation, without a step size; its state is an `AdamState`. Its ``update`` takes
+        ``noise_variance``, where noise is passed, and only there.
+
+    Raises:
+        ValueError: For noise below 0, decays outside [0, 1), a floor of 0, or a filter that
+            `lowpass` refuses.
+
+    Reference:
+        Tang et al., DP-AdamBC (2024), Algorithm 1; by coordinate, Nicolas et al., Lemma 3.2; Zhang
+        et al., DOPPLER, Algorithm 3, whose v is corrected by 1 - beta^t where its recursion,
+        counting from 0, needs 1 - (1 - beta)^(t+1), and keeps the noise.
+    """
+    of_round = per_round(noise)
+    _validate.positive("floor", floor)
+    for name, decay in (("b1", b1), ("b2", b2)):
+        if not 0 <= _validate.number(name, decay) < 1:
+            raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
+    b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filters.read(filter)
+    first = lowpass(b, a)
+
+    def init(params: Any) -> AdamState:
+        second = jax.tree.map(jnp.zeros_like, params)
+        rounds = jnp.zeros((), jnp.int32)
+        return AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
+
+    def update(
+        updates: Any,
+        state: AdamState,
+        params: Any = None,
+        *,
+        noise_variance: Any = None,
+        **others: Any,
+    ) -> tuple[Any, AdamState]:
+        del params, others
+        mean, kept = first.update(updates, state.first)
+        squares = jax.tree.map(jnp.square, updates)
+        if noise is passed:
+            # By coordinate, so off each square: a mean of its own would be one more model to keep.
+            if noise_variance is None:
+                raise ValueError(
+                    "noise_variance is None for noise that is passed; give the variance"
+                )
+            squares, now = _off(squares, noise_variance), jnp.float32(0)
+        else:
+            now = of_round(state.rounds)
+        second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
+        done = state.rounds + 1
+        correction = 1 - jnp.float32(b2) ** done
+        known = b2 * state.noise + (1 - b2) * now
+        out = jax.tree.map(
+            lambda m, v: m / jnp.sqrt(jnp.maximum((v - known) / correction, floor)).astype(m.dtype),
+            mean,
+            second,
+        )
+        return out, AdamState(kept, second, known.astype(jnp.float32), done)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _off(squares: Any, noise_variance: Any) -> Any:
+    """Squares less what noise adds to them on average."""
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)) and (
+        jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance))
+    ):
+        noise_variance = jax.tree.map(lambda _: noise_variance, squares)
+    return jax.tree.map(lambda s, v: s - jnp.asarray(v, s.dtype), squares, noise_variance)
+
+
+class GaloreState(NamedTuple):
+    """What it keeps.
+
+    Attributes:
+        bases: [s, r] orthonormal columns for each matrix that is projected, s its shorter side;
+            [0, 0] for every other leaf.
+        adam: Adam's state in the projected shapes.
+    """
+
+    bases: tuple[Any, ...]
+    adam: AdamState
+
+
+def scale_by_galore(
+    noise: Variance,
+    *,
+    rank: int | None = 128,
+    every: int = 50,
+    on_change: Literal["turn", "reset"] = "turn",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    floor: float = 1e-8,
+    filter: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> optax.GradientTransformation:
+    """Run `scale_by_adam` on each matrix's projection on its leading singular vectors.
+
+    Leaves of two axes and more are matrices of their last axis against the others; those whose
+    shorter side is above the rank are projected on it, all others stay as they are. After every
+    ``every`` rounds the space is that of the last noisy gradient; a gradient's own singular vectors
+    would gather its noise, so no round uses its own, and the first ``every``-th begins in the space
+    of the first coordinates. The projection is orthonormal: white noise keeps its variance in it.
+
+    Args:
+        noise: Variance of the noise in a coordinate of what comes in, or a function of the round.
+        rank: r; None is a quarter of each matrix's shorter side, rounded up.
+        every: Rounds between changes of the space.
+        on_change: "turn" turns past moments by P_new' P_old, and the second moment by its squares
+            (with as much of the noise's variance as turns out of the space put back, since it is
+            taken off later); "reset" begins anew with moments of 0, corrected as at the start.
+        b1: As `scale_by_adam`.
+        b2: As `scale_by_adam`.
+        floor: As `scale_by_adam`.
+        filter: As `scale_by_adam`.
+
+    Returns:
+        The transformation, without a step size; its state is a `GaloreState`.
+
+    Raises:
+        ValueError: For ranks or intervals below 1, another ``on_change``, or as `scale_by_adam`.
+
+    Reference:
+        Zhao et al., GaLore (2024), whose larger models take a quarter (256 of 1,024); Zhang et al.,
+        DOPPLER, Algorithm 3, whose space is that of the round's own gradient and which says nothing
+        of the rank nor of what past moments become.
+    """
+    if rank is not None:
+        rank = _validate.integer("rank", rank)
+    every = _validate.integer("every", every)
+    _validate.one_of("on_change", on_change, ("turn", "reset"))
+    adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
+
+    def init(params: Any) -> GaloreState:
+        leaves = jax.tree.leaves(params)
+        bases = tuple(_coordinates(leaf, rank) for leaf in leaves)
+        return GaloreState(bases, adam.init(_projected(leaves, bases)))
+
+    def update(updates: Any, state: GaloreState, params: Any = None) -> tuple[Any, GaloreState]:
+        del params
+        leaves, structure = jax.tree.flatten(updates)
+        moved, kept = adam.update(_projected(leaves, state.bases), state.adam)
+        out = [
+            _back(part, basis, leaf)
+            for part, basis, leaf in zip(moved, state.bases, leaves, strict=True)
+        ]
+
+        def change(_: None) -> GaloreState:
+            bases = tuple(
+                _leading(leaf, basis) for leaf, basis in zip(leaves, state.bases, strict=True)
+            )
+            if on_change == "reset":
+                return GaloreState(bases, adam.init(_projected(leaves, bases)))
+            return GaloreState(bases, _turned(kept, state.bases, bases, leaves))
+
+        due = (state.adam.rounds + 1) % every == 0
+        new = jax.lax.cond(due, change, lambda _: GaloreState(state.bases, kept), None)
+        return jax.tree.unflatten(structure, out), new
+
+    return optax.GradientTransformation(init, update)
+
+
+def _matrix(leaf: Any) -> Any:
+    return leaf.reshape(-1, leaf.shape[-1])
+
+
+def _coordinates(leaf: Any, rank: int | None) -> Any:
+    """The first basis of a leaf: [0, 0] where it is not projected."""
+    if jnp.ndim(leaf) < 2:
+        return jnp.zeros((0, 0))
+    side = min(_matrix(leaf).shape)
+    rank = -(-side // 4) if rank is None else rank
+    return jnp.eye(side, rank, dtype=leaf.dtype) if side > rank else jnp.zeros((0, 0))
+
+
+def _apply(turn: Any, part: Any, leaf: Any) -> Any:
+    """A map of the projected side of a part, whichever side that is."""
+    rows, columns = _matrix(leaf).shape
+    if rows <= columns:
+        return jnp.matmul(turn, part, precision=_EXACT)
+    return jnp.matmul(part, turn.T, precision=_EXACT)
+
+
+def _projected(leaves: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
+    return [
+        _apply(basis.T, _matrix(leaf), leaf) if basis.size else leaf
+        for leaf, basis in zip(leaves, bases, strict=True)
+    ]
+
+
+def _back(part: Any, basis: Any, leaf: Any) -> Any:
+    return _apply(basis, part, leaf).reshape(leaf.shape) if basis.size else part
+
+
+def _leading(leaf: Any, basis: Any) -> Any:
+    """Leading singular vectors of the shorter side, [s, r]."""
+    if not basis.size:
+        return basis
+    matrix = _matrix(leaf)
+    short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    _, vectors = jnp.linalg.eigh(jnp.matmul(short, short.T, precision=_EXACT))
+    return vectors[:, : -basis.shape[1] - 1 : -1]
+
+
+def _turned(adam: AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> AdamState:
+    """Past moments in the new space."""
+    first = adam.first
+
+    def turn(parts: Sequence[Any], square: bool) -> list[Any]:
+        turned = []
+        for part, before, after, leaf in zip(parts, old, new, leaves, strict=True):
+            if before.size:
+                matrix = jnp.matmul(after.T, before, precision=_EXACT)
+                if square:
+                    weights = jnp.square(matrix)
+                    lost = 1 - jnp.sum(weights, axis=1)
+                    along = lost[:, None] if _rows_first(leaf) else lost[None, :]
+                    part = _apply(weights, part, leaf) + (along * adam.noise).astype(part.dtype)
+                else:
+                    part = _apply(matrix, part, leaf)
+            turned.append(part)
+        return turned
+
+    delayed = tuple(turn(parts, square=False) for parts in first.delayed)
+    second = turn(adam.second, square=True)
+    return adam._replace(first=first._replace(delayed=delayed), second=second)
+
+
+def _rows_first(leaf: Any) -> bool:
+    rows, columns = _matrix(leaf).shape
+    return rows <= columns
+
+
+def momentum(
+    step_size: Any, beta: float = 0.9, *, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """Heavy-ball steps of an effective size: ``optax.sgd((1 - beta) step_size, beta)``.
+
+    m_t = beta m_{t-1} + g_t, and x moves by -(1 - beta) eta m_t; Nesterov's by
+    -(1 - beta) eta (beta m_t + g_t). Both move the model by eta in all for a gradient of 1, so that
+    they compare with plain steps of eta. The first steps are short, (1 - beta^t) of a constant
+    gradient's: ``lowpass(*FILTERS["momentum"])`` with plain steps is the same corrected for that.
+
+    Args:
+        step_size: Effective step eta: a number, traced or not, or an optax schedule.
+        beta: How much of the last step is kept, in [0, 1).
+        nesterov: Whether to look ahead.
+
+    Returns:
+        The optax transformation.
+
+    Raises:
+        ValueError: For a step that is no number, or a beta outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms.optimizers import momentum
+        >>> link = momentum(0.5, beta=0.9)
+        >>> update, _ = link.update(jnp.ones(1), link.init(jnp.zeros(1)))
+        >>> round(float(update[0]), 3)
+        -0.05
+    """
+    beta = _checked(step_size, beta)
+    _validate.flag("nesterov", nesterov)
+    short: Any = (1 - beta) * step_size if not callable(step_size) else _shorter(step_size, beta)
+    return optax.sgd(short, momentum=beta, nesterov=nesterov)
+
+
+def _checked(step_size: Any, beta: float) -> float:
+    """Beta as a plain number; refused are steps that are no number, traced or not, or schedule."""
+    if not callable(step_size) and not isinstance(step_size, jax.Array):
+        _validate.number("step_size", step_size)
+    beta = _validate.number("beta", beta)
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta is {beta}; give a number from 0 to below 1")
+    return beta
+
+
+def _shorter(schedule: optax.Schedule, beta: float) -> optax.Schedule:
+    return lambda count: (1 - beta) * schedule(count)
+
+
+def muon(step_size: Any, beta: float = 0.95, **options: Any) -> optax.GradientTransformation:
+    """Muon (``optax.contrib.muon``) with every kernel as a matrix, [all inputs, outputs].
+
+    optax's own takes leaves of two axes for matrices alone; here convolution kernels are matrices
+    of their patches too, and the rest (biases, scales) has Adam at the same step size. Its momentum
+    is optax's, corrected for the zero start. The update of a matrix has singular values near 1,
+    whatever the gradient's norm, so that a step size compares with no other optimizer's.
+
+    Args:
+        step_size: A number, traced or not, or an optax schedule.
+        beta: How much of the momentum is kept, in [0, 1).
+        options: Of ``optax.contrib.muon``.
+
+    Returns:
+        The optax transformation.
+
+    Raises:
+        ValueError: For a step that is no number, or a beta outside [0, 1).
+
+    Reference:
+        Jordan et al. 2024, Muon; Kim and Fan 2026, DP-Muon (arXiv 2605.12994), for the same behind
+        clip and noise.
+
+    Example:
+        >>> from dpjax.plans.optimizers import Chain
+        >>> from dpjax.transforms.optimizers import muon
+        >>> Chain(muon, step_size=0.02).first
+        0.02
+    """
+    beta = _checked(step_size, beta)
+    given = {"muon_weight_dimension_numbers": _matrices} | options
+    return optax.contrib.muon(step_size, beta=beta, **given)
+
+
+def _matrices(params: Any) -> Any:
+    """Which axes of a leaf are a matrix's, in flax's layout; None for biases and scales."""
+
+    def of_leaf(leaf: Any) -> Any:
+        last = leaf.ndim - 1
+        if last < 1:
+            return None
+        return optax.contrib.MuonDimensionNumbers(tuple(range(last)), (last,))
+
+    return jax.tree.map(of_leaf, params)
