@@ -68,7 +68,7 @@ from dpjax.plans import (
     scheduled,
 )
 from dpjax.plans.problem import Problem
-from dpjax.protocols import Draw
+from dpjax.protocols import Draw, Privatizer
 from dpjax.results import records
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as transforms_noise
@@ -530,12 +530,19 @@ def _composed(rate: float, mu: float, rounds: int) -> float:
 # Broken copies: a plan whose run is not what its audit was of.
 
 
-def _with(made: Any, statics: Any = None, **arrays: Any) -> Any:
-    """A copy of a plan with other arrays or statics, which nothing audits."""
+def _with(made: Any, parts: dict[str, Any] | None = None, **arrays: Any) -> Any:
+    """A copy of a plan with other arrays, or parts by name, which nothing audits."""
     other = copy.copy(made)
-    other.__dict__["arrays"] = {**made.arrays, **arrays}
-    other.__dict__["statics"] = made.statics if statics is None else statics
+    other.__dict__.update(parts or {}, arrays={**made.arrays, **arrays})
     return other
+
+
+def _protecting(made: Any, **fields: Any) -> Any:
+    """A copy of a plan that clips otherwise than it says."""
+    config, protect = copy.copy(made.config), copy.copy(made.config.protect)
+    protect.__dict__.update(fields)
+    config.__dict__["protect"] = protect
+    return _with(made, {"config": config, "privatizer": made.privatizer})
 
 
 def _scaled(made: Any, by: float) -> Any:
@@ -546,7 +553,7 @@ def _scaled(made: Any, by: float) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Again:
+class _Again(Privatizer):
     """A privatizer whose every round has the noise of the first."""
 
     inner: Any
@@ -561,7 +568,7 @@ class _Again:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Alike:
+class _Alike(Privatizer):
     """A privatizer that gives all agents the first one's noise."""
 
     inner: Any
@@ -579,7 +586,7 @@ class _Alike:
 
 
 def _noisy(made: Any, wrap: Any) -> Any:
-    return _with(made, made.statics._replace(noise=wrap(made.statics.noise)))
+    return _with(made, {"privatizer": wrap(made.privatizer)})
 
 
 def _again(made: Any) -> Any:
@@ -590,7 +597,7 @@ def _again(made: Any) -> Any:
 def _unclipped(made: Any) -> Any:
     if made.config.coded:
         return None  # Longer vectors than the limit count as zero.
-    return _with(made, made.statics._replace(clip_norm=math.inf))
+    return _protecting(made, clip_norm=math.inf)
 
 
 def _of_absent(made: Any) -> Any:
@@ -598,7 +605,7 @@ def _of_absent(made: Any) -> Any:
     share = part.shares(AGENTS) if isinstance(part, aggregate.Aggregate) else 2
     if isinstance(part, aggregate.Aggregate):
         return _scaled(made, math.sqrt(share / AGENTS))
-    code = made.statics.noise.code
+    code = made.privatizer.code
     less = dataclasses.replace(code, variance=code.variance * share // AGENTS)
     return _noisy(made, lambda inner: dataclasses.replace(inner, code=less))
 
@@ -611,8 +618,7 @@ def _redrawn(draw: Callable[[Any, Draw], Draw], why: Any = None) -> Callable[[An
             return None
         if why is not None and not why(made):
             return None
-        sampler = _Redrawn(made.statics.sampler, draw)
-        return _with(made, made.statics._replace(sampler=sampler))
+        return _with(made, {"sampler": _Redrawn(made.sampler, draw)})
 
     return broken
 
@@ -653,8 +659,8 @@ def _twice(made: Any) -> Any:
 
 
 def _often(made: Any) -> Any:
-    sampler = dataclasses.replace(made.statics.sampler, expected=1.5 * made.config.sampler.expected)
-    return _with(made, made.statics._replace(sampler=sampler))
+    sampler = dataclasses.replace(made.sampler, expected=1.5 * made.config.sampler.expected)
+    return _with(made, {"sampler": sampler})
 
 
 def _of_zero_out(made: Any) -> Any:
@@ -692,7 +698,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "pair_keys": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "laplace": (
         "clipped in L2, not in L1",
-        lambda made: _with(made, made.statics._replace(norm="l2")),
+        lambda made: _protecting(made, norm="l2"),
     ),
     "normal": ("every scale is that of the next round", _of_next),
     "aggregate": ("who is absent or colludes is counted on", _of_absent),

@@ -320,20 +320,52 @@ class Exchange(Protocol):
         """
         ...
 
+    @property
+    def per_link(self) -> bool:
+        """Whether every link has a message of its own, so that it has an axis of receivers too."""
+        return False
+
+    def min_survivors(self, agents: int) -> int:
+        """Agents in a sum that it opens, at least; 0 where it is no sum, or shows single messages.
+
+        Args:
+            agents: Number of agents n.
+        """
+        del agents
+        return 0
+
+
+class _Described(Protocol):
+    """What a method says of itself beside its round. Those who inherit have the defaults."""
+
+    @property
+    def sensitivity(self) -> Callable[..., Any] | None:
+        """Where its private payload is not the query's answer, how far that moves; else None.
+
+        ``sensitivity(answer, steps, divisor, mixing) -> [T, P]``: how far each part of the payload
+        moves in every round, all messages before held, given how far answers are apart
+        (``answer(distance)`` for points that far apart), the step sizes [T], the sampler's divisor
+        and the mixing matrix.
+        """
+        return None
+
+    @property
+    def asks_own(self) -> bool:
+        """Whether it asks for gradients at models that others do not know.
+
+        The sensitivity then counts how far these are apart.
+        """
+        return False
+
+    @property
+    def entries(self) -> int:
+        """The least number of entries of a model that it runs on."""
+        return 1
+
 
 @runtime_checkable
-class Method(Protocol):
-    """What agents compute, keep and send. A frozen dataclass that checks itself.
-
-    It may have ``measured(seen) -> models`` too, agent-stacked: what metrics are of, where that
-    is not the models themselves. And ``sensitivity(answer, steps, divisor, mixing) -> [T, P]``,
-    where its private payload is not the query's answer: how far each part of it moves in every
-    round, all messages before held, given how far answers are apart (``answer(distance)`` for
-    points that far apart), the step sizes [T], the sampler's divisor and the mixing matrix. Where
-    gradients are asked at models that others do not know, ``asks_own`` is True and the moves
-    count how far these are apart. ``entries`` is the least number of entries of a model that it
-    runs on, where that is above 1.
-    """
+class Method(_Described, Protocol):
+    """What agents compute, keep and send: a frozen dataclass that inherits this."""
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
@@ -372,9 +404,18 @@ class Method(Protocol):
         """What may be published: a function of messages alone."""
         ...
 
+    def measured(self, seen: Seen) -> Any:
+        """What metrics are of, agent-stacked models."""
+        return seen.models
+
+    @property
+    def measures_private(self) -> bool:
+        """Whether metrics are of models that no message shows, whatever data they are taken on."""
+        return self.sensitivity is not None
+
 
 @runtime_checkable
-class Networked(Protocol):
+class Networked(_Described, Protocol):
     """A method whose payload has the shape of a network: it is placed on one for a run."""
 
     @property
@@ -411,13 +452,7 @@ class Timed(Protocol):
 
 
 class Privatizer(Protocol):
-    """How noise is drawn; hashable, one compilation for each value.
-
-    It may have ``compact(arrays) -> arrays`` too: a smaller form, for the same noise to the bit, of
-    the arrays of all plans of a run, [V, ...] each. And, where nothing bounds the payload,
-    ``lost(arrays, round, payload)``: the largest share of its entries that is sent without noise,
-    since noise is finer than numbers of their size (`dpjax.transforms.noise.lost`).
-    """
+    """How noise is drawn; hashable, one compilation for each value."""
 
     def transformation(
         self, arrays: Any, key: PRNGKeyArray
@@ -431,6 +466,23 @@ class Privatizer(Protocol):
         past noise, which is drawn again on resume.
         """
         ...
+
+    def compact(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """A smaller form, for the same noise to the bit, of the arrays of all plans of a run.
+
+        Args:
+            arrays: By name, [V, ...] each.
+        """
+        return arrays
+
+    @property
+    def lost(self) -> Callable[[Any, Any, Any], Any] | None:
+        """Where nothing bounds the payload, ``lost(arrays, round, payload)``; else None.
+
+        It returns the largest share of the payload's entries that is sent without noise, since
+        noise is finer than numbers of their size (`dpjax.transforms.noise.lost`).
+        """
+        return None
 
 
 @runtime_checkable

@@ -12,8 +12,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine import rounds
 from dpjax.engine.run import run
+from dpjax.engine.step import make_step
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, problem
 from dpjax.plans.calibration import Factored
@@ -101,7 +101,7 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
     def query(models, batch, encode=None):
         return Answer(jax.vmap(gradient)(models, batch))
 
-    return rounds.compose(
+    return make_step(
         DSGD() if method is None else method,
         {"mixing": jnp.asarray(matrix), **arrays},
         query=query,

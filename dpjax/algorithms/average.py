@@ -27,7 +27,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(Method):
     """A method whose models are averaged over rounds; what it computes and sends is the same.
 
     With x_t what the method releases after round t, and k = t - begin,
@@ -111,17 +111,17 @@ class Average:
     @property
     def sensitivity(self) -> Any:
         """The method's, where it states one of its own."""
-        return self.method.sensitivity  # type: ignore[attr-defined]
+        return self.method.sensitivity
 
     @property
     def asks_own(self) -> bool:
         """Whether the method asks for gradients at models that nobody else knows."""
-        return getattr(self.method, "asks_own", False)
+        return self.method.asks_own
 
     @property
     def entries(self) -> int:
         """The least entries of a model that the method runs on."""
-        return getattr(self.method, "entries", 1)
+        return self.method.entries
 
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
         """Weight w of the newest models after a round.
@@ -171,6 +171,11 @@ class Average:
     def measured(self, seen: Seen) -> Any:
         """The average."""
         return seen.memory.average
+
+    @property
+    def measures_private(self) -> bool:
+        """Never: the average is of what the method releases."""
+        return False
 
     def released(self, seen: Seen) -> Any:
         """The average: a function of what the method releases."""

@@ -7,13 +7,13 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, Method, Round, Seen
 
 __all__ = ["DSGD"]
 
 
 @dataclass(frozen=True)
-class DSGD:
+class DSGD(Method):
     """Decentralized SGD: adapt, then combine; X <- W^K (X + opt(G / divisor)).
 
     What is private is the query's answer, and what is sent the updated models; with one agent it

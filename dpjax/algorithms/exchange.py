@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from dpjax import _numerics, _validate
-from dpjax.protocols import Aggregator, Received
+from dpjax.protocols import Aggregator, Exchange, Received
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import masks
@@ -22,7 +22,7 @@ _MASKS = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Gossip:
+class Gossip(Exchange):
     """Every agent averages what it receives: X <- W^K X.
 
     Attributes:
@@ -49,7 +49,7 @@ class Gossip:
 
 
 @dataclass(frozen=True)
-class Copies:
+class Copies(Exchange):
     """A message of its own on every link: x_j = sum of W_ji m_ij over who sends to j.
 
     Attributes:
@@ -271,7 +271,7 @@ def _agents(given: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(Exchange):
     """Agents send to a server, which receives ``(sum, present)`` from an aggregate.
 
     Attributes:
@@ -286,3 +286,9 @@ class Server:
         at = getattr(self.aggregate, "at", None)
         total, present = self.aggregate(message) if at is None else at(round)(message)
         return Received((total, present), self.aggregate.seen(message, total))
+
+    def min_survivors(self, agents: int) -> int:
+        """Agents in a sum that is opened, where nobody sees a single message; else 0."""
+        aggregate: Any = self.aggregate
+        sealed = getattr(aggregate, "sealed", False) and hasattr(aggregate, "least")
+        return aggregate.least(agents) if sealed else 0

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum
-from dpjax.protocols import Aggregator, Emission, Round, Seen
+from dpjax.protocols import Aggregator, Emission, Method, Round, Seen
 from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
 
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Federated:
+class Federated(Method):
     """x <- x + opt(A q + m): one model at a server, which all agents know.
 
         client    s = clip(A' (g - m))               g its gradient, A the sketch, m the centre

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
 from dpjax.algorithms.tracking import Apart
-from dpjax.protocols import Emission, Received, Round, Seen
+from dpjax.protocols import Emission, Exchange, Method, Received, Round, Seen
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PushPull:
+class PushPull(Exchange):
     """Models are averaged by W, whose rows sum to 1; trackers by B, whose columns do.
 
     Attributes:
@@ -69,7 +69,7 @@ def _shared(pull: Float[Array, "n n"]) -> Bool[Array, "n n"]:
     return (pull != 0) | jnp.eye(pull.shape[-1], dtype=bool)
 
 
-class _PairSent:
+class _PairSent(Method):
     """What methods that send a `Pair` share."""
 
     asks_own: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.unbounded import Unbounded
-from dpjax.protocols import Emission, Received, Round, Seen
+from dpjax.protocols import Emission, Exchange, Method, Networked, Received, Round, Seen
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
@@ -25,7 +25,7 @@ def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class PerLink:
+class PerLink(Exchange):
     """Every receiver adds up what it was sent; own shares stay and are not seen."""
 
     per_link: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Correlated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CorrelatedRandomness(Unbounded):
+class CorrelatedRandomness(Unbounded, Method):
     """Tracking with random weights and steps in the first iterations, reconstructed.
 
         x+ = R (x - Lam_k y),   y+ = C_k y + B_k (grad f(x+) - grad f(x)),   y_0 = grad f(x_0)
@@ -170,7 +170,7 @@ class Shielded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pulls:
+class Pulls(Exchange):
     """sum_j b_ij b_ji (x_j - x_i), in the clear: what the encrypted exchange gives, at once.
 
     What goes over the links under encryption is ciphertexts, of which nothing is read without a
@@ -192,7 +192,7 @@ class Pulls:
 
 
 @dataclass(frozen=True)
-class Encrypted(Unbounded):
+class Encrypted(Unbounded, Networked):
     """Gradient descent over encrypted differences with random weights, reconstructed.
 
         x_i <- x_i + sum_j b_ij b_ji (x_j - x_i) + opt(grad f_i(x_i)),   b drawn anew in every round
@@ -244,7 +244,7 @@ class Encrypted(Unbounded):
 
 
 @dataclass(frozen=True)
-class EncryptedOnLinks(Unbounded):
+class EncryptedOnLinks(Unbounded, Method):
     """`Encrypted` on the links of a network.
 
     Attributes:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax.algorithms.exchange import Gossip
 from dpjax.algorithms.unbounded import Unbounded
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, Method, Round, Seen
 
 __all__ = ["EXTRA", "NIDS"]
 
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
     step: Any
 
 
-class _Reference(Unbounded):
+class _Reference(Unbounded, Method):
     """What both share; gradients go out as they are, so they run without noise alone."""
 
     exchange: ClassVar[Gossip] = Gossip()

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, Method, Round, Seen
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
@@ -53,7 +53,7 @@ def shifted(answer: Apart, steps: Float[np.ndarray, " t"], divisor: float) -> np
     return moves
 
 
-class ModelSent:
+class ModelSent(Method):
     """What `Tracking`, `DPOP` and `DGD` share: the model is private, its noisy form is sent."""
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from dpjax import _numerics
 from dpjax.algorithms.exchange import Copies
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, Method, Networked, Round, Seen
 
 __all__ = ["ZipDL"]
 
@@ -47,7 +47,7 @@ def links(mixing: Float[np.ndarray, "n n"]) -> Links:
 
 
 @dataclass(frozen=True)
-class ZipDL:
+class ZipDL(Networked):
     """Zip-DL: agent i sends h_i + e_ij to j, h_i = x_i + opt(G_i / divisor), x_j <- W of these.
 
     The e_ij are the noise, `dpjax.plans.links.ZeroSum`, another one on each message; what is
@@ -101,7 +101,7 @@ class ZipDL:
 
 
 @dataclass(frozen=True)
-class ZipDLOnLinks(ZipDL):
+class ZipDLOnLinks(ZipDL, Method):
     """`ZipDL` on the links of a network.
 
     Attributes:

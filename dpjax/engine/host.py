@@ -1,26 +1,28 @@
 """The second driver: a loop on the host, cut between send and absorb, for a real network.
 
-The compiled scan (`dpjax.engine.scan`) exchanges messages by itself. Here a round is two compiled
-halves of the same operations, and what happens in between is a `Transport`'s: a function that gets
-what goes out and returns what was received. Over the method's own exchange (`local`) a run of a
-linear model has the bits of the scan; layers of a network may be fused otherwise in the halves and
-differ in the last bit, which no guarantee depends on.
+The compiled scan (`dpjax.engine.program`) exchanges messages by itself. Here a round is two
+compiled halves of the same operations, and what happens in between is a `Transport`'s: a function
+that gets what goes out and returns what was received. Over the method's own exchange (`local`) a
+run of a linear model has the bits of the scan; layers of a network may be fused otherwise in the
+halves and differ in the last bit, which no guarantee depends on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import arguments, metrics, parts, placing, slots
-from dpjax.engine.course import Course
-from dpjax.engine.job import Job
-from dpjax.engine.stand import Stand
-from dpjax.engine.storage import Storage
+from dpjax.engine import metrics
+from dpjax.engine.checkpoint import Storage
+from dpjax.engine.inputs import Inputs, compute_dtype
+from dpjax.engine.program import each_run
+from dpjax.engine.state import RunSchedule, RunState
+from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
 
@@ -52,7 +54,7 @@ def local(plan: Plan) -> Transport:
 
     @jax.jit
     def value(message: Any, round: Any) -> Any:
-        kind = placing.computed_in(message)
+        kind = compute_dtype(message)
         arrays = {name: jnp.asarray(array, kind) for name, array in plan.arrays.items()}
         return plan.method.exchange(arrays, round, message).value
 
@@ -65,7 +67,7 @@ def local(plan: Plan) -> Transport:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class HostDriver:
     """The rounds of one run, message by message.
 
     Guarantee: a round whose exchange fails leaves the state as it was before it was sent. What was
@@ -77,27 +79,25 @@ class Loop:
     whose message would be another one, is refused.
 
     Attributes:
-        job: What the halves are called with.
-        course: The rounds.
+        inputs: What the halves are called with.
+        schedule: The rounds.
         transport: What carries messages.
-        least: Agents in a sum at least (`arguments.fewest`).
+        min_survivors: Agents in a sum at least, which the plan's noise is for; 0 for no sum.
     """
 
-    job: Job
-    course: Course
+    inputs: Inputs
+    schedule: RunSchedule
     transport: Transport
-    least: int = 0
+    min_survivors: int = 0
 
-    @property
-    def options(self) -> dict[str, str]:
-        """What makes a run another one, by name."""
-        return {"transport": "given"}
+    options: ClassVar[dict[str, str]] = {"transport": "given"}
+    """What makes a run another one, by name."""
 
-    def advance(self, at: Stand, storage: Storage) -> None:
+    def advance(self, run: RunState, storage: Storage) -> None:
         """Do the rounds of a chunk, or what is left of one.
 
         Args:
-            at: How far the run is; after every round one further.
+            run: How far the run is; after every round one further.
             storage: Where it is kept.
 
         Raises:
@@ -105,45 +105,58 @@ class Loop:
                 that are not finite in place of a message's that were.
             BaseException: What the transport raised, with a note on how the run goes on.
         """
-        for _ in range(self.course.ahead(at.done)):
-            self._round(at, storage)
+        for _ in range(self.schedule.ahead(run.done)):
+            self._round(run, storage)
 
-    def _round(self, at: Stand, storage: Storage) -> None:
-        job, marks = self.job, self.course.marks
-        given = job.arrays, job.data, at.state, job.batch_keys, at.noise_keys
-        sent, sums = _outgoing(job.statics, *given, at.sums)
-        message = jax.tree.map(np.array, jax.device_get(sent.message))
-        wanted = _delivered(job.statics, job.arrays, message)
-        at.save(storage.store)
-        storage.sending(at.done, message)
-        received = self._received(message, at.done, wanted, storage)
-        at.state, at.sums = _incoming(job.statics, *given, sent, received), sums
-        taken = {}
-        if at.done + 1 in marks:
-            length = at.done + 1 - max([0, *marks[marks <= at.done]])
-            taken = jax.device_get(_measured(job.statics, length, job.data, at.state, sums))
-            at.sums = jax.tree.map(jnp.zeros_like, sums)
-        at.measured(self.course, 1, taken)
+    def _round(self, run: RunState, storage: Storage) -> None:
+        inputs, statics, marks = self.inputs, self.inputs.statics, self.schedule.marks
+        given = inputs.arrays, inputs.data, run.state, inputs.batch_keys, run.noise_keys
+        sent, sums = _outgoing(statics, *given, run.sums)
+        message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
+        expected = _delivered(statics, inputs.arrays, message)
+        run.save(storage)
+        storage.check_message(run.done, message)
+        received = self._received(message, run.done, expected, storage)
+        run.state, run.sums = _incoming(statics, *given, sent, received), sums
+        measured = {}
+        if run.done + 1 in marks:
+            length = run.done + 1 - max([0, *marks[marks <= run.done]])
+            measured = jax.device_get(_measured(statics, length, inputs.data, run.state, sums))
+            run.sums = jax.tree.map(jnp.zeros_like, sums)
+        run.record(1, measured)
 
-    def _received(self, message: Any, round: int, wanted: Any, storage: Storage) -> Any:
+    def _received(self, message: Any, round: int, expected: Any, storage: Storage) -> Any:
         """What the transport made of a message; errors get a note on what is left to do."""
         try:
-            received = _checked(self.transport(message, round), wanted)
+            received = self.transport(message, round)
+            check_delivered("transport returned", received, expected)
             self._check_present(received, round)
             if _finite(message):
                 _check_finite(received, round)
         except BaseException as error:
-            error.add_note(_left(round, storage))
+            note = f"round {round} (from 0) was not delivered"
+            if storage.store is None:
+                note += (
+                    ", and there is no checkpoint: the run is over. Begun again with its seed it "
+                    "would send its noise with other payloads; a new run takes another seed, a "
+                    "budget of its own, and checkpoint=FOLDER to go on from"
+                )
+            else:
+                note += (
+                    f": the same call goes on from the checkpoint {storage.store.folder}, and "
+                    "gives the transport the very same message"
+                )
+            error.add_note(note)
             raise
-        return received
+        return jax.tree.map(jnp.array, received)
 
     def _check_present(self, received: Any, round: int) -> None:
         """Refuse a sum of fewer than the plan's noise is for, before models are moved by it."""
-        if self.least and 0 < (present := float(received[1])) < self.least:
+        if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
             raise ValueError(
                 f"transport opened a sum of {present:g} agents in round {round} (from 0), and the "
-                f"plan's noise is for sums of {self.least} or more: the guarantee does not hold "
-                "for what it showed; give one that aborts, and a run of its own"
+                f"plan's noise is for sums of {self.min_survivors} or more: the guarantee does not "
+                "hold for what it showed; give one that aborts, and a run of its own"
             )
 
     def traced(self, state: State) -> list[Any]:
@@ -152,104 +165,73 @@ class Loop:
         Args:
             state: Before the first round.
         """
-        job = self.job
-        given = job.arrays, job.data, state, job.batch_keys, job.batch_keys
+        inputs, statics = self.inputs, self.inputs.statics
+        given = inputs.arrays, inputs.data, state, inputs.batch_keys, inputs.batch_keys
         sums = self.sums(state)
-        outgoing = _outgoing.trace(job.statics, *given, sums)
+        outgoing = _outgoing.trace(statics, *given, sums)
         sent, _ = outgoing.out_info
-        received = _delivered(job.statics, job.arrays, sent.message)
-        marks = [0, *self.course.marks]
-        lengths = sorted({int(b - a) for a, b in zip(marks, marks[1:], strict=False)})
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent)
+        received = _delivered(statics, inputs.arrays, one.message)
+        lengths = sorted({int(length) for length in np.diff([0, *self.schedule.marks])})
         return [
             outgoing,
-            _incoming.trace(job.statics, *given, sent, received),
-            *(_measured.trace(job.statics, each, job.data, state, sums) for each in lengths),
+            _incoming.trace(statics, *given, sent, received),
+            *(_measured.trace(statics, each, inputs.data, state, sums) for each in lengths),
         ]
 
     def sums(self, state: State) -> dict[str, Any]:
-        """Sums of the rounds' metrics before a block: zeros.
-
-        Args:
-            state: Of the run.
-        """
-        shape = jax.tree.leaves(state.models)[0].shape[:2]
-        return {name: jnp.zeros(shape, jnp.float32) for name in self.job.statics.reports}
+        """Sums of the rounds' metrics before a block: zeros."""
+        return metrics.zeros(self.inputs.statics, state)
 
 
-def _mapped(statics: parts.Statics, half: Any, given: Any, *others: Any) -> Any:
-    """One half of a round over the one seed and the one plan, mapped as the scan maps a round.
-
-    Not called at once: products of other shapes would be summed in another order.
-    """
-    arrays, data, state, batch_keys, noise_keys = given
-    over = jax.lax.map if statics.sequential else lambda function, xs: jax.vmap(function)(xs)
-    counters = jax.tree.map(slots.is_counter, state.secret)
-    frozen, data = data.frozen, data._replace(frozen=None)
-    shared, owned = (None, (data,)) if statics.own_data else (data, ())
-
-    def of_seed(item: Any) -> Any:
-        models, memory, secret, batch_key, noise_key, own, others = item
-        batch = parts.batch(statics, parts.one(own, shared), batch_key, noise_key, state.round)
-
-        def of_plan(item: Any) -> Any:
-            models, memory, arrays, others = item
-            cut = parts.halves(statics, arrays, noise_key, frozen)
-            now = State(models, memory, secret, state.round)
-            return half(cut, jax.random.fold_in(batch_key, state.round), now, batch, *others)
-
-        return over(of_plan, (models, memory, arrays, others))
-
-    secret = _merged(lambda leaf: leaf[None], lambda leaf: leaf, counters, state.secret)
-    return over(
-        of_seed,
-        (state.models, state.memory, secret, batch_keys, noise_keys, owned, others),
-    )
-
-
-def _merged(of_counter: Any, of_other: Any, counters: Any, secret: Any) -> Any:
-    """The secret slot with its counters treated otherwise than the rest."""
-    return jax.tree.map(
-        lambda is_one, leaf: of_counter(leaf) if is_one else of_other(leaf), counters, secret
-    )
+def _sent_axes(axes: State) -> Outgoing:
+    """Where the plans (or seeds) are in what goes out, stacked."""
+    return Outgoing(0, 0, 0, axes.secret)  # type: ignore[arg-type]
 
 
 @compiled()
-def _outgoing(statics: parts.Statics, *given: Any) -> Any:
-    """What goes out of a round, and the sums of metrics with the round's."""
+def _outgoing(statics: Statics, *given: Any) -> Any:
+    """What goes out of a round, stacked, and the sums of metrics with the round's."""
     *inputs, sums = given
 
-    def half(cut: Any, key: Any, state: State, batch: Any) -> Any:
-        sent = cut.outgoing(key, state, batch)
-        return sent, metrics.reported(statics, sent.metrics)
+    def half(halves: Halves, key: Any, state: State, batch: Any) -> Any:
+        sent = halves.outgoing(key, state, batch)
+        return sent._replace(metrics={}), metrics.reported(statics, sent.metrics)
 
-    sent, reported = _mapped(statics, half, inputs)
+    sent, reported = each_run(
+        statics, half, tuple(inputs), axes=lambda axes: ((), (_sent_axes(axes), 0))
+    )
     # Here, as the scan adds them: apart from the round they would be rounded once more.
-    return jax.tree.map(lambda leaf: leaf[0, 0], sent), metrics.joined(sums, reported)
+    return sent, metrics.joined(sums, reported)
 
 
 @compiled()
-def _incoming(statics: parts.Statics, *given: Any) -> State:
-    """The state after what was received, stacked again."""
+def _incoming(statics: Statics, *given: Any) -> State:
+    """The stacked state after what was received, of the one run."""
     *inputs, sent, received = given
 
-    def half(cut: Any, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
-        return cut.incoming(key, state, batch, sent, received)
+    def half(halves: Halves, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
+        return halves.incoming(key, state, batch, sent, received)
 
-    stacked = jax.tree.map(lambda leaf: leaf[None, None], (sent, received))
-    new = _mapped(statics, half, inputs, *stacked)
-    counters = jax.tree.map(slots.is_counter, inputs[2].secret)
-    secret = _merged(lambda leaf: leaf[0, 0], lambda leaf: leaf[:, 0], counters, new.secret)
-    return State(new.models, new.memory, secret, new.round[0, 0])
+    received = jax.tree.map(lambda leaf: leaf[None, None], received)
+    return each_run(
+        statics,
+        half,
+        tuple(inputs),
+        sent,
+        received,
+        axes=lambda axes: ((_sent_axes(axes), 0), axes),
+    )
 
 
 @compiled(static=2)
-def _measured(statics: parts.Statics, length: int, data: Any, state: State, sums: Any) -> Any:
+def _measured(statics: Statics, length: int, data: Any, state: State, sums: Any) -> Any:
     """Metrics after a block of so many rounds, [1, S, V]."""
-    taken = metrics.measured(statics, data, state, sums, length)
-    return jax.tree.map(lambda leaf: leaf[None], taken)
+    values = metrics.measured(statics, data, state, sums, length)
+    return jax.tree.map(lambda leaf: leaf[None], values)
 
 
-def _delivered(statics: parts.Statics, arrays: Any, message: Any) -> Any:
+def _delivered(statics: Statics, arrays: Any, message: Any) -> Any:
     """Shapes of what the method's exchange makes of a message."""
 
     def value(arrays: Any, message: Any) -> Any:
@@ -259,10 +241,90 @@ def _delivered(statics: parts.Statics, arrays: Any, message: Any) -> Any:
     return jax.eval_shape(value, arrays, message)
 
 
-def _checked(received: Any, wanted: Any) -> Any:
-    """What a transport returned, on the device, if it is what the method waits for."""
-    arguments.check_delivered("transport returned", received, wanted)
-    return jax.tree.map(jnp.array, received)
+def check_transport(
+    transport: Any, plans: Sequence[Plan], seeds: Sequence[int], devices: Any, checkpoint: Any
+) -> None:
+    """Check that a run whose messages cross a network is one run, and a release is kept.
+
+    Args:
+        transport: What carries messages, or None.
+        plans: The plans.
+        seeds: The seeds.
+        devices: To spread the agents over, or None.
+        checkpoint: Folder, or None.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    if transport is None:
+        return
+    plan = plans[0]
+    if not callable(transport):
+        raise ValueError(
+            f"transport is {_validate.shown(transport)}; give a function of a message and a round"
+        )
+    if len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"transport came with {len(plans)} plans and {len(seeds)} seeds; run one plan with one "
+            "seed, since a network carries the messages of one run"
+        )
+    if devices is not None:
+        raise ValueError(
+            f"devices is {devices} with a transport, which gets all messages here; leave it out"
+        )
+    if plan.config.protect.gradients == "view":
+        raise ValueError(
+            "transport came with gradients 'view', whose loss is that of the method's own exchange "
+            "alone; protect gradients of 'any' kind, or leave it out"
+        )
+    if plan.config.release and checkpoint is None:
+        raise ValueError(
+            "checkpoint is None for a release over a transport; name a folder: begun again without "
+            "its state, the run would send noise again with another payload"
+        )
+    survivors = plan.method.exchange.min_survivors(plan.agents)
+    opened = getattr(transport, "min_survivors", None)
+    if opened is not None and opened < survivors:
+        raise ValueError(
+            f"transport opens sums of {opened} of {plan.agents} agents, and the plan's noise is "
+            f"for sums of {survivors} or more; give one that aborts earlier, or a plan with "
+            f"dropouts={plan.agents - opened}"
+        )
+    colluders, defended = plan.guarantee.colluders, getattr(transport, "colluders", None)
+    if colluders and defended is None:
+        raise ValueError(
+            f"transport says no colluders, and the plan's noise is for {colluders}: give the "
+            "SecureSums itself; one of your own has an attribute colluders, the number of clients "
+            "whose knowledge the server may have while it opens no single message, which is your "
+            "word"
+        )
+    if defended is not None and _validate.integer("colluders", defended, least=0) < colluders:
+        raise ValueError(
+            f"transport has terms for {defended} colluders, and the plan's noise is for "
+            f"{colluders}: the server could open single messages with the others' help; give "
+            f"transport.terms_of(plan.noise.code, colluders={colluders}, dropouts=...)"
+        )
+
+
+def check_delivered(subject: str, received: Any, expected: Any) -> None:
+    """Refuse what an exchange does not deliver.
+
+    Args:
+        subject: What came, for messages.
+        received: What came of a round, numpy leaves or jax's.
+        expected: Shapes and dtypes of what the method's exchange delivers.
+
+    Raises:
+        ValueError: For other shapes, dtypes or trees.
+    """
+
+    def kind(leaf: Any) -> str:
+        leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return f"{leaf.dtype}{list(leaf.shape)}"
+
+    one, other = (jax.tree.map(kind, tree) for tree in (received, expected))
+    if one != other:
+        raise ValueError(f"{subject} {one}, the method's exchange delivers {other}; give that")
 
 
 def _finite(tree: Any) -> bool:
@@ -281,18 +343,3 @@ def _check_finite(received: Any, round: int) -> None:
                 "(from 0), for a message whose numbers are; raise where something is lost, and "
                 "the message is sent again"
             )
-
-
-def _left(round: int, storage: Storage) -> str:
-    """What is left to do after a round that failed."""
-    told = f"round {round} (from 0) was not delivered"
-    if storage.store is None:
-        return (
-            f"{told}, and there is no checkpoint: the run is over. Begun again with its seed it "
-            "would send its noise with other payloads; a new run takes another seed, a budget of "
-            "its own, and checkpoint=FOLDER to go on from"
-        )
-    return (
-        f"{told}: the same call goes on from the checkpoint {storage.store.folder}, and gives the "
-        "transport the very same message"
-    )

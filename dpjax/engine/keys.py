@@ -31,6 +31,7 @@ PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
 """What a seed's keys are for; the number is folded into the seed's key."""
 
 _IMPLEMENTATION = "threefry2x32"
+_FORMAT = 2
 
 
 def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
@@ -73,168 +74,152 @@ def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
     return jax.vmap(of_seed)(jnp.asarray(np.array(checked, np.uint32)))
 
 
-def create_key_file(
-    path: str | os.PathLike, fingerprint: str, *, checkpoint: str | os.PathLike | None = None
-) -> PRNGKeyArray:
-    """Draw a noise key from the operating system and store it, mode 0600, never overwriting.
+class KeyFile:
+    """The secret file with the noise key of a release: mode 0600, never overwritten.
 
     Guarantee: the key has the 64 bits a threefry key holds, drawn by ``secrets``; it is tied to
     one run by the run's fingerprint, so that it cannot give two runs the same noise, and carries a
     checksum, so that a damaged one is not taken for a key.
 
     Args:
-        path: The file to make.
-        fingerprint: Of the run, checked by `read_key_file`.
-        checkpoint: Folder of the run's checkpoints, which is noted in the file.
-
-    Returns:
-        The key.
-
-    Raises:
-        ValueError: If the file exists already, or cannot be written.
-    """
-    path = Path(path)
-    words = [secrets.randbits(32), secrets.randbits(32)]
-    try:
-        with _writing(path):
-            _files.create(path, _content(fingerprint, words, checkpoint), mode=0o600)
-    except FileExistsError:
-        raise ValueError(
-            f"key_file {path} exists; resume the run that made it, or name another file"
-        ) from None
-    return _wrap(words)
-
-
-def read_key_file(path: str | os.PathLike, fingerprint: str) -> PRNGKeyArray:
-    """Read the noise key of a release that is being resumed.
-
-    Args:
-        path: The file `create_key_file` made.
-        fingerprint: Of the run that resumes.
-
-    Returns:
-        The key.
-
-    Raises:
-        ValueError: If the file is missing, damaged, readable by others, or another run's.
-    """
-    return _wrap(_read(Path(path), fingerprint)["key"])
-
-
-def noted_checkpoint(path: str | os.PathLike, fingerprint: str) -> Path | None:
-    """Return the folder of checkpoints that a key file notes, or None.
-
-    Args:
         path: The file.
-        fingerprint: Of the run it belongs to.
-
-    Raises:
-        ValueError: As `read_key_file`.
+        fingerprint: Of the run. Whatever reads the file refuses, by a ValueError, one that is
+            missing, damaged, open to others or another run's.
     """
-    folder = _read(Path(path), fingerprint)["checkpoint"]
-    return None if folder is None else Path(folder)
 
+    def __init__(self, path: str | os.PathLike, fingerprint: str):
+        self.path, self._fingerprint = Path(path), fingerprint
 
-def note_checkpoint(
-    path: str | os.PathLike, fingerprint: str, checkpoint: str | os.PathLike
-) -> None:
-    """Note in a key file where the run keeps its checkpoints from now on.
+    def create(self, checkpoint: str | os.PathLike | None = None) -> PRNGKeyArray:
+        """Draw a noise key from the operating system, and store it.
 
-    Args:
-        path: The file, which is replaced as a whole.
-        fingerprint: Of the run it belongs to.
-        checkpoint: The folder.
+        Args:
+            checkpoint: Folder of the run's checkpoints, which is noted in the file.
 
-    Raises:
-        ValueError: As `read_key_file`, or if the file cannot be written.
-    """
-    folder = str(Path(checkpoint).absolute())
-    _note(Path(path), fingerprint, checkpoint=folder)
-
-
-def note_sent(path: str | os.PathLike, fingerprint: str, rounds: int, message: str) -> None:
-    """Note in a key file how many rounds' messages may have gone out, and the last one.
-
-    Guarantee: of each round one message is noted, and no other one of that round passes: the same
-    noise on another payload, from a device whose gradients differ from call to call, say.
-
-    Args:
-        path: The file, which is replaced as a whole.
-        fingerprint: Of the run it belongs to.
-        rounds: That many; not fewer than are noted.
-        message: Digest of the last one.
-
-    Raises:
-        ValueError: As `read_key_file`, if the file cannot be written, or for another message or
-            fewer rounds than were noted.
-    """
-    noted = noted_sent(path, fingerprint)
-    if rounds > noted:
-        _note(Path(path), fingerprint, sent=rounds, message=message)
-    elif rounds < noted or _read(Path(path), fingerprint)["message"] != message:
-        raise ValueError(
-            f"key_file {path} notes another message of round {rounds}, or a later round: its noise "
-            "would go out with two payloads. Use deterministic operations and the newest "
-            "checkpoint, or begin another run and account for both"
-        )
-
-
-def noted_sent(path: str | os.PathLike, fingerprint: str) -> int:
-    """Return how many rounds' messages may have gone out, where a host loop notes it; else 0.
-
-    Args:
-        path: The file.
-        fingerprint: Of the run it belongs to.
-
-    Raises:
-        ValueError: As `read_key_file`.
-    """
-    return _read(Path(path), fingerprint).get("sent", 0)
-
-
-def _note(path: Path, fingerprint: str, **changes: Any) -> None:
-    """Change fields of a key file, which is replaced as a whole."""
-    fields = _read(path, fingerprint) | changes
-    with _writing(path):
-        # A link stays one: what it points to is replaced.
-        _files.replace(path.resolve(), _sealed(fields), mode=0o600)
-
-
-def delete_key_file(path: str | os.PathLike, fingerprint: str) -> bool:
-    """Delete the key of a release that has ended, and what a kill may have left beside it.
-
-    Guarantee: whatever else is under that name stays: another run's key, or no key at all.
-
-    Args:
-        path: The file.
-        fingerprint: Of the run that has ended.
-
-    Returns:
-        Whether the run's key was there.
-    """
-    path, deleted = Path(path), False
-    for candidate in (path, *path.parent.glob(f".{glob.escape(path.name)}.*.tmp")):
+        Raises:
+            ValueError: If the file exists already, or cannot be written.
+        """
+        words = [secrets.randbits(32), secrets.randbits(32)]
+        folder = None if checkpoint is None else str(Path(checkpoint).absolute())
+        fields = {"fingerprint": self._fingerprint, "checkpoint": folder, "key": words}
         try:
-            _read(candidate, fingerprint, private=False)
-        except ValueError:
-            continue
-        candidate.unlink(missing_ok=True)
-        deleted = deleted or candidate == path
-    return deleted
+            with self._writing():
+                _files.create(self.path, _sealed({"format": _FORMAT, **fields}), mode=0o600)
+        except FileExistsError:
+            raise ValueError(
+                f"key_file {self.path} exists; resume the run that made it, or name another file"
+            ) from None
+        return _wrapped(words)
+
+    def key(self) -> PRNGKeyArray:
+        """The noise key."""
+        return _wrapped(self._read()["key"])
+
+    def checkpoint(self) -> Path | None:
+        """The folder of checkpoints that is noted, or None."""
+        folder = self._read()["checkpoint"]
+        return None if folder is None else Path(folder)
+
+    def sent(self) -> int:
+        """How many rounds' messages may have gone out, where a host loop notes it; else 0."""
+        return self._read().get("sent", 0)
+
+    def note_checkpoint(self, folder: Path) -> None:
+        """Note where the run keeps its checkpoints from now on."""
+        self._note(checkpoint=str(folder.absolute()))
+
+    def note_sent(self, rounds: int, message: str) -> None:
+        """Note how many rounds' messages may have gone out, and the last one.
+
+        Guarantee: of each round one message is noted, and no other one of that round passes: the
+        same noise on another payload, from a device whose gradients differ from call to call, say.
+
+        Args:
+            rounds: That many; not fewer than are noted.
+            message: Digest of the last one.
+
+        Raises:
+            ValueError: For another message or fewer rounds than were noted.
+        """
+        fields = self._read()
+        noted = fields.get("sent", 0)
+        if rounds > noted:
+            self._note(sent=rounds, message=message)
+        elif rounds < noted or fields["message"] != message:
+            raise ValueError(
+                f"key_file {self.path} notes another message of round {rounds}, or a later round: "
+                "its noise would go out with two payloads. Use deterministic operations and the "
+                "newest checkpoint, or begin another run and account for both"
+            )
+
+    def delete(self) -> bool:
+        """Delete the key of a release that has ended, and what a kill may have left beside it.
+
+        Guarantee: whatever else is under that name stays: another run's key, or no key at all.
+
+        Returns:
+            Whether the run's key was there.
+        """
+        deleted = False
+        for path in (self.path, *self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp")):
+            try:
+                KeyFile(path, self._fingerprint)._read(private=False)
+            except ValueError:
+                continue
+            path.unlink(missing_ok=True)
+            deleted = deleted or path == self.path
+        return deleted
+
+    def _note(self, **changes: Any) -> None:
+        """Change fields of the file, which is replaced as a whole."""
+        fields = self._read() | changes
+        with self._writing():
+            # A link stays one: what it points to is replaced.
+            _files.replace(self.path.resolve(), _sealed(fields), mode=0o600)
+
+    def _read(self, *, private: bool = True) -> dict[str, Any]:
+        """The fields of the file; refused where anything in it is not as it was written."""
+        path = self.path
+        try:
+            _check_file(path, private)
+            fields = _parsed(path)
+        except OSError as error:
+            raise ValueError(
+                f"key_file {path} cannot be read ({error.strerror}); name a file that can be"
+            ) from None
+        except _Damaged as error:
+            raise ValueError(
+                f"key_file {path} is damaged ({error}), or no key; restore it from a copy, or name "
+                "another file"
+            ) from None
+        if fields["fingerprint"] != self._fingerprint:
+            raise ValueError(
+                f"key_file {path} belongs to another run (plan, data, seed, model, eval_every or "
+                "another argument of the run, software or device differ); the same noise on other "
+                "gradients would cancel. Name another file"
+            )
+        return fields
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ValueError(
+                f"key_file {self.path} cannot be written ({error.strerror}); no round was sent. "
+                "Make room, or name a file in a folder that can be written"
+            ) from None
 
 
 def spent_key() -> PRNGKeyArray:
     """A placeholder for the key of a release that has ended; it draws nothing."""
-    return _wrap([0, 0])
+    return _wrapped([0, 0])
 
 
-def _wrap(words: list[int]) -> PRNGKeyArray:
+def _wrapped(words: list[int]) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_IMPLEMENTATION)
-
-
-def _content(fingerprint: str, words: list[int], checkpoint: str | os.PathLike | None) -> bytes:
-    folder = None if checkpoint is None else str(Path(checkpoint).absolute())
-    return _sealed({"format": 2, "fingerprint": fingerprint, "checkpoint": folder, "key": words})
 
 
 def _sealed(fields: dict[str, Any]) -> bytes:
@@ -243,29 +228,6 @@ def _sealed(fields: dict[str, Any]) -> bytes:
 
 def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path, fingerprint: str, *, private: bool = True) -> dict[str, Any]:
-    """The fields of this run's key file; refused where anything in it is not as it was written."""
-    try:
-        _check_file(path, private)
-        fields = _parsed(path)
-    except OSError as error:
-        raise ValueError(
-            f"key_file {path} cannot be read ({error.strerror}); name a file that can be"
-        ) from None
-    except _Damaged as error:
-        raise ValueError(
-            f"key_file {path} is damaged ({error}), or no key; restore it from a copy, or name "
-            "another file"
-        ) from None
-    if fields["fingerprint"] != fingerprint:
-        raise ValueError(
-            f"key_file {path} belongs to another run (plan, data, seed, model, eval_every or "
-            "another argument of the run, software or device differ); the same noise on other "
-            "gradients would cancel. Name another file"
-        )
-    return fields
 
 
 class _Damaged(Exception):
@@ -300,19 +262,6 @@ def _parsed(path: Path) -> dict[str, Any]:
             "format 1, which has no checksum: finish that run with the version that began it"
         )
     checksum = fields.pop("checksum", None)
-    if fields.get("format") != 2 or checksum != _checksum(fields):
+    if fields.get("format") != _FORMAT or checksum != _checksum(fields):
         raise _Damaged("its checksum does not fit")
     return fields
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise ValueError(
-            f"key_file {path} cannot be written ({error.strerror}); no round was sent. Make "
-            "room, or name a file in a folder that can be written"
-        ) from None

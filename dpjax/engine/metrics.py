@@ -10,9 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import parts
-from dpjax.engine.parts import Data, Statics
-from dpjax.engine.rounds import LOST
+from dpjax.engine.step import LOST, Data, Statics
 from dpjax.protocols import Seen, State
 
 __all__: list[str] = []
@@ -47,34 +45,15 @@ def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reports(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> list[str]:
-    """Names of what a round reports: the query's, then a method's own.
+def zeros(statics: Statics, state: State) -> dict[str, Any]:
+    """Sums of a block's metrics before its first round, name -> [S, V].
 
     Args:
         statics: What is static.
-        arrays: Stacked over V plans.
-        data: The problem's data.
-        models: Shapes of the models, leaves [n, ...].
-        key: Any key.
-
-    Raises:
-        ValueError: For a metric that is no scalar.
+        state: Stacked.
     """
-    found = _of_round.trace(statics, arrays, data, models, key).out_info
-    for name, leaf in found.items():
-        if leaf.shape:
-            raise ValueError(
-                f"method reports {name!r} of shape {leaf.shape}; give a scalar, over all agents"
-            )
-    known = [name for name in statics.query.metrics if name in found]
-    return [*known, *sorted(set(found) - set(known))]
-
-
-@compiled()
-def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
-    """What a round reports; only traced, once for all runs of a kind."""
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    return dict(parts.first_sent(statics, one, data, models, key).metrics)
+    shape = jax.tree.leaves(state.models)[0].shape[:2]
+    return {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}
 
 
 def measured(
@@ -89,22 +68,22 @@ def measured(
         sums: The rounds' own metrics, `joined` over the block.
         length: Rounds of the block.
     """
-    metrics, data = _measures(statics, data.frozen), data._replace(frozen=None)
-    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+    metrics = _measures(statics, data.frozen)
+    evaluations = (data.evaluation,) if statics.data_per_seed else ()
 
     def measure(item: Any) -> dict[str, Any]:
         models, *own = item
-        evaluation = parts.one(own, shared).evaluation
-        taken = jax.vmap(lambda p: metrics(p, evaluation))(models)
-        return taken | {"consensus": jax.vmap(_consensus)(models)}
+        (evaluation,) = own or (data.evaluation,)
+        values = jax.vmap(lambda p: metrics(p, evaluation))(models)
+        return values | {"consensus": jax.vmap(_consensus)(models)}
 
     models = models_of(statics, state)
     # One seed after the other bounds the memory of the evaluation.
-    taken = jax.lax.map(measure, (models, *owned))
+    values = jax.lax.map(measure, (models, *evaluations))
     # Compilers multiply by the inverse of a constant, and a length may be one or not.
     length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
-    means = {name: value / length for name, value in sums.items() if name != LOST}
-    return taken | means | {name: sums[name] for name in sums if name == LOST}
+    means = {name: value if name == LOST else value / length for name, value in sums.items()}
+    return values | means
 
 
 def models_of(statics: Statics, state: State) -> Any:
@@ -114,10 +93,8 @@ def models_of(statics: Statics, state: State) -> Any:
         statics: What is static.
         state: Stacked.
     """
-    made = getattr(statics.method, "measured", None)
-    if made is None:
-        return state.models
-    both = jax.vmap(jax.vmap(lambda models, memory: made(Seen(models, memory))))
+    measured = statics.method.measured
+    both = jax.vmap(jax.vmap(lambda models, memory: measured(Seen(models, memory))))
     return both(state.models, state.memory)
 
 
@@ -128,7 +105,39 @@ def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, A
     return functools.partial(statics.metrics, frozen=frozen)
 
 
-def every(statics: Statics, data: Data, state: State) -> list[str]:
+@compiled()
+def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+    """What a round reports; only traced, once for all runs of a kind."""
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    return dict(statics.first_round(one, data, models, key).metrics)
+
+
+def reports(
+    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+) -> tuple[str, ...]:
+    """Names of what a round reports: the query's, then a method's own.
+
+    Args:
+        statics: What is static.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        models: Shapes of the models, leaves [n, ...].
+        key: Any key.
+
+    Raises:
+        ValueError: For a metric that is no scalar.
+    """
+    shapes = _of_round.trace(statics, arrays, data, models, key).out_info
+    for name, leaf in shapes.items():
+        if leaf.shape:
+            raise ValueError(
+                f"method reports {name!r} of shape {leaf.shape}; give a scalar, over all agents"
+            )
+    known = [name for name in statics.query.metrics if name in shapes]
+    return (*known, *sorted(set(shapes) - set(known)))
+
+
+def names(statics: Statics, data: Data, state: State) -> tuple[str, ...]:
     """Names of the metrics that `program.advance` returns, without tracing it.
 
     Args:
@@ -140,17 +149,15 @@ def every(statics: Statics, data: Data, state: State) -> list[str]:
         ValueError: For metrics that are no numbers by name, and where the method reports one of
             the names of the others.
     """
-    models, own = state.models, getattr(statics.method, "measured", None)
-    if own is not None:
-        models = jax.eval_shape(own, Seen(state.models, state.memory))
+    models = jax.eval_shape(statics.method.measured, Seen(*state[:2]))
     metrics = _measures(statics, data.frozen)
-    found = jax.eval_shape(metrics, models, parts.first(statics, data).evaluation)
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    shapes = jax.eval_shape(metrics, models, statics.of_first_seed(data).evaluation)
+    if not isinstance(shapes, dict) or not all(isinstance(name, str) for name in shapes):
         raise ValueError(
-            f"metrics returns {_validate.shown(found)}; return a dict of scalars by name, "
+            f"metrics returns {_validate.shown(shapes)}; return a dict of scalars by name, "
             "{} for none"
         )
-    for name, value in found.items():
+    for name, value in shapes.items():
         known = isinstance(value, jax.ShapeDtypeStruct)
         if not known or value.shape or jnp.iscomplexobj(value):
             what = f"{value.dtype}{list(value.shape)}" if known else type(value).__name__
@@ -158,10 +165,10 @@ def every(statics: Statics, data: Data, state: State) -> list[str]:
                 f"metrics returns {name!r}, a {what}; return one real scalar, over all agents: "
                 "take a mean"
             )
-    names = [*found, "consensus"]
-    if taken := set(names) & set(statics.reports):
+    own = (*shapes, "consensus")
+    if twice := sorted(set(own) & set(statics.reports)):
         raise ValueError(
-            f"method reports {sorted(taken)}, which the problem's metrics are called, or the "
+            f"method reports {twice}, which the problem's metrics are called, or the "
             "engine's; name them otherwise"
         )
-    return [*names, *statics.reports]
+    return (*own, *statics.reports)

@@ -3,26 +3,32 @@
 One call advances every (seed, plan) pair by one chunk. Batches and the secret slot depend on the
 seed alone, so plans that differ in design, budget or step size share raw normals: their results are
 paired, and the work is done once. That is sound in a simulation only; releases run one plan and one
-seed. What is static, and how a round's parts are joined, stands in `parts`; whose a leaf of the
-state is, in `slots`; what is measured, in `metrics`.
+seed.
+
+What is done with a leaf of a stacked state follows from its slot, never from its type. Models and
+memory are [S, V, ...]; the secret is a seed's, [S, ...], shared by its plans; counters are one for
+all.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax._numerics import compiled
-from dpjax.engine import metrics, parts, slots
-from dpjax.engine.course import Blocks
-from dpjax.engine.parts import Data, Statics
-from dpjax.engine.sharding import AXIS
+from dpjax.engine import metrics
+from dpjax.engine.step import Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, Seen, State
 
 __all__: list[str] = []
 
+AXIS = "agents"
+"""The one axis of a mesh of devices."""
 
 _TRACES = [0]
 
@@ -30,6 +36,130 @@ _TRACES = [0]
 def traces() -> int:
     """How often `advance` has been traced in this process."""
     return _TRACES[0]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Blocks:
+    """The rounds of a call, as part of its program: a static leaf of its arguments.
+
+    Attributes:
+        whole: Whole blocks.
+        every: Rounds a block, after which metrics are taken.
+        tail: Rounds of a last, shorter block; 0 is none.
+    """
+
+    whole: int
+    every: int
+    tail: int = 0
+
+    @property
+    def data(self) -> Int[np.ndarray, " e"]:
+        """The rounds of each block, as data: then blocks of all lengths are one program."""
+        return np.array([self.every] * self.whole + [self.tail] * bool(self.tail), np.int32)
+
+
+def is_counter(leaf: Any) -> bool:
+    """Whether a leaf of the secret slot counts rounds, as all runs of a call do together."""
+    return jnp.ndim(leaf) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
+
+
+def keeps_noise(state: State) -> bool:
+    """Whether later rounds depend on noise of earlier ones, which the secret slot keeps."""
+    return any(
+        not (jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) or is_counter(leaf))
+        for leaf in jax.tree.leaves(state.secret)
+    )
+
+
+def state_axes(state: State, over: str) -> Any:
+    """Where the plans (or seeds) are in a stacked state; None where they share one value.
+
+    Args:
+        state: Its structure and the dtypes of the secret are read.
+        over: "plans" or "seeds".
+    """
+
+    def of_secret(leaf: Any) -> Any:
+        # Key and noise before the factor over agents are a seed's; all its plans share them.
+        return 0 if over == "seeds" and not is_counter(leaf) else None
+
+    models, memory = jax.tree.map(lambda _: 0, (state.models, state.memory))
+    return State(models, memory, jax.tree.map(of_secret, state.secret), None)  # type: ignore[arg-type]
+
+
+def over_runs(sequential: bool, function: Any, in_axes: Any, out_axes: Any, *values: Any) -> Any:
+    """`jax.vmap` of a function, called; or the same as a loop.
+
+    Args:
+        sequential: Whether to loop.
+        function: Of one seed, or one plan.
+        in_axes: As in `jax.vmap`, each 0 or None.
+        out_axes: The same of what it returns.
+        values: What it is called with.
+    """
+    if not sequential:
+        return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)(*values)
+    leaves, structure = jax.tree.flatten(values)
+    stacked = jax.tree.leaves(_of_each_leaf(lambda _: True, lambda _: False, in_axes, values))
+
+    def body(own: Any) -> Any:
+        own = iter(own)
+        full = [next(own) if each else leaf for leaf, each in zip(leaves, stacked, strict=True)]
+        return function(*jax.tree.unflatten(structure, full))
+
+    own = [leaf for leaf, each in zip(leaves, stacked, strict=True) if each]
+    return _of_each_leaf(lambda x: x, lambda x: x[0], out_axes, jax.lax.map(body, own))
+
+
+def _of_each_leaf(stacked: Any, shared: Any, axes: Any, tree: Any) -> Any:
+    """A function of each leaf of a tree, by whether its axis, of a prefix of the tree, is None."""
+    # None marks unmapped axes and frozen leaves.
+    return jax.tree.map(
+        lambda axis, part: jax.tree.map(shared if axis is None else stacked, part),
+        axes,
+        tree,
+        is_leaf=lambda axis: axis is None,
+    )
+
+
+def each_run(
+    statics: Statics,
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *others: Any,
+    axes: Callable[[State], tuple[Any, Any]],
+) -> Any:
+    """Call ``function(halves, round_key, state, batch, *others)`` for every seed and plan.
+
+    Args:
+        statics: What is static.
+        function: Of a round of one run.
+        inputs: Arrays stacked over V plans, data, the stacked state, and the [S] keys of the
+            batches and of the noise.
+        others: More arguments.
+        axes: Of a state's axes, those of the others and of what is returned.
+    """
+    arrays, data, state, batch_keys, noise_keys = inputs
+    plans, seeds = state_axes(state, "plans"), state_axes(state, "seeds")
+    (plans_in, plans_out), (seeds_in, seeds_out) = axes(plans), axes(seeds)
+    sequential = statics.sequential
+
+    def of_seed(state: State, batch_key: Any, noise_key: Any, data: Data, *others: Any) -> Any:
+        round_key = jax.random.fold_in(batch_key, state.round)
+        batch = statics.batch(data, batch_key, noise_key, state.round)
+
+        def of_plan(state: State, arrays: Any, *others: Any) -> Any:
+            halves = statics.halves(arrays, noise_key, data.frozen)
+            return function(halves, round_key, state, batch, *others)
+
+        in_axes = (plans, 0, *plans_in)
+        return over_runs(sequential, of_plan, in_axes, plans_out, state, arrays, *others)
+
+    in_axes = (seeds, 0, 0, statics.data_axes, *seeds_in)
+    return over_runs(
+        sequential, of_seed, in_axes, seeds_out, state, batch_keys, noise_keys, data, *others
+    )
 
 
 def template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
@@ -45,7 +175,7 @@ def template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> S
     # Arrays are traced too: their values, zero for a plan without noise, are no shapes.
     def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
         one = jax.tree.map(lambda leaf: leaf[0], arrays)
-        return parts.algorithm(statics, one, key).init(models, key)
+        return statics.halves(one, key).init(models, key)
 
     return jax.eval_shape(start, arrays, models, key)
 
@@ -70,23 +200,21 @@ def initial(
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
-
-    def of_seed(models: Any, batch_key: PRNGKeyArray, key: PRNGKeyArray) -> State:
-        one = jax.tree.map(lambda leaf: leaf[0], models)
-        axes = slots.axes(template(statics, arrays, one, key), "plans")
-
-        def of_plan(arrays: Any, models: Any) -> State:
-            return parts.algorithm(statics, arrays, key).init(models, parts.beginning(batch_key))
-
-        return jax.vmap(of_plan, out_axes=axes)(arrays, models)
-
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
-    axes = slots.axes(template(statics, arrays, one, noise_keys[0]), "seeds")
+    shapes = template(statics, arrays, one, noise_keys[0])
+
+    def of_seed(models: Any, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
+        def of_plan(arrays: Any, models: Any) -> State:
+            return statics.halves(arrays, noise_key).init(models, start_key(batch_key))
+
+        return jax.vmap(of_plan, out_axes=state_axes(shapes, "plans"))(arrays, models)
+
+    axes = state_axes(shapes, "seeds")
     return jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys)
 
 
 @compiled(static=2)
-def left(statics: Statics, own: bool, state: State) -> Any:
+def final_models(statics: Statics, own: bool, state: State) -> Any:
     """Models that a run leaves, leaves [S, V, ...].
 
     Args:
@@ -98,10 +226,10 @@ def left(statics: Statics, own: bool, state: State) -> Any:
     if own:
         return metrics.models_of(statics, state)
 
-    def one(models: Any, memory: Any) -> Any:
+    def released(models: Any, memory: Any) -> Any:
         return statics.method.released(Seen(models, memory))
 
-    return jax.vmap(jax.vmap(one))(state.models, state.memory)
+    return jax.vmap(jax.vmap(released))(state.models, state.memory)
 
 
 @compiled()
@@ -129,7 +257,7 @@ def replay(
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
     def of_seed(key: PRNGKeyArray) -> Any:
-        link = parts.privatizer(statics, one, key)
+        link = statics.link(one, key)
         assert link is not None
         # Any public key: noise depends on none.
         public = (key,) if isinstance(link, IntegerEncoded) else ()
@@ -139,7 +267,7 @@ def replay(
 
     secret = jax.lax.map(of_seed, noise_keys)
     # Counters are one for all.
-    merge = lambda old, new: new[0] if slots.is_counter(old) else new  # noqa: E731
+    merge = lambda old, new: new[0] if is_counter(old) else new  # noqa: E731
     return state._replace(secret=jax.tree.map(merge, state.secret, secret))
 
 
@@ -169,51 +297,35 @@ def advance(
         The new state and the metrics, each [blocks, S, V].
     """
     _TRACES[0] += 1
-    over = slots.loop_over if statics.sequential else slots.vmap_over
-    frozen, data = data.frozen, data._replace(frozen=None)
-    shared, owned = (None, (data,)) if statics.own_data else (data, ())
+
+    def round_of_run(halves: Halves, key: Any, state: State, batch: Any) -> Any:
+        state, info = halves.step(key, state, batch)
+        return state, metrics.reported(statics, info.metrics)
 
     def one_round(_: Any, carry: Any) -> Any:
         state, sums = carry
-        plan_axes = slots.axes(state, "plans")
-        seed_axes = slots.axes(state, "seeds")
-
-        def of_seed(
-            state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, *own: Data
-        ) -> Any:
-            round_key = jax.random.fold_in(batch_key, state.round)
-            drawn = parts.batch(statics, parts.one(own, shared), batch_key, noise_key, state.round)
-
-            def of_plan(state: State, arrays: Any) -> Any:
-                step = parts.algorithm(statics, arrays, noise_key, frozen).step
-                state, info = step(round_key, state, drawn)
-                return state, metrics.reported(statics, info.metrics)
-
-            return over(of_plan, plan_axes, state, arrays)
-
-        state, info = over(of_seed, seed_axes, state, batch_keys, noise_keys, *owned)
+        inputs = (arrays, data, state, batch_keys, noise_keys)
+        state, new = each_run(statics, round_of_run, inputs, axes=lambda axes: ((), (axes, 0)))
         if statics.mesh is not None:
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AXIS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
-        return state, metrics.joined(sums, info)
-
-    shape = jax.tree.leaves(state.models)[0].shape[:2]
-    zeros = {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}
+        return state, metrics.joined(sums, new)
 
     def block(state: State, length: Any) -> tuple[State, dict[str, Any]]:
-        state, sums = jax.lax.fori_loop(0, length, one_round, (state, zeros))
-        return state, metrics.measured(statics, data._replace(frozen=frozen), state, sums, length)
+        sums = metrics.zeros(statics, state)
+        state, sums = jax.lax.fori_loop(0, length, one_round, (state, sums))
+        return state, metrics.measured(statics, data, state, sums, length)
 
     if not isinstance(blocks, Blocks):
         return jax.lax.scan(block, state, blocks)
-    taken = []
+    measured = []
     if blocks.whole:
         state, each = jax.lax.scan(
             lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
         )
-        taken.append(each)
+        measured.append(each)
     if blocks.tail:
         state, last = block(state, blocks.tail)
-        taken.append(jax.tree.map(lambda leaf: leaf[None], last))
-    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *taken)
+        measured.append(jax.tree.map(lambda leaf: leaf[None], last))
+    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *measured)

@@ -20,10 +20,11 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import arguments, parts
-from dpjax.engine.job import Job, prepared
-from dpjax.engine.rounds import Outgoing
-from dpjax.plans.plan import Plan, shared
+from dpjax.engine import inputs as inputs_
+from dpjax.engine.host import check_delivered
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.step import Data, Outgoing, Statics
+from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.protocols import State
 from dpjax.transforms.sketch import fingerprint
@@ -65,12 +66,10 @@ class Replica:
     """
 
     def __init__(self, plan: Plan, problem: Problem, seed: int = 0):
-        arguments.check(plan, problem, (seed,))
-        self._job = prepared((plan,), (problem,), (seed,), shared([plan]), None, 0)
+        self._inputs = Inputs.of(*inputs_.check(plan, problem, (seed,)))
         self.round, self.rounds = 0, plan.config.rounds
-        self._wanted = _received(self._job)
-        start = self._job.start(None, 1)
-        state = self._job.initial(start, self._job.batch_keys)
+        self._expected = _received(self._inputs)
+        state = self._inputs.initial(self._inputs.start(None, 1), self._inputs.batch_keys)
         self._state = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
 
     def receive(self, received: Any) -> None:
@@ -85,10 +84,12 @@ class Replica:
         """
         if self.round >= self.rounds:
             raise ValueError(f"the plan has {self.rounds} rounds, and all were received")
-        arguments.check_delivered("received is", received, self._wanted)
-        job = self._job
-        given = job.arrays, job.batch_keys, job.data.frozen
-        self._state = _replayed(job.statics, *given, self._state, jnp.int32(self.round), received)
+        check_delivered("received is", received, self._expected)
+        inputs = self._inputs
+        given = inputs.arrays, inputs.batch_keys, inputs.data.frozen
+        self._state = _replayed(
+            inputs.statics, *given, self._state, jnp.int32(self.round), received
+        )
         self.round += 1
 
     @property
@@ -220,17 +221,17 @@ def _bytes(tree: Any) -> int:
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
 
 
-def _received(job: Job) -> Any:
+def _received(inputs: Inputs) -> Any:
     """Shapes of what the exchange delivers; refused where agents keep something of a round."""
-    statics = job.statics
+    statics = inputs.statics
 
-    def one(arrays: Any, data: parts.Data, models: Any, key: Any) -> Any:
-        sent = parts.first_sent(statics, arrays, data, models, key)
+    def one(arrays: Any, data: Data, models: Any, key: Any) -> Any:
+        sent = statics.first_round(arrays, data, models, key)
         return sent.carry, statics.method.exchange(arrays, jnp.int32(0), sent.message).value
 
-    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
-    models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))
-    carry, value = jax.eval_shape(one, arrays, job.data, models, job.batch_keys[0])
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
+    models = jax.tree.map(lambda leaf: leaf[0, 0], inputs.start(None, 1))
+    carry, value = jax.eval_shape(one, arrays, inputs.data, models, inputs.batch_keys[0])
     if jax.tree.leaves(carry):
         raise ValueError(
             f"method is {type(statics.method).__name__}, whose agents keep something of a round to "
@@ -241,7 +242,7 @@ def _received(job: Job) -> Any:
 
 @compiled()
 def _replayed(
-    statics: parts.Statics,
+    statics: Statics,
     arrays: Any,
     batch_keys: Any,
     frozen: Any,
@@ -252,7 +253,7 @@ def _replayed(
     """Models and memory after a round."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     # The privatizer reads sums of another form, by public keys; no noise is drawn here.
-    cut = parts.halves(statics, one, batch_keys[0], frozen)
+    cut = statics.halves(one, batch_keys[0], frozen)
     models, memory = state
     now = State(models, memory, (), round)
     key = jax.random.fold_in(batch_keys[0], round)

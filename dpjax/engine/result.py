@@ -1,25 +1,44 @@
-"""What a run leaves, and what its callback sees on the way."""
+"""What a run leaves, and what its callback sees on the way.
 
+Entries of the file that `Result.save` writes, readable with NumPy alone:
+
+    header      JSON: seeds, names of the metrics, guarantees, what rows say of each plan, and where
+                each array stands in the parameters
+    rounds      [E]
+    metric_0    [E, S, V], the first name's, and so on
+    leaf_0      [S, V, n, ...] parameters, and so on; bfloat16 as the 16-bit integers it is made of
+    times       seconds, rounds a second
+    digest      SHA-256 of all of it
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax import _files
+from dpjax import _files, _validate
 from dpjax._rounding import up
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import inference, saved
+from dpjax.engine.checkpoint import digest
+from dpjax.plans import _parameters
 from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
 
 if TYPE_CHECKING:
     import pandas
 
 __all__: list[str] = []
+
+_FORMAT = 2
+_KIND = "dpjax result"
 
 
 class Progress(NamedTuple):
@@ -263,10 +282,10 @@ class Result:
                 or other frozen values.
         """
         labels = [terms.label for terms in self.terms]
-        s = inference.place("seed", seed, self.seeds)
-        v = inference.place("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
-        model = inference.one(jax.tree.map(lambda leaf: leaf[s, v], self.params), agent)
-        return model if problem is None else inference.complete(problem, model, self.frozen)
+        s = _index("seed", seed, self.seeds)
+        v = _index("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
+        model = _one_model(jax.tree.map(lambda leaf: leaf[s, v], self.params), agent)
+        return model if problem is None else _complete(problem, model, self.frozen)
 
     def predictor(
         self,
@@ -296,7 +315,7 @@ class Result:
                 without ``predict``.
         """
         model = self.model(seed=seed, plan=plan, agent=agent)
-        return inference.predictor(problem, model, self.frozen)
+        return _predictor(problem, model, self.frozen)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to a new .npz file, complete or not at all: no code, no keys.
@@ -318,7 +337,18 @@ class Result:
                 that contradicts itself, or parameters that are no numbers in dicts keyed by
                 texts, lists and tuples.
         """
+        path = _files.npz(path)
+        taken = ValueError(
+            f"path is {str(path)!r}, which exists; results are never overwritten, name another"
+        )
+        if os.path.lexists(path):
+            raise taken
+        leaves: list[np.ndarray] = []
+        tree = _structure(self.params, leaves)
+        self._check_shapes()
         header = {
+            "format": _FORMAT,
+            "kind": _KIND,
             "versions": {"dpjax": dpjax.__version__, "jax": jax.__version__},
             "seeds": self.seeds,
             "metrics": list(self.metrics),
@@ -327,14 +357,24 @@ class Result:
             "terms": [terms._asdict() | {"epsilon": repr(terms.epsilon)} for terms in self.terms],
             "ended": self.ended,
             "frozen": self.frozen,
+            "tree": tree,
+            "dtypes": [leaf.dtype.name for leaf in leaves],
         }
         # Those of a model in bfloat16 are no numbers to NumPy alone.
         metrics = [
             x if x.dtype.kind != "V" else x.astype(np.float32) for x in self.metrics.values()
         ]
-        arrays = {f"metric_{i}": values for i, values in enumerate(metrics)}
+        arrays: dict[str, Any] = {f"metric_{i}": values for i, values in enumerate(metrics)}
         arrays |= {"rounds": self.rounds, "times": np.array([self.seconds, self.rounds_per_second])}
-        return saved.write(path, header, arrays, self.params)
+        arrays |= {f"leaf_{i}": _plain(leaf) for i, leaf in enumerate(leaves)}
+        text = json.dumps(header, sort_keys=True, allow_nan=False)
+        entries = {"header": np.array(text), "digest": _digest(text, arrays), **arrays}
+        with _files.writing("path", path):
+            try:
+                _files.create(path, lambda file: np.savez(file, **entries), mode=0o600)
+            except FileExistsError:
+                raise taken from None
+        return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
@@ -356,24 +396,8 @@ class Result:
         """
         path = _files.npz(path)
         try:
-            header, arrays, params = saved.read(path)
-            metrics = {name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])}
-            seconds, rate = map(float, arrays["times"])
-            return cls(
-                plans=(),
-                seeds=tuple(header["seeds"]),
-                rounds=arrays["rounds"],
-                metrics=metrics,
-                guarantees=tuple(map(Guarantee.from_dict, header["guarantees"])),
-                params=params,
-                seconds=seconds,
-                rounds_per_second=rate,
-                ended=header["ended"],
-                frozen=header["frozen"],
-                terms=tuple(
-                    Terms(**each | {"epsilon": float(each["epsilon"])}) for each in header["terms"]
-                ),
-            )
+            result = cls._read(path)
+            result._check_shapes()
         except FileNotFoundError:
             raise
         except Exception as error:  # a foreign file may lack, or have, anything
@@ -382,3 +406,275 @@ class Result:
                 f"({type(error).__name__}: {error}); give a file that Result.save wrote with this "
                 "version, or make it again"
             ) from None
+        return result
+
+    @classmethod
+    def _read(cls, path: Path) -> "Result":
+        """The result in a file, whatever is wrong with it raised as it comes."""
+        arrays = _files.archive(path)
+        text, stated = str(arrays.pop("header")), str(arrays.pop("digest"))
+        if stated != _digest(text, arrays):
+            raise ValueError("its content was changed")
+        header = json.loads(text)
+        if header["kind"] != _KIND or header["format"] != _FORMAT:
+            raise ValueError(f"it is a {header['kind']} of format {header['format']}")
+        leaves = [_rich(arrays[f"leaf_{i}"], kind) for i, kind in enumerate(header["dtypes"])]
+        for array in (*arrays.values(), *leaves):
+            array.flags.writeable = False
+        seconds, rate = map(float, arrays["times"])
+        terms = [Terms(**each | {"epsilon": float(each["epsilon"])}) for each in header["terms"]]
+        return cls(
+            plans=(),
+            seeds=tuple(header["seeds"]),
+            rounds=arrays["rounds"],
+            metrics={name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])},
+            guarantees=tuple(map(Guarantee.from_dict, header["guarantees"])),
+            params=_filled(header["tree"], leaves),
+            seconds=seconds,
+            rounds_per_second=rate,
+            ended=header["ended"],
+            frozen=header["frozen"],
+            terms=tuple(terms),
+        )
+
+    def _check_shapes(self) -> None:
+        """Refuse what does not fit together, as a result put together by hand may not."""
+        shape = (len(self.seeds), len(self.terms))
+        if len(self.guarantees) != len(self.terms):
+            raise ValueError(f"guarantees are {len(self.guarantees)} for {len(self.terms)} plans")
+        for name, values in self.metrics.items():
+            if values.shape != (len(self.rounds), *shape):
+                raise ValueError(
+                    f"metrics have {name!r} of shape {values.shape}; {len(self.rounds)} rounds, "
+                    f"{shape[0]} seeds and {shape[1]} plans fit the rest"
+                )
+        if bad := [leaf.shape for leaf in jax.tree.leaves(self.params) if leaf.shape[:2] != shape]:
+            raise ValueError(f"params have a leaf of shape {bad[0]}; all begin with {shape}")
+
+
+def _index(name: str, value: Any, choices: Sequence[Any]) -> int:
+    """The index of one of several; None where there is no choice."""
+    shown = _validate.shown(list(choices))
+    if value is None:
+        if len(choices) != 1:
+            raise ValueError(f"{name} is None for several; give one of {shown}")
+        return 0
+    known = isinstance(value, str | int | np.integer) and not isinstance(value, bool)
+    if not known or list(choices).count(value) != 1:
+        raise ValueError(f"{name} is {_validate.shown(value)}; give one of {shown}, by its number")
+    return list(choices).index(value)
+
+
+def _one_model(models: Any, agent: int | None) -> Any:
+    """One model of several, leaves [n, ...], or their average."""
+    leaves = jax.tree.leaves(models)
+    if not leaves:
+        raise ValueError("params are empty: this method releases no models")
+    if agent is not None:
+        number = _validate.integer("agent", agent, least=0, most=len(leaves[0]) - 1)
+        return jax.tree.map(lambda leaf: leaf[number], models)
+
+    def average(leaf: Any) -> np.ndarray:
+        return np.asarray(leaf).mean(axis=0, dtype=np.float64).astype(leaf.dtype)
+
+    return jax.tree.map(average, models)
+
+
+def _complete(problem: Any, params: Any, frozen: str) -> Any:
+    """Return the parameters of one model, frozen values in their places.
+
+    Args:
+        problem: The problem that was trained.
+        params: Of one model, None in the places of frozen leaves.
+        frozen: Digest of the frozen values that it was trained with, see `frozen_digest`.
+
+    Raises:
+        ValueError: For what is no problem, another problem's parameters, or other frozen values.
+    """
+    if not isinstance(problem, Problem):
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}; give the problem that was trained"
+        )
+    _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
+    if frozen_digest(problem.frozen) != frozen:
+        raise ValueError(
+            "problem has other frozen values than those that were trained with; give the "
+            "problem that was trained"
+        )
+    return _parameters.merge(params, problem.frozen)
+
+
+def _predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:
+    """Return ``predict(x)`` of one model.
+
+    Args:
+        problem: The problem, or a module with ``apply``.
+        params: Of one model.
+        frozen: Digest of the frozen values that it was trained with, see `frozen_digest`.
+
+    Raises:
+        ValueError: For what cannot predict, or another problem's parameters.
+    """
+    if isinstance(problem, Problem):
+        if problem.predict is None:
+            raise ValueError(
+                "problem has no predict; make it with problem.supervised, or give it one"
+            )
+        whole, apply = _complete(problem, params, frozen), jax.jit(problem.predict)
+        return lambda x: apply(whole, _examples(problem, x))
+    if isinstance(problem, type) or not callable(getattr(problem, "apply", None)):
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}; give the problem, or a flax module"
+        )
+    if frozen:
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}, which lacks the values that were frozen; give "
+            "the problem that was trained"
+        )
+    apply = jax.jit(problem.apply)
+    return lambda x: apply(params, x if isinstance(x, jax.core.Tracer) else _numbers(x))
+
+
+def frozen_digest(frozen: Any) -> str:
+    """Return what tells frozen values from others; empty where there are none.
+
+    Args:
+        frozen: Of a problem.
+    """
+    if frozen is None:
+        return ""
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
+    return digest((frozen, names))
+
+
+def _check_fits(params: Any, wanted: Any) -> None:
+    def shapes(tree: Any) -> Any:
+        return [
+            (jax.tree_util.keystr(path), leaf.dtype.name, leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    if shapes(params) != shapes(wanted):
+        raise ValueError(
+            f"problem trains {_validate.shown(shapes(wanted))}, this result holds "
+            f"{_validate.shown(shapes(params))}; give the problem that was trained"
+        )
+
+
+def _examples(problem: Problem, x: Any) -> Any:
+    """Examples in the form of those that the model was trained on."""
+    trained = problem.x
+    _validate.check_columns("x", x, problem.columns)
+    records = x if isinstance(x, jax.core.Tracer) else _numbers(x)
+    if not records.ndim or records.shape[1:] != trained.shape[1:]:
+        shape = ", ".join(map(str, ("M", *trained.shape[1:])))
+        raise ValueError(f"x has shape {records.shape}; give examples [{shape}]")
+    if isinstance(records, jax.core.Tracer):
+        return _traced(trained.dtype, records)
+    if trained.dtype.kind not in "iub":
+        return jnp.asarray(records.astype(trained.dtype))
+    if (records.dtype.kind == "b") != (trained.dtype.kind == "b") or records.dtype.kind == "f":
+        wanted = "booleans" if trained.dtype.kind == "b" else "integers"
+        raise ValueError(f"x is {records.dtype}; the model was trained on {wanted}, give such")
+    if trained.dtype.kind != "b":
+        # A cast would wrap around, and an embedding would take another word.
+        _check_within(records, trained.dtype)
+    return jnp.asarray(records.astype(trained.dtype))
+
+
+def _traced(trained: np.dtype, x: Any) -> Any:
+    """Examples inside a function that is traced, whose values nobody can see."""
+    kind = jnp.result_type(trained)
+    if x.dtype != kind:
+        raise ValueError(
+            f"x is {x.dtype} in a function that is traced, where its values cannot be checked; "
+            f"give {kind}, as the model was trained on"
+        )
+    return x
+
+
+def _check_within(records: np.ndarray, kind: np.dtype) -> None:
+    own, held = np.iinfo(kind), np.iinfo(np.int32)
+    least, most = max(own.min, held.min), min(own.max, held.max)
+    if records.size and not least <= records.min() <= records.max() <= most:
+        value = records.max() if records.max() > most else records.min()
+        raise ValueError(
+            f"x holds {value}; the model was trained on {kind}, give whole numbers from {least} to "
+            f"{most}"
+        )
+
+
+def _numbers(x: Any) -> np.ndarray:
+    """Examples as finite real numbers that 32 bits hold, else ValueError."""
+    try:
+        records = np.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"x is no array of numbers ({error}); give examples [M, ...]") from None
+    if records.dtype.kind == "O" and all(type(entry) is int for entry in records.flat):
+        try:
+            records = records.astype(np.int64)
+        except OverflowError:
+            value = _validate.shown(max(records.flat, key=abs))
+            raise ValueError(f"x holds {value}; give numbers of at most 32 bits") from None
+    elif records.dtype.kind == "O":
+        records = _validate.finite_array("x", records)
+    if records.size and records.dtype.kind != "b":
+        _validate.finite_array("x", records)
+        _validate.check_range("x", records)
+    return records
+
+
+def _plain(leaf: np.ndarray) -> np.ndarray:
+    """A leaf as NumPy alone can read it; narrow floats of models are no numbers to it."""
+    if leaf.dtype.kind != "V":
+        return leaf
+    return np.ascontiguousarray(leaf).view(f"u{leaf.dtype.itemsize}")
+
+
+def _rich(leaf: np.ndarray, kind: str) -> np.ndarray:
+    """The inverse of `_plain`."""
+    return leaf if leaf.dtype.name == kind else leaf.view(jnp.dtype(kind))
+
+
+def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
+    """Where each leaf stands, in lists and dicts that JSON can hold."""
+    if tree is None:
+        return None
+    if type(tree) is dict:
+        if not all(type(key) is str for key in tree):
+            keys = _validate.shown(list(tree))
+            raise ValueError(f"params hold a dict with the keys {keys}; name them by texts")
+        return {"dict": {key: _structure(part, leaves) for key, part in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_structure(part, leaves) for part in tree]}
+    if not isinstance(tree, np.ndarray | np.generic | jax.Array):
+        raise ValueError(
+            f"params hold a {type(tree).__name__}, which a file without code cannot; save "
+            "dataclasses.replace(result, params=...) with dicts, lists and tuples of arrays"
+        )
+    if not (jnp.issubdtype(tree.dtype, jnp.number) or jnp.issubdtype(tree.dtype, jnp.bool_)):
+        raise ValueError(
+            f"params hold an array of {tree.dtype}, which is no number; save "
+            "dataclasses.replace(result, params=...) with arrays of numbers alone, and no keys"
+        )
+    leaves.append(np.asarray(tree))
+    return len(leaves) - 1
+
+
+def _filled(tree: Any, leaves: Sequence[np.ndarray]) -> Any:
+    """The inverse of `_structure`."""
+    if tree is None or isinstance(tree, int):
+        return None if tree is None else leaves[tree]
+    ((kind, parts),) = tree.items()
+    if kind == "dict":
+        return {key: _filled(part, leaves) for key, part in parts.items()}
+    return {"list": list, "tuple": tuple}[kind](_filled(part, leaves) for part in parts)
+
+
+def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -1,31 +1,32 @@
 """Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
 
+import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from tqdm import tqdm
 
+from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.engine import arguments, inference, program
-from dpjax.engine import identity as identity_
-from dpjax.engine.course import Course, Meter
-from dpjax.engine.host import Loop, Transport
-from dpjax.engine.job import Job, prepared
+from dpjax.engine import checkpoint as checkpoint_
+from dpjax.engine import host, inputs, program, result
+from dpjax.engine.checkpoint import Storage
+from dpjax.engine.host import HostDriver, Transport
+from dpjax.engine.inputs import Inputs
 from dpjax.engine.result import Progress, Result
-from dpjax.engine.scan import Scan
-from dpjax.engine.stand import Stand
-from dpjax.engine.storage import Storage
+from dpjax.engine.state import Meter, RunSchedule, RunState
 from dpjax.plans import forecasts, releases
-from dpjax.plans.endings import Endings, Stopping, endings
-from dpjax.plans.plan import Plan, shared
+from dpjax.plans.endings import Stopping, StoppingRule, stopping_rule
+from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import LostNoiseWarning
+from dpjax.protocols import State
 
 __all__ = ["Progress", "Result", "run"]
 
@@ -135,143 +136,178 @@ def run(
         >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]
         ['0.00', '0.00']
     """
-    plans, problems, seeds = arguments.check(plans, problem, seeds)
-    arguments.check_storage(plans, seeds, checkpoint, key_file)
-    arguments.check_device(plans, devices)
-    arguments.check_options(checkpoint_seconds, progress, callback)
-    together = shared(plans)
-    course = Course.of(together.rounds, stop_at, eval_every, chunk_blocks)
-    phase = arguments.check_phase(plans, phase, start, spent)
-    arguments.check_transport(transport, plans, seeds, devices, checkpoint)
-    job = prepared(plans, problems, seeds, together, devices, phase)
-    models = job.start(start, len(plans))
+    plans, problems, seeds = inputs.check(plans, problem, seeds)
+    checkpoint_.check_storage(plans, seeds, checkpoint, key_file)
+    inputs.check_device(plans, devices)
+    _check_options(checkpoint_seconds, progress, callback)
+    schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
+    phase = _check_phase(plans, phase, start, spent)
+    host.check_transport(transport, plans, seeds, devices, checkpoint)
+    data = Inputs.of(plans, problems, seeds, devices, phase)
+    models = data.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
-    rounding = job.rounding(release=any(plan.config.release for plan in plans))
-    plans = tuple(releases.priced(plan, job.payload, *rounding) for plan in plans)
-    terms = _Terms(
-        endings(
-            plans, course.ends, stopping=stopping, callback=callback is not None, before=spent,
-            planned=planned, phase=phase,
-        ),
-        any(one.evaluation_data == "private" for one in problems) or _hidden(together.method),
-        callback,
+    rounding = data.rounding(release=any(plan.config.release for plan in plans))
+    plans = tuple(releases.priced(plan, data.payload, *rounding) for plan in plans)
+    hidden = data.statics.method.measures_private
+    rule = stopping_rule(
+        plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
+        planned=planned, phase=phase,
+        private=hidden or any(one.evaluation_data == "private" for one in problems),
     )  # fmt: skip
-    expected = forecasts.tell(plans, job.entries, problems[0].partition.counts)
+    expected = forecasts.tell(plans, data.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
-    driver: Scan | Loop = Scan(job, course)
+    driver: ScanDriver | HostDriver = ScanDriver(data, schedule)
     if transport is not None:
-        driver = Loop(job, course, transport, arguments.fewest(plans[0]))
+        survivors = plans[0].method.exchange.min_survivors(plans[0].agents)
+        driver = HostDriver(data, schedule, transport, survivors)
     identity = {}
     if checkpoint is not None or key_file is not None:
-        options = course.options(phase, stopping) | driver.options
+        options = {"phase": phase, "stopping": stopping}
         # Without a start all agents' models follow from the problem's, alike.
         own_start = models if start is not None or problems[0].apart else None
-        identity = _identity(job, plans, problems, seeds, driver, options, models, own_start)
+        identity = _identity(driver, plans, problems, seeds, options, models, own_start)
     with Storage.of(identity, checkpoint, key_file) as storage:
         noise_keys = storage.noise_keys(seeds, phase)
-        at = Stand.first(job, course, models, noise_keys, storage, driver.sums)
+        at = RunState.first(data, schedule, models, noise_keys, storage, driver.sums)
         del models  # As large as all models.
         meter = Meter(len(plans) * len(seeds))
         try:
-            _drive(driver, course, at, meter, terms, storage, checkpoint_seconds, progress)
+            _drive(driver, at, meter, rule, callback, storage, checkpoint_seconds, progress)
         except KeyboardInterrupt as error:
             error.add_note(_interrupted(at, storage))
             raise
         storage.end()
-    return _result(job, plans, seeds, course, at, meter, terms, problems[0].frozen)
-
-
-def _hidden(method: Any) -> bool:
-    """Whether metrics are of models that no message shows, whatever they are measured on."""
-    return hasattr(method, "sensitivity") and not hasattr(method, "measured")
-
-
-def _identity(
-    job: Job,
-    plans: tuple[Plan, ...],
-    problems: tuple[Problem, ...],
-    seeds: tuple[int, ...],
-    driver: Scan | Loop,
-    options: dict[str, Any],
-    models: Any,
-    own_start: Any,
-) -> dict[str, str]:
-    """What the run is; ``own_start`` are the models that it was asked to start from."""
-    memory, computed = job.computed(driver.traced, models, release=plans[0].config.release)
-    return identity_.of_run(
-        plans, problems, seeds, options, (job.models, own_start), job.arrays, memory, computed,
-        job.devices,
-    )  # fmt: skip
+    # Nothing is published under "view": agents keep their own models, and phases are refused.
+    own = any(plan.config.protect.gradients == "view" for plan in plans)
+    measured = schedule.marks <= at.done
+    return Result(
+        plans=plans,
+        seeds=seeds,
+        rounds=schedule.marks[measured],
+        metrics={name: value[measured] for name, value in at.metrics.items()},
+        guarantees=rule.at(at.done, decided=at.decided, lost=at.lost_noise()),
+        params=jax.device_get(program.final_models(data.statics, own, at.state)),
+        seconds=meter.seconds,
+        rounds_per_second=meter.rate,
+        ended=at.done == schedule.total,
+        frozen=result.frozen_digest(problems[0].frozen),
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
-    """What a run states wherever it ends, and who is asked whether it shall.
+class ScanDriver:
+    """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it.
 
     Attributes:
-        states: Guarantees by round.
-        private: Whether metrics are of private data.
-        callback: Who is asked, or None.
+        inputs: What the program is called with.
+        schedule: The rounds.
     """
 
-    states: Endings
-    private: bool
-    callback: Callable[[Progress], bool | None] | None
+    inputs: Inputs
+    schedule: RunSchedule
 
-    def ask(self, at: Stand, course: Course, rate: float) -> Any:
-        """The callback's answer; None where it only watches."""
-        if self.callback is None:
-            return None
-        would = self.states.at(at.done, private_stop=self.private, lost=at.lost(course))
-        return self.callback(Progress(at.done, at.latest(course), would, rate))
+    options: ClassVar[dict[str, str]] = {}
+    """What makes a run another one, by name: nothing."""
+
+    def advance(self, at: RunState, storage: Storage) -> None:
+        """Do the rounds of a chunk.
+
+        Args:
+            at: How far the runs are.
+            storage: Where they are kept; nothing is stored before the chunk's end.
+        """
+        del storage
+        given, length = self.inputs, self.schedule.ahead(at.done)
+        at.state, new = program.advance(
+            given.statics, given.arrays, given.data, at.state, given.batch_keys, at.noise_keys,
+            _as_argument(self.schedule.blocks(at.done)),
+        )  # fmt: skip
+        at.record(length, jax.device_get(new))
+
+    def traced(self, state: State) -> list[Any]:
+        """The program of every chunk's length, traced.
+
+        Args:
+            state: Before the first round.
+        """
+        given = self.inputs
+        keys = given.batch_keys, given.batch_keys
+        return [
+            program.advance.trace(
+                given.statics, given.arrays, given.data, state, *keys, _as_argument(blocks)
+            )
+            for blocks in self.schedule.variants
+        ]
+
+    def sums(self, state: State) -> dict[str, Any]:
+        """Nothing: a call ends with a block, whose metrics are taken inside.
+
+        Args:
+            state: Of the runs.
+        """
+        del state
+        return {}
+
+
+def _as_argument(blocks: program.Blocks) -> Any:
+    """How the program is given the rounds of its blocks.
+
+    As data on a CPU, where compiling a round takes longer than many runs. Other devices would ask
+    the host after every round whether there is another; there they are part of the program.
+    """
+    return blocks.data if jax.default_backend() == "cpu" else blocks
 
 
 def _drive(
-    driver: Scan | Loop,
-    course: Course,
-    at: Stand,
+    driver: ScanDriver | HostDriver,
+    at: RunState,
     meter: Meter,
-    terms: _Terms,
+    rule: StoppingRule,
+    callback: Callable[[Progress], bool | None] | None,
     storage: Storage,
     checkpoint_seconds: float,
     progress: bool,
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
-    saved_at, warned = time.monotonic(), False
+    saved_at, warned, total = time.monotonic(), False, at.schedule.total
     with tqdm(
-        total=course.total, initial=at.done, disable=not progress, unit=" rounds",
-        desc=meter.title, smoothing=0, mininterval=0.5 if sys.stderr.isatty() else 30,
+        total=total, initial=at.done, disable=not progress, unit=" rounds",
+        desc=f"{meter.runs} run{'s' if meter.runs > 1 else ''}", smoothing=0,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
     ) as bar:  # fmt: skip
         while not at.ended:
-            length = course.ahead(at.done)
+            length = at.schedule.ahead(at.done)
             with meter.chunk(length):
                 driver.advance(at, storage)
             bar.update(length)
-            if progress and meter.chunks == 1:
+            if progress and len(meter.chunks) == 1:
                 # The rate and the time left are of what is still to come, which is compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
-            if not warned and any(lost := at.lost(course)):
+            lost = at.lost_noise()
+            if not warned and any(lost):
                 warned = True
                 _warn_of_lost(lost)
-            answer = terms.ask(at, course, meter.rate)
+            answer = None
+            if callback is not None:
+                guarantees = rule.at(at.done, decided=True, lost=lost)
+                answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
             at.decided = at.decided or answer is not None
-            at.ended = bool(answer) or at.done == course.total
-            due = time.monotonic() - saved_at >= checkpoint_seconds
-            if at.ended or due:
-                at.save(storage.store)
+            at.ended = bool(answer) or at.done == total
+            if at.ended or time.monotonic() - saved_at >= checkpoint_seconds:
+                at.save(storage)
                 saved_at = time.monotonic()
 
 
-def _interrupted(at: Stand, storage: Storage) -> str:
+def _interrupted(at: RunState, storage: Storage) -> str:
     """What an interrupted run leaves, and how it goes on."""
-    told = f"interrupted after round {at.done:,}"
+    note = f"interrupted after round {at.done:,}"
     if storage.store is None:
-        return f"{told}; nothing of it is kept: give checkpoint=FOLDER, and the same call goes on"
+        return f"{note}; nothing of it is kept: give checkpoint=FOLDER, and the same call goes on"
     if at.saved is None:
-        return f"{told}; the checkpoint {storage.store.folder} holds no round yet"
+        return f"{note}; the checkpoint {storage.store.folder} holds no round yet"
     return (
-        f"{told}; the checkpoint {storage.store.folder} holds the first {at.saved:,} rounds, and "
+        f"{note}; the checkpoint {storage.store.folder} holds the first {at.saved:,} rounds, and "
         "the same call goes on from there"
     )
 
@@ -290,31 +326,79 @@ def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
     )
 
 
-def _result(
-    job: Job,
+def _identity(
+    driver: ScanDriver | HostDriver,
     plans: tuple[Plan, ...],
+    problems: tuple[Problem, ...],
     seeds: tuple[int, ...],
-    course: Course,
-    at: Stand,
-    meter: Meter,
-    terms: _Terms,
-    frozen: Any,
-) -> Result:
-    """What a run leaves."""
-    keep = course.marks <= at.done
-    # Nothing is published under "view": agents keep their own models, and phases are refused.
-    own = any(plan.config.protect.gradients == "view" for plan in plans)
-    return Result(
-        plans=plans,
-        seeds=seeds,
-        rounds=course.marks[keep],
-        metrics={name: value[keep] for name, value in at.taken.items()},
-        guarantees=terms.states.at(
-            at.done, private_stop=terms.private and at.decided, lost=at.lost(course)
-        ),
-        params=jax.device_get(program.left(job.statics, own, at.state)),
-        seconds=meter.seconds,
-        rounds_per_second=meter.rate,
-        ended=at.done == course.total,
-        frozen=inference.frozen_digest(frozen),
-    )
+    options: dict[str, Any],
+    models: Any,
+    own_start: Any,
+) -> dict[str, str]:
+    """What the run is; ``own_start`` are the models that it was asked to start from.
+
+    Hashed now, before a callback may change what the model closes over: later calls find what was
+    traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
+    and not shapes: a release keeps past noise in float64, which shapes are traced without.
+    """
+    given, schedule = driver.inputs, driver.schedule
+    state = given.initial(models, given.batch_keys)
+    program = checkpoint_.computation(driver.traced(state), release=plans[0].config.release)
+    rounds = {
+        "eval_every": schedule.every,
+        "chunk_blocks": schedule.chunk_blocks,
+        "stop_at": schedule.total,
+    }
+    return checkpoint_.of_run(
+        plans, problems, seeds, rounds | options | driver.options, (given.models, own_start),
+        given.arrays, state.memory, program, given.devices,
+    )  # fmt: skip
+
+
+def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
+    """Check what a run does beside its rounds."""
+    remedy = "give seconds of at least 0, or math.inf for the last state alone"
+    if not isinstance(checkpoint_seconds, float) or checkpoint_seconds != math.inf:
+        if _validate.number("checkpoint_seconds", checkpoint_seconds, remedy=remedy) < 0:
+            raise ValueError(f"checkpoint_seconds is {checkpoint_seconds!r}; {remedy}")
+    _validate.flag("progress", progress)
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
+
+
+def _check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> int:
+    """Check a run that carries on: what was spent before must compose with what it will spend."""
+    phase = _validate.integer("phase", phase, least=0, most=2**31 - 1)
+    if len({start is not None, phase > 0, spent is not None}) > 1:
+        raise ValueError(
+            f"phase is {phase}, start is {'None' if start is None else 'given'} and spent is "
+            f"{'None' if spent is None else 'given'}; a run that carries on has a start, a "
+            "phase above 0, which keeps it from repeating noise, and what was spent before"
+        )
+    if spent is None:
+        return phase
+    if not isinstance(spent, list | tuple) or len(spent) != len(plans):
+        count = len(spent) if isinstance(spent, list | tuple) else type(spent).__name__
+        raise ValueError(
+            f"spent is {count} for {len(plans)} plans; give one guarantee a plan, the guarantees "
+            "of the earlier phase's result"
+        )
+    for i, (before, plan) in enumerate(zip(spent, plans, strict=True)):
+        if not isinstance(before, Guarantee):
+            raise ValueError(f"spent[{i}] is {type(before).__name__}; give a Guarantee")
+        # Older records do not say their number.
+        least = max(before.phase + 1, len(before.phases))
+        if phase < least and not plan.config.release:
+            raise ValueError(
+                f"phase is {phase} and spent[{i}] has had phases up to {least - 1}, whose "
+                f"noise a simulation would draw again from one seed; give {least} or more"
+            )
+        if before.phases:  # Under a total the rounds that are done count, `plans.endings`.
+            continue
+        try:
+            before.followed_by(plan.guarantee, planned=True)
+        except ValueError as error:
+            raise ValueError(
+                f"spent[{i}] does not compose with the plan's guarantee: {error}"
+            ) from None
+    return phase

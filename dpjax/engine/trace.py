@@ -11,9 +11,11 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import arguments, keys, parts
-from dpjax.engine.job import Job, prepared
-from dpjax.plans.plan import Plan, shared
+from dpjax.engine import inputs as inputs_
+from dpjax.engine import keys
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.step import Data, Statics, start_key
+from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.protocols import IntegerEncoded, Seen, State
 
@@ -84,8 +86,8 @@ def trace(
     """
     if not callable(read):
         raise ValueError(f"read is {_validate.shown(read)}; give a function of what passed")
-    job, noise_keys, length = _job(plan, problem, seeds, rounds)
-    return jax.device_get(_traced(job.statics, read, length, *_given(job), noise_keys, None))
+    run, noise_keys, length = _prepared(plan, problem, seeds, rounds)
+    return jax.device_get(_traced(run.statics, read, length, *_given(run), noise_keys, None))
 
 
 def moves(
@@ -120,15 +122,15 @@ def moves(
         Xie, Liu and Chai (2025), Proposition 1, compares update rules by
         such distances.
     """
-    given: dict[str, Any] = {"problem": problem, "neighbour": neighbour}
-    for name, one in given.items():
+    both: dict[str, Any] = {"problem": problem, "neighbour": neighbour}
+    for name, one in both.items():
         if not isinstance(one, Problem):
             kind = type(one).__name__
             raise ValueError(f"{name} is a {kind}; give one plans.problem.Problem, not several")
-    arguments.check(plan, [problem, neighbour], (0, 1))
-    job, noise_keys, length = _job(plan, problem, seeds, rounds)
-    other, _, _ = _job(plan, neighbour, seeds, rounds)
-    mine = _traced(job.statics, _payloads, length, *_given(job), noise_keys, None)
+    inputs_.check(plan, [problem, neighbour], (0, 1))
+    run, noise_keys, length = _prepared(plan, problem, seeds, rounds)
+    other, _, _ = _prepared(plan, neighbour, seeds, rounds)
+    mine = _traced(run.statics, _payloads, length, *_given(run), noise_keys, None)
     theirs = _traced(other.statics, _payloads, length, *_given(other), noise_keys, mine.noisy)
     power = 1 if plan.config.protect.norm == "l1" else 2
 
@@ -144,74 +146,66 @@ def _payloads(passed: Passed) -> Passed:
     return Passed(passed.private, passed.noisy, (), Seen((), ()), Seen((), ()))
 
 
-def _job(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[Job, Any, int]:
-    plans, problems, seeds = arguments.check(plan, problem, seeds)
+def _prepared(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[Inputs, Any, int]:
+    plans, problems, seeds = inputs_.check(plan, problem, seeds)
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
-    (one,) = plans
-    if one.config.release:
+    if plans[0].config.release:
         raise ValueError("plan is a release, whose noise is nobody's to see; give a simulation")
-    length = one.config.rounds
+    length = plans[0].config.rounds
     if rounds is not None:
         length = _validate.integer("rounds", rounds, most=length)
-    job = prepared(plans, problems, seeds, shared(plans), None, 0)
-    return job, keys.stacked(seeds, "noise"), length
+    return Inputs.of(plans, problems, seeds), keys.stacked(seeds, "noise"), length
 
 
-def _given(job: Job) -> tuple[Any, ...]:
-    """What the traced program reads of a job: one plan's arrays, data, models, keys."""
-    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
-    start = jax.tree.map(lambda leaf: leaf[:, 0], job.start(None, 1))
-    return arrays, job.data, start, job.batch_keys
+def _given(inputs: Inputs) -> tuple[Any, ...]:
+    """What the traced program reads: one plan's arrays, data, models, keys."""
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
+    start = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))
+    return arrays, inputs.data, start, inputs.batch_keys
 
 
 @compiled(static=3)
 def _traced(
-    statics: parts.Statics, read: Read, rounds: int, arrays: Any, data: parts.Data, models: Any,
+    statics: Statics, read: Read, rounds: int, arrays: Any, data: Data, models: Any,
     batch_keys: Any, noise_keys: Any, sent: Any,
 ) -> Any:  # fmt: skip
     """What is read of every round, [S, T, ...]; ``sent`` plays noisy payloads back."""
-    frozen, data = data.frozen, data._replace(frozen=None)
-    shared, owned = (None, (data,)) if statics.own_data else (data, ())
 
-    def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, *own: parts.Data) -> Any:
-        link = parts.privatizer(statics, arrays, noise_key)
+    def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
+        link = statics.link(arrays, noise_key)
         if noisy is not None:
             link = _playback(noisy, link)
-        cut = parts.halves(statics, arrays, noise_key, frozen, privatizer=_recording(link))
-        mine = parts.one(own, shared)
+        halves = statics.halves(arrays, noise_key, data.frozen, privatizer=_recording(link))
 
         def one_round(state: State, _: None) -> tuple[State, Any]:
-            batch = parts.batch(statics, mine, batch_key, noise_key, state.round)
-            key = jax.random.fold_in(batch_key, state.round)
-            out = cut.outgoing(key, state, batch)
-            received = statics.method.exchange(arrays, state.round, out.message)
-            new = cut.incoming(key, state, batch, out, received.value)
+            batch = statics.batch(data, batch_key, noise_key, state.round)
+            new, info = halves.step(jax.random.fold_in(batch_key, state.round), state, batch)
             before, after = (Seen(one.models, one.memory) for one in (state, new))
-            noted = out.secret
-            passed = Passed(noted.private, noted.noisy, received.sent, before, after)
+            last = new.secret
+            passed = Passed(last.private, last.noisy, info.messages, before, after)
             return new, _arrays(read(passed))
 
-        state = cut.init(models, parts.beginning(batch_key))
+        state = halves.init(models, start_key(batch_key))
         return jax.lax.scan(one_round, state, None, length=rounds)[1]
 
-    axes = (0, 0, 0, None if sent is None else 0, *[0] * len(owned))
-    return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, *owned)
+    axes = (0, 0, 0, None if sent is None else 0, statics.data_axes)
+    return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, data)
 
 
-def _arrays(found: Any) -> Any:
+def _arrays(values: Any) -> Any:
     """What was read, refused where a leaf is no array."""
-    for leaf in jax.tree.leaves(found):
+    for leaf in jax.tree.leaves(values):
         try:
             jnp.asarray(leaf)
         except (TypeError, ValueError):
             raise ValueError(
                 f"read gives {_validate.shown(leaf)}; give a function that returns arrays"
             ) from None
-    return found
+    return values
 
 
-class _Noted(NamedTuple):
+class _Recorded(NamedTuple):
     """A privatizer's state, and what last went into it and came out."""
 
     inner: Any
@@ -222,17 +216,17 @@ class _Noted(NamedTuple):
 def _recording(link: Any) -> Any:
     """A privatizer, or none, that keeps what it was given and what it gave."""
 
-    def init(payload: Any) -> _Noted:
+    def init(payload: Any) -> _Recorded:
         inner = () if link is None else link.init(payload)
         noisy = payload
         if isinstance(link, IntegerEncoded):
             shapes, _ = jax.eval_shape(link.update, payload, inner, jax.random.key(0))
             noisy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return _Noted(inner, payload, noisy)
+        return _Recorded(inner, payload, noisy)
 
-    def update(updates: Any, state: _Noted, key: Any = None) -> tuple[Any, _Noted]:
+    def update(updates: Any, state: _Recorded, key: Any = None) -> tuple[Any, _Recorded]:
         noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, key)
-        return noisy, _Noted(inner, updates, noisy)
+        return noisy, _Recorded(inner, updates, noisy)
 
     return _like(link, init, update)
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import arguments, parts
-from dpjax.engine.job import prepared
-from dpjax.plans.plan import Plan, shared
+from dpjax.engine import inputs as inputs_
+from dpjax.engine.inputs import Inputs
+from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
 __all__ = ["Traffic", "of"]
@@ -64,23 +64,23 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         >>> traffic.of(made, problem.quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
-    arguments.check(plan, problem, (0,))
-    job = prepared((plan,), (problem,), (0,), shared([plan]), None, 0)
+    inputs = Inputs.of(*inputs_.check(plan, problem, (0,)))
+    exchange = inputs.statics.method.exchange
     matrix = plan.mixing if plan.mixing.ndim == 2 else np.abs(plan.mixing).max(axis=0)
     links = int(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))))
     if not links:
         raise ValueError(f"mixing has {plan.agents} agents and no links; give a network")
-    arrays = jax.tree.map(lambda leaf: leaf[0], job.arrays)
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
 
     def message(models: Any, key: Any) -> Any:
-        sent = parts.first_sent(job.statics, arrays, job.data, models, key)
-        return job.statics.method.exchange(arrays, jnp.int32(0), sent.message).sent
+        sent = inputs.statics.first_round(arrays, inputs.data, models, key)
+        return exchange(arrays, jnp.int32(0), sent.message).sent
 
-    models = jax.tree.map(lambda leaf: leaf[0, 0], job.start(None, 1))
-    leaves = jax.tree.leaves(jax.eval_shape(message, models, job.batch_keys[0]))
+    models = jax.tree.map(lambda leaf: leaf[0, 0], inputs.start(None, 1))
+    leaves = jax.tree.leaves(jax.eval_shape(message, models, inputs.batch_keys[0]))
     # Messages of their own on every link have an axis of receivers too, own copies among them.
     shares = plan.agents
-    if getattr(job.statics.method.exchange, "per_link", False):
+    if exchange.per_link:
         shares *= plan.agents
     numbers = sum(leaf.size for leaf in leaves) / shares
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / shares

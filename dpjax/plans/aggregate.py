@@ -14,6 +14,7 @@ from dpjax._rounding import MARGIN
 from dpjax.algorithms.exchange import Server
 from dpjax.plans.calibration import Target
 from dpjax.plans.shaped import Shaped
+from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Aggregate"]
@@ -123,7 +124,7 @@ def check_sum_only(part: Any, target: Target) -> None:
 
 
 @dataclass(frozen=True)
-class AggregatePrivatizer:
+class AggregatePrivatizer(Privatizer):
     """How `Aggregate` is drawn; see `dpjax.transforms.noise.correlated`.
 
     Attributes:

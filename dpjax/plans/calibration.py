@@ -273,7 +273,7 @@ class Factored:
 
 
 @dataclass(frozen=True)
-class Coloured:
+class Coloured(Privatizer):
     """How correlated noise is drawn; see `dpjax.transforms.noise.correlated`.
 
     Attributes:

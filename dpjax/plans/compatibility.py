@@ -351,7 +351,7 @@ def check(config: Any) -> None:
     )
     constant = plain and config.optimizer.decay == "constant"
     steps = method_row.steps
-    if noise_row.by_round and hasattr(config.method, "sensitivity") and steps == "any":
+    if noise_row.by_round and config.method.sensitivity is not None and steps == "any":
         steps = "plain"
     if not {"any": True, "plain": plain, "constant": constant}[steps]:
         raise ValueError(
@@ -399,7 +399,7 @@ def check_noise(part: Any, joined: Any, protect: Any, *, own: bool = False) -> N
     attackers = OWN_KEYS if own else row.attackers
     if row.methods is not None and method(joined).part not in row.methods:
         raise ValueError(f"method is {kind}, which noise {name} does not join: {row.why}")
-    if row.methods is None and hasattr(joined, "sensitivity") and not row.by_round:
+    if row.methods is None and joined.sensitivity is not None and not row.by_round:
         raise ValueError(
             f"method is {kind}, whose payload is no answer of the query, which noise {name} does "
             "not join: its loss is that of clipped sums; emit the query's total"
@@ -452,7 +452,7 @@ def _rules_of_rates(config: Any) -> list[tuple[bool, str, str]]:
         (zeroed, f"relation {protect.relation!r}", "protect zero_out_record"),
         (outside, f"attacker {protect.attacker!r}", "whoever takes part may know its batches"),
         (protect.gradients == "any", "gradients 'view'", "batches are unknown, too"),
-        (not hasattr(config.method, "sensitivity"), f"method {name}", carried),
+        (config.method.sensitivity is None, f"method {name}", carried),
         (fresh or apart, f"noise {config.label!r}", few),
         (accountant == "gdp", f"accountant {accountant!r}", "give 'gdp', here numerical"),
         (each is None, "one epsilon an agent", "give one for all"),

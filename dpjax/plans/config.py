@@ -62,7 +62,10 @@ class Config:
             ),
             "noise": (Noise | None, "plans.noise.Whisper(), or None"),
             "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
-            "method": (Method | Networked, "algorithms.dsgd.DSGD()"),
+            "method": (
+                Method | Networked,
+                "algorithms.dsgd.DSGD(), or your own class that inherits protocols.Method",
+            ),
         }
         for name, (kind, remedy) in kinds.items():
             value = getattr(self, name)

@@ -178,7 +178,7 @@ def check(
         seen, now = Seen(*kept), here(arrays, key, round, batch)
         watched.clear()
         emission = method.emit(now, seen)
-        if not hasattr(method, "sensitivity"):
+        if method.sensitivity is None:
             _check_answer(emission.private, watched.totals)
         _check_payload(emission.private, payload)
         with _explained(method):
@@ -188,7 +188,7 @@ def check(
             new = method.absorb(now, seen, carry, received.value)
             released = method.released(Seen(*new))
         # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-        own = hasattr(method, "sensitivity") and getattr(method, "asks_own", False)
+        own = method.sensitivity is not None and method.asks_own
         asked = () if own else list(watched.asked)
         shown = _Shown(emission.public, message, received.sent, released, asked)
         return tuple(new), shown
@@ -265,7 +265,7 @@ def check_method(
     """
     arrays: dict[str, Any] = {"mixing": jax.ShapeDtypeStruct(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
-    entries = max(2, getattr(method, "entries", 1))
+    entries = max(2, method.entries)
     models = {"w": jax.ShapeDtypeStruct((mixing[-1], entries), jnp.float32)}
     batch = jax.ShapeDtypeStruct((mixing[-1], 1), jnp.float32)
     check(

@@ -22,7 +22,7 @@ STOPPING = ("plan", "curve")
 
 
 @dataclass(frozen=True)
-class Endings:
+class StoppingRule:
     """What each plan of a run states, fixed before its first round.
 
     Guarantee: holds for runs stopped by what was released. Where the decision was left to a
@@ -32,30 +32,32 @@ class Endings:
         whole: What each of the V plans states after all of the run's rounds.
         before: What earlier phases have spent, one a plan; None in a first phase.
         planned: Whether all phases were fixed before the first one.
+        private: Whether a callback reads metrics of private data.
     """
 
     whole: tuple[Guarantee, ...]
     before: tuple[Guarantee, ...] | None = None
     planned: bool = False
+    private: bool = False
 
     def at(
         self,
         done: int,
         *,
-        private_stop: bool = False,
+        decided: bool = False,
         lost: Sequence[tuple[int, float] | None] | None = None,
     ) -> tuple[Guarantee, ...]:
         """What each plan states if the run ends now.
 
         Args:
             done: Rounds done: all of them, or the end of a chunk.
-            private_stop: True where a callback that could read metrics of private data decided it.
+            decided: True where a callback may have decided it.
             lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
         now = [
             one
             if one.relation is None
-            else dataclasses.replace(one, private_stop=private_stop, lost_noise=bare)
+            else dataclasses.replace(one, private_stop=self.private and decided, lost_noise=bare)
             for one, bare in zip(
                 (whole.stopped(done) for whole in self.whole),
                 lost or [None] * len(self.whole),
@@ -70,7 +72,7 @@ class Endings:
         )
 
 
-def endings(
+def stopping_rule(
     plans: Sequence[Plan],
     ends: Sequence[int],
     *,
@@ -79,7 +81,8 @@ def endings(
     before: Sequence[Guarantee] | None,
     planned: bool,
     phase: int = 0,
-) -> Endings:
+    private: bool = False,
+) -> StoppingRule:
     """Fix what a run states, before it begins.
 
     Args:
@@ -92,6 +95,7 @@ def endings(
         planned: Whether all phases were fixed before the first one. They need not be where
             ``before`` states totals that were.
         phase: Number of the run among several in a row.
+        private: Whether the callback reads metrics of private data.
 
     Returns:
         What it states.
@@ -125,7 +129,7 @@ def endings(
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
         whole.append(one if one.relation is None else dataclasses.replace(one, phase=phase))
-    result = Endings(tuple(whole), None if before is None else tuple(before), planned)
+    result = StoppingRule(tuple(whole), None if before is None else tuple(before), planned, private)
     # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
     # refused here.
     result.at(rounds)

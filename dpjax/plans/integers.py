@@ -16,7 +16,7 @@ from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility
 from dpjax.plans.aggregate import check_sum_only
 from dpjax.plans.calibration import Target
-from dpjax.protocols import IntegerEncoded
+from dpjax.protocols import IntegerEncoded, Privatizer
 from dpjax.transforms import integers as integers_
 
 __all__ = ["Discrete"]
@@ -285,7 +285,7 @@ class Lattice:
 
 
 @dataclass(frozen=True)
-class DiscretePrivatizer:
+class DiscretePrivatizer(Privatizer):
     """How `Discrete` is drawn; see `dpjax.transforms.integers.privatizer`.
 
     Attributes:

@@ -20,6 +20,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Target
 from dpjax.plans.protect import Protect
 from dpjax.plans.shaped import Shaped
+from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 
 __all__ = ["PairKeys", "ZeroSum"]
@@ -147,7 +148,7 @@ class ZeroSum(Shaped):
 
 
 @dataclass(frozen=True)
-class PairKeysPrivatizer:
+class PairKeysPrivatizer(Privatizer):
     """How `PairKeys` is drawn; see `dpjax.transforms.noise.pairwise`.
 
     Attributes:
@@ -178,7 +179,7 @@ class PairKeysPrivatizer:
 
 
 @dataclass(frozen=True)
-class ZeroSumPrivatizer:
+class ZeroSumPrivatizer(Privatizer):
     """How `ZeroSum` is drawn; see `dpjax.transforms.noise.zero_sum`.
 
     Attributes:

@@ -14,11 +14,10 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import finite, parties
 from dpjax.accounting.forecast import Forecast
@@ -39,11 +38,11 @@ from dpjax.plans.config import Config
 from dpjax.plans.descriptions import described
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import noise_arrays
-from dpjax.protocols import Method, Optimizer, Privatizer, Sampler
+from dpjax.protocols import Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["Config", "Plan", "Statics", "make"]
+__all__ = ["Config", "Plan", "make"]
 
 
 _TAKEN = {
@@ -51,40 +50,6 @@ _TAKEN = {
     "share_variance",
 }
 """Names of arrays that no optimizer may have."""
-
-
-class Statics(NamedTuple):
-    """What plans must share to run in one call; hashable.
-
-    Attributes:
-        rounds: Rounds T.
-        agents: Number of agents n.
-        method: What agents compute and send, on the network.
-        optimizer: Without its step size.
-        sampler: Which records take part.
-        clip_norm: Clip norm C; infinity does not clip.
-        norm: In which norm.
-        clipping: "flat" or "automatic".
-        microbatch: Records a pass of per-record clipping.
-        per_layer: Whether every layer is clipped by itself.
-        clips: What is clipped, "agent" or "record".
-        mixing: Shape of the mixing matrix or schedule.
-        noise: How noise is drawn; None where there is none.
-    """
-
-    rounds: int
-    agents: int
-    method: Method
-    optimizer: Optimizer
-    sampler: Sampler
-    clip_norm: float
-    norm: Any
-    clipping: Any
-    microbatch: int | None
-    per_layer: bool
-    clips: str
-    mixing: tuple[int, ...]
-    noise: Privatizer | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,7 +155,7 @@ class Plan:
         """What agents compute and send, on the network."""
         return targets.on(self.config.method, self.mixing)
 
-    @property
+    @functools.cached_property
     def sampler(self) -> Sampler:
         """Which records take part, told how many there are where it must know."""
         return targets.counted(self.config.sampler, self.counts)
@@ -236,26 +201,9 @@ class Plan:
         )
 
     @functools.cached_property
-    def statics(self) -> Statics:
-        """What plans of one call share; hashable."""
-        config, noise, protect = self.config, None, self.config.protect
-        if self.noise is not None:
-            noise = self.noise.privatizer(self.target, self.grid)
-        return Statics(
-            config.rounds,
-            self.agents,
-            self.method,
-            config.optimizer.shared(),
-            self.sampler,
-            protect.clip_norm,
-            protect.norm,
-            protect.clipping,
-            protect.microbatch,
-            protect.per_layer,
-            protect.clips,
-            self.mixing.shape,
-            noise,
-        )
+    def privatizer(self) -> Privatizer | None:
+        """How the noise of a run is drawn; None when non-private."""
+        return None if self.noise is None else self.noise.privatizer(self.target, self.grid)
 
     def covariance(self) -> np.ndarray:
         """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
@@ -409,40 +357,3 @@ def make(
         ideal = dataclasses.replace(wanted, budget=wanted.budget.without_reserve())
     noise = config.noise.calibrate(ideal, **pieces)
     return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
-
-
-def shared(plans: Sequence[Plan]) -> Statics:
-    """Return what plans of one call share: the first one's, with the noise of those that have it.
-
-    Args:
-        plans: At least one plan.
-
-    Returns:
-        The shared statics.
-
-    Raises:
-        ValueError: If there is none, or they differ, naming what differs.
-    """
-    if not plans:
-        raise ValueError("plans is empty; give at least one plan")
-    # Without noise the factor is zero: whatever is drawn adds nothing.
-    noisy = next((plan for plan in plans if plan.statics.noise is not None), plans[0])
-    statics = plans[0].statics._replace(noise=noisy.statics.noise)
-    for plan in plans[1:]:
-        for name, value in statics._asdict().items():
-            other = getattr(plan.statics, name)
-            if other != value and not (name == "noise" and other is None):
-                one, two = _given(noisy if name == "noise" else plans[0], plan, name)
-                raise ValueError(
-                    f"plans differ in {name} ({_validate.shown(one)} and "
-                    f"{_validate.shown(two)}); run them apart"
-                )
-    return statics
-
-
-def _given(one: Plan, two: Plan, name: str) -> tuple[Any, Any]:
-    """What two plans were given that differs: the configs' own parts, where those do."""
-    mine, other = (getattr(plan.config, name, None) for plan in (one, two))
-    if mine != other:
-        return mine, other
-    return getattr(one.statics, name), getattr(two.statics, name)

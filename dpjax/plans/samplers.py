@@ -22,7 +22,7 @@ _UNIT = float(np.finfo(np.float64).eps)
 def _known(records: int | None) -> int:
     """The most records of an agent, where the plan has said it."""
     if records is None:
-        raise ValueError("records is None; draw with the sampler of plan.statics")
+        raise ValueError("records is None; draw with plan.sampler")
     return records
 
 

@@ -310,7 +310,7 @@ class ScheduledNoise:
 
 
 @dataclass(frozen=True)
-class ScheduledPrivatizer:
+class ScheduledPrivatizer(Privatizer):
     """How noise of a schedule is drawn; see `dpjax.transforms.noise.scheduled`.
 
     Attributes:
@@ -360,7 +360,7 @@ def moved(target: Target) -> Float[np.ndarray, "t p"]:
             "accounted for what may take part in all of them: use Random or Full"
         )
     protect, method = target.protect, target.method
-    of_method = getattr(method, "sensitivity", None)
+    of_method = method.sensitivity
     if of_method is None:
         return np.full((target.rounds, 1), protect.sensitivity)
     steps = np.asarray(target.steps(target.rounds), np.float64) * target.first_step * _ROUNDING

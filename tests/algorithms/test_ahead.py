@@ -10,8 +10,8 @@ from scipy import signal
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
-from dpjax.engine import rounds
 from dpjax.engine.run import run
+from dpjax.engine.step import make_step
 from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.query import RecordQuery
@@ -36,7 +36,7 @@ def gradient(w, x, y):
 
 def ran(method, optimizer=None):
     """Models of the rounds, by the engine and the package's query, without noise."""
-    made = rounds.compose(
+    made = make_step(
         method,
         {"mixing": jnp.asarray(W, jnp.float32)},
         query=RecordQuery(loss, None, CLIP, "flat", None),

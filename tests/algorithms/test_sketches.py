@@ -15,9 +15,9 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.scaled import Scaled
 from dpjax.data import partition
-from dpjax.engine import rounds
 from dpjax.engine.host import local
 from dpjax.engine.run import run
+from dpjax.engine.step import make_step
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
 from dpjax.plans.aggregate import Aggregate
@@ -63,7 +63,7 @@ def unclipped(models, batch, encode=None):
 
 
 def made(method, optimizer, query=clipping, privatizer=None, share=SHARE):
-    return rounds.compose(
+    return make_step(
         method,
         {"mixing": jnp.asarray(COMPLETE, jnp.float32), SHARES: jnp.full(N, share, jnp.float32)},
         query=query, privatizer=privatizer, optimizer=optimizer, divisor=1,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import keys
+from dpjax.engine.keys import KeyFile
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
@@ -147,7 +147,7 @@ def reach(task, key, made_plan=None):
     Raises:
         Reached: Where it was let.
     """
-    made = {name: getattr(keys, name) for name in ("create_key_file", "read_key_file")}
+    methods = {name: getattr(KeyFile, name) for name in ("create", "key")}
 
     def stopping(function):
         def wrapped(*args, **kwargs):
@@ -157,12 +157,12 @@ def reach(task, key, made_plan=None):
         return wrapped
 
     try:
-        for name, function in made.items():
-            setattr(keys, name, stopping(function))
+        for name, function in methods.items():
+            setattr(KeyFile, name, stopping(function))
         run(made_plan or release(), task, seeds=[0], eval_every=1, key_file=key)
     finally:
-        for name, function in made.items():
-            setattr(keys, name, function)
+        for name, function in methods.items():
+            setattr(KeyFile, name, function)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint  # noqa: F401 - once, for all that are forked
 
 from dpjax.engine import program
 from dpjax.engine.run import run

@@ -14,9 +14,6 @@ import pytest
 from dpjax.engine import checkpoint
 from dpjax.engine.checkpoint import Checkpoints
 
-# Threads of orbax that are at work when a read or a write fails say so when they are collected.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 RUN = {"plans": "A", "seeds": "(0,)"}
 STATE = {"a": np.linspace(0, 1, 1000, dtype=np.float32), "b": np.zeros((3, 4))}
 
@@ -57,7 +54,7 @@ def test_round_trip(whole):
 def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
     """Other models under the same noise would be another run of it."""
     numbers = random.Random(3)
-    names = [path.relative_to(whole) for path in content(whole) if "5" not in path.parts]
+    names = [path.relative_to(whole) for path in content(whole) if path.name != "5.npz"]
     folder, refused = tmp_path / "c", 0
     for name in sorted(names):
         shutil.copytree(whole, folder)
@@ -72,30 +69,32 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
             (folder / name).unlink()
         try:
             done, state, _ = read(folder)
-            assert done == 10
-            np.testing.assert_array_equal(state["b"], STATE["b"] + 10)
+            # Without the newest the run goes on from the one before it.
+            assert done == (5 if kind == "deleted" else 10)
+            np.testing.assert_array_equal(state["b"], STATE["b"] + done)
             np.testing.assert_array_equal(state["a"], STATE["a"])
         except ValueError as error:
             refused += 1
             assert str(error).startswith("checkpoint ") and ";" in str(error), error
         shutil.rmtree(folder)
-    assert refused >= 3
+    assert refused >= 1
 
 
 @pytest.mark.mutant
 def test_another_state_with_a_whole_folder_is_refused(tmp_path, whole):
-    """The broken twin of a copy: whole files, but of another round, end or model."""
-    for place, change in enumerate(("renamed", "swapped", "ended")):
-        folder = tmp_path / str(place)
+    """Whole files, but of another round or end."""
+    for change in ("renamed", "swapped", "ended"):
+        folder = tmp_path / change
         shutil.copytree(whole, folder)
+        newest = folder / "10.npz"
         if change == "renamed":
-            (folder / "10").rename(folder / "15")
+            newest.rename(folder / "15.npz")
         elif change == "swapped":
-            shutil.rmtree(folder / "10" / "state")
-            shutil.copytree(folder / "5" / "state", folder / "10" / "state")
+            (folder / "5.npz").rename(newest)
         else:
-            meta = folder / "10" / "meta" / "metadata"
-            meta.write_text(meta.read_text().replace("false", "true"))
+            with np.load(newest) as file:
+                entries = dict(file) | {"ended": np.array(True)}
+            np.savez(newest, **entries)
         store = Checkpoints(folder, RUN)
         with pytest.raises(ValueError, match=r"is damaged \(its digest does not fit\); restore"):
             store.restore(STATE)
@@ -118,19 +117,17 @@ def test_folders_of_others_are_refused_and_left(tmp_path, whole):
         Checkpoints(whole, RUN | {"seeds": "(1,)"})
 
 
-@pytest.mark.parametrize("stray", ["file", "folder"])
-def test_a_stray_number_among_checkpoints_is_named(tmp_path, whole, stray):
-    """It would be taken for the newest round, or deleted as the oldest."""
-    for number in ("3", "40"):
-        folder = tmp_path / number
-        shutil.copytree(whole, folder)
-        if stray == "file":
-            (folder / number).write_text("mine")
-        else:
-            (folder / number).mkdir()
-        with pytest.raises(ValueError, match=f"/{number} is damaged, or none; .* move it away"):
-            Checkpoints(folder, RUN)
-        assert (folder / number).exists()
+@pytest.mark.parametrize("stray", ["3", "40", "40.npz"])
+def test_a_stray_number_among_checkpoints_is_left_or_named(tmp_path, whole, stray):
+    folder = tmp_path / "c"
+    shutil.copytree(whole, folder)
+    (folder / stray).write_text("mine")
+    if stray.endswith(".npz"):
+        with pytest.raises(ValueError, match=f"/{stray} is damaged .* move it away"):
+            read(folder)
+    else:
+        assert read(folder)[0] == 10
+    assert (folder / stray).read_text() == "mine"
 
 
 @pytest.mark.parametrize("mark", [b"", b"[]", b"{}", b"\xff", b'{"format": 9, "identity": {}}'])
@@ -244,7 +241,7 @@ store.close()
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
-    """Orbax's threads log nothing; the checkpoint before stays, and the next one can be written."""
+    """The checkpoint before stays, and the next one can be written."""
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "new")], capture_output=True, text=True
     )

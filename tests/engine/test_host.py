@@ -11,9 +11,10 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine import host, keys
+from dpjax.engine import host
+from dpjax.engine.checkpoint import Storage
+from dpjax.engine.keys import KeyFile
 from dpjax.engine.run import run
-from dpjax.engine.storage import Storage
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, samplers
 from dpjax.plans.links import PairKeys
@@ -200,9 +201,9 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     with pytest.raises(ConnectionError):
         run(one, small, transport=wire, **options)
     assert json.loads((tmp_path / "key").read_text())["sent"] == 7
-    steps = sorted(int(each.name) for each in (tmp_path / "c").iterdir() if each.name.isdigit())
+    steps = sorted(int(each.stem) for each in (tmp_path / "c").glob("*.npz"))
     assert steps == [5, 6]
-    (tmp_path / "c" / "6").rename(tmp_path / "lost")
+    (tmp_path / "c" / "6.npz").rename(tmp_path / "lost")
     again = Wire(one, changes=lossy)
     with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 5"):
         run(one, small, transport=again, **options)
@@ -213,7 +214,7 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     # With its newest state it goes on.
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "elsewhere").rename(tmp_path / "c")
-    (tmp_path / "lost").rename(tmp_path / "c" / "6")
+    (tmp_path / "lost").rename(tmp_path / "c" / "6.npz")
     run(one, small, transport=again, **options)
     assert [t for t, _ in again.sent] == [6, 7, 8, 9]
 
@@ -293,7 +294,7 @@ def test_numbers_that_were_lost_are_refused(network, small, lost):
 def test_models_that_diverged_before_are_carried_as_they_are(value):
     # Numbers of agents are whole, and have no infinity.
     message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([value]))}
-    loop = host.Loop(None, None, lambda message, round: message)
+    loop = host.HostDriver(None, None, lambda message, round: message)
     wanted = jax.eval_shape(lambda: message)
     received = loop._received(message, 0, wanted, Storage({}))
     jax.tree.map(np.testing.assert_array_equal, received, message)
@@ -342,15 +343,15 @@ def test_a_transport_cannot_change_what_the_agents_hold(network, small):
 
 
 def test_the_note_of_what_was_sent_never_goes_back(tmp_path):
-    path = tmp_path / "key"
-    key = keys.create_key_file(path, "f")
-    assert keys.noted_sent(path, "f") == 0
-    keys.note_sent(path, "f", 3, "message")
-    keys.note_sent(path, "f", 3, "message")
+    file = KeyFile(tmp_path / "key", "f")
+    key = file.create()
+    assert file.sent() == 0
+    file.note_sent(3, "message")
+    file.note_sent(3, "message")
     for rounds, message in [(2, "message"), (3, "another")]:
         with pytest.raises(ValueError, match=f"another message of round {rounds}, or a later"):
-            keys.note_sent(path, "f", rounds, message)
-    assert keys.noted_sent(path, "f") == 3
-    keys.note_checkpoint(path, "f", tmp_path / "c")
-    assert keys.noted_sent(path, "f") == 3
-    assert (jax.random.key_data(keys.read_key_file(path, "f")) == jax.random.key_data(key)).all()
+            file.note_sent(rounds, message)
+    assert file.sent() == 3
+    file.note_checkpoint(tmp_path / "c")
+    assert file.sent() == 3
+    assert (jax.random.key_data(file.key()) == jax.random.key_data(key)).all()

@@ -23,7 +23,16 @@ from tests.support import make_config, make_problem
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("kind", captured.KINDS)
+GATE = {"plain", "nested", "forward", "large"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in GATE else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in captured.KINDS
+    ],
+)
 def test_a_release_does_not_resume_with_another_captured_array(tmp_path, kind):
     """The same noise on gradients that differ in one bit of one number would cancel."""
     key = tmp_path / "noise.key"
@@ -39,7 +48,7 @@ def test_a_release_does_not_resume_with_another_captured_array(tmp_path, kind):
 
 
 def test_the_same_program_in_another_process_is_the_same_run(tmp_path):
-    kinds = ["jitted", "nested", "backward", "large"]
+    kinds = ["nested"]
     for kind in kinds:
         with pytest.raises(captured.Reached):
             captured.reach(captured.make(kind), tmp_path / f"noise.{kind}")
@@ -53,6 +62,7 @@ def test_the_same_program_in_another_process_is_the_same_run(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_captured_arrays_that_become_inputs_are_hashed_too(tmp_path):
     """By a setting of JAX, under which the lowered program holds no captured array."""
     name = "jax_use_simplified_jaxpr_constants"
@@ -108,7 +118,10 @@ def _watched(loss):
     return seen
 
 
-@pytest.mark.parametrize("wrap", [_pure, _ordered, _printed, _watched])
+@pytest.mark.parametrize(
+    "wrap",
+    [_pure, _ordered, *(pytest.param(w, marks=pytest.mark.slow) for w in (_printed, _watched))],
+)
 def test_a_release_refuses_host_callbacks(tmp_path, network, small, wrap):
     """What the host computes is in no program: it could change between two tries of a round."""
     key = tmp_path / "noise.key"
@@ -200,7 +213,10 @@ PARTIALS = {
 }
 
 
-@pytest.mark.parametrize("kind", PARTIALS)
+@pytest.mark.parametrize(
+    "kind",
+    ["nested", *(pytest.param(k, marks=pytest.mark.slow) for k in PARTIALS if k != "nested")],
+)
 def test_functions_with_arguments_are_the_same_run_in_every_process(tmp_path, network, kind):
     """Described by what they call and with what, and not by addresses."""
     key, task = tmp_path / "noise.key", make_problem(6)

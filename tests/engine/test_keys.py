@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.engine import keys
+from dpjax.engine.keys import KeyFile
 
 
 def bits(key):
@@ -36,23 +37,23 @@ def test_bad_purpose():
 
 def test_key_file_round_trip_and_mode(tmp_path):
     path = tmp_path / "deep" / "noise.key"
-    made = keys.create_key_file(path, "run A")
+    made = KeyFile(path, "run A").create()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["noise.key"]
-    assert bits(keys.read_key_file(path, "run A")) == bits(made)
-    other = keys.create_key_file(tmp_path / "other.key", "run A")
+    assert bits(KeyFile(path, "run A").key()) == bits(made)
+    other = KeyFile(tmp_path / "other.key", "run A").create()
     assert bits(other) != bits(made)
-    assert keys.delete_key_file(path, "run A")
+    assert KeyFile(path, "run A").delete()
     assert not path.exists()
-    assert not keys.delete_key_file(path, "run A")
+    assert not KeyFile(path, "run A").delete()
 
 
 def test_key_file_is_never_overwritten(tmp_path):
     path = tmp_path / "noise.key"
-    keys.create_key_file(path, "run A")
+    KeyFile(path, "run A").create()
     before = path.read_bytes()
     with pytest.raises(ValueError, match="exists; resume"):
-        keys.create_key_file(path, "run B")
+        KeyFile(path, "run B").create()
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -60,28 +61,28 @@ def test_key_file_is_never_overwritten(tmp_path):
 def test_key_file_of_another_run_missing_damaged_or_open(tmp_path):
     path = tmp_path / "noise.key"
     with pytest.raises(ValueError, match="does not exist; a release resumes only"):
-        keys.read_key_file(path, "run A")
-    keys.create_key_file(path, "run A")
+        KeyFile(path, "run A").key()
+    KeyFile(path, "run A").create()
     with pytest.raises(ValueError, match="belongs to another run"):
-        keys.read_key_file(path, "run B")
+        KeyFile(path, "run B").key()
     os.chmod(path, 0o644)
     with pytest.raises(ValueError, match="open to other users"):
-        keys.read_key_file(path, "run A")
+        KeyFile(path, "run A").key()
     os.chmod(path, 0o600)
     path.write_text(path.read_text()[:20])
     with pytest.raises(ValueError, match="damaged"):
-        keys.read_key_file(path, "run A")
+        KeyFile(path, "run A").key()
 
 
 def test_only_the_runs_own_key_is_deleted(tmp_path):
     theirs, text, old = (tmp_path / name for name in ("theirs.key", "thesis.txt", "old.key"))
-    keys.create_key_file(theirs, "run B")
+    KeyFile(theirs, "run B").create()
     text.write_text("{}")
     old.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
     (tmp_path / "folder").mkdir()
     before = {path: path.read_bytes() for path in (theirs, text, old)}
     for path in (*before, tmp_path / "folder", tmp_path / "nothing"):
-        assert not keys.delete_key_file(path, "run A")
+        assert not KeyFile(path, "run A").delete()
     assert {path: path.read_bytes() for path in before} == before
     assert (tmp_path / "folder").is_dir()
 
@@ -89,18 +90,18 @@ def test_only_the_runs_own_key_is_deleted(tmp_path):
 def test_a_copy_left_by_a_kill_goes_with_the_key(tmp_path):
     """Killed between the file beside and its name: the key would outlive its run."""
     path = tmp_path / "noise[1].key"
-    keys.create_key_file(path, "run A")
+    KeyFile(path, "run A").create()
     left, other = (tmp_path / f".{path.name}.{i}.tmp" for i in range(2))
     os.link(path, left)
-    keys.create_key_file(other, "run B")
-    assert keys.delete_key_file(path, "run A")
+    KeyFile(other, "run B").create()
+    assert KeyFile(path, "run A").delete()
     assert list(tmp_path.iterdir()) == [other]
 
 
 def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
     """With another key the rounds sent again would have fresh noise."""
     path = tmp_path / "noise.key"
-    keys.create_key_file(path, "run A", checkpoint=tmp_path / "c")
+    KeyFile(path, "run A").create(tmp_path / "c")
     whole = path.read_bytes()
     wrong = [whole[:cut] for cut in range(0, len(whole), 9)]
     for place in range(len(whole)):
@@ -110,8 +111,8 @@ def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
     for content in wrong:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="key_file .* is damaged"):
-            keys.read_key_file(path, "run A")
-        assert not keys.delete_key_file(path, "run A")
+            KeyFile(path, "run A").key()
+        assert not KeyFile(path, "run A").delete()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_what_is_no_key_is_refused_and_left(tmp_path, content):
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(ValueError, match="key_file .* is damaged .* or no key; restore it"):
-        keys.read_key_file(path, "run A")
+        KeyFile(path, "run A").key()
     assert path.read_bytes() == content
 
 
@@ -132,7 +133,7 @@ def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
     path.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
     path.chmod(0o600)
     with pytest.raises(ValueError, match="format 1, which has no checksum: finish that run with"):
-        keys.read_key_file(path, "run A")
+        KeyFile(path, "run A").key()
     assert path.exists()
 
 
@@ -140,37 +141,37 @@ def test_nothing_hangs_on_a_pipe_or_an_endless_file(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(ValueError, match="is no ordinary file; name a file"):
-            keys.read_key_file(path, "run A")
+            KeyFile(path, "run A").key()
 
 
 def test_the_checkpoint_is_noted_and_noted_again(tmp_path):
     path = tmp_path / "noise.key"
-    made = keys.create_key_file(path, "run A")
-    assert keys.noted_checkpoint(path, "run A") is None
-    keys.note_checkpoint(path, "run A", tmp_path / "c")
-    assert keys.noted_checkpoint(path, "run A") == tmp_path / "c"
-    assert bits(keys.read_key_file(path, "run A")) == bits(made)
+    made = KeyFile(path, "run A").create()
+    assert KeyFile(path, "run A").checkpoint() is None
+    KeyFile(path, "run A").note_checkpoint(tmp_path / "c")
+    assert KeyFile(path, "run A").checkpoint() == tmp_path / "c"
+    assert bits(KeyFile(path, "run A").key()) == bits(made)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ValueError, match="belongs to another run"):
-        keys.note_checkpoint(path, "run B", tmp_path / "d")
+        KeyFile(path, "run B").note_checkpoint(tmp_path / "d")
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
     path, kept = tmp_path / "noise.key", tmp_path / "kept.key"
-    keys.create_key_file(kept, "run A")
+    KeyFile(kept, "run A").create()
     before = kept.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
     try:
         with pytest.raises(ValueError, match="noise.key cannot be written .*Make room"):
-            keys.create_key_file(path, "run A")
+            KeyFile(path, "run A").create()
         with pytest.raises(ValueError, match="kept.key cannot be written"):
-            keys.note_checkpoint(kept, "run A", tmp_path / "c")
+            KeyFile(kept, "run A").note_checkpoint(tmp_path / "c")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == before
     with pytest.raises(ValueError, match="cannot be written"):
-        keys.create_key_file("/proc/dpjax/noise.key", "run A")
+        KeyFile("/proc/dpjax/noise.key", "run A").create()
     with pytest.raises(ValueError, match="cannot be written"):
-        keys.create_key_file(kept / "noise.key", "run A")
+        KeyFile(kept / "noise.key", "run A").create()

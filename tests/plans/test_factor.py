@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpjax.engine import placing
+from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.plans import factor, plan
 from dpjax.topology import graphs, mixing
@@ -87,8 +87,8 @@ def test_runs_without_correlation_multiply_no_matrix(network):
     """All plans diagonal: diagonals; one that is not, and they stay matrices."""
     plans = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
     bare = plan.make(make_config(design="non_private"), network)
-    alone = placing.arrays((bare, plans[0]), None, plans[0].statics.noise)["factor"]
+    alone = inputs.stacked_arrays((bare, plans[0]), None, plans[0].privatizer)["factor"]
     np.testing.assert_array_equal(alone[1], np.diag(plans[0].factor))
     assert alone.shape == (2, 6) and not alone[0].any()
-    both = placing.arrays(tuple(plans), None, plans[0].statics.noise)["factor"]
+    both = inputs.stacked_arrays(tuple(plans), None, plans[0].privatizer)["factor"]
     assert both.shape == (2, 6, 6)

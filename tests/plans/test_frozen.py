@@ -10,8 +10,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine import host, identity, placing, program
-from dpjax.engine.course import Blocks
+from dpjax.engine import checkpoint, host, inputs, program
+from dpjax.engine.program import Blocks
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem
@@ -163,19 +163,19 @@ def test_the_norm_is_of_trained_gradients_alone(kind):
 
 def constants(task, one):
     """Shapes of arrays that a traced chunk of rounds captures, and of what it computes."""
-    statics = placing.statics(plan.shared([one]), (task,), None)
-    arrays = placing.arrays((one,), None)
-    data = placing.data((task,), None)
+    statics = inputs.make_statics((one,), (task,))
+    arrays = inputs.stacked_arrays((one,))
+    data = inputs.stacked_data((task,))
     models = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (1, 1, AGENTS, *leaf.shape)), task.init(KEY)
     )
     keys = jax.random.split(KEY, 1)
     state = program.initial(statics, arrays, models, keys, keys)
     traced = program.advance.trace(statics, arrays, data, state, keys, keys, Blocks(1, 2))
-    held = [np.shape(each) for each in identity._constants(traced.jaxpr)]
+    held = [np.shape(each) for each in checkpoint._constants(traced.jaxpr)]
     made = [
         variable.aval.shape
-        for jaxpr, _ in identity._jaxprs(traced.jaxpr)
+        for jaxpr, _ in checkpoint._jaxprs(traced.jaxpr)
         for equation in jaxpr.eqns
         for variable in equation.outvars
     ]
@@ -223,7 +223,7 @@ def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
     np.testing.assert_allclose(
         leaves_of(whole, "head", "kernel"), leaves_of(alone, "kernel"), rtol=2e-4, atol=2e-5
     )
-    assert isinstance(placing.statics(plan.shared([one]), (make(),), None).query, Passes)
+    assert isinstance(inputs.make_statics((one,), (make(),)).query, Passes)
     two = plan.make(make_config(rounds=4), network)
     each = run(two, [make(), make()], seeds=[0, 1])
     spread = run(two, make(), seeds=[0, 1], devices=3)
@@ -257,13 +257,11 @@ def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
 
 
 def test_counts_are_of_trained_leaves(network):
-    from dpjax.engine.job import prepared
-
     one = plan.make(make_config(), network)
-    jobs = [prepared((one,), (task,), (0,), plan.shared([one]), None, 0)
-            for task in (make(), make(frozen=None))]  # fmt: skip
-    assert [job.entries for job in jobs] == [HIDDEN * 3 + 3, HIDDEN * 3 + 3 + FEATURES * HIDDEN + 7]
-    assert jobs[0].payload == jobs[0].entries
+    both = [inputs.Inputs.of((one,), (task,), (0,)) for task in (make(), make(frozen=None))]
+    entries = [HIDDEN * 3 + 3, HIDDEN * 3 + 3 + FEATURES * HIDDEN + 7]
+    assert [each.entries for each in both] == entries
+    assert both[0].payload == both[0].entries
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from dpjax.algorithms import (
 )
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
-from dpjax.engine import parts, placing
+from dpjax.engine import inputs
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
 from dpjax.plans import aggregate, compatibility, integers, noise, plan, scheduled
@@ -209,8 +209,8 @@ def test_what_one_attacker_keeps_from_another_counts_for_both(network):
 
 def step_of(made, gradients):
     """One plan's algorithm on given gradients."""
-    statics = placing.statics(plan.shared([made]), (make_problem(made.agents),), None)
-    arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((made,), None))
+    statics = inputs.make_statics((made,), (make_problem(made.agents),))
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((made,)))
 
     class Given:
         metrics = ()
@@ -219,7 +219,7 @@ def step_of(made, gradients):
             return Answer({"w": gradients})
 
     statics = statics._replace(query=Given(), divisor=1)
-    algorithm = parts.algorithm(statics, arrays, KEY)
+    algorithm = statics.halves(arrays, KEY)
     return algorithm, algorithm.init({"w": jnp.zeros_like(gradients)})
 
 
@@ -295,7 +295,7 @@ def test_a_run_of_zip_dl_says_where_its_noise_is_lost():
     # The share is of half a normal's variance, the least of a message; here each has two thirds.
     bare = trace(made, far, seeds=[0], read=_bare).mean()
     assert 0.05 < share < 0.95 and 0.7 * share < bare < share
-    assert not hasattr(decor(RING).statics.noise, "lost")
+    assert decor(RING).privatizer.lost is None
 
 
 def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):

@@ -21,9 +21,9 @@ from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.zip_dl import ZipDL
-from dpjax.engine import keys, placing, program
-from dpjax.engine import parts as parts_
+from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
+from dpjax.engine.step import Data
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -116,8 +116,8 @@ def problem():
 
 def parts(one):
     """Statics and arrays of one plan, as a run has them."""
-    statics = placing.statics(plan.shared([one]), (problem(),), None)
-    arrays = jax.tree.map(lambda leaf: leaf[0], placing.arrays((one,), None))
+    statics = inputs.make_statics((one,), (problem(),))
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((one,)))
     return statics, arrays
 
 
@@ -125,23 +125,23 @@ def batch_of(one):
     """A batch of every agent, as the sampler shapes it."""
     statics, _ = parts(one)
     task = problem()
-    data = parts_.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
-    return parts_.batch(statics, data, KEY, KEY, 0)
+    data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    return statics.batch(data, KEY, KEY, 0)
 
 
 def started(one):
     statics, arrays = parts(one)
     models = {"w": jnp.linspace(-1, 1, N * 3).reshape(N, 3)}
-    return parts_.algorithm(statics, arrays, KEY).init(models)
+    return statics.halves(arrays, KEY).init(models)
 
 
 @pytest.mark.parametrize("name", few("dsgd-mafalda", "dsgd-poisson", "disk", "average"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
-    step = parts_.algorithm(statics, arrays, KEY).step
+    step = statics.halves(arrays, KEY).step
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), problem().init(KEY))
-    state = parts_.algorithm(statics, arrays, KEY).init(models)
+    state = statics.halves(arrays, KEY).init(models)
     eager, info = step(KEY, state, batch_of(one))
     jitted, sent = jax.jit(step)(KEY, state, batch_of(one))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(eager), strict=True):
@@ -185,7 +185,7 @@ def sent_by(one, *each, step=-1.0, flip=lambda privatizer: privatizer):
     """What goes out in every round of gradients that are given, under the same noise."""
     statics, arrays = parts(one)
     statics = statics._replace(privatizer=flip(statics.privatizer), query=Given(), divisor=1)
-    algorithm = parts_.algorithm(statics, arrays | {"step_size": jnp.float32(step)}, KEY)
+    algorithm = statics.halves(arrays | {"step_size": jnp.float32(step)}, KEY)
     compiled = jax.jit(algorithm.step)
     sent = []
     for gradients in each:
@@ -371,7 +371,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         return jax.tree.map(lambda g: jnp.tensordot(~skip, g, 1) / over, grads)
 
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(keys.derive(3, "initial")))
-    data = parts_.Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
+    data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
         key = keys.derive(3, "batches")
         if statics.capacity is not None:
@@ -502,5 +502,5 @@ def test_a_run_that_carries_on_starts_its_memory_from_the_given_models():
     statics, _ = parts(one)
     given = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}
     keys_ = jax.random.split(KEY, 2)
-    state = program.initial(statics, placing.arrays((one,), None), given, keys_, keys_)
+    state = program.initial(statics, inputs.stacked_arrays((one,)), given, keys_, keys_)
     np.testing.assert_array_equal(state.memory[1]["w"], given["w"])

@@ -260,7 +260,7 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
         config, optimizer=optimizers.Chain(_watching, 0.1, uses_noise=True)
     )
     made = plan.make(config, network)
-    link = made.statics.noise.transformation(made.arrays, jax.random.key(0))
+    link = made.privatizer.transformation(made.arrays, jax.random.key(0))
     zeros = jnp.zeros((6, 40_000))
     state, drawn = link.init(zeros), []
     for _ in range(6):

@@ -7,6 +7,7 @@ import optax
 import pytest
 from scipy.stats import norm
 
+from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers, strategies, targets
@@ -284,11 +285,12 @@ def test_the_plan_says_whom_the_seed_betrays(network):
         assert text not in repr(plan.make(make_config(design=alone), network))
 
 
-def test_plans_that_differ_are_told_apart_as_they_were_given(network):
+def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
     one, other, bare = (
         plan.make(make_config(design=design), network)
         for design in ("independent", "mafalda", "non_private")
     )
     with pytest.raises(ValueError, match=r"differ in noise \(Independent\(.*\) and Mafalda\("):
-        plan.shared([bare, one, other])
-    assert plan.shared([bare, one]) == plan.shared([one, bare]) == one.statics
+        inputs.make_statics((bare, one, other), (small,))
+    both = [inputs.make_statics(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
+    assert both[0] == both[1] == both[2]

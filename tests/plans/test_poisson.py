@@ -273,9 +273,7 @@ def drawn_rows(plan, task, seed, rounds):
     key = jax.random.fold_in(keys.derive(seed, "noise"), 2**32 - 1)
     found = []
     for t in range(rounds):
-        drawn = plan.statics.sampler.draw(
-            jax.random.fold_in(key, t), t, jnp.asarray(task.partition.counts)
-        )
+        drawn = plan.sampler.draw(jax.random.fold_in(key, t), t, jnp.asarray(task.partition.counts))
         rows = np.asarray(drawn.rows)[0][~np.asarray(drawn.padding)[0]]
         found.append(task.partition.indices[0][rows])
     return found

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.engine import rounds
+from dpjax.engine.step import make_halves, make_step
 from dpjax.protocols import Answer, Draw
 from dpjax.topology import gossip
 from dpjax.transforms import clipping
@@ -91,7 +91,7 @@ def test_the_composed_round_is_the_written_one():
 def test_the_halves_around_a_network_are_the_whole_round():
     case = CASES["tracking"]
     arrays, shared = parts(case)
-    cut = rounds.halves(case.method, arrays, privatizer=correlated(), **shared)
+    cut = make_halves(case.method, arrays, privatizer=correlated(), **shared)
     whole, state = algorithm(case), cut.init(case.models)
     wanted, info = whole.step(KEY, state, batch())
     sent = cut.outgoing(KEY, state, batch())
@@ -179,6 +179,6 @@ def test_clipping_per_agent_is_a_query_too():
 
     arrays, shared = parts(CASES["dsgd"])
     shared |= {"query": query, "divisor": 1.0}
-    made = rounds.compose(Dsgd(), arrays, privatizer=correlated(), **shared)
+    made = make_step(Dsgd(), arrays, privatizer=correlated(), **shared)
     _, info = made.step(KEY, made.init(models()), batch())
     assert set(info.metrics) == {"gradient_norm"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import keys, placing
+from dpjax.engine import inputs, keys
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import compatibility, plan, problem, samplers
@@ -81,7 +81,7 @@ def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
     random = plan.make(make_config(relation="zero_out_record", rounds=3, batch_size=2), RING)
     assert full.guarantee == random.guarantee
     np.testing.assert_array_equal(full.factor, random.factor)
-    assert full.statics.sampler == Full(9) and full.target.divisor == 9
+    assert full.sampler == Full(9) and full.target.divisor == 9
     # The forecast knows how many places of the batch hold records.
     told, whole = full.forecast(5, counts=COUNTS), full.forecast(5)
     assert told.ratio == pytest.approx(whole.ratio / np.mean(COUNTS / 9))
@@ -89,7 +89,7 @@ def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
 
 def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
     one, given = made(), task()
-    statics = placing.statics(plan.shared([one]), (given,), None)
+    statics = inputs.make_statics((one,), (given,))
     assert statics.divisor == 9
     rows, padding = statics.sampler.draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
     rows = np.take_along_axis(given.partition.indices, np.asarray(rows), 1)
@@ -182,7 +182,7 @@ def test_a_number_of_records_that_is_not_the_counts_is_refused(sampler):
             plan.make(each, RING, counts=COUNTS)
     same = dataclasses.replace(sampler, records=9)
     made_so = plan.make(dataclasses.replace(config, sampler=same), RING, counts=COUNTS)
-    assert made_so.statics.sampler.records == 9
+    assert made_so.sampler.records == 9
 
 
 class Replaced(samplers.Random):

@@ -21,9 +21,8 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.data import fusion as data
-from dpjax.engine.course import Course
 from dpjax.engine.run import run
-from dpjax.engine.stand import Stand
+from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.trace import moves, trace
 from dpjax.mechanism import laplace
 from dpjax.mechanism import moves as moves_
@@ -172,13 +171,13 @@ def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
 
 def test_a_share_that_is_no_number_counts_as_all_of_it():
     """Whatever a privatizer of one's own returns; marks still to come count as nothing."""
-    course = Course(6, every=2, chunk_blocks=1)
+    schedule = RunSchedule(6, every=2, chunk_blocks=1)
     for known, wanted in (
         (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
     ):  # fmt: skip
         taken = np.array([0.0, known, np.nan]).reshape(3, 1, 1)
-        at = Stand(None, None, {"lost_noise": taken}, done=4)
-        assert at.lost(course) == [wanted]
+        at = RunState(None, schedule, None, None, {"lost_noise": taken}, done=4)
+        assert at.lost_noise() == [wanted]
 
 
 def test_a_run_names_the_first_block_whose_noise_is_lost():

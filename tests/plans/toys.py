@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax import protocols
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.exchange import Gossip, Server
-from dpjax.engine import rounds
+from dpjax.engine.step import make_step
 from dpjax.protocols import Answer, Emission
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
@@ -70,7 +71,7 @@ def correlated(agents=N, key=KEY):
     return noise.correlated(np.eye(agents, dtype=np.float32), key=key, rounds=3)
 
 
-class Method:
+class Method(protocols.Method):
     """What most of the toys share."""
 
     exchange: Any = Gossip()
@@ -238,4 +239,4 @@ def parts(case):
 def algorithm(case, privatizer=True):
     arrays, shared = parts(case)
     added = correlated(case.agents) if privatizer else None
-    return rounds.compose(case.method, arrays, privatizer=added, **shared)
+    return make_step(case.method, arrays, privatizer=added, **shared)

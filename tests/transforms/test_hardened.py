@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpjax.accounting import finite
-from dpjax.engine import parts, placing
+from dpjax.engine import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.x64 import double_precision
@@ -190,19 +190,17 @@ class Fixed:
             epsilon=epsilon,
         )  # fmt: skip
         self.plan = plan.make(config, np.full((6, 6), 1 / 6))
-        shared = plan.shared([self.plan])
-        task = make_problem(6)
-        statics = placing.statics(shared, (task,), None)
+        statics = inputs.make_statics((self.plan,), (make_problem(6),))
         query = dataclasses.replace(
             statics.query, loss=lambda params, x, y: params @ x, batch_loss=None
         )
         self.statics = statics._replace(query=query)
-        stacked = placing.arrays((self.plan,), None)
+        stacked = inputs.stacked_arrays((self.plan,))
         arrays = jax.tree.map(lambda leaf: leaf[0], stacked)
 
         @jax.jit
         def sent(models, batch, key):
-            made = parts.algorithm(self.statics, arrays, key)
+            made = self.statics.halves(arrays, key)
             return made.step(key, made.init(models), batch)[1].messages
 
         self.sent = sent

@@ -125,7 +125,7 @@ def test_plans_say_so(network):
     one = make_config(relation="zero_out_record")
     config = dataclasses.replace(one, protect=dataclasses.replace(one.protect, per_layer=True))
     made, other = plan.make(config, network), plan.make(one, network)
-    assert made.statics.per_layer and not other.statics.per_layer
+    assert made.config.protect.per_layer and not other.config.protect.per_layer
     assert made.fingerprint() != other.fingerprint()
     # The same norm bounds the whole, so that the guarantee is the same.
     assert made.guarantee.epsilon == other.guarantee.epsilon

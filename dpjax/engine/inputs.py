@@ -1,0 +1,556 @@
+"""What a run reads: plans and problems that fit, put on the devices, agents over a mesh."""
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpjax import _validate
+from dpjax.engine import keys, metrics, program
+from dpjax.engine.program import AXIS
+from dpjax.engine.step import Data, Statics
+from dpjax.plans import _parameters, forecasts, releases
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
+from dpjax.plans.query import AgentQuery, Passes, RecordQuery
+from dpjax.protocols import State
+from dpjax.topology import nodes
+
+__all__: list[str] = []
+
+
+def check(
+    plans: Any, problem: Any, seeds: Any
+) -> tuple[tuple[Plan, ...], tuple[Problem, ...], tuple[int, ...]]:
+    """Check that plans, problems and seeds fit.
+
+    Args:
+        plans: One plan or several.
+        problem: One problem, or one a seed that differs in its data alone.
+        seeds: Whole numbers below 2**32, each once.
+
+    Returns:
+        All as tuples.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
+    for plan in plans:
+        if not isinstance(plan, Plan):
+            raise ValueError(f"plans is {type(plan).__name__}; give plans from plans.plan.make")
+    if not plans:
+        raise ValueError("plans is empty; give at least one plan")
+    problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise ValueError(
+            f"seeds is {_validate.shown(seeds)}; give a sequence of whole numbers, such as [0]"
+        )
+    seeds = tuple(_validate.integer("seeds", seed, least=0, most=2**32 - 1) for seed in seeds)
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds is {seeds}; give at least one, each once")
+    if len(problems) not in (1, len(seeds)):
+        raise ValueError(
+            f"problem is {len(problems)} problems for {len(seeds)} seeds; give one, or one a seed"
+        )
+    for problem in problems:
+        _check_alike(problem, problems[0])
+    _check_counts(plans, problems)
+    return plans, problems, seeds
+
+
+def _check_alike(problem: Any, first: Problem) -> None:
+    """Refuse a problem of another seed that differs in more than its data."""
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
+    for name in ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart"):
+        if getattr(problem, name) != getattr(first, name):
+            raise ValueError(
+                f"problem differs in {name} between seeds; make all with one model and loss"
+            )
+    if not _parameters.same(problem.frozen, first.frozen):
+        raise ValueError(
+            "problem has other frozen values for another seed; give all the same ones, which are "
+            "held once"
+        )
+    one, other = (jax.tree.map(np.shape, _data_of(each)) for each in (problem, first))
+    if one != other:
+        raise ValueError(
+            "problem has arrays of other shapes for another seed; split and partition alike"
+        )
+
+
+def _check_counts(plans: tuple[Plan, ...], problems: tuple[Problem, ...]) -> None:
+    """Refuse agents or records that the plans are not for, and samplers that cannot draw these."""
+    for plan in plans:
+        if plan.agents != problems[0].agents:
+            raise ValueError(
+                f"the plan is for {plan.agents} agents, the problem has {problems[0].agents}; "
+                "partition the data over the network's agents"
+            )
+    for problem in problems:
+        counts, names = problem.partition.counts, problem.partition.names
+        titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
+        plans[0].sampler.check(counts, titles)
+        for plan in plans:
+            if plan.counts is not None and not np.array_equal(plan.counts, counts):
+                raise ValueError(
+                    f"the plan is for {_validate.shown(plan.counts.tolist())} records of the "
+                    f"agents, the problem has {_validate.shown(counts.tolist())}; make it with "
+                    "counts=shards.counts"
+                )
+
+
+def check_device(plans: Sequence[Plan], devices: Any) -> None:
+    """Check that a release runs where its sums are as exact, and as repeatable, as is stated.
+
+    XLA reads XLA_FLAGS once, when it starts. Flags that Python sets later are seen here, without
+    being in force, and no public interface tells: set them before Python starts.
+
+    Args:
+        plans: The plans.
+        devices: To spread the agents over, or None.
+
+    Raises:
+        ValueError: For a release on neither a CPU nor a GPU, under flags that let compiled code
+            take nan for a number, or on a GPU without deterministic operations.
+    """
+    if not any(plan.config.release for plan in plans):
+        return
+    mesh = agent_mesh(plans[0].agents, devices)
+    used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
+    platforms = {device.platform for device in used}
+    if other := sorted(platforms - {"cpu", "gpu"}):
+        raise ValueError(
+            f"release is True on a {other[0]}, whose float64 is not known to be as fine as "
+            "2^-53; run releases on a CPU or a GPU"
+        )
+    flags = _flags()
+    for name, on in flags.items():
+        if on and "enable_fast_" in name:
+            raise ValueError(
+                f"release is True with {name} in XLA_FLAGS, under which nan may pass for a number "
+                "and a gradient be longer than its clip norm; leave it out before Python starts"
+            )
+    name = "--xla_gpu_deterministic_ops"
+    if "gpu" in platforms and not flags.get(name, False):
+        raise ValueError(
+            "release is True on a gpu, whose sums differ from one time to the next; set "
+            f"XLA_FLAGS={name}=true before Python starts, since XLA reads it once"
+        )
+
+
+def _flags() -> dict[str, bool]:
+    """XLA's flags by name, whether they are on; the last one counts."""
+    text = os.environ.get("XLA_FLAGS", "")
+    if text and text[0] != "-" and not text[0].isspace():  # The name of a file, as XLA reads it.
+        text = Path(text).read_text() if Path(text).is_file() else ""
+    pairs = (word.partition("=") for word in shlex.split(text))
+    return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What the compiled program is called with, but for the secret.
+
+    Attributes:
+        statics: What is static.
+        arrays: What differs between plans, stacked.
+        data: Training and evaluation data.
+        batch_keys: [S] keys of the batches.
+        models: Initial models of one agent, leaves [S, ...].
+        apart: Every agent's own initial model, leaves [S, n, ...]; None where all start alike.
+        names: Of the metrics that the program returns.
+    """
+
+    statics: Statics
+    arrays: Any
+    data: Data
+    batch_keys: Any
+    models: Any
+    apart: Any = None
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        plans: tuple[Plan, ...],
+        problems: tuple[Problem, ...],
+        seeds: tuple[int, ...],
+        devices: int | None = None,
+        phase: int = 0,
+    ) -> "Inputs":
+        """Put on the devices what a run reads, its models checked.
+
+        Args:
+            plans: V plans, from `check`.
+            problems: One, or one a seed.
+            seeds: S seeds.
+            devices: To spread the agents over; None is one.
+            phase: Number of the run among several in a row.
+
+        Raises:
+            ValueError: For plans that cannot run together, or models that the run cannot protect.
+        """
+        task, mesh = problems[0], agent_mesh(plans[0].agents, devices)
+        initial = keys.stacked(seeds, "initial")
+        statics = make_statics(plans, problems, mesh)
+        _check_size(task, plans, len(seeds), statics)
+        models = jax.vmap(task.init)(initial)
+        inputs = cls(
+            statics,
+            stacked_arrays(plans, mesh, statics.privatizer, models),
+            stacked_data(problems, mesh),
+            keys.stacked(seeds, "batches", phase),
+            models,
+            _models_apart(task, initial) if task.apart else None,
+        )
+        inputs._check_precision(plans)
+        return inputs._with_names()
+
+    @property
+    def entries(self) -> int:
+        """Numbers in one model."""
+        return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
+
+    @property
+    def payload(self) -> int:
+        """Numbers that an agent adds noise to in a round, the most."""
+        return -(-forecasts.entries(self._payload()) // self.statics.agents)
+
+    @property
+    def devices(self) -> int:
+        """Devices that the agents are spread over."""
+        return 1 if self.statics.mesh is None else self.statics.mesh.size
+
+    def rounding(self, *, release: bool) -> tuple[float, int | None]:
+        """What rounding sums of records takes of the clip norm, and a pass length with little.
+
+        Args:
+            release: Whether a share above `releases.LIMIT` is refused, and a remedy looked for.
+
+        Returns:
+            The share r, 0 where agents are clipped; the largest power of two as a pass length for
+            which r is at most `releases.LIMIT`, or None, also where none is looked for.
+        """
+        if isinstance(self.statics.query, AgentQuery):
+            return 0.0, None
+        query: Any = self.statics.query_of(self.data.frozen)
+        shapes = self._agents_models(), self._batch()
+        share = query.share(*shapes)
+        lengths = [2**p for p in range(17, -1, -1)] if release and share > releases.LIMIT else []
+        enough = (m for m in lengths if query.by(m).share(*shapes) <= releases.LIMIT)
+        return share, next(enough, None)
+
+    def start(self, values: Any, plans: int) -> Any:
+        """Models to start from, leaves [S, V, n, ...].
+
+        Args:
+            values: Those that the run is asked to start from; None: the problem's.
+            plans: V.
+
+        Raises:
+            ValueError: For other shapes than the problem's, or entries that are not finite.
+        """
+        n = self.statics.agents
+        if values is not None:
+            return _checked_start(values, self.models, plans, n)
+        if self.apart is not None:
+            return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], plans, axis=1), self.apart)
+
+        def spread(leaf: Any) -> Any:
+            return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
+
+        return jax.tree.map(spread, self.models)
+
+    def initial(self, start: Any, noise_keys: Any) -> State:
+        """The state before the first round.
+
+        Args:
+            start: Models, leaves [S, V, n, ...].
+            noise_keys: [S] keys of the noise.
+        """
+        state = program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
+        return state._replace(models=place(state.models, self.statics.mesh, 2))
+
+    def _agents_models(self) -> Any:
+        n = self.statics.agents
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), self.models
+        )
+
+    def _payload(self) -> Any:
+        return jax.eval_shape(self.statics.method.payload, self._agents_models())
+
+    def _batch(self) -> Any:
+        """Shapes of the batch of every agent in a round."""
+        return jax.eval_shape(
+            lambda data, key: self.statics.batch(data, key, key, jnp.int32(0)),
+            self.statics.of_first_seed(self.data),
+            self.batch_keys[0],
+        )
+
+    def _check_precision(self, plans: tuple[Plan, ...]) -> None:
+        """Refuse narrow parameters where what is private is rounded before the noise."""
+        protect = plans[0].config.protect
+        records = protect.clips == "record"
+        # Sums of clipped records, moved models, gradients that nothing clips.
+        summed = records or self.statics.method.sensitivity is not None
+        summed |= any(plan.config.protect.gradient_gap is not None for plan in plans)
+        trees = ([self.models] if records else []) + ([self._payload()] if summed else [])
+        for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+            if jnp.finfo(leaf.dtype).bits < 32:
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}; the sum of clipped "
+                    "records, or the model that is sent, is rounded to that before the noise, "
+                    "which moves it further than stated. Use float32 parameters with per-record "
+                    "relations, and with methods that send models"
+                )
+
+    def _with_names(self) -> "Inputs":
+        """The same inputs, whose program reports what the query and the method measure."""
+        models, key = self._agents_models(), self.batch_keys[0]
+        reports = metrics.reports(self.statics, self.arrays, self.data, models, key)
+        statics = self.statics._replace(reports=reports)
+        state = program.template(statics, self.arrays, models, key)
+        names = metrics.names(statics, self.data, state)
+        return dataclasses.replace(self, statics=statics, names=names)
+
+
+def make_statics(
+    plans: tuple[Plan, ...], problems: tuple[Problem, ...], mesh: Mesh | None = None
+) -> Statics:
+    """What all runs of a call share and one compilation is for.
+
+    Args:
+        plans: At least one.
+        problems: One, or one a seed.
+        mesh: From `agent_mesh`.
+
+    Raises:
+        ValueError: For plans that differ in what they must share.
+    """
+    # Without noise the factor is zero: whatever is drawn adds nothing.
+    noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
+    shared = _shared(noisy)
+    for plan in plans:
+        for name, value in _shared(plan).items():
+            if value != shared[name] and not (name == "noise" and value is None):
+                one, two = (getattr(each.config, name, None) for each in (noisy, plan))
+                one, two = (one, two) if one != two else (shared[name], value)
+                raise ValueError(
+                    f"plans differ in {name} ({_validate.shown(one)} and {_validate.shown(two)}); "
+                    "run them apart"
+                )
+    task, protect, sampler = problems[0], noisy.config.protect, shared["sampler"]
+    clip: Any = {
+        "clip_norm": protect.clip_norm, "clipping": protect.clipping,
+        "copies": task.variants, "per_layer": protect.per_layer,
+    }  # fmt: skip
+    query: AgentQuery | RecordQuery | Passes
+    if protect.clips == "record":
+        query = RecordQuery(task.loss, task.weighted, microbatch=protect.microbatch, **clip)
+        if sampler.capacity is not None:
+            query = Passes(query, sampler.capacity)
+    else:
+        query = AgentQuery(task.loss, task.batch_loss, norm=protect.norm, **clip)
+    return Statics(
+        agents=noisy.agents,
+        method=shared["method"],
+        query=query,
+        sampler=sampler,
+        optimizer=shared["optimizer"],
+        divisor=sampler.divisor if protect.clips == "record" else 1,
+        privatizer=shared["noise"],
+        metrics=task.metrics,
+        mesh=mesh,
+        sequential=query.one_by_one and jax.default_backend() == "cpu",
+        data_per_seed=len(problems) > 1,
+        capacity=sampler.capacity,
+    )
+
+
+def _shared(plan: Plan) -> dict[str, Any]:
+    """What plans of one call must share, by name."""
+    protect = plan.config.protect
+    names = ("clip_norm", "norm", "clipping", "microbatch", "per_layer", "clips")
+    return {
+        "rounds": plan.config.rounds,
+        "agents": plan.agents,
+        "method": plan.method,
+        "optimizer": plan.config.optimizer.shared(),
+        "sampler": plan.sampler,
+        **{name: getattr(protect, name) for name in names},
+        "mixing": plan.mixing.shape,
+        "noise": plan.privatizer,
+    }
+
+
+def stacked_arrays(
+    plans: tuple[Plan, ...], mesh: Any = None, privatizer: Any = None, models: Any = ()
+) -> dict[str, jax.Array]:
+    """Stack what differs between plans.
+
+    Args:
+        plans: V plans.
+        mesh: From `agent_mesh`.
+        privatizer: How their noise is drawn, which may know a smaller form of its arrays; or None.
+        models: Models of the run, whose dtype decides.
+
+    Returns:
+        Arrays by name with V as their leading axis, float64 where a model's leaf is, else float32
+        whatever the x64 flag says: averages of models keep what models keep. Rows of matrices over
+        agents go to the agents' devices.
+    """
+    kind = compute_dtype(models)
+    # A plan without noise has none of its arrays: zeros, with which whatever is drawn adds nothing.
+    like = {name: array for plan in plans for name, array in plan.arrays.items()}
+    stacked = {
+        name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(kind)
+        for name, one in like.items()
+    }
+    if privatizer is not None:
+        stacked = privatizer.compact(stacked)
+    return {
+        name: place(jnp.asarray(array), mesh, array.ndim - 2 if array.ndim > 2 else None)
+        for name, array in stacked.items()
+    }
+
+
+def compute_dtype(tree: Any) -> Any:
+    """The dtype of what models, or messages of theirs, are multiplied by: float64 where one is."""
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
+def _data_of(problem: Problem) -> Data:
+    partition = problem.partition
+    return Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
+
+
+def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
+    """Put the data on the devices.
+
+    Args:
+        problems: One, shared by all seeds, or one a seed.
+        mesh: From `agent_mesh`.
+
+    Returns:
+        The data; with several problems every leaf has the seeds as its leading axis, but for
+        frozen values, which are one for all.
+    """
+
+    def joined(*leaves: Any) -> Any:
+        if len(leaves) == 1:
+            return jnp.asarray(leaves[0])
+        # On the host where they are there: a program of thousands takes long to compile.
+        host = all(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
+        return jnp.asarray(np.stack(leaves)) if host else jnp.stack(leaves)
+
+    whole = jax.tree.map(joined, *map(_data_of, problems))
+    over = 0 if len(problems) == 1 else 1
+    axes = Data(None, None, over, over, None)
+    placed = (place(part, mesh, axis) for part, axis in zip(whole, axes, strict=True))
+    return Data(*placed)._replace(frozen=place(problems[0].frozen, mesh, None))
+
+
+def agent_mesh(n: int, devices: int | Sequence[jax.Device] | None) -> Mesh | None:
+    """Make a one-dimensional mesh over which n agents divide evenly.
+
+    Args:
+        n: Number of agents.
+        devices: How many of `jax.devices()` to use, or the devices; None or one device is no mesh.
+
+    Returns:
+        The mesh with the one axis `AXIS`, or None for a single device.
+
+    Raises:
+        ValueError: If there are fewer devices, or if their number does not divide n.
+    """
+    if devices is None:
+        return None
+    if isinstance(devices, str | bytes | float) or not isinstance(devices, int | Sequence):
+        raise ValueError(f"devices is {devices!r}; give a whole number, or a list of devices")
+    if isinstance(devices, int):
+        available = jax.devices()
+        if isinstance(devices, bool) or not 1 <= devices <= len(available):
+            raise ValueError(
+                f"devices is {devices!r}; this process has {len(available)}, "
+                f"choose 1 to {len(available)}"
+            )
+        devices = available[:devices]
+    count = len(devices)
+    if count == 0 or n % count:
+        fitting = [k for k in range(1, n + 1) if n % k == 0]
+        raise ValueError(
+            f"devices is {count}, which does not divide the {n} agents; "
+            f"use one of {', '.join(map(str, fitting))} devices"
+        )
+    return None if count == 1 else Mesh(np.asarray(devices), (AXIS,))
+
+
+def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
+    """Put every leaf on the mesh, its ``axis`` over the agents (None: a copy on every device).
+
+    Args:
+        tree: Pytree of arrays.
+        mesh: From `agent_mesh`; None leaves the tree as it is.
+        axis: Which axis counts the agents.
+
+    Returns:
+        The placed pytree.
+    """
+    if mesh is None:
+        return tree
+    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
+    return jax.device_put(tree, NamedSharding(mesh, spec))
+
+
+def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:
+    """Refuse models that do not fit in memory with one gradient each, before any is made."""
+    leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    entries = sum(leaf.size for leaf in leaves)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    n, runs = statics.agents, len(plans) * seeds
+    # Of each model its gradient; per-record gradients of a pass are held together.
+    at_once = plans[0].config.protect.microbatch if statics.query.one_by_one else None
+    gradients = min(at_once or 1, int(task.partition.counts.max()))
+    gradients *= 1 if statics.sequential else runs
+    devices = jax.devices()[:1] if statics.mesh is None else statics.mesh.devices.flat
+    limits: list[Any] = [(each.memory_stats() or {}).get("bytes_limit") for each in devices]
+    shape = f"[{seeds} seeds, {len(plans)} plans, {n} agents, {entries:,} entries]"
+    _validate.memory(
+        "problem", task, f"the array {shape} of models, with gradients,", runs + gradients, n,
+        size, item=1, most=None if None in limits else sum(limits),
+    )  # fmt: skip
+
+
+def _models_apart(task: Problem, initial: Any) -> Any:
+    """Every agent's own initial model, leaves [S, n, ...], from the seed's key and its number."""
+
+    def of_agent(key: Any, agent: Any) -> Any:
+        return task.init(jax.random.fold_in(key, agent))
+
+    of_seed = jax.vmap(of_agent, in_axes=(None, 0))
+    return jax.vmap(of_seed, in_axes=(0, None))(initial, jnp.arange(task.agents))
+
+
+def _checked_start(start: Any, models: Any, plans: int, agents: int) -> Any:
+    """The given parameters, copied, if they fit the problem's."""
+    expected = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
+    try:
+        shapes = jax.tree.map(np.shape, start)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"start is no pytree of arrays ({error}); give one a run") from None
+    if expected != shapes:
+        raise ValueError(f"start has shapes {shapes}, this run's models {expected}; give one a run")
+    for leaf in jax.tree.leaves(start):
+        _validate.finite_array("start", leaf)
+    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)

@@ -1,0 +1,263 @@
+"""How far a run is: its rounds in blocks and chunks, its state, and what a checkpoint holds."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from dpjax import _validate
+from dpjax.engine import program
+from dpjax.engine.checkpoint import Storage
+from dpjax.engine.inputs import Inputs, place
+from dpjax.engine.program import Blocks
+from dpjax.engine.step import LOST
+from dpjax.plans.endings import check_stop_at
+from dpjax.protocols import State
+
+__all__: list[str] = []
+
+TOLERATED_LOSS = 0.01
+"""Share of a message's entries that may go out without noise before a run says so."""
+
+
+@dataclass(frozen=True)
+class RunSchedule:
+    """The rounds of a run, in chunks of blocks; metrics are taken after every block.
+
+    Attributes:
+        total: Rounds.
+        every: Rounds of a block.
+        chunk_blocks: Blocks of a chunk; callbacks and checkpoints come between chunks.
+    """
+
+    total: int
+    every: int
+    chunk_blocks: int
+
+    @classmethod
+    def of(cls, rounds: int, stop_at: Any, eval_every: Any, chunk_blocks: Any) -> "RunSchedule":
+        """Check what a run is asked for.
+
+        Args:
+            rounds: Rounds T of its plans.
+            stop_at: Rounds to do, or None.
+            eval_every: Rounds between metrics; None is a twentieth of the rounds.
+            chunk_blocks: How many such blocks run in one call.
+
+        Raises:
+            ValueError: For anything but whole numbers above 0, or more rounds than are planned.
+        """
+        total = check_stop_at(stop_at, rounds)
+        if eval_every is None:
+            eval_every = max(1, total // 20)
+        every = min(_validate.integer("eval_every", eval_every), total)
+        return cls(total, every, _validate.integer("chunk_blocks", chunk_blocks))
+
+    @property
+    def marks(self) -> Int[np.ndarray, " e"]:
+        """Rounds after which metrics are taken."""
+        return np.append(np.arange(self.every, self.total, self.every), self.total)
+
+    @property
+    def chunk(self) -> int:
+        """Rounds of a whole chunk."""
+        return self.every * self.chunk_blocks
+
+    @property
+    def ends(self) -> list[int]:
+        """Rounds at which a callback may stop the run."""
+        return [*range(self.chunk, self.total, self.chunk), self.total]
+
+    def ahead(self, done: int) -> int:
+        """Rounds to the end of a chunk, from the number of rounds done."""
+        return min(self.total, (done // self.chunk + 1) * self.chunk) - done
+
+    def blocks(self, done: int) -> Blocks:
+        """The next call's blocks: whole chunks, then a shorter one, so two compilations at most."""
+        left = self.total - done
+        whole = min(self.chunk_blocks, left // self.every)
+        tail = 0 if whole == self.chunk_blocks else left - whole * self.every
+        return Blocks(whole, self.every, tail)
+
+    @property
+    def variants(self) -> list[Blocks]:
+        """The blocks of all chunks, each once; resumed, a run has no others."""
+        # A number of rounds left, shortest first.
+        lefts = {min(self.chunk, self.total), self.total % self.chunk} - {0}
+        return [self.blocks(self.total - left) for left in sorted(lefts)]
+
+
+class Meter:
+    """Times chunks; the first one compiles and leaves the rate once there is another."""
+
+    def __init__(self, runs: int):
+        self.runs = runs
+        self.seconds = 0.0
+        self.chunks: list[tuple[int, float]] = []
+
+    @contextlib.contextmanager
+    def chunk(self, length: int) -> Iterator[None]:
+        """Time one chunk of ``length`` rounds."""
+        began = time.monotonic()
+        yield
+        self.chunks.append((length, time.monotonic() - began))
+        self.seconds += self.chunks[-1][1]
+
+    @property
+    def rate(self) -> float:
+        """Rounds per second over all runs; nan before the first chunk."""
+        chunks = self.chunks[1:] or self.chunks
+        seconds = sum(spent for _, spent in chunks)
+        return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
+
+
+@dataclass(eq=False)
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        inputs: What it reads.
+        schedule: Its rounds.
+        state: The stacked state.
+        noise_keys: [S] keys of the noise.
+        metrics: name -> [E, S, V] metrics, nan where none were taken yet.
+        done: Rounds done.
+        ended: Whether it has ended: all rounds, or stopped.
+        decided: Whether a callback may have decided where.
+        sums: name -> [S, V] sums of metrics since the last mark, where a run is kept between marks.
+        saved: Rounds done when it was stored last, or None.
+    """
+
+    inputs: Inputs
+    schedule: RunSchedule
+    state: State
+    noise_keys: Any
+    metrics: dict[str, np.ndarray]
+    done: int = 0
+    ended: bool = False
+    decided: bool = False
+    sums: dict[str, Any] = field(default_factory=dict)
+    saved: int | None = None
+
+    @classmethod
+    def first(
+        cls,
+        inputs: Inputs,
+        schedule: RunSchedule,
+        start: Any,
+        noise_keys: Any,
+        storage: Storage,
+        sums: Callable[[State], dict[str, Any]],
+    ) -> "RunState":
+        """Where a run begins: before its first round, or at its newest checkpoint.
+
+        Args:
+            inputs: What it reads.
+            schedule: Its rounds.
+            start: Models to start from, leaves [S, V, n, ...].
+            noise_keys: [S] keys of the noise.
+            storage: Where it is kept.
+            sums: Of a driver, what it keeps of metrics before a block.
+
+        Raises:
+            ValueError: For a checkpoint that is damaged or cannot be written, or that is older
+                than the messages of its release.
+        """
+        state = inputs.initial(start, noise_keys)
+        shape = (len(schedule.marks), *jax.tree.leaves(start)[0].shape[:2])
+        metrics = {name: np.full(shape, np.nan) for name in inputs.names}
+        run = cls(inputs, schedule, state, noise_keys, metrics, sums=sums(state))
+        if storage.store is not None:
+            if (restored := storage.store.restore(run._portable())) is not None:
+                run.done, portable, run.ended = restored
+                run.saved = run.done
+                run._adopt(portable)
+            elif storage.key_file is not None:
+                # Before anything is sent: from here on, losing the key is noticed.
+                run.save(storage)
+        if not run.ended:
+            storage.check_sent(run.done)
+        return run
+
+    def record(self, length: int, new: dict[str, Any]) -> None:
+        """Record the metrics of rounds that were just done.
+
+        Args:
+            length: Rounds done since.
+            new: name -> [e, S, V] metrics of the marks among them.
+        """
+        marks = self.schedule.marks
+        inside = (marks > self.done) & (marks <= self.done + length)
+        for name, value in new.items():
+            self.metrics[name][inside] = value
+        self.done += length
+
+    def latest(self) -> dict[str, np.ndarray]:
+        """Metrics of the last mark, name -> [S, V]."""
+        last = np.flatnonzero(self.schedule.marks <= self.done)[-1]
+        return {name: value[last].copy() for name, value in self.metrics.items()}
+
+    def lost_noise(self) -> list[tuple[int, float] | None]:
+        """Of each plan, from which round on a message lacked more noise than is tolerated.
+
+        Returns:
+            (round, share) of each plan, the first round of the block and the largest share of all;
+            None where none was lost.
+        """
+        if LOST not in self.metrics:
+            return [None] * jax.tree.leaves(self.state.models)[0].shape[1]
+        marks = self.schedule.marks
+        known = self.metrics[LOST][marks <= self.done]
+        # A share that is no number may hide anything.
+        shares = np.where(known <= 1, known, 1.0).max(axis=1)
+        starts = [1, *(marks[:-1] + 1)]
+        return [
+            (int(starts[int(np.argmax(each > TOLERATED_LOSS))]), float(each.max()))
+            if (each > TOLERATED_LOSS).any()
+            else None
+            for each in shares.T
+        ]
+
+    def save(self, storage: Storage) -> None:
+        """Store it, where there is a place and that has not been done.
+
+        Args:
+            storage: Where the run is kept.
+
+        Raises:
+            ValueError: If it cannot be written.
+        """
+        if storage.store is not None and self.saved != self.done:
+            storage.store.save(self.done, self._portable(), ended=self.ended)
+            self.saved = self.done
+
+    def _portable(self) -> Any:
+        """The state without its secret, metrics, and whether a callback decided anything."""
+        # Past noise would give later rounds' away; it follows from the key, see program.replay.
+        state = self.state
+        public = jax.device_get((state.models, state.memory, state.round))
+        return public, self.metrics, np.asarray(self.decided), jax.device_get(self.sums)
+
+    def _adopt(self, portable: Any) -> None:
+        """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""
+        public, self.metrics, decided, sums = portable
+        self.sums = jax.tree.map(jnp.asarray, sums)
+        self.decided = bool(decided)
+        models, memory, done = jax.tree.map(jnp.asarray, public)
+
+        def counted(leaf: Any) -> Any:
+            # A copy: buffers are given to the program, and none twice.
+            return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
+
+        secret, inputs = jax.tree.map(counted, self.state.secret), self.inputs
+        self.state = State(place(models, inputs.statics.mesh, 2), memory, secret, done)
+        if program.keeps_noise(self.state) and not self.ended:
+            self.state = program.replay(
+                inputs.statics, inputs.arrays, self.state, self.noise_keys, jnp.int32(self.done)
+            )

@@ -1,0 +1,297 @@
+"""One round of any method, and what the compiled rounds of a run are made for.
+
+`make_step` joins the parts of a run into ``Algorithm(init, step)``: emit, privatise, send,
+exchange, absorb. `Statics` holds those parts, `Data` what the rounds read; a run is a scan over it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from dpjax.plans.copies import keyed
+from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
+from dpjax.protocols import (
+    Algorithm,
+    Info,
+    IntegerEncoded,
+    Method,
+    Optimizer,
+    Privatizer,
+    Query,
+    Round,
+    Sampler,
+    Seen,
+    State,
+)
+
+__all__ = ["make_step"]
+
+LOST = "lost_noise"
+"""The metric of a round: the largest share of a payload's entries that is sent without noise."""
+
+_INSIDE = "promise_in_bounds"
+# Above every number of a round; those of one key apart.
+_BATCHES = _VARIANTS = 2**32 - 1
+_START = 2**32 - 2
+
+
+class Outgoing(NamedTuple):
+    """A round between send and absorb.
+
+    Attributes:
+        message: What is about to cross the network.
+        carry: What the agents keep for themselves meanwhile.
+        metrics: Scalars of the round by name.
+        secret: The privatizer's state after the round.
+    """
+
+    message: Any
+    carry: Any
+    metrics: Mapping[str, Array]
+    secret: Any
+
+
+class Halves(NamedTuple):
+    """A round cut where it crosses the network, for a loop that sends messages itself.
+
+    Attributes:
+        init: ``init(models, key=None) -> State``; the key is public, see `Round.key`.
+        outgoing: ``outgoing(key, state, batch) -> Outgoing``.
+        incoming: ``incoming(key, state, batch, outgoing, received) -> State``.
+        step: ``step(key, state, batch) -> (State, Info)``: both, with the method's own exchange.
+    """
+
+    init: Callable[..., State]
+    outgoing: Callable[[PRNGKeyArray, State, Any], Outgoing]
+    incoming: Callable[[PRNGKeyArray, State, Any, Outgoing, Any], State]
+    step: Callable[[PRNGKeyArray, State, Any], tuple[State, Info]]
+
+
+def make_halves(
+    method: Method,
+    arrays: Any,
+    *,
+    query: Query,
+    privatizer: optax.GradientTransformation | IntegerEncoded | None,
+    optimizer: optax.GradientTransformation,
+    divisor: float,
+    lost: Callable[[Any, Any], Any] | None = None,
+) -> Halves:
+    """Join the parts of a run into the two halves of a round.
+
+    Guarantee: none by itself; the noise is added to the method's private payload and nothing
+    touches that between `Method.emit` and the noise. That a message depends on data through the
+    noisy payload alone is for `dpjax.plans.dependence` to show.
+
+    Args:
+        method: What agents compute, keep and send.
+        arrays: One plan's arrays, traced or not.
+        query: How gradients of a batch are read.
+        privatizer: What adds the noise; None where there is none.
+        optimizer: What turns noisy means into updates.
+        divisor: What the sampler divides sums by.
+        lost: ``lost(round, payload)``, the share of entries that noise is too fine for; None where
+            the payload is bounded.
+
+    Returns:
+        The halves.
+    """
+    encoded = privatizer if isinstance(privatizer, IntegerEncoded) else None
+
+    def context(key: Any, round: Int[Array, ""], batch: Any, models: Any = None) -> Round:
+        opened = None
+        if encoded is not None and models is not None:
+            payload = jax.eval_shape(method.payload, models)
+            like = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload
+            )
+            opened = lambda total: encoded.opened(total, key, like)  # noqa: E731
+        return Round(arrays, batch, query, optimizer, divisor, key, round, opened)
+
+    def init(models: Any, key: PRNGKeyArray | None = None) -> State:
+        round = jnp.zeros((), jnp.int32)
+        memory = method.start(context(key, round, None), models)
+        secret = () if privatizer is None else privatizer.init(method.payload(models))
+        return State(models, memory, secret, round)
+
+    def outgoing(key: PRNGKeyArray, state: State, batch: Any) -> Outgoing:
+        ctx, seen = context(key, state.round, batch, state.models), Seen(*state[:2])
+        emission = method.emit(ctx, seen)
+        noisy, secret = emission.private, state.secret
+        if privatizer is not None:
+            noisy, secret = privatizer.update(noisy, secret, *(() if encoded is None else (key,)))
+        # The private payload is out of the method's reach from here on.
+        message, carry = method.send(ctx, seen, emission._replace(private=(), metrics={}), noisy)
+        metrics = dict(emission.metrics)
+        if lost is not None:
+            metrics[LOST] = lost(state.round, emission.private)
+        return Outgoing(message, carry, metrics, secret)
+
+    def incoming(
+        key: PRNGKeyArray, state: State, batch: Any, sent: Outgoing, received: Any
+    ) -> State:
+        ctx = context(key, state.round, batch, state.models)
+        models, memory = method.absorb(ctx, Seen(*state[:2]), sent.carry, received)
+        return State(models, memory, sent.secret, state.round + 1)
+
+    def step(key: PRNGKeyArray, state: State, batch: Any) -> tuple[State, Info]:
+        sent = outgoing(key, state, batch)
+        received = method.exchange(arrays, state.round, sent.message)
+        state = incoming(key, state, batch, sent, received.value)
+        return state, Info(sent.metrics, received.sent)
+
+    return Halves(init, outgoing, incoming, step)
+
+
+def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
+    """Join the parts of a run into an init/step pair, messages crossing the method's exchange.
+
+    Args:
+        method: What agents compute, keep and send.
+        arrays: One plan's arrays.
+        parts: As in `make_halves`.
+
+    Returns:
+        The algorithm.
+    """
+    halves = make_halves(method, arrays, **parts)
+    return Algorithm(halves.init, halves.step)
+
+
+class Data(NamedTuple):
+    """Training data over agents, and what the metrics read; with ``data_per_seed`` stacked by seed.
+
+    ``frozen`` are the public values of leaves that are not trained, once for all agents, plans and
+    seeds; None where all are trained.
+    """
+
+    x: Any
+    y: Any
+    indices: Any
+    counts: Any
+    evaluation: Any
+    frozen: Any = None
+
+
+class Statics(NamedTuple):
+    """What is static: one compilation for each value (and chunk length).
+
+    ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
+    gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
+    ``privatizer`` is None where no plan has noise, which then is not drawn. ``data_per_seed`` is
+    True where every seed has data of its own. ``capacity`` is how many records the query gathers
+    at a time; None where it is given the batch. ``reports`` are names of what a round reports.
+    """
+
+    agents: int
+    method: Method
+    query: AgentQuery | RecordQuery | Passes
+    sampler: Sampler
+    optimizer: Optimizer
+    divisor: float
+    privatizer: Privatizer | None
+    metrics: Callable[..., dict[str, Any]]
+    mesh: Mesh | None = None
+    sequential: bool = False
+    data_per_seed: bool = False
+    capacity: int | None = None
+    reports: tuple[str, ...] = ()
+
+    @property
+    def data_axes(self) -> Data | None:
+        """Which leaves of the data have the seeds as their leading axis, for `jax.vmap`."""
+        return Data(0, 0, 0, 0, 0, None) if self.data_per_seed else None
+
+    def of_first_seed(self, data: Data) -> Data:
+        """The data of the first seed."""
+        if not self.data_per_seed:
+            return data
+        first = jax.tree.map(lambda leaf: leaf[0], data._replace(frozen=None))
+        return first._replace(frozen=data.frozen)
+
+    def query_of(self, frozen: Any) -> Query:
+        """The query of models that lack the frozen leaves."""
+        return self.query if frozen is None else self.query.merging(frozen)
+
+    def link(
+        self, arrays: Any, noise_key: PRNGKeyArray
+    ) -> optax.GradientTransformation | IntegerEncoded | None:
+        """What adds one plan's noise; None where no plan has any."""
+        if self.privatizer is None:
+            return None
+        return self.privatizer.transformation(arrays, noise_key)
+
+    def halves(
+        self, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None, **changes: Any
+    ) -> Halves:
+        """Join the parts of a run for one plan.
+
+        Args:
+            arrays: One plan's arrays, traced or not.
+            noise_key: The seed's noise key.
+            frozen: `Data.frozen`.
+            changes: Parts that take the place of the run's own, by name.
+        """
+        lost = None if self.privatizer is None else self.privatizer.lost
+        parts = {
+            "query": self.query_of(frozen),
+            "privatizer": self.link(arrays, noise_key),
+            "optimizer": self.optimizer.chain(arrays),
+            "divisor": self.divisor,
+            "lost": None if lost is None else functools.partial(lost, arrays),
+        }
+        return make_halves(self.method, arrays, **parts | changes)
+
+    def batch(
+        self, data: Data, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, round: Any
+    ) -> Any:
+        """Every agent's records of a round, and which places are padding (None: none is).
+
+        Args:
+            data: The seed's data.
+            batch_key: Its key of the batches.
+            noise_key: Its key of the noise.
+            round: Rounds done before.
+        """
+        key = jax.random.fold_in(batch_key, round)
+        if self.capacity is not None:
+            # Amplified by secret batches: their key is a part of the noise key, which draws
+            # noise under the numbers of rounds alone.
+            key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
+        variants = None
+        if self.query.copies is not None:
+            # Public, so never of the noise key.
+            variants = jax.random.fold_in(jax.random.fold_in(batch_key, _VARIANTS), round)
+        drawn = self.sampler.draw(key, round, data.counts)
+        # Positions are below counts and the problem has checked its indices: no bounds to test.
+        rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
+        if self.capacity is not None:
+            assert drawn.padding is not None
+            return Drawn(data.x, data.y, rows, drawn.padding, variants)
+        x, y = (part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
+        return keyed(variants, x, rows), y, drawn.padding
+
+    def first_round(self, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Outgoing:
+        """What goes out in the first round, for those who trace its shapes and names.
+
+        Args:
+            arrays: One plan's arrays.
+            data: The problem's data.
+            models: Agent-stacked models to start from.
+            key: Any key, in the place of all.
+        """
+        halves = self.halves(arrays, key, data.frozen)
+        state = halves.init(models, start_key(key))
+        batch = self.batch(self.of_first_seed(data), key, key, state.round)
+        return halves.outgoing(key, state, batch)
+
+
+def start_key(batch_key: PRNGKeyArray) -> PRNGKeyArray:
+    """A seed's public key before the first round, from its key of the batches."""
+    return jax.random.fold_in(batch_key, _START)
