@@ -102,7 +102,36 @@ def test_readme_leads_with_the_two_commands() -> None:
     assert 0 <= readme.index("scripts/demo") < readme.index("scripts/test") < 1000
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/accounting.md", "docs/choosing.md"])
+def quick_start() -> tuple[str, str]:
+    """The README's first program, and what it prints."""
+    program, printed = re.findall(
+        r"```(?:python|text)\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL
+    )[:2]
+    return program, printed
+
+
+def test_a_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    program, printed = quick_start()
+    assert len(program.splitlines()) <= 15
+    exec(program.replace("rounds=100", "rounds=2").replace("range(3)", "[0]"), {})
+    lines = capsys.readouterr().out.splitlines()
+    for line, expected in zip(lines, printed.splitlines(), strict=True):
+        assert line.split()[:2] == expected.replace("T = 100", "T = 2").split()[:2]
+
+
+@pytest.mark.slow
+def test_the_quick_start_prints_what_the_readme_shows() -> None:
+    program, printed = quick_start()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    lines, expected = done.stdout.splitlines(), printed.splitlines()
+    assert (lines[0].split()[:3], lines[-1]) == (expected[0].split()[:3], expected[-1])
+    for line, shown in zip(lines[2:-1], expected[2:-1], strict=True):
+        name, epsilon, accuracy = line.split()[:3]
+        assert [name, epsilon] == shown.split()[:2]
+        assert float(accuracy) == pytest.approx(float(shown.split()[2]), abs=0.02)
+
+
+@pytest.mark.parametrize("document", ["docs/accounting.md", "docs/choosing.md"])
 def test_the_examples_of_a_document_run(document: str) -> None:
     text = (ROOT / document).read_text()
     # One after the other, as somebody who reads the page would type them.

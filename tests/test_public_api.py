@@ -142,6 +142,11 @@ def called(source: str) -> set[str]:
                     modules[alias.asname or alias.name] = dotted
                 else:
                     names.add(dotted)
+    # A name that a function imports from elsewhere may be either.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] != "dpjax":
+            for alias in node.names:
+                modules.pop(alias.asname or alias.name, None)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (module := module_of(node.value, modules)):
             names.add(f"{module}.{node.attr}")
