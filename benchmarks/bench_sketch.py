@@ -51,7 +51,7 @@ from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import UpdateRule
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
 

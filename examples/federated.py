@@ -18,7 +18,7 @@ from dpjax.engine.replica import Feed, Replica
 from dpjax.engine.run import run
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import UpdateRule
 from dpjax.topology import graphs, mixing
 
 PLACES, CLIENTS = 40, 35

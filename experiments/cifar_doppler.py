@@ -25,7 +25,7 @@ from dpjax.algorithms.pmlf import PMLF
 from dpjax.data import split
 from dpjax.engine import tune
 from dpjax.plans import plan
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

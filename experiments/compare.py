@@ -31,7 +31,7 @@ from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
 from dpjax.plans.aggregate import Aggregate
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 

@@ -30,7 +30,7 @@ from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import plots, tables
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch

@@ -25,7 +25,7 @@ from dpjax.data import load, partition, split
 from dpjax.engine import host, tune
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
-from dpjax.plans import integers, plan, problem, protect, rules, samplers
+from dpjax.plans import integers, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots, tables
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing
@@ -120,7 +120,7 @@ def configured(
         budget=protect.Budget(config.epsilon, config.delta, accountant="zcdp"),
         protect=protect.Protect("zero_out_client", config.clip_norm, attacker="aggregator"),
         sampler=samplers.Clients(config.clients, config.examples, config.epochs),
-        optimizer=rules.UpdateRule("adam", floor=config.floor).chain(config.steps[0]),
+        optimizer=optimizers.UpdateRule("adam", floor=config.floor).chain(config.steps[0]),
         rounds=config.rounds,
     )
 

@@ -24,7 +24,7 @@ from dpjax.data import cache, split
 from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.images import NETWORKS
-from dpjax.plans.rules import BASES, UpdateRule, read_filter
+from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from dpjax.results import plots, tables
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
@@ -170,7 +170,7 @@ class Config:
         """Step sizes of an optimizer.
 
         Args:
-            optimizer: One of `dpjax.plans.rules.BASES`.
+            optimizer: One of `dpjax.plans.optimizers.BASES`.
         """
         return self.moment_steps if optimizer in ("adam", "galore") else self.steps
 

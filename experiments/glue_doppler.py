@@ -21,7 +21,7 @@ from dpjax.data import cache, partition, split, texts
 from dpjax.engine import tune
 from dpjax.models import roberta, tokenizer
 from dpjax.plans import plan, problem
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots, tables
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -17,7 +17,7 @@ from dpjax import _validate
 from dpjax.engine import keys, metrics, program
 from dpjax.engine.program import AXIS
 from dpjax.engine.step import Data, Statics
-from dpjax.plans import _parameters, forecasts, releases
+from dpjax.plans import forecasts, parameters, releases
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
@@ -76,7 +76,7 @@ def _check_alike(problem: Any, first: Problem) -> None:
             raise ValueError(
                 f"problem differs in {name} between seeds; make all with one model and loss"
             )
-    if not _parameters.same(problem.frozen, first.frozen):
+    if not parameters.same(problem.frozen, first.frozen):
         raise ValueError(
             "problem has other frozen values for another seed; give all the same ones, which are "
             "held once"

@@ -28,7 +28,7 @@ from dpjax import _files, _validate
 from dpjax._rounding import up
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.checkpoint import digest
-from dpjax.plans import _parameters
+from dpjax.plans import parameters
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 
@@ -501,7 +501,7 @@ def _complete(problem: Any, params: Any, frozen: str) -> Any:
             "problem has other frozen values than those that were trained with; give the "
             "problem that was trained"
         )
-    return _parameters.merge(params, problem.frozen)
+    return parameters.merge(params, problem.frozen)
 
 
 def _predictor(problem: Any, params: Any, frozen: str) -> Callable[[Any], Any]:

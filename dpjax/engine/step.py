@@ -14,8 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax.plans.copies import keyed
-from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
+from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery, keyed
 from dpjax.protocols import (
     Algorithm,
     Info,

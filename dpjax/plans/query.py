@@ -8,16 +8,162 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from dpjax import _numerics
+from dpjax import _numerics, _validate
 from dpjax._numerics import compiled
-from dpjax.plans import _padding, _parameters
-from dpjax.plans import copies as copies_
+from dpjax.plans import parameters
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 
 __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
+
+
+def own_alone(x: Any, y: Any, padding: Bool[Array, " b"]) -> tuple[Any, Any]:
+    """Return a batch with its first record in the places of padding.
+
+    These hold records of others, whose loss may have no finite gradient: times zero that is nan,
+    which the clip would make zero of. A loss may be undefined at zero, so that is no stand-in.
+
+    Args:
+        x: Records [b, ...].
+        y: Their labels.
+        padding: True where a place holds no record.
+    """
+    first = jnp.argmin(padding)
+
+    def one(leaf: Array) -> Array:
+        return jnp.where(padding.reshape(-1, *[1] * (leaf.ndim - 1)), leaf[first], leaf)
+
+    return jax.tree.map(one, (x, y))
+
+
+def none_of_nobody(answers: Any, padding: Bool[Array, "n b"] | None) -> Any:
+    """Return answers with zero for agents without a record in the batch.
+
+    Args:
+        answers: Agent-stacked.
+        padding: True where a place holds no record; None where none is.
+    """
+    if padding is None:
+        return answers
+    nobody = jnp.all(padding, axis=1)
+
+    def one(leaf: Array) -> Array:
+        return jnp.where(nobody.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.zeros_like(leaf), leaf)
+
+    return jax.tree.map(one, answers)
+
+
+Augment = Callable[[PRNGKeyArray, Any], Any]
+
+
+class Keyed(NamedTuple):
+    """Records with the keys that their variants are drawn with.
+
+    Attributes:
+        x: [..., *record].
+        words: [..., 2] a threefry key's words for each.
+    """
+
+    x: Any
+    words: UInt32[Array, "*r 2"]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """How variants of a record are made, and how many.
+
+    Attributes:
+        augment: ``augment(key, x) -> x`` of one record.
+        number: K.
+    """
+
+    augment: Augment
+    number: int
+
+    def of(self, record: Keyed) -> Any:
+        """Return the variants of one record, [K, *record].
+
+        Args:
+            record: One record with its key.
+        """
+        key = jax.random.wrap_key_data(record.words, impl=_numerics.THREEFRY)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.number))
+        return jax.vmap(self.augment, in_axes=(0, None))(keys, record.x)
+
+    def averaged(self, loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        """Return ``loss(params, record, y)`` as the mean over a record's variants.
+
+        Args:
+            loss: ``loss(params, x, y) -> scalar`` of one example.
+        """
+
+        def mean(params: Any, record: Keyed, y: Any) -> Any:
+            each = jax.vmap(loss, in_axes=(None, 0, None))
+            return jnp.mean(each(params, self.of(record), y))
+
+        return mean
+
+    def spread(self, records: Keyed, *others: Any) -> tuple[Any, ...]:
+        """Return the variants of a batch as its records, [B K, ...], and others K times each.
+
+        Args:
+            records: B of them with their keys.
+            others: Arrays [B, ...].
+        """
+        x = jax.vmap(self.of)(records)
+        whole = x.reshape(-1, *x.shape[2:])
+        return whole, *(jnp.repeat(other, self.number, axis=0) for other in others)
+
+
+def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
+    """Return records with their keys; as they are where no key is given.
+
+    Args:
+        key: The round's, for variants.
+        x: [..., *record] records.
+        rows: [...] where each stands among all.
+    """
+    if key is None:
+        return x
+    each = jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(key, row)))
+    return Keyed(x, each(rows.reshape(-1)).reshape(*rows.shape, 2))
+
+
+def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
+    """Return what a problem's augmentation makes, or None where it has none.
+
+    Args:
+        augment: As in `dpjax.plans.problem.Problem`.
+        copies: K.
+        record: One example, or its shape and dtype.
+
+    Raises:
+        ValueError: For no function, one that does not keep shape and dtype, copies without it, or
+            no number.
+    """
+    number = _validate.integer("copies", copies)
+    if augment is None:
+        if number != 1:
+            raise ValueError(
+                f"copies is {number} without augment, and all would be alike; give augment"
+            )
+        return None
+    remedy = "give a function of a key and of one record that returns a record like it"
+    if not callable(augment):
+        raise ValueError(f"augment is {_validate.shown(augment)}; {remedy}")
+    one = jax.ShapeDtypeStruct(jnp.shape(record), record.dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
+    try:
+        made = jax.eval_shape(augment, key, one)
+    except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"augment fails on a record of {one.shape}: {said}; {remedy}") from error
+    if getattr(made, "shape", None) != one.shape or made.dtype != one.dtype:
+        raise ValueError(f"augment turns a record of {one.shape} {one.dtype} into {made}; {remedy}")
+    return Copies(augment, number)
+
 
 _Loss = Callable[[Any, Any, Any], Any]
 
@@ -88,7 +234,7 @@ class AgentQuery:
     batch_loss: _Loss | None
     clip_norm: float
     clipping: clipping.Clipping
-    copies: copies_.Copies | None = None
+    copies: Copies | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
@@ -110,7 +256,7 @@ class AgentQuery:
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
         )
         clipped, _ = clip.update(gradients, optax.EmptyState())
-        clipped = _padding.none_of_nobody(clipped, batch[-1])
+        clipped = none_of_nobody(clipped, batch[-1])
         norms = clipping.norms(gradients, self.norm)
         taken = (jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms)))
         narrow = [value.astype(jnp.float32) for value in taken]
@@ -154,7 +300,7 @@ class AgentQuery:
         if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
         if padding is not None:
-            x, y = _padding.own_alone(x, y, padding)
+            x, y = own_alone(x, y, padding)
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
         if padding is None:
             return jnp.mean(losses)
@@ -188,7 +334,7 @@ class RecordQuery:
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
-    copies: copies_.Copies | None = None
+    copies: Copies | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
 
@@ -320,7 +466,7 @@ def _summed(
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:
-    return lambda params, x, y: loss(_parameters.merge(params, frozen), x, y)
+    return lambda params, x, y: loss(parameters.merge(params, frozen), x, y)
 
 
 def _over_points(loss: _Loss) -> _Loss:
@@ -393,7 +539,7 @@ class Passes:
     metrics = ()
 
     @property
-    def copies(self) -> copies_.Copies | None:
+    def copies(self) -> Copies | None:
         """Variants in the place of each record, or None."""
         return self.inner.copies
 
@@ -441,7 +587,7 @@ class Passes:
 
             rows = places(batch.rows)
             x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
-            x = copies_.keyed(batch.key, x, rows)
+            x = keyed(batch.key, x, rows)
             return self.inner.wide(models, (x, y, places(batch.padding)), encode, in_all)
 
         in_all = batch.rows.shape[1]

@@ -16,7 +16,7 @@ from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import temporal
 from dpjax.plans import noise, plan, protect, samplers
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import UpdateRule
 
 __all__ = ["Central"]
 
@@ -47,7 +47,7 @@ class Central:
 
     Example:
         >>> from _common.central import Central
-        >>> from dpjax.plans.rules import UpdateRule
+        >>> from dpjax.plans.optimizers import UpdateRule
         >>> recipe = Central(epochs=2, batch_size=100)
         >>> (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, 1000)
         >>> made.config.rounds, made.guarantee.epsilon, made.guarantee.relation

@@ -13,8 +13,7 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.scaled import Scaled
 from dpjax.engine.run import run
 from dpjax.plans import dependence, noise, plan
-from dpjax.plans.optimizers import Sgd
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import Sgd, UpdateRule
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
 from dpjax.transforms import sketch as transforms_sketch

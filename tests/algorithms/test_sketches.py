@@ -22,9 +22,8 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.noise import Independent
-from dpjax.plans.optimizers import Chain, Sgd
+from dpjax.plans.optimizers import Chain, Sgd, UpdateRule
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.rules import UpdateRule
 from dpjax.plans.samplers import Clients, Random
 from dpjax.protocols import Answer
 from dpjax.topology import graphs, mixing

@@ -20,9 +20,8 @@ from dpjax.engine.replica import DIGEST, Feed, Replica
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.aggregate import Aggregate
-from dpjax.plans.optimizers import Chain
+from dpjax.plans.optimizers import Chain, UpdateRule
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.rules import UpdateRule
 from dpjax.plans.samplers import Clients
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem

@@ -12,7 +12,7 @@ from scipy import signal
 
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans.rules import UpdateRule
+from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import choice, records
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam

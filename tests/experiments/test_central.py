@@ -8,7 +8,7 @@ import pytest
 from _common.central import Central
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans.rules import UpdateRule, read_filter
+from dpjax.plans.optimizers import UpdateRule, read_filter
 from tests.accounting import lattice
 
 

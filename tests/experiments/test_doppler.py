@@ -13,7 +13,7 @@ from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
 from dpjax.models.images import NETWORKS
 from dpjax.plans import noise, optimizers, plan, protect, samplers
-from dpjax.plans.rules import BASES, UpdateRule, read_filter
+from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS, by_matrix
 from tests.support import load_script

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.models.linear import Linear
-from dpjax.plans import copies, problem
+from dpjax.plans import problem, query
 from dpjax.transforms import clipping
 
 RECORDS, CLIP = 20, 0.1
@@ -40,8 +40,8 @@ def moved(augment):
     fewer[3] = 0
     sums = []
     for x in (X, fewer):
-        loss = copies.Copies(augment(x), 2).averaged(one.loss)
-        records = copies.keyed(jax.random.key(5), jnp.asarray(x), jnp.arange(RECORDS))
+        loss = query.Copies(augment(x), 2).averaged(one.loss)
+        records = query.keyed(jax.random.key(5), jnp.asarray(x), jnp.arange(RECORDS))
         padding = jnp.arange(RECORDS) == 3 if x is fewer else jnp.zeros(RECORDS, bool)
         total = jax.jit(clipping.per_example(loss, CLIP))(params, records, Y, padding)
         sums.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))

@@ -10,8 +10,7 @@ from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
-from dpjax.plans.copies import Copies, Keyed
-from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
+from dpjax.plans.query import AgentQuery, Copies, Drawn, Keyed, Passes, RecordQuery
 from dpjax.plans.samplers import Cyclic, Full, Poisson
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping

@@ -12,8 +12,8 @@ from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.models import losses, mlp, taps
 from dpjax.models.linear import Linear
-from dpjax.plans import _modules as modules
 from dpjax.plans import plan, problem
+from dpjax.plans import problem as modules
 from tests.support import cut_and_resumed, make_config
 
 AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11

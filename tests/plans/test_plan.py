@@ -11,9 +11,8 @@ from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan, samplers, strategies, targets
-from dpjax.plans.optimizers import Sgd
+from dpjax.plans.optimizers import Sgd, UpdateRule
 from dpjax.plans.protect import Protect
-from dpjax.plans.rules import UpdateRule
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config, with_factor
 

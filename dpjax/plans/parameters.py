@@ -11,17 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = [
-    "Given",
-    "Lasting",
-    "check_split",
-    "check_trained",
-    "held",
-    "merge",
-    "same",
-    "split",
-    "starting_values",
-]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
