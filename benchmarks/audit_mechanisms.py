@@ -539,9 +539,9 @@ def _with(made: Any, parts: dict[str, Any] | None = None, **arrays: Any) -> Any:
 
 def _protecting(made: Any, **fields: Any) -> Any:
     """A copy of a plan that clips otherwise than it says."""
-    config, protect = copy.copy(made.config), copy.copy(made.config.protect)
-    protect.__dict__.update(fields)
-    config.__dict__["protect"] = protect
+    config, other = copy.copy(made.config), copy.copy(made.config.protect)
+    other.__dict__.update(fields)
+    config.__dict__["protect"] = other
     return _with(made, {"config": config, "privatizer": made.privatizer})
 
 

@@ -9,12 +9,12 @@ few rounds a sketch learns little: it sends 40 numbers of 650, and loses accurac
 import flax.linen as nn
 import jax
 import numpy as np
+from _replica import Feed, Replica
 
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.data import load, partition, split
 from dpjax.engine.host import local
-from dpjax.engine.replica import Feed, Replica
 from dpjax.engine.run import run
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate

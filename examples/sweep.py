@@ -1,5 +1,6 @@
 """A sweep over clip norm and epsilon, tuned, resumable, drawn: python examples/sweep.py [FOLDER]"""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import flax.linen as nn
 import numpy as np
 
 from dpjax.data import partition
-from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots, records
@@ -27,6 +27,17 @@ def tasks(agents):
             for part in held_out]  # fmt: skip
 
 
+def grid(config, steps, weights):
+    """A plan for each step size; the noise design is made once."""
+    plans = []
+    for step in steps:
+        optimizer = dataclasses.replace(config.optimizer, step_size=step)
+        design = plans[0].design if plans else None
+        plans.append(plan.make(dataclasses.replace(config, optimizer=optimizer), weights,
+                               design=design))  # fmt: skip
+    return plans
+
+
 def main(folder="results/sweep", clips=(0.1, 0.3, 1.0), epsilons=(1.0, 3.0, 10.0, 30.0),
          steps=(0.03, 0.1, 0.3, 1.0), rounds=300, seeds=5):  # fmt: skip
     folder, weights = Path(folder), mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4))
@@ -41,14 +52,19 @@ def main(folder="results/sweep", clips=(0.1, 0.3, 1.0), epsilons=(1.0, 3.0, 10.0
                 protect=protect.Protect("replace_record", clip_norm=clip), rounds=rounds,
                 sampler=samplers.Random(32), optimizer=optimizers.Sgd(steps[0]),
             )  # fmt: skip
-            configs = {name: base.using(noise.named(name)) for name in DESIGNS}
+            configs = [base.using(noise.named(name)) for name in DESIGNS]
             # Steps are chosen on other seeds and records than those that are reported; the
             # guarantee is one run's, and does not cover the choice.
-            tuned = tune.best_steps(run(tune.grid(configs, steps, weights), tuning,
-                                        seeds=[100, 101], eval_every=rounds,
-                                        checkpoint=folder / "tuning" / path.stem))  # fmt: skip
-            plans = [tune.grid({name: configs[name]}, [tuned[name]], weights)[0]
-                     for name in DESIGNS]  # fmt: skip
+            tried = [each for config in configs for each in grid(config, steps, weights)]
+            losses = run(
+                tried,
+                tuning,
+                seeds=[100, 101],
+                eval_every=rounds,
+                checkpoint=folder / "tuning" / path.stem,
+            ).metrics["test_loss"]
+            losses = np.nan_to_num(losses[-1].mean(axis=0), nan=np.inf).reshape(len(configs), -1)
+            plans = [tried[d * len(steps) + best] for d, best in enumerate(losses.argmin(axis=1))]
             result = run(plans, final, seeds=range(seeds), eval_every=rounds, progress=True,
                          checkpoint=folder / "final" / path.stem)  # fmt: skip
             rows = result.rows(clip_norm=clip, budget_epsilon=epsilon)

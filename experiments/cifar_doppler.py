@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from _common import claims, images, launch
+from _common import claims, images, launch, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -23,7 +23,6 @@ from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.data import split
-from dpjax.engine import tune
 from dpjax.plans import plan
 from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots, tables

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import claims, launch
+from _common import claims, launch, traffic, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
@@ -26,7 +26,6 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import load, partition, split
-from dpjax.engine import traffic, tune
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled

@@ -23,13 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import claims, launch
+from _common import claims, launch, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
-from dpjax.engine import tune
 from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers

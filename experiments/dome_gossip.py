@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch
+from _common import launch, traffic
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.data import load, partition, split
-from dpjax.engine import traffic
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP

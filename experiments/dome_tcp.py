@@ -17,12 +17,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import launch
+from _common import launch, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
 from dpjax.data import load, partition, split
-from dpjax.engine import host, tune
+from dpjax.engine import host
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
 from dpjax.plans import integers, optimizers, plan, problem, protect, samplers

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, images, launch
+from _common import ablations, claims, images, launch, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
-from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.images import NETWORKS
 from dpjax.plans.optimizers import BASES, UpdateRule, read_filter

@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch
+from _common import launch, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers

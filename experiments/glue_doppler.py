@@ -14,11 +14,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from _common import ablations, claims, launch
+from _common import ablations, claims, launch, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split, texts
-from dpjax.engine import tune
 from dpjax.models import roberta, tokenizer
 from dpjax.plans import plan, problem
 from dpjax.plans.optimizers import UpdateRule, read_filter

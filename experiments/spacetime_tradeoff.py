@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch
+from _common import launch, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation

@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import fusion, launch
+from _common import fusion, launch, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import fusion as data
-from dpjax.engine import traffic
 from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.mechanism.x64 import double_precision

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import launch
+from _common import launch, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine import tune
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import launch
-from dpjax.engine import tune
+from _common import launch, tune
 from dpjax.engine.run import run
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots, tables

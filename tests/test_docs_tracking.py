@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import fusion, published
+from _common import fusion, published, traffic
 from dpjax.accounting import pure
 from dpjax.data import fusion as data
-from dpjax.engine import traffic
 from dpjax.mechanism import laplace, moves
 from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers, scheduled

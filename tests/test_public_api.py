@@ -166,7 +166,7 @@ def module_of(node: ast.expr, modules: dict[str, str]) -> str | None:
 def scripts() -> dict[str, str]:
     """Return what users read and run: scripts, and the Python in documents, by path."""
     folders = ("examples", "experiments", "benchmarks")
-    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
+    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("[!_]*.py"))]
     found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))):
         blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)

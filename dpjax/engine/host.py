@@ -247,7 +247,7 @@ def check_transport(
     """Check that a run whose messages cross a network is one run, and a release is kept.
 
     Args:
-        transport: What carries messages, or None.
+        transport: What carries messages.
         plans: The plans.
         seeds: The seeds.
         devices: To spread the agents over, or None.
@@ -256,8 +256,6 @@ def check_transport(
     Raises:
         ValueError: Naming what does not fit.
     """
-    if transport is None:
-        return
     plan = plans[0]
     if not callable(transport):
         raise ValueError(

@@ -142,7 +142,8 @@ def run(
     _check_options(checkpoint_seconds, progress, callback)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
     phase = _check_phase(plans, phase, start, spent)
-    host.check_transport(transport, plans, seeds, devices, checkpoint)
+    if transport is not None:
+        host.check_transport(transport, plans, seeds, devices, checkpoint)
     data = Inputs.of(plans, problems, seeds, devices, phase)
     models = data.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.

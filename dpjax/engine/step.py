@@ -274,7 +274,7 @@ class Statics(NamedTuple):
             assert drawn.padding is not None
             return Drawn(data.x, data.y, rows, drawn.padding, variants)
         x, y = (part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
-        return keyed(variants, x, rows), y, drawn.padding
+        return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
 
     def first_round(self, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Outgoing:
         """What goes out in the first round, for those who trace its shapes and names.

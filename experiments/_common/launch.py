@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from _common import tune
 from dpjax import _terminal, _validate
-from dpjax.engine import tune
 from dpjax.plans.forecasts import HopelessWarning
 from dpjax.results import records
 

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+from _replica import DIGEST, Feed, Replica
 
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.engine.host import local
-from dpjax.engine.replica import DIGEST, Feed, Replica
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.aggregate import Aggregate
@@ -121,7 +121,7 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
     code = (
         "import json, sys, numpy as np\n"
         "from tests.engine import test_replica as t\n"
-        "from dpjax.engine.replica import Replica\n"
+        "from _replica import Replica\n"
         "one = t.made(t.dome(t.K, t.Trusted(1, (2,)), probes=2))\n"
         "client, held = Replica(one, t.task()), np.load(sys.argv[1])\n"
         "for total, present in zip(held['totals'], held['present']):\n"
@@ -130,7 +130,8 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
     )
     root = Path(__file__).resolve().parents[2]
     given_ = [sys.executable, "-c", code, str(path)]
-    env = os.environ | {"PYTHONPATH": str(root)}
+    paths = (root, root / "examples", root / "experiments")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     out = subprocess.run(given_, cwd=root, env=env, capture_output=True, text=True, check=True)
     assert json.loads(out.stdout.splitlines()[-1]) == feed.replica.fingerprint()
 

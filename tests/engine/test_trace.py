@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import fusion
+from _common import fusion, traffic
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import fusion as data
-from dpjax.engine import traffic
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.plans import plan

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from _common.tune import best_steps
 from dpjax.accounting import gdp
 from dpjax.engine.run import run
-from dpjax.engine.tune import best_steps
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.plans import noise, plan, samplers

@@ -131,7 +131,7 @@ def dealt(steps: Sequence[float], settings: int) -> list[tuple[float, ...]]:
         ValueError: For fewer step sizes than settings.
 
     Example:
-        >>> from dpjax.engine import tune
+        >>> from _common import tune
         >>> tune.dealt((4.0, 2.0, 1.0, 0.5), 2)
         [(4.0, 1.0), (2.0, 0.5)]
     """

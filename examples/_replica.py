@@ -49,7 +49,7 @@ class Replica:
 
     Example:
         >>> from dpjax.algorithms.federated import Federated
-        >>> from dpjax.engine.replica import Feed, Replica
+        >>> from _replica import Feed, Replica
         >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(

@@ -53,7 +53,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         ValueError: For a plan that does not fit the problem, or whose agents send to no neighbour.
 
     Example:
-        >>> from dpjax.engine import traffic
+        >>> from _common import traffic
         >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(

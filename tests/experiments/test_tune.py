@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax.engine import tune
+from _common import tune
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.samplers import Random
