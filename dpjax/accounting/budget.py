@@ -20,7 +20,7 @@ L = log(1 / delta):
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -29,9 +29,6 @@ from numpy.typing import ArrayLike
 from dpjax import _validate
 from dpjax._rounding import MARGIN
 from dpjax.accounting import discrete, finite, gdp, losses, precision
-
-if TYPE_CHECKING:
-    from dpjax.accounting.guarantee import Guarantee
 
 __all__ = [
     "Accountant",
@@ -547,7 +544,7 @@ def whole(total: Total, *, release: bool) -> Whole:
     return Whole(concentrated, epsilon, added_epsilon, added_delta)
 
 
-def remaining(total: Total, spent: "Sequence[Guarantee]") -> Remaining:
+def remaining(total: Total, spent: Sequence[Any]) -> Remaining:
     """What later phases may cost together, under a total fixed before the first one.
 
     A filter: for Gaussian noise mu'^2 = mu^2 - sum of mu_i^2, with mu the total's and mu_i phase
@@ -581,7 +578,7 @@ def remaining(total: Total, spent: "Sequence[Guarantee]") -> Remaining:
         >>> from dpjax.accounting.guarantee import Guarantee
         >>> from dpjax.plans.protect import Budget
         >>> total = Budget(epsilon=3.0, delta=1e-5)
-        >>> first = Guarantee(
+        >>> first = Guarantee.of(
         ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record", attacker="outsider",
         ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
         ... )

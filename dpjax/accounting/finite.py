@@ -11,7 +11,8 @@ so that (epsilon, delta') of M* gives M (epsilon + 2 eta, e^eta delta' + beta).
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +26,7 @@ __all__ = ["Cost", "Grid", "cost", "grid"]
 LIMIT = 0.01
 """Largest share of delta that finite precision may use."""
 
+T = TypeVar("T")
 _UNIT = 2.0**-53
 _SLOPE = 12.0
 _COARSEST, _FINEST = 2.0**-3, 2.0**-12
@@ -252,6 +254,32 @@ def cost(
     if eta > 1:
         return Cost(math.inf, math.inf, draws)
     return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
+
+
+def grown(
+    state: Callable[[float], tuple[T, float]], added_delta: float, delta: float, epsilon: float
+) -> T | None:
+    """What is stated where a larger epsilon makes finite precision take more of delta.
+
+    The part that it takes grows like e^epsilon.
+
+    Args:
+        state: From the part of delta that it takes to what is stated, and its epsilon.
+        added_delta: The part at ``epsilon``.
+        delta: Delta.
+        epsilon: Epsilon as it was.
+
+    Returns:
+        What is stated; None where nothing of delta is left.
+    """
+    added = added_delta
+    while added < delta or added == 0:
+        stated, cost = state(added)
+        growth = math.exp(min(max(0.0, cost - epsilon), 700.0))
+        if added >= added_delta * growth:
+            return stated
+        added = 1.01 * added_delta * growth
+    return None
 
 
 def _mean(

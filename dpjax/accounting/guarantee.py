@@ -1,22 +1,21 @@
 """The record of what a run guarantees; every run stores one and every figure prints it."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from dpjax import _validate
-from dpjax.accounting import budget, consistency, losses, parties, spending, stopping, stored
-from dpjax.accounting import wording as wording_
+from dpjax.accounting import budget, finite, gdp, losses, parties, stopping, wording
+from dpjax.accounting.records import Caveats, Record, Secrets, Threat
 
 __all__ = ["Guarantee"]
 
-Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
-"""Words of `wording.ATTACKERS`; "nodes" is what older records call a coalition."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee:
+class Guarantee(Record):
     """(epsilon, delta)-DP of a run, and under which assumptions.
 
     Guarantee: a record cannot be made that states less than its loss says, which for Gaussian
@@ -24,103 +23,68 @@ class Guarantee:
     where it is false; it then prints both).
 
     Attributes:
-        epsilon: Stated epsilon, the largest over agents; infinity when non-private.
-        delta: Delta.
-        mu: Gaussian-DP parameter of the whole run, the largest over agents; None where
-            ``other_loss`` is given.
-        relation: Neighbouring relation; None when non-private, no default.
-        attacker: Whom it defends against, a key of `wording.ATTACKERS`.
-        rounds: Rounds T that it covers.
-        clip_norm: Clip norm C; infinity where nothing is clipped.
-        accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind
-            where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
-        release: True where the noise key was drawn from the operating system and kept secret;
-            False for a simulation, whose seed gives the noise away.
-        unit: "agent", "record" or "client", from the relation; may be given, and must then agree.
-        per_agent_epsilon: One epsilon an agent, where budgets differ.
-        white: True when the noise is independent between rounds, and what the attacker sees of a
-            round too; `after` then spends by rounds.
-        unsound: True where the paper's epsilon is below the exact one.
-        participation: (epochs, separation) where every record takes part in at most ``epochs``
-            rounds, ``separation`` apart within a run, by a fixed order; None where it may in all.
-        added_epsilon: What finite-precision noise costs of epsilon, which includes it, see
-            `dpjax.accounting.finite`; 0 where noise is taken to be exact, as in simulations.
-        added_delta: The part of delta that finite-precision noise uses.
-        gradients: "any", or "view" where it holds only for gradients that do not depend on what
-            the attacker cannot see, see `dpjax.accounting.attacker.View.loss`.
-        curve: The marks at which the run may have stopped by what was released, with what makes
-            the numbers of all of them hold at once; None where the rounds were fixed beforehand.
-        nodes: The agents of a coalition, which colludes; None for other attackers.
-        private_stop: True where the round at which the run ended was chosen by a callback that
-            could read metrics of private data: what that choice gives away is not covered.
-        other_loss: The loss where it is not Gaussian; None where mu says all.
-        norm: In which norm gradients are clipped, or assumed to be close.
-        gradient_gap: Where nothing is clipped, how far the gradients of neighbouring agents'
-            objectives, of whatever batch is drawn, are assumed to be apart at most, at every
-            model; every text of this record says that it is an assumption.
-        smoothness: Beside such a gap, how far gradients of one objective are assumed to be apart
-            over the distance of the models, where the method needs it; else None.
-        dropouts: Agents that may be missing from a sum that is opened, at most; with more it does
-            not hold.
-        colluders: Agents that may show the aggregator their messages and noise, at most.
-        lost_noise: (round, share) where a run found its noise finer than the numbers that it was
-            added to: from that round on up to that share of a message's entries went out without
-            noise, which the loss does not cover; None where it did not.
-        sum_rounding: Share of the clip norm by which a run lowered it for every record, so that
-            sums of records keep it in spite of rounding; 0 where no records are added up.
-        sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
-            single messages under the masks of a secure sum, or not at all.
-        secrets: Who draws the noise from which secret, a key of `parties.SECRETS`, by which
-            `protection` tells who else is protected; None where that is not known.
-        over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", or "phases"
-            of several runs; None where it is True, and in older records.
-        phases: The phases so far of which this record states a total that was fixed before the
-            first one, see `within`; empty for a run of its own.
-        unused: Rounds of ``rounds`` that were not run, since the run ended early.
-        phase: Number of the run among several in a row, from whose seed and number a simulation
-            draws its noise; of several the largest.
-        custom: Names of the classes of the user's own that it relies on; every text names them.
-    """
+        phases: The phases so far of which this record states a total, see `within`.
 
-    epsilon: float
-    delta: float
-    mu: float | None
-    relation: budget.Relation | None
-    attacker: Attacker | None
-    rounds: int
-    clip_norm: float
-    accountant: Literal["gdp", "rdp", "paper", "pld", "zcdp", "pure"] | None
-    release: bool
-    unit: str | None = None
-    per_agent_epsilon: tuple[float, ...] | None = None
-    white: bool = True
-    unsound: bool = False
-    participation: tuple[int, int] | None = None
-    added_epsilon: float = 0.0
-    added_delta: float = 0.0
-    gradients: Literal["any", "view"] = "any"
-    curve: stopping.Curve | None = None
-    private_stop: bool = False
-    nodes: tuple[int, ...] | None = None
-    other_loss: losses.Pld | losses.Concentrated | losses.Pure | None = None
-    norm: Literal["l2", "l1"] = "l2"
-    gradient_gap: float | None = None
-    smoothness: float | None = None
-    dropouts: int = 0
-    colluders: int = 0
-    sealed: bool = False
-    secrets: parties.Secrets | None = None
-    over_rounds: Literal["correlated", "schedule", "phases"] | None = None
-    phases: "tuple[Guarantee, ...]" = ()
-    lost_noise: tuple[int, float] | None = None
-    sum_rounding: float = 0.0
-    unused: int = 0
-    phase: int = 0
-    custom: tuple[str, ...] = ()
+    Example:
+        >>> from dpjax.accounting.guarantee import Guarantee
+        >>> stated = Guarantee.of(
+        ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record", attacker="outsider",
+        ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
+        ... )
+        >>> round(stated.after(25).epsilon, 3), stated.threat.unit
+        (0.928, 'record')
+    """
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
-        consistency.check(self)
+        super().__post_init__()
+        if self.phases:
+            self._check_phases()
+
+    def _check_phases(self) -> None:
+        """Refuse phases that pass the total that the record states, or are about something else."""
+        for one in self.phases:
+            if not isinstance(one, Guarantee) or one.phases or one.relation is None:
+                raise ValueError(
+                    f"phases has {_validate.shown(one)}; give the guarantees of single phases"
+                )
+        if self.gradients == "view" or self.nodes is not None:
+            what = f"gradients is {self.gradients!r}"
+            if self.nodes is not None:
+                what = f"nodes is {self.nodes}"
+            raise ValueError(
+                f"{what} under a total; messages of later phases tell of earlier gradients, and "
+                "agents are numbered anew where some have left: plan every phase for "
+                "gradients='any' and attacker 'outsider' or 'node'"
+            )
+        every = _joined_all(self.phases)
+        mine, theirs = self.fields(), every.fields()
+        of_total = ("epsilon", "accountant", "phases", "added_epsilon", "added_delta")
+        of_loss = ("mu", "white", "over_rounds", "other_loss")
+        for name in mine:
+            if name not in of_total + of_loss and mine[name] != theirs[name]:
+                raise ValueError(
+                    f"{name} is {mine[name]!r}, and {theirs[name]!r} of its phases; make it with "
+                    "Guarantee.within"
+                )
+        spent, whole = self.spent, self.loss
+        name = {"gdp": "mu", "zcdp": "rho", "pure": "epsilon"}[spent.kind]
+        if budget.size(spent) > budget.size(whole):
+            raise ValueError(
+                f"{name} of {len(self.phases)} phases is {budget.size(spent):.6g} together, more "
+                f"than the total's {budget.size(whole):.6g} (epsilon {self.epsilon:.6g} at delta "
+                f"{self.delta:g}); plan the next phase for what budget.remaining(total, spent) "
+                "leaves"
+            )
+        added = every.caveats
+        if added.added_epsilon > self.added_epsilon or added.added_delta > self.added_delta:
+            raise ValueError(
+                f"added_epsilon is {added.added_epsilon:.3g} and added_delta "
+                f"{added.added_delta:.3g} of {len(self.phases)} phases together, more than the "
+                f"{self.added_epsilon:.3g} and {self.added_delta:.3g} that the total keeps for "
+                "noise of finite precision; fix a total of a larger Budget(..., reserve=...), run "
+                "fewer rounds or train a smaller model"
+            )
 
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":
@@ -132,35 +96,9 @@ class Guarantee:
         Returns:
             The record.
         """
-        return cls(
-            epsilon=math.inf,
-            delta=0.0,
-            mu=math.inf,
-            relation=None,
-            attacker=None,
-            rounds=rounds,
-            clip_norm=math.inf,
-            accountant=None,
-            release=False,
-        )
-
-    @property
-    def loss(self) -> losses.AnyLoss:
-        """What the run costs, before it is stated at a delta."""
-        if self.other_loss is not None:
-            return self.other_loss
-        assert self.mu is not None
-        return losses.Gaussian(self.mu, self.rounds, self.white, self.participation)
-
-    @property
-    def spent(self) -> losses.AnyLoss:
-        """What the phases under a total have spent together; without them the loss itself."""
-        return spending.spent(self)
-
-    @property
-    def exact_epsilon(self) -> float:
-        """Epsilon of the loss at this delta (a curve's), whatever the accountant states."""
-        return spending.exact(self, self.loss)
+        threat = Threat(relation=None, attacker=None, clip_norm=math.inf)
+        loss = losses.Gaussian(math.inf, rounds)
+        return cls(epsilon=math.inf, delta=0.0, accountant=None, threat=threat, loss=loss)
 
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run spend, their number fixed before it began.
@@ -203,8 +141,9 @@ class Guarantee:
         if self.relation is None:
             return Guarantee.none(rounds)
         if isinstance(loss := self.loss, losses.Gaussian):
-            return spending.part(self, rounds, loss.share(rounds))
-        return spending.restated(replace(self, unused=0), loss.after(rounds))
+            return self._part(rounds, loss.share(rounds))
+        early = dataclasses.replace(self.caveats, unused=0)
+        return dataclasses.replace(self, caveats=early)._restated(loss.after(rounds))
 
     def stopping_at(
         self, marks: Sequence[int], *, shares: Sequence[float] | None = None
@@ -230,7 +169,36 @@ class Guarantee:
             ValueError: For marks that do not rise to T, shares that do not rise to 1, or a loss
                 that is not Gaussian.
         """
-        return spending.with_curve(self, marks, shares)
+        if self.relation is None:
+            return self
+        if self.curve is not None or self.phases:
+            what = "curve is given" if self.curve is not None else f"phases are {len(self.phases)}"
+            raise ValueError(f"{what} already; use the plan's own guarantee")
+        loss = self.loss
+        if not isinstance(loss, losses.Gaussian):
+            raise ValueError(
+                f"loss is {type(loss).__name__}; curves over marks are known for Gaussian losses "
+                "alone: state the plan's own guarantee, which holds wherever the run stops"
+            )
+        if shares is None:
+            shares = [loss.share(_validate.integer("marks", mark)) for mark in marks]
+        free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
+        if free.marks[-1] != self.rounds:
+            raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
+        mus = set(self._agents_mus())
+
+        def curved(added: float) -> tuple[Guarantee, float]:
+            inner = min(free.inner_delta(mu, self.delta - added) for mu in mus)
+            record = self._curved(dataclasses.replace(free, delta=inner), added)
+            return record, record.epsilon
+
+        record = finite.grown(curved, self.added_delta, self.delta, self.epsilon)
+        if record is None:
+            raise ValueError(
+                f"added_delta is {self.added_delta} with delta {self.delta}, which leaves nothing "
+                "for a curve; state the plan's guarantee, or use a larger delta"
+            )
+        return record
 
     def stopped(self, rounds: int) -> "Guarantee":
         """What a run states that ended after some rounds because of what was released.
@@ -251,13 +219,14 @@ class Guarantee:
         if self.curve is None:
             if rounds > self.rounds:
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
-            return replace(self, unused=self.rounds - rounds)
+            early = dataclasses.replace(self.caveats, unused=self.rounds - rounds)
+            return dataclasses.replace(self, caveats=early)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
                 f"rounds is {rounds} of {self.rounds}, the curve's marks are {self.curve.marks}; "
                 "ask the whole run's guarantee for one of them"
             )
-        return spending.part(self, rounds, self.curve.shares[self.curve.marks.index(rounds)])
+        return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
 
     def followed_by(self, later: "Guarantee", *, planned: bool) -> "Guarantee":
         """What two runs in a row spend on the same agents: mu^2 adds up, other losses compose.
@@ -290,7 +259,40 @@ class Guarantee:
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
         """
-        return spending.composed(self, later, planned)
+        _validate.flag("planned", planned)
+        if self.phases:
+            whole = budget.Whole(self.loss, self.epsilon, self.added_epsilon, self.added_delta)
+            return _under(whole, (*self.phases, *(later.phases or (later,))))
+        if later.phases:
+            raise ValueError(
+                f"phases of the later record are {len(later.phases)} under a total, which the "
+                "earlier one does not state; a total is fixed before the first phase, state that "
+                "one by within(total)"
+            )
+        if not planned:
+            raise ValueError(
+                "planned is False; a phase that was decided on after seeing the first one is not "
+                "covered by any sum of the two. If a total was fixed before the first one began, "
+                "state that one by within(total). Else fix the largest later phase before the "
+                "first one begins, and state both with planned=True whether or not it is run"
+            )
+        for record in (self, later):
+            if record.curve is not None:
+                raise ValueError(
+                    f"curve has marks {record.curve.marks}; phases in a row are covered by their "
+                    "plans' own guarantees, compose those, or state a total by within(total)"
+                )
+        if self.relation is None or later.relation is None:
+            return Guarantee.none(self.rounds + later.rounds)
+        base = _joined(self, later)
+        patterns = [getattr(record.loss, "participation", None) for record in (self, later)]
+        apart = [pattern and pattern[1] for pattern in patterns]
+        if apart[0] != apart[1]:
+            raise ValueError(
+                f"participation is {patterns[0]}, then {patterns[1]}; only equal separations "
+                "compose"
+            )
+        return base._restated(self.loss.then(later.loss))
 
     def protection(self) -> parties.Protection:
         """Who is protected from whom: a row for each party, printed as a table.
@@ -338,11 +340,26 @@ class Guarantee:
             Smith and Thakurta (2022), arXiv 2210.17520; Koskela, Tobaben and Honkela (2023),
             arXiv 2209.15596; docs/accounting.md for phases that are interactive.
         """
-        return spending.within(self, total)
+        if self.relation is None:
+            raise ValueError("relation is None: this phase is not private, and no total covers it")
+        whole = budget.whole(total, release=self.release)
+        if self.delta != total.delta:
+            raise ValueError(
+                f"delta is {self.delta}, and the total's {total.delta}; plan every phase at the "
+                "total's"
+            )
+        if not self.phases:
+            return _under(whole, (self,))
+        if (self.epsilon, self.accountant) != (whole.epsilon, total.accountant):
+            raise ValueError(
+                f"epsilon is {self.epsilon} of a total that is stated already "
+                f"({self.accountant}); a total is fixed once, before the first phase"
+            )
+        return self
 
     def statement(self) -> str:
         """What is guaranteed against the stated attacker, and what other parties can learn."""
-        return wording_.statement(self)
+        return wording.statement(self)
 
     def caption(self, digits: int = 4) -> str:
         """The guarantee in a few words, for a figure.
@@ -350,24 +367,189 @@ class Guarantee:
         Args:
             digits: Of its numbers, which are rounded up.
         """
-        return wording_.caption(self, digits)
+        return wording.caption(self, digits)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The record as a dict for strict JSON: infinities are the string "inf"."""
+    def _open(self, **changes: Any) -> "Guarantee":
+        """The record with changes, its epsilon still to be stated."""
+        return dataclasses.replace(
+            self,
+            **{
+                "epsilon": math.inf,
+                "accountant": "gdp",
+                "per_agent_epsilon": None,
+                "caveats": dataclasses.replace(self.caveats, unsound=False),
+                **changes,
+            },
+        )
 
-        return stored.to_dict(self)
+    def _of_mu(self, mu: float) -> float:
+        return self.exact(losses.Gaussian(mu))
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Guarantee":
-        """The inverse of `to_dict`; the record is checked again.
+    def _part(self, rounds: int, share: float) -> "Guarantee":
+        """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
+        assert isinstance(self.loss, losses.Gaussian)
+        spent, each = self.loss.part(rounds, share), None
+        epsilon, mu = self._of_mu(spent.mu), spent.mu
+        if self.per_agent_epsilon is not None:
+            mus = [value * losses.root(share) for value in self._agents_mus()]
+            each = tuple(self._of_mu(min(one, mu)) for one in mus)
+            if not self.unsound:  # Their mus are upper bounds, up to rounding.
+                each = tuple(map(min, each, self.per_agent_epsilon))
+            epsilon, mu = max(each), min(mu, max(mus))
+        return dataclasses.replace(
+            self,
+            epsilon=epsilon,
+            accountant="gdp",
+            per_agent_epsilon=each,
+            loss=dataclasses.replace(spent, mu=mu),
+            caveats=dataclasses.replace(self.caveats, unsound=False, unused=0),
+        )
 
-        Args:
-            record: What `to_dict` returned, perhaps through JSON.
+    def _restated(self, loss: losses.AnyLoss) -> "Guarantee":
+        """The record with another loss, its epsilon at the same delta."""
+        epsilon = self.exact(loss)
+        return self._open(epsilon=epsilon, accountant=loss.kind, loss=loss)
 
-        Returns:
-            The guarantee.
+    def _curved(self, curve: stopping.Curve, added_delta: float) -> "Guarantee":
+        """The record of the whole run at the curve's delta."""
+        caveats = dataclasses.replace(self.caveats, unsound=False, added_delta=added_delta)
+        bare, each = self._open(caveats=caveats, curve=curve), None
+        if self.per_agent_epsilon is not None:
+            each = tuple(bare._of_mu(mu) for mu in self._agents_mus())
+        epsilon = bare.exact_epsilon if each is None else max(each)
+        return dataclasses.replace(bare, epsilon=epsilon, per_agent_epsilon=each)
 
-        Raises:
-            ValueError: For missing or unknown fields, or a record that contradicts itself.
-        """
-        return cls(**stored.fields(cls, record))
+    def _agents_mus(self) -> list[float]:
+        """Upper bounds on each agent's mu; one number where all agents have the same."""
+        assert self.mu is not None
+        most = self.mu
+        if self.per_agent_epsilon is None:
+            return [most]
+        # Each agent's mu is at most what its accountant allowed for its epsilon.
+        return [min(self._mu_of(value), most) for value in self.per_agent_epsilon]
+
+    def _mu_of(self, epsilon: float) -> float:
+        """An upper bound on the mu for which this record's accountant states epsilon."""
+        rule: Any = self.accountant
+        if rule == "gdp":  # What the other rules state need not include it.
+            epsilon = max(0.0, epsilon - self.added_epsilon)
+        delta = self.delta if self.curve is None else self.curve.delta
+        if epsilon == 0:
+            return float(gdp.mu(0.0, delta)) * (1 + 1e-9)
+        mu = budget.allowed_mu(epsilon, delta, accountant=rule, allow_unsound=True)
+        return float(mu) * (1 + 1e-9)
+
+
+def _under(whole: budget.Whole, phases: tuple[Guarantee, ...]) -> Guarantee:
+    """The record that states a total over phases; its constructor refuses those that pass it."""
+    loss: Any = whole.loss
+    loss = dataclasses.replace(loss, rounds=sum(one.rounds for one in phases))
+    if isinstance(loss, losses.Gaussian):
+        loss = dataclasses.replace(loss, over_rounds="phases")
+    base = _joined_all(phases)
+    caveats = dataclasses.replace(
+        base.caveats, added_epsilon=whole.added_epsilon, added_delta=whole.added_delta
+    )
+    return base._open(
+        epsilon=whole.epsilon, accountant=loss.kind, loss=loss, caveats=caveats, phases=phases
+    )
+
+
+def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
+    """What phases under a total state beside their losses, and what finite precision adds."""
+    first = phases[0]._open(curve=None, loss=losses.Gaussian(math.inf, phases[0].rounds))
+    return functools.reduce(_joined, phases[1:], first)
+
+
+def _joined(of: Guarantee, later: Guarantee) -> Guarantee:
+    """What two runs in a row state beside their loss; refused where one record cannot state both.
+
+    Args:
+        of: The record of the earlier run.
+        later: That of the later one.
+    """
+    if "view" in (of.gradients, later.gradients):
+        raise ValueError(
+            f"gradients is {of.gradients!r}, then {later.gradients!r}; messages of a later phase "
+            "still tell of an earlier one's gradients, whose loss is that of one run: make one "
+            "plan for all rounds, or state gradients='any'"
+        )
+    for name in ("relation", "delta", "release", "gradients", "nodes", "norm"):
+        if getattr(of, name) != getattr(later, name):
+            raise ValueError(
+                f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
+                "ones compose"
+            )
+    if (of.gradient_gap is None) != (later.gradient_gap is None):
+        raise ValueError(
+            f"gradient_gap is {of.gradient_gap}, then {later.gradient_gap}; a clip and an "
+            "assumption do not compose: state the two runs apart"
+        )
+
+    def least(name: str) -> Any:
+        values = [getattr(one, name) for one in (of, later)]
+        return min((value for value in values if value is not None), default=None)
+
+    threat = dataclasses.replace(
+        of.threat,
+        attacker=_attacker(of, later),
+        clip_norm=max(of.clip_norm, later.clip_norm),
+        # The loss is known of neighbours that keep what both assume.
+        gradient_gap=least("gradient_gap"),
+        smoothness=least("smoothness"),
+    )
+    added_delta = of.added_delta + later.added_delta
+    if added_delta >= of.delta > 0:
+        raise ValueError(
+            f"added_delta is {of.added_delta}, then {later.added_delta}, which uses up delta "
+            f"{of.delta}; state the two runs apart"
+        )
+    caveats = Caveats(
+        release=of.release,
+        added_epsilon=of.added_epsilon + later.added_epsilon,
+        added_delta=added_delta,
+        sum_rounding=max(of.sum_rounding, later.sum_rounding),
+        private_stop=of.private_stop or later.private_stop,
+        lost_noise=_lost(of, later),
+        unused=of.unused + later.unused,
+        dropouts=min(of.dropouts, later.dropouts),
+        colluders=min(of.colluders, later.colluders),
+        sealed=of.sealed or later.sealed,
+        secrets=_weaker(of.secrets, later.secrets),
+        phase=max(of.phase, later.phase),
+        custom=tuple(dict.fromkeys(of.custom + later.custom)),
+    )
+    rounds = losses.Gaussian(math.inf, of.rounds + later.rounds)  # Of no loss yet.
+    return of._open(threat=threat, caveats=caveats, loss=rounds, curve=None)
+
+
+def _attacker(of: Guarantee, later: Guarantee) -> Any:
+    """The attacker of whom both runs say something: the union of its views is what it sees."""
+    if of.attacker == later.attacker:
+        return of.attacker
+    # Noise in shares is stated for whoever sees sums.
+    nodes = () if of.sealed or later.sealed else ("node",)
+    for one in (*nodes, "outsider", "aggregator"):
+        if all(one == run.attacker or parties.covers(run, one) for run in (of, later)):
+            return one
+    raise ValueError(
+        f"attacker is {of.attacker!r}, then {later.attacker!r}, and neither phase covers the other "
+        "one's; plan both for one attacker: an outsider who sees every message covers an "
+        "aggregator, and single nodes too where every agent's noise is its own"
+    )
+
+
+def _weaker(first: Secrets | None, later: Secrets | None) -> Secrets | None:
+    """Who knows the secrets of two phases; None where neither says it of both."""
+    if first == later:  # Who is in which group is not recorded, and may have changed.
+        return None if first == "group" else first
+    other = later if first == "own" else first
+    return other if "own" in (first, later) and other != "alone" else None
+
+
+def _lost(of: Guarantee, later: Guarantee) -> tuple[int, float] | None:
+    """From which round of both runs on noise was lost."""
+    if later.lost_noise is None or of.lost_noise is None:
+        first, offset = (of, 0) if later.lost_noise is None else (later, of.rounds)
+        return first.lost_noise and (first.lost_noise[0] + offset, first.lost_noise[1])
+    return of.lost_noise[0], max(of.lost_noise[1], later.lost_noise[1])

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Gaussian:
             from the first round on.
         participation: (epochs, separation) of what is protected; None where it may take part in
             all rounds.
+        over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", or "phases"
+            of several runs; None where it is True, and in older records.
 
     Example:
         >>> from dpjax.accounting import losses
@@ -51,12 +53,22 @@ class Gaussian:
     rounds: int = 1
     white: bool = True
     participation: tuple[int, int] | None = None
+    over_rounds: Literal["correlated", "schedule", "phases"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no mu."""
-        if not self.mu >= 0:
+        """Refuse what is no mu, and reasons why noise that is white is not."""
+        if self.mu is None or not self.mu >= 0:
             raise ValueError(f"mu is {self.mu}; give a number >= 0")
         _validate.integer("rounds", self.rounds, least=0)
+        _validate.flag("white", self.white)
+        _check_participation(self.participation, self.rounds)
+        if self.over_rounds is not None:
+            _validate.one_of("over_rounds", self.over_rounds, ("correlated", "schedule", "phases"))
+            if self.white:
+                raise ValueError(
+                    f"over_rounds is {self.over_rounds!r} of noise that is white over rounds; "
+                    "leave it out, or give white=False"
+                )
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, rounded up."""
@@ -105,7 +117,7 @@ class Gaussian:
         if self.participation is not None and later.participation is not None:
             epochs = self.participation[0] + later.participation[0]
             participation = epochs, self.participation[1]
-        return Gaussian(mu, self.rounds + later.rounds, False, participation)
+        return Gaussian(mu, self.rounds + later.rounds, False, participation, "phases")
 
     def concentrated(self) -> "Concentrated":
         """The same loss as zCDP: rho = mu^2 / 2, rounded up."""
@@ -160,13 +172,7 @@ class Concentrated:
             raise ValueError(f"rho is {self.rho}; give a number >= 0")
         _validate.integer("rounds", self.rounds, least=0)
         _validate.flag("even", self.even)
-        given: Any = self.participation
-        if given is None:
-            return
-        if not isinstance(given, tuple) or len(given) != 2:
-            raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
-        _validate.integer("participation[0]", given[0], least=0, most=self.rounds)
-        _validate.integer("participation[1]", given[1])
+        _check_participation(self.participation, self.rounds)
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
@@ -320,6 +326,15 @@ def _refused(first: Any, later: Any) -> ValueError:
     if "Pld" not in names:
         remedy = "state the pure one by its concentrated()"
     return ValueError(f"loss is {names[0]}, then {names[1]}, which do not compose; {remedy}")
+
+
+def _check_participation(given: Any, rounds: int) -> None:
+    if given is None:
+        return
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
+    _validate.integer("participation[0]", given[0], least=0, most=rounds)
+    _validate.integer("participation[1]", given[1])
 
 
 def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:

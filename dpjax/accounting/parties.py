@@ -1,35 +1,20 @@
 """Who is protected from whom: one row a party, from what a guarantee records.
 
 A guarantee's number is about one attacker. What other parties learn follows from who draws the
-noise from which secret (`SECRETS`): noise that an agent draws from a secret of its own hides its
+noise from which secret (`Secrets`): noise that an agent draws from a secret of its own hides its
 data from other agents as it does from an outsider; noise of a seed that agents share does not.
 """
 
 import functools
 import math
 import textwrap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 from dpjax._rounding import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
-
-if TYPE_CHECKING:
-    from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.records import Record, Secrets
 
 __all__ = ["Party", "Protection"]
-
-Secrets = Literal["own", "group", "shared", "links", "shares", "alone"]
-
-SECRETS: dict[str, str] = {
-    "own": "every agent draws its noise from a secret of its own",
-    "group": "the members of a group draw their noise from one seed, which other groups lack",
-    "shared": "all agents draw their noise from one seed",
-    "links": "noise on links, whose loss is that of the stated attacker",
-    "shares": "every agent adds a share of the noise that a sum needs, from a secret of its own",
-    "alone": "one agent holds all data, and no other agent takes part",
-}
-"""Who draws the noise from which secret. Under all but "links" and "shares" the stated loss is that
-of an outsider who sees every message, or more."""
 
 VACUOUS = 20.0
 """Epsilons of several records are called vacuous above this: odds may change by e^20."""
@@ -37,7 +22,7 @@ VACUOUS = 20.0
 _TRIES, _SLACK, _COLUMNS = 8, 0.05, 100
 ANOTHER = "another participant"
 
-_WHY: dict[str | None, str] = {
+_WHY: dict[Secrets | None, str] = {
     "own": "every agent draws its noise from a secret of its own; other agents, also together, "
     "know no more of it than an outsider",
     "shared": "it holds the seed from which all agents draw their noise, and can subtract it",
@@ -55,7 +40,7 @@ _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
 PROCESS = "whoever runs this process"
 
-_KEEPERS: dict[str | None, str] = {
+_KEEPERS: dict[Secrets | None, str] = {
     "own": "agents who each keep a secret of their own",
     "group": "groups that each keep a seed of their own",
     "shared": "agents who show a seed that they share to nobody else",
@@ -109,7 +94,7 @@ class Protection(tuple[Party, ...]):
         return "\n".join(lines)
 
 
-def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection:
+def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     """Return a row for each party; see `Guarantee.protection`.
 
     Args:
@@ -134,7 +119,7 @@ def table(of: "Guarantee", unprotected: str = "no noise is added") -> Protection
     )
 
 
-def _assumed(of: "Guarantee") -> str:
+def _assumed(of: Record) -> str:
     """What every promise of a guarantee counts on, beside who knows which secret."""
     said = ""
     if of.gradients == "view":
@@ -146,7 +131,7 @@ def _assumed(of: "Guarantee") -> str:
     return f"{said}; {custom(of)}" if of.custom else said
 
 
-def custom(of: "Guarantee") -> str:
+def custom(of: Record) -> str:
     """Which parts of the user's own a guarantee relies on, as a verb and its object.
 
     Args:
@@ -155,7 +140,7 @@ def custom(of: "Guarantee") -> str:
     return f"relies on your own {', '.join(f'`{name}`' for name in of.custom)}"
 
 
-def covers(of: "Guarantee", attacker: str) -> bool:
+def covers(of: Record, attacker: str) -> bool:
     """Whether a guarantee covers an attacker who is not the stated one.
 
     Args:
@@ -165,7 +150,7 @@ def covers(of: "Guarantee", attacker: str) -> bool:
     return any(one.party == _NAMES.get(attacker) and one.epsilon is not None for one in table(of))
 
 
-def sentences(of: "Guarantee", process: bool) -> str:
+def sentences(of: Record, process: bool) -> str:
     """The rows as sentences, but for the stated attacker and for whoever holds the seed.
 
     Args:
@@ -180,24 +165,24 @@ _Row = tuple[str, bool, str]
 _NAMES = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregator or server"}
 
 
-def _named(of: "Guarantee") -> str:
+def _named(of: Record) -> str:
     """What the stated attacker is called in the table."""
     if of.attacker == "coalition":
         return f"the coalition of agents {', '.join(map(str, of.nodes or ()))}"
     return _NAMES.get(str(of.attacker), "the stated nodes together")
 
 
-def phases(of: "Guarantee") -> int:
+def phases(of: Record) -> int:
     """How many phases a record covers at least; 0 of a run of its own."""
     return len(of.phases) or 2 * (of.over_rounds == "phases")
 
 
-def _of_others(of: "Guarantee") -> bool:
+def _of_others(of: Record) -> bool:
     """Whether the number leaves out what a coalition's own agents lose to anybody else."""
     return of.attacker in ("coalition", "nodes") and of.secrets != "own"
 
 
-def _outsider(of: "Guarantee") -> _Row:
+def _outsider(of: Record) -> _Row:
     party = "an outsider"
     if of.sealed and of.attacker in ("outsider", "aggregator"):
         return party, True, (
@@ -213,7 +198,7 @@ def _outsider(of: "Guarantee") -> _Row:
     return party, False, "it sees messages that the stated attacker does not see"
 
 
-def _participants(of: "Guarantee") -> list[_Row]:
+def _participants(of: Record) -> list[_Row]:
     """Other agents, of whom a release's one process and key say that they are apart from it."""
     apart, rows = _APART if of.release else "", _others(of)
     if phases(of) and of.secrets != "alone":
@@ -224,7 +209,7 @@ def _participants(of: "Guarantee") -> list[_Row]:
     return [(party, protected, why + apart * protected) for party, protected, why in rows]
 
 
-def _others(of: "Guarantee") -> list[_Row]:
+def _others(of: Record) -> list[_Row]:
     """Other agents: one row, or two where they differ."""
     stated: list[_Row] = []
     if of.attacker in ("coalition", "nodes"):
@@ -249,7 +234,7 @@ def _others(of: "Guarantee") -> list[_Row]:
     return [*stated, (ANOTHER, protected, why)]
 
 
-def _aggregator(of: "Guarantee") -> _Row:
+def _aggregator(of: Record) -> _Row:
     party = "an aggregator or server"
     if of.attacker == "aggregator":
         return party, True, "it sees the sums that are opened, and no single message"
@@ -260,7 +245,7 @@ def _aggregator(of: "Guarantee") -> _Row:
     return party, True, "it sees no more than an outsider, unless it holds a secret of the noise"
 
 
-def _holder(of: "Guarantee") -> _Row:
+def _holder(of: Record) -> _Row:
     if of.release:
         why = "the key of this release gives all noise away; it must stay secret"
     else:
@@ -272,7 +257,7 @@ def _holder(of: "Guarantee") -> _Row:
     return "whoever holds the seed", False, why
 
 
-def keepers(of: "Guarantee") -> str:
+def keepers(of: Record) -> str:
     """Whom the rows of a simulation are about.
 
     Args:
@@ -282,7 +267,7 @@ def keepers(of: "Guarantee") -> str:
     return "agents who keep noise and batches secret" if drawn else _KEEPERS[of.secrets]
 
 
-def group_epsilon(of: "Guarantee", records: int) -> float:
+def group_epsilon(of: Record, records: int) -> float:
     """Epsilon, at the guarantee's delta, of several records that change together.
 
     Guarantee: for any k records, at one agent or at several, against the guarantee's attacker.
@@ -305,15 +290,12 @@ def group_epsilon(of: "Guarantee", records: int) -> float:
         added = max(added, of.epsilon - of.exact_epsilon)
         if added > 1e-6 * of.epsilon and not added_delta:
             added_delta = finite.LIMIT * of.delta
-    grown = added_delta
-    while grown < of.delta or grown == 0:
-        cost = _of_group(of.loss, records, of.delta - grown) + added
-        # What finite precision adds to delta grows like e^epsilon.
-        growth = math.exp(min(max(0.0, cost - of.epsilon), 700.0))
-        if grown >= added_delta * growth:
-            return cost
-        grown = 1.01 * added_delta * growth
-    return math.inf
+
+    def cost(grown: float) -> tuple[float, float]:
+        return (epsilon := _of_group(of.loss, records, of.delta - grown) + added), epsilon
+
+    stated = finite.grown(cost, added_delta, of.delta, of.epsilon)
+    return math.inf if stated is None else stated
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,13 +1,10 @@
 """A guarantee in words: sentences for a report, a few words for a figure."""
 
 import math
-from typing import TYPE_CHECKING
 
 from dpjax._rounding import delta_text, up
 from dpjax.accounting import parties
-
-if TYPE_CHECKING:
-    from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.records import Record
 
 __all__: list[str] = []
 
@@ -72,7 +69,7 @@ _ACCOUNTANT_TEXT = {
 }
 
 
-def statement(of: "Guarantee", *, process: bool = True) -> str:
+def statement(of: Record, *, process: bool = True) -> str:
     """The guarantee in one sentence; then what it does not cover, and what others can learn.
 
     Args:
@@ -145,7 +142,7 @@ def statement(of: "Guarantee", *, process: bool = True) -> str:
     )
 
 
-def caption(of: "Guarantee", digits: int = 4) -> str:
+def caption(of: Record, digits: int = 4) -> str:
     """The guarantee in a few words, for a figure.
 
     Args:
@@ -173,7 +170,7 @@ def caption(of: "Guarantee", digits: int = 4) -> str:
     )
 
 
-def _reserve_text(of: "Guarantee") -> str:
+def _reserve_text(of: Record) -> str:
     """What a release's plan says of finite precision, whose cost only a run knows."""
     left = of.epsilon - of.exact_epsilon
     if left <= 1e-6 * of.epsilon:
@@ -184,7 +181,7 @@ def _reserve_text(of: "Guarantee") -> str:
     )
 
 
-def _bound_text(of: "Guarantee") -> str:
+def _bound_text(of: Record) -> str:
     """What keeps gradients close."""
     norm = " in L1" if of.norm == "l1" else ""
     if of.gradient_gap is None:
@@ -200,33 +197,33 @@ def _bound_text(of: "Guarantee") -> str:
     )
 
 
-def _epsilon_text(of: "Guarantee", digits: int = 6) -> str:
+def _epsilon_text(of: Record, digits: int = 6) -> str:
     if of.per_agent_epsilon and min(of.per_agent_epsilon) < of.epsilon:
         least = up(min(of.per_agent_epsilon), digits)
         return f"epsilon = {least} to {up(of.epsilon, digits)} by agent"
     return f"epsilon = {up(of.epsilon, digits)}"
 
 
-def _others_text(of: "Guarantee") -> str:
+def _others_text(of: Record) -> str:
     """Whose data a coalition's number is about."""
     return ", for the data of all other agents" if of.attacker in ("coalition", "nodes") else ""
 
 
-def _nodes_text(of: "Guarantee", before: str = " of ") -> str:
+def _nodes_text(of: Record, before: str = " of ") -> str:
     return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
 
 
-def _attacker_text(of: "Guarantee") -> str:
+def _attacker_text(of: Record) -> str:
     """What the attacker sees: of noise in shares no single message."""
     assert of.attacker is not None
     return _SEALED if of.sealed and of.attacker == "outsider" else ATTACKERS[of.attacker]
 
 
-def _under(of: "Guarantee") -> str:
+def _under(of: Record) -> str:
     return " of a secure sum" if of.sealed and of.attacker == "outsider" else ""
 
 
-def _sum_text(of: "Guarantee") -> str:
+def _sum_text(of: Record) -> str:
     """Who of a sum may be missing, and who may collude."""
     if of.attacker != "aggregator" and not (of.sealed or of.dropouts or of.colluders):
         return ""
@@ -236,33 +233,33 @@ def _sum_text(of: "Guarantee") -> str:
     )
 
 
-def _few(of: "Guarantee") -> str:
+def _few(of: Record) -> str:
     if not (of.dropouts or of.colluders):
         return ""
     return f" ({of.dropouts:,} missing, {of.colluders:,} colluding)"
 
 
-def _rounds_text(of: "Guarantee") -> str:
+def _rounds_text(of: Record) -> str:
     if not of.unused:
         return f"{of.rounds:,} rounds"
     return f"{of.rounds:,} planned rounds (of which {of.rounds - of.unused:,} were run)"
 
 
-def _accountant_text(of: "Guarantee") -> str:
+def _accountant_text(of: Record) -> str:
     """How epsilon follows; exactly where what is stated is the whole loss to the attacker."""
     exact = of.attacker in ("outsider", "aggregator") and not (parties.phases(of) or of.unused)
     text = _ACCOUNTANT_TEXT[str(of.accountant)]
     return text if exact else text.replace("accounted exactly", "an upper bound")
 
 
-def _white_text(of: "Guarantee") -> str:
+def _white_text(of: Record) -> str:
     # What part of a view the first rounds are is not known, whatever the noise.
     if of.white or of.gradients == "view":
         return ""
     return " in one phase" if len(of.phases) == 1 else f" {OVER_ROUNDS[of.over_rounds]}"
 
 
-def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
+def records(of: Record, attacker: str = "the same attacker") -> str:
     """What several records of one person cost together; empty where no record is the unit.
 
     Args:
@@ -292,7 +289,7 @@ def records(of: "Guarantee", attacker: str = "the same attacker") -> str:
     )
 
 
-def _participation_text(of: "Guarantee") -> str:
+def _participation_text(of: Record) -> str:
     if (pattern := _flipped(of)) is not None:
         return (
             f" of noise correlated over rounds, in {pattern[0]:,} of which, {pattern[1]:,} apart, "
@@ -306,12 +303,12 @@ def _participation_text(of: "Guarantee") -> str:
     return f", of which every {who} takes part in at most {epochs:,}{far},"
 
 
-def _dealt(of: "Guarantee") -> tuple[int, int] | None:
+def _dealt(of: Record) -> tuple[int, int] | None:
     """(epochs, separation) of what takes part by a fixed order."""
     return of.participation or getattr(of.other_loss, "participation", None)
 
 
-def _sampled_text(of: "Guarantee") -> str:
+def _sampled_text(of: Record) -> str:
     """What a report of DP-SGD tells: where every round and every agent has the same."""
     pairs = {
         (rate, ratio)
@@ -326,19 +323,19 @@ def _sampled_text(of: "Guarantee") -> str:
     return f", sampling rate {rate:.4g}{multiplier}"
 
 
-def _flipped(of: "Guarantee") -> tuple[int, int] | None:
+def _flipped(of: Record) -> tuple[int, int] | None:
     """(times, separation) where a record may be drawn in some rounds alone."""
     phases = getattr(of.other_loss, "phases", ())
     apart = max((one.separation for one in phases), default=1)
     return None if apart == 1 else (sum(one.times for one in phases), apart)
 
 
-def _pattern_text(of: "Guarantee") -> str:
+def _pattern_text(of: Record) -> str:
     pattern = _dealt(of) or _flipped(of)
     return "" if pattern is None else f", k = {pattern[0]}, b = {pattern[1]}"
 
 
-def _total_text(of: "Guarantee") -> str:
+def _total_text(of: Record) -> str:
     """That a total was fixed, by what phases may have been chosen, and what they have spent."""
     if not of.phases:
         return ""
@@ -353,11 +350,11 @@ def _total_text(of: "Guarantee") -> str:
     )
 
 
-def _phases_text(of: "Guarantee") -> str:
+def _phases_text(of: Record) -> str:
     return f"{len(of.phases)} phase{'s' if len(of.phases) > 1 else ''}"
 
 
-def _stop_text(of: "Guarantee") -> str:
+def _stop_text(of: Record) -> str:
     text = "" if of.lost_noise is None else f", NOISE LOST from round {of.lost_noise[0]}"
     if of.phases:
         text += f" in {_phases_text(of)}, total fixed beforehand"

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from dpjax import _validate
 from dpjax._rounding import MARGIN
-from dpjax.accounting import budget, gdp, parties, views
+from dpjax.accounting import budget, gdp, records, views
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.mechanism import temporal
@@ -41,7 +41,7 @@ NOISE: dict[str, str] = {
 }
 """Standard deviation of each algorithm's noise."""
 
-SECRETS: dict[str, parties.Secrets] = {
+SECRETS: dict[str, records.Secrets] = {
     name: "links" if name in ("decor", "zip_dl") else "own" for name in NOISE
 }
 """Who draws each algorithm's noise from which secret."""

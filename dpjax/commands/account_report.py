@@ -188,7 +188,7 @@ def _parties(spent: Account) -> list[str]:
     ).worst()  # fmt: skip
     if math.isinf(outside["mu"]):
         return ["NOT protected from an outsider: the loss is infinite."]
-    stated = Guarantee(
+    stated = Guarantee.of(
         epsilon=outside["epsilon"],
         delta=spent.delta,
         mu=outside["mu"],

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax._rounding import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, parties, precision, sampled
+from dpjax.accounting import finite, precision, records, sampled
 from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
@@ -160,7 +160,7 @@ class Calibrated(Protocol):
         ...
 
     @property
-    def secrets(self) -> parties.Secrets | None:
+    def secrets(self) -> records.Secrets | None:
         """Who draws it from which secret, by which other agents are protected or not.
 
         None, the default, says nothing: then no other participant is said to be protected.
@@ -213,7 +213,7 @@ class Factored:
     design: design_.Design
 
     @property
-    def secrets(self) -> parties.Secrets:
+    def secrets(self) -> records.Secrets:
         """Agents who use the same normals share a seed; the others need none in common."""
         groups = len(set(factor_.groups(self.factor)))
         if groups == len(self.factor):

@@ -1,6 +1,5 @@
 """What a run states about its privacy, at its end or wherever it was stopped."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -57,7 +56,7 @@ class StoppingRule:
         now = [
             one
             if one.relation is None
-            else dataclasses.replace(one, private_stop=self.private and decided, lost_noise=bare)
+            else one.replace(private_stop=self.private and decided, lost_noise=bare)
             for one, bare in zip(
                 (whole.stopped(done) for whole in self.whole),
                 lost or [None] * len(self.whole),
@@ -128,7 +127,7 @@ def stopping_rule(
             one = one.after(rounds)
         if stopping == "curve" and one.relation is not None:
             one = one.stopping_at(ends, shares=_shares(plan, ends))
-        whole.append(one if one.relation is None else dataclasses.replace(one, phase=phase))
+        whole.append(one if one.relation is None else one.replace(phase=phase))
     result = StoppingRule(tuple(whole), None if before is None else tuple(before), planned, private)
     # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
     # refused here.

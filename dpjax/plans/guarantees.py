@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax import _rounding, _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import losses, parties
+from dpjax.accounting import losses, records
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import compatibility
 from dpjax.plans.calibration import Calibrated, Target
@@ -37,7 +37,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     budget = target.budget
     if target.rates is not None:
         assert noise.factor is not None  # Samplers with rates join no other noise.
-        return Guarantee(
+        return Guarantee.of(
             epsilon=budget.largest,
             delta=budget.delta,
             mu=None,
@@ -56,7 +56,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     if isinstance(loss, budget_.CovarianceLoss):
         mu = float(np.max(loss.mu))
     white = other is not None or noise.white(target)
-    return Guarantee(
+    return Guarantee.of(
         epsilon=budget.largest,
         delta=budget.delta,
         mu=mu,
@@ -83,7 +83,7 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
     )
 
 
-def secrets_of(noise: Calibrated, agents: int) -> parties.Secrets | None:
+def secrets_of(noise: Calibrated, agents: int) -> records.Secrets | None:
     """Who draws the noise from which secret; None where a design of one's own does not say.
 
     Args:

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _lattice, _validate
 from dpjax._lattice import SumCode
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, finite, losses, parties
+from dpjax.accounting import discrete, finite, losses, records
 from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility
 from dpjax.plans.aggregate import check_sum_only
@@ -211,7 +211,7 @@ class Lattice:
 
     strategy: ClassVar[None] = None
     design: ClassVar[design_.Design | None] = None
-    secrets: ClassVar[parties.Secrets] = "shares"
+    secrets: ClassVar[records.Secrets] = "shares"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

@@ -69,7 +69,7 @@ def priced(
             f"{remedy}"
         )
     if rounding and plan.guarantee.relation is not None:
-        guarantee = dataclasses.replace(plan.guarantee, sum_rounding=rounding)
+        guarantee = plan.guarantee.replace(sum_rounding=rounding)
         plan = dataclasses.replace(plan, guarantee=guarantee)
     chosen = plan.grid
     if chosen is None:
@@ -102,7 +102,7 @@ def priced(
     guarantee = plan.guarantee
     if not guarantee.unsound:  # The paper's rule stays as false as it was.
         _check_reserve(plan, cost)
-    guarantee = dataclasses.replace(guarantee, added_epsilon=cost.epsilon, added_delta=cost.delta)
+    guarantee = guarantee.replace(added_epsilon=cost.epsilon, added_delta=cost.delta)
     return dataclasses.replace(plan, guarantee=guarantee)
 
 

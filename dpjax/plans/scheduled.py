@@ -19,7 +19,7 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, parties, pure
+from dpjax.accounting import finite, pure, records
 from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility, guarantees, targets
 from dpjax.plans.calibration import Target
@@ -259,7 +259,7 @@ class ScheduledNoise:
     strategy: ClassVar[None] = None
     design: ClassVar[design_.Design | None] = None
     factor: ClassVar[None] = None
-    secrets: ClassVar[parties.Secrets] = "own"
+    secrets: ClassVar[records.Secrets] = "own"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

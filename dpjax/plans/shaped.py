@@ -11,7 +11,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, parties
+from dpjax.accounting import finite, records
 from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility
 from dpjax.plans.calibration import Target
@@ -25,7 +25,7 @@ class Shaped(abc.ABC):
 
     label = ""
     """What records, figures and plans call the design."""
-    secrets: ClassVar[parties.Secrets | None] = None
+    secrets: ClassVar[records.Secrets | None] = None
     """As `dpjax.plans.calibration.Calibrated.secrets`."""
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Scaled:
     design: ClassVar[design_.Design | None] = None
 
     @property
-    def secrets(self) -> parties.Secrets | None:
+    def secrets(self) -> records.Secrets | None:
         """The design's."""
         return self.part.secrets
 

@@ -1,7 +1,7 @@
 """Rows of a guarantee's protection, what is stored of them, and groups of records."""
 
-import dataclasses
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def make(**change):
         "attacker": "outsider", "rounds": 10, "clip_norm": 0.1, "accountant": "gdp",
         "release": False, "secrets": "own",
     }  # fmt: skip
-    return Guarantee(**(fields | change))
+    return Guarantee.of(**(fields | change))
 
 
 def with_loss(loss, **change):
@@ -28,7 +28,7 @@ def with_loss(loss, **change):
                 accountant=loss.kind, rounds=loss.rounds, **change)  # fmt: skip
 
 
-@pytest.mark.parametrize("secrets", [*parties.SECRETS, None])
+@pytest.mark.parametrize("secrets", [*get_args(parties.Secrets), None])
 def test_what_is_stored_of_secrets_comes_back(secrets):
     one = make(secrets=secrets, white=False, over_rounds="correlated")
     stored = json.loads(json.dumps(one.to_dict(), allow_nan=False))
@@ -165,18 +165,18 @@ def test_several_records_in_sampled_batches(rate, ratio, records):
 
 def test_finite_precision_costs_a_group_more_delta():
     bare = make(release=True)
-    spent = dataclasses.replace(bare, epsilon=1.01, added_epsilon=1e-3, added_delta=1e-9)
+    spent = bare.replace(epsilon=1.01, added_epsilon=1e-3, added_delta=1e-9)
     cost = [parties.group_epsilon(one, 2) for one in (bare, spent)]
     grown = 1e-9 * np.exp(cost[1] - spent.epsilon)
     assert cost[1] == pytest.approx(gdp.epsilon(2 * bare.mu, DELTA - grown) + 0.01, rel=2e-3)
     assert cost[1] > cost[0] + 1e-3
     # A plan does not know yet what its run will add, and allows for the most.
-    planned = dataclasses.replace(bare, epsilon=1.001 * bare.epsilon)
-    ran = dataclasses.replace(planned, added_epsilon=1e-6, added_delta=0.009 * DELTA)
+    planned = bare.replace(epsilon=1.001 * bare.epsilon)
+    ran = planned.replace(added_epsilon=1e-6, added_delta=0.009 * DELTA)
     assert parties.group_epsilon(planned, 2) >= parties.group_epsilon(ran, 2)
     assert "for 5 records no finite epsilon follows" in planned.statement()
     # Where that uses delta up, nothing is stated.
-    most = dataclasses.replace(bare, epsilon=3.0, added_epsilon=1e-3, added_delta=9e-6)
+    most = bare.replace(epsilon=3.0, added_epsilon=1e-3, added_delta=9e-6)
     assert parties.group_epsilon(most, 5) == np.inf
 
 

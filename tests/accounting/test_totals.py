@@ -1,6 +1,5 @@
 """Totals over phases: exact adversaries against the filter, the naive rule and broken filters."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -28,7 +27,7 @@ def phase(mu=None, **change):
         epsilon=math.inf, delta=DELTA, mu=mu and float(mu), relation="replace_record", rounds=100,
         attacker="outsider", clip_norm=1.0, accountant="gdp", release=False,
     )  # fmt: skip
-    return Guarantee(**(fields | change))
+    return Guarantee.of(**(fields | change))
 
 
 def expected(value, mu, loss, thresholds=()):
@@ -335,7 +334,7 @@ def test_phases_have_a_row_for_a_participant_who_has_left(secrets, protected, re
         # A release draws a key of its own for every phase.
         assert ("every later phase must draw its noise from new secrets" in row.why) != release
         assert ("neither runs this process" in row.why) == (release and protected)
-    alone = dataclasses.replace(one, secrets="alone").within(TOTAL)
+    alone = one.replace(secrets="alone").within(TOTAL)
     assert LEFT not in {row.party for row in alone.protection()}
 
 
@@ -400,9 +399,9 @@ def test_the_total_is_said_and_stored():
         Guarantee.from_dict(forged)
     for name, value in (("clip_norm", 1.0), ("relation", "replace_agent"), ("rounds", 100)):
         with pytest.raises(ValueError, match=f"{name} is|unit is"):
-            dataclasses.replace(record, **{name: value})
+            record.replace(**{name: value})
     with pytest.raises(ValueError, match="give the guarantees of single phases"):
-        dataclasses.replace(record, phases=(record,))
+        record.replace(phases=(record,))
 
 
 def test_stopped_phases_count_whole_unless_they_had_a_curve():
@@ -435,7 +434,7 @@ def test_releases_keep_a_part_for_finite_precision():
     assert record.epsilon == 3.0 >= record.exact_epsilon
     assert record.mu == pytest.approx(gdp.mu(2.997, 0.99e-5))
     assert "; 0.003 of epsilon and 1e-07 of delta are for noise" in record.statement()
-    costly = dataclasses.replace(one, added_epsilon=2e-3)
+    costly = one.replace(added_epsilon=2e-3)
     with pytest.raises(ValueError, match="keeps for noise of finite precision"):
         costly.within(TOTAL).followed_by(costly, planned=False)
     # A first phase that takes all of what is left of nothing spent fits a release as well.

@@ -94,7 +94,7 @@ def test_guarantees_of_every_kind_come_back(tmp_path, result):
     from dpjax.accounting.losses import Pld
 
     loss = Pld.of((0.1,), (0.5,), 10)
-    sampled = Guarantee(
+    sampled = Guarantee.of(
         epsilon=loss.epsilon(1e-5), delta=1e-5, mu=None, relation="zero_out_record",
         attacker="outsider", rounds=10, clip_norm=1.0, accountant="pld", release=False,
         other_loss=loss,

@@ -553,7 +553,7 @@ def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small
 
     for rounds in (4, 20):
         result = at(rounds)
-        stated = [dataclasses.replace(g, private_stop=False) for g in result.guarantees]
+        stated = [g.replace(private_stop=False) for g in result.guarantees]
         assert stated == [one.stopped(rounds) for one in whole]
         # A figure over epsilon must not place the run below what it states.
         for row in result.rows():

@@ -148,7 +148,7 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
 def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
     """A guarantee that lets more be missing, collude, or read messages, is of other noise."""
     one = plan.make(config(protect=Protect("zero_out_client", CLIP)), COMPLETE)
-    stated = dataclasses.replace(one.guarantee, **{field: value})
+    stated = one.guarantee.replace(**{field: value})
     with pytest.raises(ValueError, match=f"guarantee.{field} is {value}"):
         dataclasses.replace(one, guarantee=stated)
 

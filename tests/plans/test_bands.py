@@ -83,7 +83,7 @@ def test_a_cnn_trains_with_it(banded):
     )
     result = run(banded, task, seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
-    assert dataclasses.replace(result.guarantees[0], sum_rounding=0.0) == banded.guarantee
+    assert result.guarantees[0].replace(sum_rounding=0.0) == banded.guarantee
 
 
 @pytest.mark.parametrize("bands", [0, 2.5, SEPARATION + 1])

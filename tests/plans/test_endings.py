@@ -25,7 +25,7 @@ def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
     assert both == first.followed_by(first, planned=True)
     # Stopped on the way, the later phase counts whole.
     assert fixed(made, before=[first], planned=True, callback=True).at(5) == (
-        dataclasses.replace(both, unused=15),
+        both.replace(unused=15),
     )
     used = dataclasses.replace(first, delta=first.delta / 2, epsilon=first.epsilon * 2)
     with pytest.raises(ValueError, match="only equal ones compose"):

@@ -177,9 +177,7 @@ def test_understated_plans_are_refused():
     for other in (2, 4):
         phase = dataclasses.replace(one.guarantee.loss.phases[0], separation=other)
         loss = Pld((phase,))
-        said = dataclasses.replace(
-            one.guarantee, other_loss=loss, epsilon=max(2.0, loss.epsilon(DELTA))
-        )
+        said = one.guarantee.replace(other_loss=loss, epsilon=max(2.0, loss.epsilon(DELTA)))
         with pytest.raises(ValueError, match="a record in one of 3"):
             dataclasses.replace(one, guarantee=said)
     with pytest.raises(ValueError, match="has 11 records in 3 groups; lower it to 3.66667"):

@@ -207,7 +207,7 @@ def test_the_first_rounds_and_runs_in_a_row_are_stated():
     assert both.loss.participation == (8, 3) and both.after(1).loss.rho == both.loss.rho
     anytime = dataclasses.replace(guarantee.loss, even=False, participation=None)
     with pytest.raises(ValueError, match="participation is .4, 3., then None"):
-        guarantee.followed_by(dataclasses.replace(guarantee, other_loss=anytime), planned=True)
+        guarantee.followed_by(guarantee.replace(other_loss=anytime), planned=True)
     assert type(guarantee).from_dict(guarantee.to_dict()) == guarantee
     with pytest.raises(ValueError, match="Gaussian losses"):
         guarantee.stopping_at([6, 12])
@@ -230,7 +230,7 @@ def test_a_plan_of_other_numbers_is_refused():
             )
     for dealt, message in [(None, "even over rounds"), ((4, 4), "runs .4, 3."), ((2, 3), "runs")]:
         loss = dataclasses.replace(one.guarantee.loss, participation=dealt)
-        stated = dataclasses.replace(one.guarantee, other_loss=loss)
+        stated = one.guarantee.replace(other_loss=loss)
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(one, guarantee=stated)
     other = made(Discrete(SIZE, variance=2**12))

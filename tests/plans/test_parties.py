@@ -337,7 +337,7 @@ def test_other_agents_lose_what_the_table_says(name):
 def test_a_table_that_calls_a_shared_seed_an_own_secret_is_found_out(name, lie):
     """The broken copy: the same noise, under a record that hides who shares its seed."""
     one = gossip(**NODES[name])
-    lied = dataclasses.replace(one.guarantee, secrets=lie)
+    lied = one.guarantee.replace(secrets=lie)
     with pytest.raises(ValueError, match=f"guarantee.secrets is {lie!r}"):
         dataclasses.replace(one, guarantee=lied)
     honest = gossip(**NODES[name])

@@ -90,7 +90,7 @@ def test_swapped_config_is_refused(network, field, value):
 @pytest.mark.mutant
 def test_swapped_relation_in_the_guarantee_is_refused(network):
     made = plan.make(make_config(relation="zero_out_record"), network)
-    stronger = dataclasses.replace(made.guarantee, relation="replace_record")
+    stronger = made.guarantee.replace(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee.relation"):
         dataclasses.replace(made, guarantee=stronger)
     # Noise for zero-out, everything labelled replacement: the audit computes twice the mu.
@@ -105,10 +105,10 @@ def test_guarantee_understated_is_refused(network):
     made = plan.make(make_config(), network)
     stated = made.guarantee
     with pytest.raises(ValueError, match="exact epsilon"):
-        dataclasses.replace(stated, epsilon=7.9)
+        stated.replace(epsilon=7.9)
     for weaker in (
-        dataclasses.replace(stated, mu=stated.mu * 0.99),
-        dataclasses.replace(stated, mu=stated.mu * 0.9, epsilon=7.9),
+        stated.replace(mu=stated.mu * 0.99),
+        stated.replace(mu=stated.mu * 0.9, epsilon=7.9),
     ):
         with pytest.raises(ValueError, match="guarantee states epsilon"):
             dataclasses.replace(made, guarantee=weaker)

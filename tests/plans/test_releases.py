@@ -89,7 +89,7 @@ def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, sma
         carried(5, second)
     assert len(carried(6, second)[0].phases) == 3
     # A record of before phases were numbered.
-    older = [dataclasses.replace(one, phase=0) for one in second[0].phases]
+    older = [one.replace(phase=0) for one in second[0].phases]
     older = older[0].within(total).followed_by(older[1], planned=False)
     with pytest.raises(ValueError, match="phase is 1 .* give 2"):
         carried(1, [older])

@@ -198,11 +198,11 @@ def test_a_run_names_the_first_block_whose_noise_is_lost():
     assert whole.guarantees[0].lost_noise == (1, pytest.approx(shares.max()))
     both = whole.guarantees[0].followed_by(result.guarantees[0], planned=True)
     assert both.lost_noise[0] == 1
-    clean = dataclasses.replace(result.guarantees[0], lost_noise=None)
+    clean = result.guarantees[0].replace(lost_noise=None)
     assert clean.followed_by(result.guarantees[0], planned=True).lost_noise[0] == T + first
     assert Guarantee.from_dict(both.to_dict()) == both and "lost_noise" not in clean.to_dict()
     with pytest.raises(ValueError, match="lost_noise is"):
-        dataclasses.replace(clean, lost_noise=(1, 1.5))
+        clean.replace(lost_noise=(1, 1.5))
 
 
 @pytest.mark.mutant
@@ -217,7 +217,7 @@ def test_less_noise_than_stated_is_refused(make):
         with pytest.raises(ValueError, match="guarantee states"):
             dataclasses.replace(made, noise=twin)
     with pytest.raises(ValueError, match="gradient_gap"):
-        dataclasses.replace(made, guarantee=dataclasses.replace(made.guarantee, gradient_gap=1.0))
+        dataclasses.replace(made, guarantee=made.guarantee.replace(gradient_gap=1.0))
 
 
 def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
@@ -498,7 +498,7 @@ def test_what_is_a_users_own_runs_and_is_named(changes):
         assert f"relies on your own `{name}`" in text
     assert Guarantee.from_dict(made.guarantee.to_dict()) == made.guarantee
     with pytest.raises(ValueError, match="guarantee.custom is"):
-        dataclasses.replace(made, guarantee=dataclasses.replace(made.guarantee, custom=()))
+        dataclasses.replace(made, guarantee=made.guarantee.replace(custom=()))
     assert not plan.make(config(), MATRIX).guarantee.custom
 
 
@@ -532,7 +532,7 @@ def test_assumptions_are_all_stated():
     wider = dataclasses.replace(made, gradient_gap=2.0)
     assert wider.followed_by(made, planned=True).gradient_gap == 1.0
     with pytest.raises(ValueError, match="smoothness"):
-        dataclasses.replace(plan.make(config(), MATRIX).guarantee, smoothness=-1.0)
+        plan.make(config(), MATRIX).guarantee.replace(smoothness=-1.0)
 
 
 def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():

@@ -1,6 +1,5 @@
 """Captions state every guarantee among the rows, and never less than it."""
 
-import dataclasses
 import math
 import re
 
@@ -18,7 +17,7 @@ def private(epsilon=10.0, **changes):
         "relation": "replace_agent", "attacker": "outsider", "rounds": 5000, "clip_norm": 0.1,
         "accountant": "gdp", "release": False,
     }  # fmt: skip
-    return Guarantee(**{**fields, **changes})
+    return Guarantee.of(**{**fields, **changes})
 
 
 def test_one_guarantee_reads_as_its_own_caption():
@@ -74,7 +73,7 @@ def test_a_delta_of_0_is_0():
 
 def test_a_false_statement_is_marked():
     true = private()
-    record = dataclasses.replace(true, epsilon=5.0, accountant="paper", unsound=True).to_dict()
+    record = true.replace(epsilon=5.0, accountant="paper", unsound=True).to_dict()
     (text,) = captions.guarantees(record)
     assert "FALSE" in text and "paper accountant, mu = " in text
     assert "FALSE" not in captions.guarantees(true)[0]
@@ -119,10 +118,10 @@ def test_an_assumed_gap_is_in_every_caption():
         attacker="outsider", rounds=10, clip_norm=math.inf, accountant="pure", release=False,
         norm="l1",
     )  # fmt: skip
-    made = [Guarantee(**given, gradient_gap=gap) for gap in (1.0, 0.5)]
+    made = [Guarantee.of(**given, gradient_gap=gap) for gap in (1.0, 0.5)]
     (caption,) = captions.guarantees([one.to_dict() for one in made])
     assert "ASSUMED l1 gap between gradients of 0.5 and 1" in caption
-    clipped = Guarantee(**(given | {"clip_norm": 0.5}))
+    clipped = Guarantee.of(**(given | {"clip_norm": 0.5}))
     assert len(captions.guarantees([clipped, made[0]])) == 2
-    smooth = Guarantee(**given, gradient_gap=1.0, smoothness=3.0)
+    smooth = Guarantee.of(**given, gradient_gap=1.0, smoothness=3.0)
     assert "ASSUMED smoothness and l1 gap between gradients of 1" in captions.guarantees(smooth)[0]

@@ -29,7 +29,7 @@ print(hashlib.sha256(made.read_bytes()).hexdigest())
 
 
 def guarantee(epsilon):
-    return Guarantee(
+    return Guarantee.of(
         epsilon=epsilon, delta=1e-5, mu=float(gdp.mu(epsilon, 1e-5)), relation="replace_agent",
         attacker="outsider", rounds=300, clip_norm=0.1, accountant="gdp", release=False,
     )  # fmt: skip
@@ -321,7 +321,7 @@ def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
     """Two runs with everything alike but (k, b): neither one mean nor one caption for both."""
 
     def stated(pattern):
-        return Guarantee(
+        return Guarantee.of(
             epsilon=3.0, delta=1e-5, mu=float(gdp.mu(3.0, 1e-5)), relation="zero_out_record",
             attacker="outsider", rounds=300, clip_norm=0.1, accountant="gdp", release=False,
             participation=pattern,

@@ -20,7 +20,7 @@ ROWS = [
 
 
 def private(epsilon=10.0):
-    return Guarantee(
+    return Guarantee.of(
         epsilon=epsilon, delta=1e-5, mu=0.5, relation="replace_agent", attacker="outsider",
         rounds=100, clip_norm=0.1, accountant="gdp", release=False,
     )  # fmt: skip
