@@ -51,9 +51,7 @@ def of_run(
     problems: Sequence[Problem],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-    models: Any,
-    arrays: Any,
-    memory: Any,
+    values: Mapping[str, Any],
     program: str,
     devices: int,
 ) -> dict[str, str]:
@@ -65,9 +63,8 @@ def of_run(
         seeds: The seeds.
         options: Arguments of the run by name that decide its rounds, how they are divided into
             compiled calls, and what a run that is stopped states.
-        models: Pytree of what training starts from.
-        arrays: What differs between plans, as the program is called with it.
-        memory: Of the method, before the first round.
+        values: What the program is called with by name: models to start from, the plans' arrays,
+            the method's memory before the first round.
         program: From `computation`.
         devices: Over how many devices the agents are spread.
 
@@ -82,9 +79,7 @@ def of_run(
         "data": " ".join(problem.fingerprint() for problem in problems),
         **({} if frozen is None else {"frozen values": digest(frozen)}),
         "evaluation data": digest([problem.evaluation for problem in problems]),
-        "initial models": digest(models),
-        "arrays": digest(arrays),
-        "initial memory": digest(memory),
+        **{name: digest(value) for name, value in values.items()},
         _PROGRAM: program,
         "seeds": str(tuple(seeds)),
         "devices": f"{device.device_kind} x {devices}, {_processor()}, {_threads()}",
@@ -98,12 +93,8 @@ def of_run(
 def _configs(plans: Sequence[Plan]) -> dict[str, str]:
     """Every field of the plans' configs and of their parts, so that one that changes is named."""
     configs = [dict(_fields(plan.config, "Config")) for plan in plans]
-    labels = {}
-    for name in dict.fromkeys(name for each in configs for name in each):
-        values = [each.get(name) for each in configs]
-        same = all(value == values[0] for value in values)
-        labels[name] = str(values[0] if same else tuple(values))
-    return labels
+    names = dict.fromkeys(name for each in configs for name in each)
+    return {n: ", ".join(dict.fromkeys(str(each.get(n)) for each in configs)) for n in names}
 
 
 def _fields(part: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -128,18 +119,13 @@ def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
         The names of what differs, with values where they are short. What is computed from the
         rest is named only where nothing else explains it.
     """
-    names = [
-        name for name in dict.fromkeys([*current, *stored]) if stored.get(name) != current.get(name)
-    ]
-    if not names:
-        return ""
-    named = [name for name in names if name not in _COMPUTED] or names
-    lines = []
-    for name in named:
-        there, here = (str(each.get(name)) for each in (stored, current))
-        short = max(len(there), len(here)) <= _SHORT
-        lines.append(f"{name} ({there} there, {here} here)" if short else name)
-    return ", ".join(lines)
+    both = {n: (str(stored.get(n)), str(current.get(n))) for n in {**current, **stored}}
+    changed = {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+    named = {name: changed[name] for name in changed if name not in _COMPUTED} or changed
+    return ", ".join(
+        f"{name} ({there} there, {here} here)" if max(len(there), len(here)) <= _SHORT else name
+        for name, (there, here) in named.items()
+    )
 
 
 def fingerprint(identity: dict[str, str]) -> str:

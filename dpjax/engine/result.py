@@ -481,7 +481,7 @@ def _one_model(models: Any, agent: int | None) -> Any:
 
 
 def _complete(problem: Any, params: Any, frozen: str) -> Any:
-    """Return the parameters of one model, frozen values in their places.
+    """The parameters of one model, frozen values in their places.
 
     Args:
         problem: The problem that was trained.
@@ -491,16 +491,24 @@ def _complete(problem: Any, params: Any, frozen: str) -> Any:
     Raises:
         ValueError: For what is no problem, another problem's parameters, or other frozen values.
     """
+
+    def shapes(tree: Any) -> Any:
+        return [
+            (jax.tree_util.keystr(path), leaf.dtype.name, leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    remedy = "give the problem that was trained"
     if not isinstance(problem, Problem):
+        raise ValueError(f"problem is {_validate.shown(problem)}; {remedy}")
+    stored, trained = shapes(params), shapes(jax.eval_shape(problem.init, jax.random.key(0)))
+    if stored != trained:
         raise ValueError(
-            f"problem is {_validate.shown(problem)}; give the problem that was trained"
+            f"problem trains {_validate.shown(trained)}, this result holds "
+            f"{_validate.shown(stored)}; {remedy}"
         )
-    _check_fits(params, jax.eval_shape(problem.init, jax.random.key(0)))
     if frozen_digest(problem.frozen) != frozen:
-        raise ValueError(
-            "problem has other frozen values than those that were trained with; give the "
-            "problem that was trained"
-        )
+        raise ValueError(f"problem has other frozen values than the trained one; {remedy}")
     return parameters.merge(params, problem.frozen)
 
 
@@ -547,61 +555,37 @@ def frozen_digest(frozen: Any) -> str:
     return digest((frozen, names))
 
 
-def _check_fits(params: Any, wanted: Any) -> None:
-    def shapes(tree: Any) -> Any:
-        return [
-            (jax.tree_util.keystr(path), leaf.dtype.name, leaf.shape)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-
-    if shapes(params) != shapes(wanted):
-        raise ValueError(
-            f"problem trains {_validate.shown(shapes(wanted))}, this result holds "
-            f"{_validate.shown(shapes(params))}; give the problem that was trained"
-        )
-
-
 def _examples(problem: Problem, x: Any) -> Any:
     """Examples in the form of those that the model was trained on."""
-    trained = problem.x
+    trained, traced = problem.x, isinstance(x, jax.core.Tracer)
     _validate.check_columns("x", x, problem.columns)
-    records = x if isinstance(x, jax.core.Tracer) else _numbers(x)
+    records = x if traced else _numbers(x)
     if not records.ndim or records.shape[1:] != trained.shape[1:]:
         shape = ", ".join(map(str, ("M", *trained.shape[1:])))
         raise ValueError(f"x has shape {records.shape}; give examples [{shape}]")
-    if isinstance(records, jax.core.Tracer):
-        return _traced(trained.dtype, records)
-    if trained.dtype.kind not in "iub":
-        return jnp.asarray(records.astype(trained.dtype))
-    if (records.dtype.kind == "b") != (trained.dtype.kind == "b") or records.dtype.kind == "f":
-        wanted = "booleans" if trained.dtype.kind == "b" else "integers"
-        raise ValueError(f"x is {records.dtype}; the model was trained on {wanted}, give such")
-    if trained.dtype.kind != "b":
-        # A cast would wrap around, and an embedding would take another word.
-        _check_within(records, trained.dtype)
+    kind = jnp.result_type(trained.dtype)
+    if traced:
+        if x.dtype != kind:
+            raise ValueError(
+                f"x is {x.dtype} in a function that is traced, where its values cannot be checked; "
+                f"give {kind}, as the model was trained on"
+            )
+        return x
+    boolean = trained.dtype.kind == "b"
+    if trained.dtype.kind in "iub":
+        if (records.dtype.kind == "b") != boolean or records.dtype.kind == "f":
+            whole = "booleans" if boolean else "integers"
+            raise ValueError(f"x is {records.dtype}; the model was trained on {whole}, give such")
+        if not boolean and records.size:
+            # A cast would wrap around, and an embedding would take another word.
+            low, high = np.iinfo(kind).min, np.iinfo(kind).max
+            worst = records.max() if records.max() > high else records.min()
+            if not low <= worst <= high:
+                raise ValueError(
+                    f"x holds {worst}; the model was trained on {trained.dtype}, give whole "
+                    f"numbers from {low} to {high}"
+                )
     return jnp.asarray(records.astype(trained.dtype))
-
-
-def _traced(trained: np.dtype, x: Any) -> Any:
-    """Examples inside a function that is traced, whose values nobody can see."""
-    kind = jnp.result_type(trained)
-    if x.dtype != kind:
-        raise ValueError(
-            f"x is {x.dtype} in a function that is traced, where its values cannot be checked; "
-            f"give {kind}, as the model was trained on"
-        )
-    return x
-
-
-def _check_within(records: np.ndarray, kind: np.dtype) -> None:
-    own, held = np.iinfo(kind), np.iinfo(np.int32)
-    least, most = max(own.min, held.min), min(own.max, held.max)
-    if records.size and not least <= records.min() <= records.max() <= most:
-        value = records.max() if records.max() > most else records.min()
-        raise ValueError(
-            f"x holds {value}; the model was trained on {kind}, give whole numbers from {least} to "
-            f"{most}"
-        )
 
 
 def _numbers(x: Any) -> np.ndarray:

@@ -345,15 +345,13 @@ def _identity(
     given, schedule = driver.inputs, driver.schedule
     state = given.initial(models, given.batch_keys)
     program = checkpoint_.computation(driver.traced(state), release=plans[0].config.release)
-    rounds = {
-        "eval_every": schedule.every,
-        "chunk_blocks": schedule.chunk_blocks,
-        "stop_at": schedule.total,
+    options = {**schedule.options, **options, **driver.options}
+    values = {
+        "initial models": (given.models, own_start),
+        "arrays": given.arrays,
+        "initial memory": state.memory,
     }
-    return checkpoint_.of_run(
-        plans, problems, seeds, rounds | options | driver.options, (given.models, own_start),
-        given.arrays, state.memory, program, given.devices,
-    )  # fmt: skip
+    return checkpoint_.of_run(plans, problems, seeds, options, values, program, given.devices)
 
 
 def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:

@@ -60,6 +60,12 @@ class RunSchedule:
         return cls(total, every, _validate.integer("chunk_blocks", chunk_blocks))
 
     @property
+    def options(self) -> dict[str, int]:
+        """What makes a run another one, by name."""
+        names = ("eval_every", "chunk_blocks", "stop_at")
+        return dict(zip(names, (self.every, self.chunk_blocks, self.total), strict=True))
+
+    @property
     def marks(self) -> Int[np.ndarray, " e"]:
         """Rounds after which metrics are taken."""
         return np.append(np.arange(self.every, self.total, self.every), self.total)
