@@ -174,7 +174,7 @@ class Pulls(Exchange):
     """sum_j b_ij b_ji (x_j - x_i), in the clear: what the encrypted exchange gives, at once.
 
     What goes over the links under encryption is ciphertexts, of which nothing is read without a
-    key; `dpjax.secagg.paillier` is the exchange itself.
+    key; ``experiments/_common/paillier.py`` is the exchange itself.
     """
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
@@ -202,8 +202,9 @@ class Encrypted(Unbounded, Networked):
     A reconstruction from its description: no code is public.
 
     Guarantee: none. No DP holds: with all but one neighbour colluding, differences times random
-    numbers still tell of a model. Messages are ciphertexts where `dpjax.secagg.paillier` carries
-    them; compiled runs compute the same sums in the clear, with weights from the run's public key.
+    numbers still tell of a model. Messages are ciphertexts where `experiments/_common/paillier.py`
+    carries them; compiled runs compute the same sums in the clear, with weights from the run's
+    public key.
 
     Reference:
         Zhang and Wang (2019), Enabling privacy-preservation in decentralized optimization.

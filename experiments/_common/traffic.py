@@ -40,7 +40,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     Every gossip step counts, and every receiver: a broadcast to d neighbours is d messages.
     Ciphertexts are longer than the numbers in them; they are counted where they are made
-    (`dpjax.secagg.paillier`).
+    (``experiments/_common/paillier.py``).
 
     Args:
         plan: The plan.

@@ -13,9 +13,12 @@ hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
 
-from dpjax.secagg.encoding import FixedPoint  # noqa: E402
-from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
-from dpjax.secagg.parties import Agent, Obfuscators  # noqa: E402
+from _common.paillier import (  # noqa: E402
+    Agent,
+    FixedPoint,  # noqa: E402
+    Obfuscators,
+    PaillierExchange,  # noqa: E402
+)
 
 N = 5
 LINKS = [(0, 1), (3, 1), (1, 2), (0, 3)]  # agent 4 has none
@@ -215,7 +218,7 @@ def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_
         ([0, 1], {}, "links is"),
         (None, {}, "links is None; give pairs of agents' numbers"),
         ([(0, 1), (1,)], {}, "links is .*; give pairs of agents' numbers"),
-        ([(0, 1)], {"code": "x"}, "code is 'x'; give secagg.encoding.FixedPoint"),
+        ([(0, 1)], {"code": "x"}, "code is 'x'; give a FixedPoint"),
         ([(0, 1)], {"key_size": 512, "allow_weak": False}, "key_size is 512; give an even number"),
         ([(0, 1)], {"key_size": 2049}, "key_size is 2049; give an even number"),
         ([(0, 1)], {"key_size": 128, "code": FixedPoint(96)}, "takes 130 bits; give fewer value"),

@@ -7,13 +7,13 @@ pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
 from _common import fusion  # noqa: E402
+from _common.paillier import PaillierExchange  # noqa: E402
 from dpjax.algorithms import random_weights  # noqa: E402
 from dpjax.data import fusion as data  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan, protect, samplers  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
-from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
 
 N, P, T = 4, 2, 12

@@ -9,11 +9,14 @@ import pytest
 pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
-from dpjax.secagg import parties  # noqa: E402
-from dpjax.secagg.encoding import FixedPoint  # noqa: E402
-from dpjax.secagg.paillier import PaillierExchange  # noqa: E402
-from dpjax.secagg.parties import Agent, Obfuscators  # noqa: E402
-from tests.secagg import attacks  # noqa: E402
+from _common import paillier  # noqa: E402
+from _common.paillier import (  # noqa: E402
+    Agent,
+    FixedPoint,  # noqa: E402
+    Obfuscators,
+    PaillierExchange,  # noqa: E402
+)
+from tests.experiments import attacks  # noqa: E402
 
 D = 40
 CODE = FixedPoint(value_bits=32, fraction_bits=20, weight_bits=32)
@@ -131,7 +134,7 @@ def unblurred(monkeypatch):
     def randbelow(span):
         return secrets.randbelow(span) if span.bit_length() > 100 else span // 2
 
-    monkeypatch.setattr(parties, "secrets", types.SimpleNamespace(randbelow=randbelow))
+    monkeypatch.setattr(paillier, "secrets", types.SimpleNamespace(randbelow=randbelow))
 
 
 @pytest.mark.mutant
