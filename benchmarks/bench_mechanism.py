@@ -5,8 +5,6 @@
 - ``alone``: n = 100, 300, 1000 beside ``floor``, the time of as many bare jitted decompositions of
   the same size as the solve makes iterations: no solver that decomposes once an iteration is
   faster.
-- ``sweep``: nine values of epsilon times five of p at n = 20: one vmapped call for all 45, and
-  one for the five graphs, rescaled (R(b) = R(1) / b).
 
 Compilation is excluded (reported as ``first_seconds``); medians of repeated calls.
 """
@@ -20,12 +18,9 @@ import numpy as np
 
 from _timing import Bench, Timing, timed, turns
 from dpjax.mechanism import fixed_point
-from dpjax.mechanism.factorization import Solution, minimize_trace, minimize_traces
+from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
-
-_EPSILONS = (3, 5, 7, 10, 15, 20, 25, 30, 40)
-_PROBABILITIES = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def decomposition(factor: np.ndarray, times: int) -> Callable[[], None]:
@@ -98,17 +93,6 @@ def alone(sizes: list[int], repeats: int, bench: Bench) -> None:
         bench.row(**row, **described(compiling.result))
 
 
-def sweep(repeats: int, bench: Bench) -> None:
-    """The 9 x 5 sweep over epsilon and p at twenty agents."""
-    five = [mixing.metropolis_hastings(graphs.erdos_renyi(20, p, 0)) for p in _PROBABILITIES]
-    problems = np.stack(five * len(_EPSILONS))
-    for name, factors in (("sweep 45", problems), ("sweep 5 rescaled", np.stack(five))):
-        timing = timed(lambda f=factors: minimize_traces(factors=f), repeats)
-        attained = [solution for solution in timing.result if solution.attained]
-        worst = max(attained or timing.result, key=lambda solution: solution.gap)
-        bench.row(algorithm=name, n=20, **seconds(timing), **described(worst))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     bench = Bench(__file__, __doc__)
@@ -117,7 +101,6 @@ def main(argv: list[str] | None = None) -> int:
     options = bench.parse(argv)
     versus(options.versus, options.repeats, bench)
     alone(options.alone, options.repeats, bench)
-    sweep(options.repeats, bench)
     return bench.finish()
 
 

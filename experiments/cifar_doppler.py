@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from _common import claims, images, launch, tune
+from _common import claims, images, launch, tables, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -25,7 +25,7 @@ from dpjax.algorithms.pmlf import PMLF
 from dpjax.data import split
 from dpjax.plans import plan
 from dpjax.plans.optimizers import UpdateRule, read_filter
-from dpjax.results import plots, tables
+from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import claims, launch, traffic, tune
+from _common import claims, launch, tables, traffic, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
@@ -31,7 +31,7 @@ from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.optimizers import UpdateRule, read_filter
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import claims, launch, tune
+from _common import claims, launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
@@ -34,7 +34,7 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.optimizers import UpdateRule
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.sketch import flat
 

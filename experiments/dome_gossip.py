@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, traffic
+from _common import launch, tables, traffic
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
@@ -30,7 +30,7 @@ from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
 from dpjax.plans.optimizers import UpdateRule
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, sketching
+from _common import launch, sketching, tables
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
@@ -32,7 +32,7 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.optimizers import UpdateRule
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
 from dpjax.transforms.sketch import Frame, flat

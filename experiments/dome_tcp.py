@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import launch, tune
+from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
@@ -26,7 +26,7 @@ from dpjax.engine import host
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
 from dpjax.plans import integers, optimizers, plan, problem, protect, samplers
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing
 

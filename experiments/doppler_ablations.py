@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, images, launch, tune
+from _common import ablations, claims, images, launch, tables, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine.run import run
 from dpjax.models.images import NETWORKS
 from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
 __all__ = ["PRESETS", "STUDIES", "Cell", "Config", "experiment", "main"]

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch, tune
+from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
 from dpjax.plans.optimizers import UpdateRule, read_filter
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import filtered, launch, snr
+from _common import filtered, launch, snr, tables
 from dpjax.data import load, partition, split
 from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp, resnet
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.plans.query import RecordQuery
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass, wiener
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from _common import ablations, claims, launch, tune
+from _common import ablations, claims, launch, tables, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split, texts
 from dpjax.models import roberta, tokenizer
 from dpjax.plans import plan, problem
 from dpjax.plans.optimizers import UpdateRule, read_filter
-from dpjax.results import plots, tables
+from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch
+from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import bundled, load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch, published
+from _common import launch, published, tables
 from dpjax.accounting import views
 from dpjax.commands import account
 from dpjax.mechanism.participation import Participation
-from dpjax.results import plots, tables
-from dpjax.results.ranges import ranges
+from dpjax.results import plots
+from dpjax.results.plots import ranges
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

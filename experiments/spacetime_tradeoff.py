@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch, tune
+from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
@@ -22,7 +22,7 @@ from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import fusion, launch, traffic
+from _common import fusion, launch, tables, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import fusion as data
@@ -24,7 +24,7 @@ from dpjax.mechanism import laplace
 from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from _common import fusion, launch, leakage
+from _common import fusion, launch, leakage, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import fusion as data
@@ -31,7 +31,7 @@ from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace
-from dpjax.results import plots, tables
+from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import images, launch
+from _common import images, launch, tables
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
@@ -26,7 +26,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch
+from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
@@ -27,7 +27,7 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 

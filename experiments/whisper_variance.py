@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from _common import launch
+from _common import launch, tables
 from dpjax.accounting import budget
 from dpjax.mechanism import design, spatial
-from dpjax.results import plots, tables
+from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

@@ -22,7 +22,6 @@ NAMED = {
     "mechanism.spacetime": "design",
     "mechanism.laplace": "geometric geometric_gaussian first_scale first_deviation",
     "mechanism.moves": "moves numbers_sent printed_sensitivity",
-    "mechanism.schedules": "error weights variances best_scales optimal",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric",
     "accounting.replay": "measured",
     "data.fusion": "make",
@@ -30,7 +29,6 @@ NAMED = {
     "accounting.leakage": "mutual_information",
     "accounting.discrete": "Cohort tau round_epsilon loss least_variance smallest_grid",
     "accounting.views": "dsgd muffliato zip_dl linear",
-    "secagg.encoding": "FixedPoint",
     "secagg.graph": "parameters harary",
     "secagg.local": "summed",
     "secagg.tcp": "Listener",
@@ -62,7 +60,7 @@ NAMED = {
     "plans.problem": "supervised quadratics",
     "engine.run": "run",
     "results.records": "write",
-    "results.tables": "summary paired text markdown",
+    "results.tables": "summary text",
 }
 """What scripts call by names that stay, and what a run is made of."""
 

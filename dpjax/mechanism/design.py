@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism import horizon as horizon_
-from dpjax.mechanism import pairwise, spatial, store
+from dpjax.mechanism import spatial, store, workload
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["Design", "make"]
@@ -166,7 +165,7 @@ def make(
         precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
         horizon: T; used, and needed unless ``discount`` or ``step_sizes`` is given, by
             "whisper_horizon" only.
-        discount: see ``mechanism.horizon.factor``.
+        discount: see ``mechanism.workload.factor``.
         step_sizes: likewise; "whisper_horizon" only.
         weights: push-sum weights, every kind.
         final_model: likewise; "whisper_horizon" only.
@@ -204,7 +203,7 @@ def make(
         horizon = len(step_sizes)
     if kind not in ("whisper", "whisper_horizon") and (subgroups is not None or options):
         raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
-    root = horizon_.factor(
+    root = workload.factor(
         matrix,
         horizon,
         discount=discount,
@@ -218,8 +217,8 @@ def make(
     elif kind == "central":
         covariance = spatial.central(matrix, precision_bound)
     elif kind == "pairwise":
-        coupled = pairwise.solve(matrix, root, limits)
-        covariance, converged = coupled.covariance, not coupled.bounded
+        covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
+        converged = not bounded
     else:
         covariance, solutions = spatial.solve_whisper(
             root, precision_bound, subgroups=subgroups, **options

@@ -5,24 +5,85 @@ climbs the concave dual, every iterate gives a feasible P and a lower bound, and
 the two is the certificate.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import importlib
+import os
+import warnings
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax.mechanism import certificate, fixed_point, sdp
-from dpjax.mechanism.solution import Solution
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
+from dpjax.mechanism import certificate, fixed_point, store
 
-__all__ = ["Solution", "minimize_trace", "minimize_traces"]
+__all__ = ["Solution", "minimize_trace"]
 
 _EPS = float(np.finfo(np.float64).eps)
 # A larger gap without regularisation means that the infimum is not attained (or that rounding
 # decides which directions W kills); slack constraints leave up to 1e-7.
 _ATTAINED = 3e-7
 _BISECTIONS = 40
+LARGEST_SDP = 30
+_ARRAYS = ("precision", "covariance", "multipliers")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A feasible point of  min tr(M P^-1), diag(P) <= 1,  with its certificate.
+
+    Attributes:
+        precision: [n, n] P, positive definite; its diagonal is 1 less a rounding margin, so that
+            the exact inverse of ``covariance`` has no diagonal entry above 1.
+        covariance: [n, n] P^-1 as rounded; the noise covariance at bound 1.
+        multipliers: [n] dual variables; a later solve can start from them.
+        value: tr(M P^-1), rounded up.
+        lower_bound: a lower bound on the infimum, rounded down. Value and bound both refer to M
+            itself, never to the regularised one.
+        iterations: evaluations of the fixed-point map, over all attempts (0: interior point).
+        converged: whether the iteration met its tolerance, for the regularised problem where
+            ``regularization`` is not 0. ``gap`` says how close the design is to M's own infimum.
+        regularization: r of the term r tr(M)/n I that was added to M, 0 where the infimum is
+            attained without.
+        variance_ratio: largest variance in the design over that of independent noise under the
+            same bound: the range and precision that noise which must cancel asks for.
+    """
+
+    precision: Float[np.ndarray, "n n"]
+    covariance: Float[np.ndarray, "n n"]
+    multipliers: Float[np.ndarray, " n"]
+    value: float
+    lower_bound: float
+    iterations: int
+    converged: bool
+    regularization: float
+    variance_ratio: float
+
+    @property
+    def gap(self) -> float:
+        """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
+        return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
+
+    @property
+    def attained(self) -> bool:
+        """Whether the design solves the problem itself rather than its regularised twin."""
+        return self.regularization == 0.0
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the solution to an npz file (complete or not at all) and return its path."""
+        content = asdict(self)
+        arrays = {name: content.pop(name) for name in _ARRAYS}
+        return store.write(path, "solution", arrays, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Solution":
+        """Return the solution saved at ``path``; ValueError for a damaged or foreign file."""
+        arrays, content = store.read(path, "solution")
+        if {*arrays, *content} != {field.name for field in fields(cls)}:
+            raise ValueError(f"path is {str(path)!r}, which lacks fields; make it again")
+        return cls(**arrays, **content)
 
 
 def minimize_trace(
@@ -123,74 +184,6 @@ def minimize_trace(
     if best is None:
         raise ValueError(f"max_variance is {max_variance!r}, too close to 1; raise it")
     return best
-
-
-def minimize_traces(
-    grams: Float[np.ndarray, "b n n"] | None = None,
-    *,
-    factors: Float[np.ndarray, "b m n"] | None = None,
-    tolerance: float = 1e-9,
-    max_iterations: int = 1000,
-    regularization: float = 1e-9,
-) -> list[Solution]:
-    """Solve many problems of one size in one vmapped call; see :func:`minimize_trace`.
-
-    Args:
-        grams: [B, n, n]. Give this or ``factors``.
-        factors: [B, m, n].
-        tolerance: relative gap at which each stops.
-        max_iterations: most evaluations each.
-        regularization: r, where an infimum is not attained.
-
-    Returns:
-        One solution a problem, in order.
-
-    Raises:
-        ValueError: as for :func:`minimize_trace`.
-    """
-    stack = grams if factors is None else factors
-    if stack is None or np.ndim(stack) != 3 or (grams is not None and factors is not None):
-        raise ValueError("grams and factors: give one of them, as an array [B, n, n]")
-    problems = [_Given(a, None) if factors is None else _Given(None, a) for a in np.asarray(stack)]
-    roots = [_root(*problem) for problem in problems]
-    n = roots[0].shape[1]
-    tolerance = _tolerance(tolerance)
-    limit_gap = tolerance or 1e-9
-    max_iterations = _validate.integer("max_iterations", max_iterations)
-    regularization = _validate.positive("regularization", regularization)
-
-    def attempt(
-        r: float, starts: Sequence[Float[np.ndarray, " n"]], spent: Sequence[int]
-    ) -> list[Solution | None]:
-        stacked = np.stack([_pad(_regularized(root, r), np.zeros(n), n)[0] for root in roots])
-        logs = np.log(np.stack(starts))
-        with double_precision():
-            states = fixed_point.climb_batch(stacked, logs, tolerance, max_iterations)
-            x = np.asarray(states.best_x)
-            gaps, counts = np.asarray(states.best_gap), np.asarray(states.iterations)
-        return [
-            _finish(
-                root,
-                problems[k],
-                r,
-                np.exp(x[k]),
-                bool(gaps[k] <= limit_gap),
-                spent[k] + int(counts[k]),
-            )
-            for k, root in enumerate(roots)
-        ]
-
-    starts = [_start(root, None) for root in roots]
-    plain = attempt(0.0, starts, [0] * len(roots))
-    solutions = plain
-    if not all(_closed(solution) for solution in plain):
-        # The whole batch runs again: a part of it would have another shape and compile anew.
-        again = attempt(regularization, starts, [s.iterations if s else 0 for s in plain])
-        solutions = [
-            first if _closed(first) else _better(first, second)
-            for first, second in zip(plain, again, strict=True)
-        ]
-    return [solution for solution in solutions if solution is not None]
 
 
 class _Given(NamedTuple):
@@ -337,7 +330,7 @@ def _by_sdp(
 ) -> Solution:
     if limit is not None:
         raise ValueError('max_variance needs solver="fixed_point"; leave it out')
-    covariance, multipliers = sdp.solve(root.T @ root, max(tolerance, 1e-12))
+    covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
     precision = np.linalg.inv((covariance + covariance.T) / 2.0)
     precision = (precision + precision.T) / (2.0 * precision.diagonal().max())
     np.fill_diagonal(precision, 1.0)
@@ -356,3 +349,68 @@ def _by_sdp(
         regularization=0.0,
         variance_ratio=certified.variance_ratio,
     )
+
+
+def sdp_library() -> Any:
+    """Return cvxpy, with Clarabel installed; ValueError with the remedy otherwise."""
+    try:
+        importlib.import_module("clarabel")
+        return importlib.import_module("cvxpy")
+    except ImportError:
+        raise ValueError(
+            "cvxpy or clarabel is not installed, and semidefinite programs need both; "
+            'pip install cvxpy clarabel (designs themselves do not: solver="fixed_point")'
+        ) from None
+
+
+def solve_sdp(
+    gram: Float[np.ndarray, "n n"], tolerance: float = 1e-9
+) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, " n"]]:
+    """Return the covariance and the multipliers of  min tr(M R), [[R, e_i], [e_i', 1]] >= 0.
+
+    By Schur's complement each block says [R^-1]_ii <= 1; its dual's corner is l_i.
+
+    Args:
+        gram: [n, n] M, n <= 30.
+        tolerance: Clarabel's gap and feasibility tolerances.
+
+    Returns:
+        R [n, n] and l [n], both unscaled solver output: the caller makes them feasible.
+
+    Raises:
+        ValueError: for n > 30, without cvxpy and Clarabel, or when Clarabel fails.
+    """
+    n = gram.shape[0]
+    if n > LARGEST_SDP:
+        raise ValueError(
+            f'gram has n={n}; solver="sdp" is for n <= {LARGEST_SDP} (use solver="fixed_point")'
+        )
+    cp = sdp_library()
+    scale = float(np.trace(gram)) / n
+    covariance = cp.Variable((n, n), symmetric=True)
+    unit = np.eye(n)
+    blocks = []
+    for i in range(n):
+        column = unit[:, [i]]
+        blocks.append(cp.bmat([[covariance, column], [column.T, np.ones((1, 1))]]) >> 0)
+    problem = cp.Problem(cp.Minimize(cp.trace((gram / scale) @ covariance)), blocks)
+    try:
+        with warnings.catch_warnings():
+            # "Solution may be inaccurate": the caller's certificate says how inaccurate.
+            warnings.simplefilter("ignore", UserWarning)
+            problem.solve(
+                solver=cp.CLARABEL,
+                tol_gap_abs=tolerance,
+                tol_gap_rel=tolerance,
+                tol_feas=tolerance,
+            )
+    except cp.error.SolverError as error:
+        raise ValueError(f'gram defeats Clarabel ({error}); use solver="fixed_point"') from None
+    if covariance.value is None:
+        raise ValueError(
+            f'gram leaves Clarabel {problem.status}; use solver="fixed_point", which bounds '
+            f"problems whose infimum is not attained"
+        )
+    # Only relative sizes of the multipliers matter to the caller.
+    multipliers = np.array([float(np.asarray(block.dual_value)[n, n]) for block in blocks])
+    return np.asarray(covariance.value), np.maximum(multipliers, 0.0) * scale

@@ -136,4 +136,3 @@ def _climb(
 
 
 climb = jax.jit(_climb)
-climb_batch = jax.jit(jax.vmap(_climb, in_axes=(0, 0, None, None)))

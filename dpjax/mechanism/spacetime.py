@@ -146,7 +146,7 @@ def factor_over_agents(
     """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
 
     M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I
-    gives the horizon-aware objective of `mechanism.horizon`. Nothing larger than [T, n^2] is
+    gives the horizon-aware objective of `workload.factor`. Nothing larger than [T, n^2] is
     formed, a block of rows at a time: with Z_s = W'(I + Z_{s+1}) W the sum over tau is
     (W^{s-t})' Z_s for t <= s.
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
-from dpjax.mechanism import horizon as horizon_
-from dpjax.mechanism import pairwise as pairwise_
-from dpjax.mechanism.factorization import minimize_trace
-from dpjax.mechanism.solution import Solution
+from dpjax import _numerics, _validate
+from dpjax.mechanism import workload
+from dpjax.mechanism.factorization import Solution, minimize_trace
 
 __all__ = [
     "central",
@@ -32,6 +30,11 @@ __all__ = [
 Mixing = Float[np.ndarray, "*p n n"]
 Covariance = Float[np.ndarray, "n n"]
 Bound = Float[np.ndarray, " n"] | float
+
+# Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
+# this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.
+LARGEST_COUPLING = 1e5
+_GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
 def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
@@ -86,7 +89,7 @@ def pairwise(
 
     Returns:
         [n, n] float64. Where no finite c is best (W = 11'/n) it stops at
-        ``pairwise.LARGEST_COUPLING``; ``mechanism.pairwise.solve`` reports that.
+        ``LARGEST_COUPLING``; a ``mechanism.design.Design`` says so.
 
     Reference:
         Allouah et al., "The privacy power of correlated noise in decentralized learning", 2024.
@@ -100,8 +103,8 @@ def pairwise(
     """
     matrix = _validate.finite_array("mixing", mixing)
     limits = bounds(precision_bound, matrix.shape[-1])
-    root = horizon_.factor(matrix, horizon, **options)
-    return pairwise_.solve(matrix, root, limits).covariance
+    root = workload.factor(matrix, horizon, **options)
+    return solve_pairwise(matrix, root, limits)[0]
 
 
 def whisper(
@@ -146,7 +149,7 @@ def whisper(
         >>> round(spatial.energy(spatial.whisper(weights, 1.0), weights), 3)
         1.185
     """
-    root = horizon_.factor(
+    root = workload.factor(
         mixing,
         horizon,
         discount=discount,
@@ -184,6 +187,60 @@ def solve_whisper(
     return covariance, tuple(solutions)
 
 
+def solve_pairwise(
+    mixing: Float[np.ndarray, "*p n n"],
+    factor: Float[np.ndarray, "m n"],
+    bounds: Float[np.ndarray, " n"],
+) -> tuple[Covariance, bool]:
+    """Return R = s diag(1/b) + c L of least tr(M R), and whether c ran into its bound.
+
+    [R^-1]_ii <= b_i, s and c >= 0.
+
+    L is the unweighted Laplacian of the off-diagonal support of W, symmetrised; with one bound
+    for all this is the published s I + c L. Along a ray c / s = t the scale is s = max_i h_i(t),
+    h_i = [(I + t B^1/2 L B^1/2)^-1]_ii with B = diag(b). The feasible set is convex and the
+    objective linear, so the least energy along rays is quasi-convex in t and golden sections
+    find it.
+
+    Args:
+        mixing: [n, n] W, or a schedule [P, n, n], whose union support counts.
+        factor: F with F'F = M.
+        bounds: [n] precision bounds.
+    """
+    n = bounds.shape[0]
+    linked = _numerics.linked(mixing)
+    laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
+    root = np.sqrt(bounds)
+    values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)
+    values, squares = np.maximum(values, 0.0), vectors**2
+    alone = float(np.sum((factor / root) ** 2))
+    coupled = max(0.0, float(np.einsum("ij,jk,ik->", factor, laplacian, factor, optimize=True)))
+    most = LARGEST_COUPLING / max(float(values[-1]), float(bounds.min()))
+
+    def scale(t: float) -> float:
+        return float(np.max(squares @ (1.0 / (1.0 + t * values))))
+
+    def energy(t: float) -> float:
+        return scale(t) * (alone + t * coupled)
+
+    # In log(1 + t / unit), so that small and large couplings are resolved alike.
+    unit = most / LARGEST_COUPLING
+    low, high = 0.0, float(np.log1p(LARGEST_COUPLING))
+    for _ in range(120):
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        if energy(unit * np.expm1(left)) <= energy(unit * np.expm1(right)):
+            high = right
+        else:
+            low = left
+    t = min((0.0, most, unit * float(np.expm1((low + high) / 2.0))), key=energy)
+    own = scale(t) * (1.0 + 1e-12)
+    covariance = own * (np.diag(1.0 / bounds) + t * laplacian)
+    # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
+    worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
+    margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))
+    return covariance * margin, bool(t >= 0.999 * most)
+
+
 def gram(mixing: Mixing, horizon: int | None = None, **options: Any) -> Covariance:
     """Return M, [n, n]: tr(M R) is the noise energy that R costs.
 
@@ -191,9 +248,9 @@ def gram(mixing: Mixing, horizon: int | None = None, **options: Any) -> Covarian
         mixing: [n, n] W, or a schedule [P, n, n].
         horizon: None for one step, T for all models of T rounds.
         options: ``discount``, ``step_sizes``, ``weights``, ``final_model``: the table in
-            ``mechanism.horizon.factor``.
+            ``mechanism.workload.factor``.
     """
-    root = horizon_.factor(mixing, horizon, **options)
+    root = workload.factor(mixing, horizon, **options)
     return root.T @ root
 
 
@@ -211,7 +268,7 @@ def energy(
         >>> round(spatial.energy(spatial.independent(weights, 1.0), weights), 3)
         2.0
     """
-    root = horizon_.factor(mixing, horizon, **options)
+    root = workload.factor(mixing, horizon, **options)
     return float(np.einsum("ij,jk,ik->", root, np.asarray(covariance), root, optimize=True))
 
 

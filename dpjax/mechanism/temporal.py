@@ -6,22 +6,43 @@ zero-out of that record in every round of its pattern (replacing it doubles the 
 when gradients depend on what was sent before. `mafalda`, `prefix_sum`, `banded` and `toeplitz`
 return strategies of sensitivity 1 for the participation that they are given, and for no other;
 `identity` and `anti_pgd` are not scaled.
+
+`sensitivity` is never below the largest ||C (G - G')||_F over two gradient sequences that differ in
+the rounds of one pattern, by vectors of norm at most 1, its own rounding included.
+
+The optimum, min tr(H P^-1) with P = C'C, when a record comes back every epoch: with T = k b the
+patterns are the b residue classes. Asking for P_st = 0 between two rounds of a class loses nothing:
+at that optimum V = P^-1 H P^-1 is zero between classes and has one value l along the diagonal of
+each class's block V_c, and as V_c >= 0 its other entries are at most l: the optimality conditions
+of the problem with sum |P_st| <= 1 over each class, and of the one with the exact sensitivity. The
+dual is over the blocks,
+
+    max  tr((V^1/2 H V^1/2)^1/2)^2 / sum_c l_c,      V_c >= 0 with diagonal l_c,
+
+and V_c <- V_c^1/2 P_c V_c^1/2 climbs it: for k = 1 the fixed point l <- l P_ii of
+`mechanism.factorization`. Every iterate gives a feasible P and a lower bound.
+
+Banded strategies are noise that a training loop makes from its last few rounds alone: C^-1 z is a
+recursion over the last `bands` - 1 outputs, so a run holds that many noise arrays instead of T.
+With at most b bands no two rounds of a pattern overlap in C'C.
 """
 
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+import scipy.linalg
+from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.mechanism import workload
-from dpjax.mechanism.banded import banded, toeplitz
-from dpjax.mechanism.epochs import (
-    TemporalSolution,
-    minimize_trace_epochs,
-    objective,
-    strategy_of,
-)
+from dpjax._numerics import double_precision
+from dpjax.mechanism import certificate, workload
+from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
-from dpjax.mechanism.sensitivity import sensitivity, sensitivity_is_exact
 
 __all__ = [
     "TemporalSolution",
@@ -41,6 +62,47 @@ __all__ = [
 
 Mixing = Float[np.ndarray, "*p n n"]
 Strategy = Float[np.ndarray, "t t"]
+Blocks = Float[np.ndarray, "b k k"]
+
+_EPS = float(np.finfo(np.float64).eps)
+_WINDOW = 8
+_JUMP = 6.0  # an accelerated step longer than this in any logarithm is not trusted
+_FALL = 1e-12  # a relative fall of the dual below this is rounding
+_PATIENCE = 60  # iterations without progress, after which rounding has the last word
+_FLOOR = 1e-13  # least eigenvalue of V kept, relative to the largest
+_LEAST_LEVEL = 1e-8  # of a class's multiplier, relative to the largest
+_DELICATE, _SINGULAR = 1e-8, 1e-10  # least over largest eigenvalue of H
+# Shares of H's mean diagonal, added in turn where H is singular: the climb is slow along V's
+# vanishing directions unless it comes from a problem that is further from singular.
+_RIDGES = (1e-4, 1e-6, 1e-8)
+_TIE = 1e-12  # of two patterns' sums
+_STALL = 1e-9  # relative decrease of a banded search's loss ...
+_STALLED = 10  # ... over this many steps, below which the search ends
+_MOST = 2000
+
+
+class TemporalSolution(NamedTuple):
+    """A strategy of sensitivity 1 with the certificate of how good it is.
+
+    Attributes:
+        strategy: [T, T] C, lower triangular with a positive diagonal, of sensitivity 1 (below
+            it by rounding's margin).
+        value: tr(H (C'C)^-1), the noise energy at sensitivity 1.
+        lower_bound: no strategy of sensitivity 1 has a smaller value, rounded down.
+        iterations: evaluations of the fixed-point map.
+        converged: whether the gap met the tolerance.
+    """
+
+    strategy: Float[np.ndarray, "t t"]
+    value: float
+    lower_bound: float
+    iterations: int
+    converged: bool
+
+    @property
+    def gap(self) -> float:
+        """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
+        return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
 
 
 def identity(rounds: int) -> Strategy:
@@ -144,26 +206,6 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
     return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
 
 
-def solve(
-    gram: Float[np.ndarray, "t t"],
-    participation: Participation,
-    *,
-    factor: Float[np.ndarray, "m t"] | None = None,
-) -> TemporalSolution:
-    """Return the strategy of least tr(H (C'C)^-1) at sensitivity 1, with its certificate.
-
-    Args:
-        gram: [T, T] H, from :func:`workload_gram` or any other workload.
-        participation: when a record appears; T = k b, or k = 1.
-        factor: [m, T] F with F'F = H where ``gram`` is that product as rounded; the bound then
-            refers to F'F.
-
-    Raises:
-        ValueError: for another participation or a gram that is not positive semidefinite.
-    """
-    return minimize_trace_epochs(gram, participation, factor=factor)
-
-
 def workload_gram(
     mixing: Mixing, rounds: int, *, covariance: Float[np.ndarray, "n n"] | None = None
 ) -> Float[np.ndarray, "t t"]:
@@ -186,3 +228,510 @@ def workload_gram(
                [1., 1., 1.]])
     """
     return workload.gram(mixing, rounds, covariance=covariance)
+
+
+def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    """Return the lower triangular C with C'C = P and a positive diagonal: J chol(J P J)' J.
+
+    J reverses the rounds. numpy's Cholesky factor L has L L' = P, another matrix.
+
+    Args:
+        precision: [T, T] P, symmetric positive definite.
+
+    Raises:
+        ValueError: when P is not positive definite.
+    """
+    matrix = _validate.square("precision", precision)
+    try:
+        factor = np.linalg.cholesky(matrix[::-1, ::-1])
+    except np.linalg.LinAlgError:
+        raise ValueError("precision is not positive definite; give one that is") from None
+    return np.ascontiguousarray(factor.T[::-1, ::-1])
+
+
+def objective(
+    strategy: Float[np.ndarray, "t t"],
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+) -> float:
+    """Return sensitivity(C)^2 tr(H (C'C)^-1), the same for every scale of C.
+
+    Args:
+        strategy: [T, T] C, invertible.
+        gram: [T, T] H.
+        participation: when a record appears.
+
+    Raises:
+        ValueError: for shapes that do not fit or a singular strategy.
+
+    Reference:
+        "MAFALDA-SGD", eq. (11).
+    """
+    matrix, gram = _validate.square("strategy", strategy), _validate.square("gram", gram)
+    if gram.shape != matrix.shape:
+        raise ValueError(f"gram has shape {gram.shape}; give {matrix.shape}, as the strategy's")
+    bound = sensitivity(matrix, participation)
+    try:
+        if strategy_.is_triangular(matrix):
+            inverse = strategy_.inverse_of(matrix)
+        else:
+            inverse = np.linalg.inv(matrix)
+    except np.linalg.LinAlgError:
+        raise ValueError("strategy is singular; give an invertible matrix") from None
+    return bound**2 * float(np.sum((gram @ inverse) * inverse))
+
+
+def solve(
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+    *,
+    factor: Float[np.ndarray, "m t"] | None = None,
+    tolerance: float = 1e-9,
+    max_iterations: int = 200,
+) -> TemporalSolution:
+    """Minimise sensitivity(C)^2 tr(H (C'C)^-1) over lower triangular C.
+
+    Args:
+        gram: [T, T] H, symmetric positive semidefinite (`workload.gram`). A singular one is
+            solved with 1e-8 of its mean diagonal added, and `converged` is that problem's; value
+            and bound refer to H itself.
+        participation: when a record appears; T = k b, or k = 1.
+        factor: [m, T] F with F'F = H where ``gram`` is that product as rounded; the bound then
+            refers to F'F.
+        tolerance: relative gap at which to stop.
+        max_iterations: most evaluations of the map.
+
+    Returns:
+        The strategy, of sensitivity 1, and its certificate.
+
+    Raises:
+        ValueError: for another participation, or a gram that does not fit it, is not positive
+            semidefinite, or is zero.
+
+    Reference:
+        "MAFALDA-SGD", eq. (11); Choquette-Choo et al. 2022, "Multi-epoch matrix factorization".
+    """
+    gram = _validate.square("gram", gram)
+    rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
+    tolerance = _validate.positive("tolerance", tolerance)
+    max_iterations = _validate.integer("max_iterations", max_iterations)
+    if len(gram) != rounds:
+        raise ValueError(f"gram has shape {gram.shape}; give [{rounds}, {rounds}], one row a round")
+    if k == 1:
+        single = minimize_trace(
+            gram if factor is None else None,
+            factor=factor,
+            tolerance=tolerance,
+            max_iterations=5 * max_iterations,
+        )
+        strategy = normalized(strategy_of(single.precision), participation)
+        value = objective(strategy, gram, participation)
+        bound, count = single.lower_bound, single.iterations
+        return TemporalSolution(strategy, value, bound, count, single.converged)
+    if rounds != k * b:
+        raise ValueError(
+            f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
+            f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"
+        )
+    # Rounds class by class: c, c + b, c + 2b, ...
+    order = np.arange(rounds).reshape(k, b).T.ravel()
+    sorted_gram = gram[np.ix_(order, order)]
+    exact = factor_of(sorted_gram)
+    known = None if factor is None else _validate.finite_array("factor", factor, ndim=2)[:, order]
+    if not exact.any():
+        raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
+    squares = np.sum(exact**2, axis=1)
+    condition = float(squares.min() / squares.max())
+    best: _Point | None = None
+    start, iterations = None, 0
+    value, bound = np.inf, 0.0
+    winner: Float[np.ndarray, "t t"] | None = None
+    for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
+        climbed = exact
+        if ridge:
+            added = np.sqrt(ridge * squares.mean()) * np.eye(rounds)
+            climbed = np.asarray(np.linalg.qr(np.concatenate([exact, added]), mode="r"))
+        best, count = _climb(climbed, k, tolerance, max_iterations, condition < _DELICATE, start)
+        start, iterations = best.logarithm, iterations + count
+        bound = max(bound, _lower_bound(sorted_gram, known, best.half))
+        if not np.isfinite(best.gap):
+            continue
+        restored = np.empty_like(best.precision)
+        restored[np.ix_(order, order)] = best.precision
+        candidate = normalized(strategy_of(restored), participation)
+        cost = objective(candidate, gram, participation)
+        if cost < value:
+            value, winner = cost, candidate
+    if best is None or winner is None:
+        raise ValueError("gram is too close to singular; add a small multiple of the identity")
+    return TemporalSolution(winner, value, bound, iterations, best.gap <= tolerance)
+
+
+def normalized(
+    strategy: Float[np.ndarray, "t t"], participation: Participation
+) -> Float[np.ndarray, "t t"]:
+    """Return C over its sensitivity, with a margin that keeps it at 1 in others' arithmetic."""
+    margin = 1.0 + 4 * len(strategy) * _EPS
+    return strategy / (sensitivity(strategy, participation) * margin)
+
+
+def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation) -> float:
+    """Return an upper bound on the sensitivity of C (not squared).
+
+    max over patterns pi of sqrt(sum_{s,t in pi} |(C'C)_st|)
+
+    Exact where C'C is non-negative on the patterns. With negative entries the truth is a
+    supremum over unit vectors, which this bounds from above and which the supremum over signs
+    understates: for C'C = [[1,-.5,-.5],[-.5,1,-.5],[-.5,-.5,1]] the squares are 6 (this), 4.5
+    (vectors) and 4 (signs). C = I with k participations gives sqrt(k).
+
+    Args:
+        strategy: [m, T] C, any real matrix.
+        participation: when a record appears.
+
+    Returns:
+        The bound at clip 1, rounded up.
+
+    Raises:
+        ValueError: for a strategy of another number of rounds, or NaN in it.
+
+    Reference:
+        Choquette-Choo et al. 2023, eq. (5); Pillutla et al., Lemma 3.15.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> round(float(temporal.sensitivity(temporal.anti_pgd(4), Participation(4, 1, 4))), 6)
+        2.0
+    """
+    scale = _scale(strategy)
+    gram, rounding = _gram(np.asarray(strategy, np.float64) / scale, participation)
+    largest = _pattern_sums(gram, rounding, participation)[0].max()
+    # Sums, products of one term and the root round as well.
+    margin = 1.0 + (participation.epochs**2 + 8) * _EPS
+    return float(np.sqrt(largest * margin)) * scale
+
+
+def sensitivity_is_exact(strategy: Float[np.ndarray, "m t"], participation: Participation) -> bool:
+    """Return whether :func:`sensitivity` is known to be attained, up to rounding.
+
+    True where C'C has no negative entry (beyond what rounding explains) on a pattern that
+    attains the maximum: equal gradients then reach the bound.
+
+    Args:
+        strategy: [m, T] C.
+        participation: when a record appears.
+
+    Raises:
+        ValueError: as for :func:`sensitivity`.
+    """
+    scaled = np.asarray(strategy, np.float64) / _scale(strategy)
+    sums, negative = _pattern_sums(*_gram(scaled, participation), participation)
+    return bool((~negative & (sums >= sums.max() * (1.0 - _TIE))).any())
+
+
+def _scale(strategy: Float[np.ndarray, "m t"]) -> float:
+    """A power of two near the largest entry: squares neither vanish nor overflow."""
+    largest = float(np.abs(_validate.finite_array("strategy", strategy, ndim=2)).max(initial=0.0))
+    return 2.0 ** np.clip(np.frexp(largest)[1], -1000, 1000) if largest > 0 else 1.0
+
+
+def _gram(
+    strategy: Float[np.ndarray, "m t"], participation: Participation
+) -> tuple[Float[np.ndarray, "t t"], Float[np.ndarray, "t t"]]:
+    """Return C'C and a bound on the rounding of its entries (0 for sums of one product)."""
+    matrix = _validate.finite_array("strategy", strategy, ndim=2)
+    if matrix.shape[1] != checked(participation).rounds:
+        raise ValueError(
+            f"strategy has shape {matrix.shape}; give one column for each of the participation's "
+            f"{participation.rounds} rounds"
+        )
+    size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
+    terms = support.T @ support
+    return matrix.T @ matrix, _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
+
+
+def _pattern_sums(
+    gram: Float[np.ndarray, "t t"],
+    rounding: Float[np.ndarray, "t t"],
+    participation: Participation,
+) -> tuple[Float[np.ndarray, " starts"], np.ndarray]:
+    """Return the sum of |C'C| over each pattern, rounded up, and where it has negative entries."""
+    # A strategy from a Cholesky factorisation carries that one's error as well.
+    large = np.abs(gram) + rounding
+    negative = gram < -2.0 * rounding
+    sums = np.empty(participation.starts)
+    mixed = np.empty(participation.starts, dtype=bool)
+    for start in range(participation.starts):
+        stop = start + (participation.epochs - 1) * participation.separation + 1
+        pattern = slice(start, stop, participation.separation)
+        sums[start] = large[pattern, pattern].sum()
+        mixed[start] = negative[pattern, pattern].any()
+    return sums, mixed
+
+
+def banded(
+    mixing: Float[np.ndarray, "*p n n"],
+    participation: Participation,
+    bands: int,
+    *,
+    equal: bool = False,
+) -> Float[np.ndarray, "t t"]:
+    """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
+
+    jax_privacy's convex search over C'C. Where T = k b (or k = 1) columns may differ in norm;
+    for other participations, or where asked for, they are held equal.
+
+    Args:
+        mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
+        participation: when a record appears.
+        bands: number of diagonals, 1 (a scaled identity) to the participation's separation.
+        equal: whether all columns have one norm: the largest one counts where batches are sampled.
+
+    Returns:
+        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+
+    Raises:
+        ValueError: for more bands than the separation, or a bad mixing matrix.
+
+    Reference:
+        Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization".
+    """
+    from jax_privacy.matrix_factorization import dense
+
+    rounds, k = participation.rounds, participation.epochs
+    bands = _bands(participation, bands)
+    root = _scaled_root(mixing, participation)
+    whole = not equal and (k == 1 or rounds == k * participation.separation)
+    with double_precision():
+        optimum = dense.optimize(
+            rounds,
+            epochs=k if whole else 1,
+            bands=bands,
+            equal_norm=not whole,
+            A=jnp.asarray(root),
+            max_optimizer_steps=_MOST,
+            callback=_stalled(),
+        )
+        strategy = np.array(optimum, dtype=np.float64)
+    # Cholesky leaves rounding outside the bands, which would couple the rounds of a pattern.
+    return normalized(np.tril(np.triu(strategy, 1 - bands)), participation)
+
+
+def toeplitz(
+    mixing: Float[np.ndarray, "*p n n"], participation: Participation, bands: int
+) -> Float[np.ndarray, "t t"]:
+    """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
+
+    `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums.
+
+    Args:
+        mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
+        participation: when a record appears.
+        bands: number of coefficients, 1 (a scaled identity) to the participation's separation.
+
+    Returns:
+        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+
+    Raises:
+        ValueError: for more bands than the separation, or a bad mixing matrix.
+
+    Reference:
+        McKenna 2024, "Scaling up the banded matrix factorization mechanism".
+    """
+    from jax_privacy.matrix_factorization import banded as banded_
+    from jax_privacy.matrix_factorization import optimization
+    from jax_privacy.matrix_factorization import toeplitz as toeplitz_
+
+    rounds, bands = participation.rounds, _bands(participation, bands)
+    root = _scaled_root(mixing, participation)
+
+    def strategy(coefficients: Float[Array, " bands"]) -> Float[Array, "t t"]:
+        whole = banded_.ColumnNormalizedBanded.from_banded_toeplitz(rounds, coefficients)
+        return whole.materialize()
+
+    with double_precision():
+        workload_root = jnp.asarray(root)
+
+        def loss(coefficients: Float[Array, " bands"]) -> Float[Array, ""]:
+            transposed = strategy(coefficients).T
+            solved = jax.scipy.linalg.solve_triangular(transposed, workload_root.T, lower=False)
+            return jnp.sum(solved**2)
+
+        start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)
+        optimum = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
+        # The first column's sign is free in the search.
+        result = np.array(strategy(optimum * jnp.sign(optimum[0])), dtype=np.float64)
+    return normalized(result, participation)
+
+
+def _bands(participation: Participation, bands: int) -> int:
+    bands = _validate.integer("bands", bands)
+    limit = participation.rounds if participation.epochs == 1 else participation.separation
+    if bands > limit:
+        raise ValueError(
+            f"bands is {bands}; give at most {limit}, the rounds between two appearances"
+        )
+    return bands
+
+
+def _scaled_root(
+    mixing: Float[np.ndarray, "*p n n"], participation: Participation
+) -> Float[np.ndarray, "t t"]:
+    """Return F, F'F = H up to a factor: the search is tuned to losses near 1."""
+    gram = workload.gram(mixing, participation.rounds)
+    return factor_of(gram / np.trace(gram))
+
+
+def _stalled() -> Callable[[Any], bool]:
+    """Return a callback that ends a search whose loss no longer falls."""
+    losses: list[float] = []
+
+    def callback(step: Any) -> bool:
+        losses.append(float(step.loss))
+        if len(losses) <= _STALLED:
+            return False
+        return not losses[-1] < min(losses[:-_STALLED]) * (1.0 - _STALL)
+
+    return callback
+
+
+class _Point(NamedTuple):
+    """The map at one V = exp(X): its blocks, the next X without acceleration, and the bounds."""
+
+    half: Blocks
+    logarithm: Blocks
+    plain: Blocks
+    precision: Float[np.ndarray, "t t"]
+    dual: float
+    gap: float
+
+
+def _climb(
+    factor: Float[np.ndarray, "t t"],
+    k: int,
+    tolerance: float,
+    most: int,
+    fine: bool = False,
+    start: Blocks | None = None,
+) -> tuple[_Point, int]:
+    """Return the point of least gap (infinite where none was feasible) and the evaluations spent.
+
+    Anderson's acceleration in log V; a step that lowers the dual is taken back. `fine` asks for
+    singular values, which resolve twice the digits of eigenvalues at three times the cost.
+    """
+    norms = np.sqrt((factor**2).sum(axis=0).reshape(-1, k).sum(axis=1))
+    levels = np.log(np.maximum(norms, 1e-8 * norms.max()) / norms.max())
+    point = levels[:, None, None] * np.eye(k) if start is None else start
+    last = best = None
+    changes: list[tuple[np.ndarray, np.ndarray]] = []
+    since = count = 0
+    highest = 0.0
+    while count < most and since < _PATIENCE:
+        here = _evaluate(factor, point, fine)
+        count += 1
+        if last is not None and not here.dual >= last.dual * (1.0 - _FALL) and changes:
+            point, changes, last = last.plain, [], None
+            since += 1
+            continue
+        since += 1
+        # The dual may climb for long while the gap, of a P that is not feasible yet, does not.
+        if here.dual > highest * (1.0 + tolerance):
+            highest, since = here.dual, 0
+        if best is None or here.gap < best.gap or not np.isfinite(best.gap):
+            best, since = here, 0
+        if best.gap <= tolerance:
+            break
+        step = here.plain - here.logarithm
+        if last is not None:
+            moved = here.logarithm - last.logarithm
+            changes = [*changes[1 - _WINDOW :], (moved, step - (last.plain - last.logarithm))]
+        last, point = here, here.plain
+        if changes:
+            turned = np.stack([change.ravel() for _, change in changes])
+            weights = np.linalg.lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
+            correction = sum(w * (x + f) for w, (x, f) in zip(weights, changes, strict=True))
+            accelerated = here.plain - correction
+            if np.abs(accelerated - here.logarithm).max() <= _JUMP:
+                point = (accelerated + np.swapaxes(accelerated, 1, 2)) / 2.0
+            else:
+                changes = []
+    assert best is not None  # the first evaluation always is
+    return best, count
+
+
+def _evaluate(factor: Float[np.ndarray, "t t"], point: Blocks, fine: bool) -> _Point:
+    rounds, (b, k, _) = len(factor), point.shape
+    blocks = _constant_diagonal(_apply(np.exp, point))
+    levels = blocks[:, 0, 0]
+    half = _apply(np.sqrt, blocks)
+    weighted = np.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
+    weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
+    if fine:
+        left, roots, _ = np.linalg.svd(weighted)
+        roots = np.maximum(roots, rounds * _EPS * roots[0])
+    else:
+        values, left = np.linalg.eigh(weighted @ weighted.T)
+        roots = np.sqrt(np.maximum(values, rounds * _EPS * values[-1]))
+    # P = F' U e^-1 U' F for F V^1/2 = U e ..., so that P V P = F'F.
+    rotated = (left.T @ factor) / np.sqrt(roots)[:, None]
+    precision = rotated.T @ rotated
+    grid = precision.reshape(b, k, b, k)
+    own = grid[range(b), :, range(b), :].copy()
+    diagonal = np.einsum("cii->ci", own)
+    sums = diagonal.sum(axis=1)
+    dual = float(roots.sum() ** 2 / levels.sum())
+
+    # The next V: V^1/2 P V^1/2 in the scale where P has a unit diagonal, its diagonal made even.
+    scale = np.sqrt(diagonal)
+    outer = scale[:, :, None] * scale[:, None, :]
+    middle = _apply(np.sqrt, blocks * outer)
+    moved = _constant_diagonal(middle @ (own / outer) @ middle / outer)
+    target = levels * sums
+    target = np.maximum(target, _LEAST_LEVEL * target.max())
+    moved *= (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]
+
+    # Feasible: nothing between the rounds of a class, and sum 1 along its diagonal.
+    for c in range(b):
+        grid[c, :, c, :] = np.diag(diagonal[c])
+    shrink = np.repeat(1.0 / np.sqrt(sums), k)
+    precision *= shrink[:, None] * shrink
+    try:
+        lower = np.linalg.cholesky(precision)
+        whitened = scipy.linalg.solve_triangular(lower, factor.T, lower=True)
+        gap = float(np.sum(whitened**2)) / dual - 1.0
+    except np.linalg.LinAlgError:
+        gap = np.inf
+    return _Point(half, _apply(np.log, blocks), _apply(np.log, moved), precision, dual, gap)
+
+
+def _apply(function: np.ufunc, blocks: Blocks) -> Blocks:
+    """Return the matrix function of each symmetric block; roots and logarithms are floored."""
+    values, vectors = np.linalg.eigh((blocks + np.swapaxes(blocks, 1, 2)) / 2.0)
+    if function is not np.exp:
+        values = np.maximum(values, _FLOOR * values[:, -1:])
+    return (vectors * function(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+
+
+def _constant_diagonal(blocks: Blocks) -> Blocks:
+    """Return D^-1/2 V D^-1/2 times the mean of D, D the diagonal of each block."""
+    diagonal = np.einsum("cii->ci", blocks)
+    scale = np.sqrt(diagonal.mean(axis=1, keepdims=True) / diagonal)
+    return blocks * scale[:, :, None] * scale[:, None, :]
+
+
+def _lower_bound(
+    gram: Float[np.ndarray, "t t"], factor: Float[np.ndarray, "m t"] | None, half: Blocks
+) -> float:
+    """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
+    b, k, _ = half.shape
+    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (k + 2) * _EPS)
+    if factor is None:
+        total = certificate.root_trace(gram, scipy.linalg.block_diag(*half))
+    else:
+        parts = factor.reshape(len(factor), b, k).transpose(1, 0, 2)
+        weighted = np.matmul(parts, half).transpose(1, 0, 2).reshape(factor.shape)
+        terms = np.matmul(np.abs(parts), np.abs(half))
+        blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
+        total = certificate.nuclear_norm(weighted, blur=blur)
+    return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)

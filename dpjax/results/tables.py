@@ -1,8 +1,8 @@
-"""Means with standard errors, paired differences, and tables as text and Markdown."""
+"""Means with standard errors, and tables as text."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,32 +12,7 @@ from dpjax.results import captions
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Paired", "at_ends", "markdown", "paired", "summary", "text"]
-
-
-class Paired(NamedTuple):
-    """How much two algorithms differ on the same seeds.
-
-    Attributes:
-        mean: Mean of (worse - better) over the pairs; positive when the better one is smaller.
-        standard_error: Of that mean, from the differences; nan for one pair.
-        count: Number of pairs.
-        t: mean / standard_error, Student's statistic with count - 1 degrees of freedom.
-    """
-
-    mean: float
-    standard_error: float
-    count: int  # type: ignore[assignment]  # tuples have a method of this name
-    t: float
-
-    def row(self) -> dict[str, float]:
-        """The comparison as columns of a table."""
-        return {
-            "difference": self.mean,
-            "standard error": self.standard_error,
-            "seeds": self.count,
-            "t": self.t,
-        }
+__all__ = ["summary", "text"]
 
 
 def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "pandas.DataFrame":
@@ -78,111 +53,10 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_participations(group, dict(zip(names, key, strict=True)))
-        mean, error, count = _moments(group[value])
+        mean, error, count = moments(group[value])
         keys = dict(zip(names, key, strict=True))
         rows.append({**keys, "mean": mean, "standard error": error, "count": count})
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
-
-
-def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") -> list[str]:
-    """What was tuned to the least or the largest step size that was tried: its grid is too short.
-
-    Where one step size alone was tried, nothing was tuned.
-
-    Args:
-        frame: Tidy rows of both phases, "tuning" and "final", with their ``step_size``; with a
-            ``setting``, the ends are those of the steps that the best setting was tried with.
-        by: Columns that tell what was tuned apart.
-
-    Returns:
-        Their entries, joined by " + ", in the order of their first rows.
-
-    Example:
-        >>> import pandas
-        >>> from dpjax.results import tables
-        >>> rows = [("a", "tuning", 1.0), ("a", "tuning", 2.0), ("a", "final", 2.0)]
-        >>> frame = pandas.DataFrame(rows, columns=["algorithm", "phase", "step_size"])
-        >>> tables.at_ends(frame)
-        ['a']
-    """
-    found = []
-    for key, group in frame.groupby([by] if isinstance(by, str) else list(by), sort=False):
-        tuning, best = (group[group["phase"] == phase] for phase in ("tuning", "final"))
-        if "setting" in group:
-            tuning = tuning[tuning["setting"].isin(best["setting"])]
-        tried = tuning["step_size"]
-        ends = {tried.min(), tried.max()}
-        if len(ends) > 1 and best["step_size"].isin(ends).any():
-            found.append(" + ".join(str(part) for part in key))
-    return found
-
-
-def paired(
-    frame: "pandas.DataFrame",
-    better: Any,
-    worse: Any,
-    value: str,
-    on: str | Sequence[str] = "seed",
-    column: str = "algorithm",
-) -> Paired:
-    """Compare two algorithms on the same seeds, where what seeds change alike cancels.
-
-    Args:
-        frame: Tidy rows; one for each of the two and each value of ``on``: one round, one budget.
-        better: Entry of ``column`` claimed to have the smaller values.
-        worse: Entry of ``column`` that it is compared with.
-        value: Column of numbers.
-        on: Columns that say which rows belong together.
-        column: Column that tells the two apart.
-
-    Returns:
-        The mean difference worse - better, its standard error, the number of pairs, and t.
-
-    Raises:
-        ValueError: For columns or entries that are not there, lists in place of plain values,
-            several rows for one seed, or a seed that only one of the two has.
-
-    Example:
-        >>> import pandas
-        >>> from dpjax.results import tables
-        >>> frame = pandas.DataFrame(
-        ...     [("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 3.0), ("b", 1, 3.5)],
-        ...     columns=["algorithm", "seed", "loss"],
-        ... )
-        >>> tables.paired(frame, better="a", worse="b", value="loss")
-        Paired(mean=1.75, standard_error=0.25, count=2, t=7.0)
-    """
-    names = [on] if isinstance(on, str) else list(on)
-    comparable(frame, [*names, column])
-    frame = frame.assign(**{value: numbers(frame, value)})
-    sides = []
-    for entry in (better, worse):
-        side = frame[frame[column] == entry]
-        if not len(side):
-            raise ValueError(
-                f"{column} {entry!r} is in no row; it holds {list(frame[column].unique())}"
-            )
-        keys = list(side[names].itertuples(index=False, name=None))
-        if len(set(keys)) != len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(
-                f"{column} {entry!r} has several rows with {', '.join(names)} = {twice}; choose "
-                "one round, budget and graph first"
-            )
-        sides.append(dict(zip(keys, map(float, side[value]), strict=True)))
-    first, second = sides
-    alone = [key for key in first if key not in second] + [
-        key for key in second if key not in first
-    ]
-    if alone:
-        raise ValueError(
-            f"{', '.join(names)} = {alone[0]} is in only one of {better!r} and {worse!r}; run both "
-            "on the same"
-        )
-    mean, error, count = _moments([second[key] - first[key] for key in first])
-    if error == 0:
-        return Paired(mean, error, count, math.copysign(math.inf, mean) if mean else math.nan)
-    return Paired(mean, error, count, mean / error)
 
 
 def text(
@@ -215,38 +89,6 @@ def text(
         return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in pairs).rstrip()
 
     return "\n".join(align(line) for line in table)
-
-
-def markdown(
-    rows: "pandas.DataFrame | Iterable[Mapping[str, Any]]", columns: Sequence[str] | None = None
-) -> str:
-    """Rows as a Markdown table with four significant digits.
-
-    Args:
-        rows: A frame or rows. Columns with dicts in them are left out.
-        columns: Which columns, in which order; by default all, as given.
-
-    Returns:
-        Lines without a final newline.
-
-    Example:
-        >>> from dpjax.results import tables
-        >>> print(tables.markdown([{"n": 10, "loss": 0.123456}, {"n": 1000, "loss": 0.05}]))
-        |    n |    loss |
-        | ---: | ------: |
-        |   10 |  0.1235 |
-        | 1000 | 0.05000 |
-    """
-    header, cells, right = _cells(rows, columns)
-    table = [[cell.replace("|", "\\|") for cell in line] for line in [header, *cells]]
-    widths = [max(3, *(len(line[i]) for line in table)) for i in range(len(header))]
-
-    def align(line: list[str]) -> str:
-        pairs = zip(line, widths, right, strict=True)
-        return f"| {' | '.join(c.rjust(w) if r else c.ljust(w) for c, w, r in pairs)} |"
-
-    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    return "\n".join([align(table[0]), align(rule), *map(align, table[1:])])
 
 
 def numbers(frame: "pandas.DataFrame", name: str) -> np.ndarray:
@@ -305,7 +147,7 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
         )
 
 
-def _moments(values: Any) -> tuple[float, float, int]:
+def moments(values: Any) -> tuple[float, float, int]:
     """Mean, its standard error, and how many."""
     array = np.asarray(values, dtype=np.float64)
     count = array.size

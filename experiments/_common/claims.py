@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from _common import tables
 from dpjax import _validate
-from dpjax.results import tables
 
 if TYPE_CHECKING:
     import pandas

@@ -28,7 +28,6 @@ from jaxtyping import Float
 
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
-from dpjax.mechanism.epochs import minimize_trace_epochs
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["JointSolution", "covariance", "error", "solve", "wiener"]
@@ -167,7 +166,7 @@ def solve(
         errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
         workload = matrix.T @ gram @ matrix
         bound = max(bound, _bound(matrix, strategy, signal, gram, variance, participation))
-        found = minimize_trace_epochs(
+        found = temporal.solve(
             workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
         )
         value = error(matrix, found.strategy, signal, variance, participation, gram=gram)

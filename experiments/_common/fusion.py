@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from _common import schedules
 from dpjax import _validate
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data.fusion import Fusion
 from dpjax.data.partition import Partition
-from dpjax.mechanism import schedules
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import Laplace
@@ -63,13 +63,13 @@ def optimal(
         rounds: Rounds T.
         shape: Steps that go down smoothly, a few long ones with averaging between, or the better.
         apart: As in `problem`, which the error is of.
-        options: More of `dpjax.mechanism.schedules.optimal`.
+        options: More of `_common.schedules.optimal`.
 
     Returns:
         The parts.
 
     Raises:
-        ValueError: For other costs, and as `dpjax.mechanism.schedules.optimal`.
+        ValueError: For other costs, and as `_common.schedules.optimal`.
 
     Example:
         >>> import numpy as np

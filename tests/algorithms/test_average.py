@@ -134,6 +134,7 @@ class Ratio(DSGD):
         return x, (carry, w)
 
 
+@pytest.mark.slow
 def test_a_method_may_measure_other_models_than_it_keeps():
     sends = np.eye(N) + np.roll(np.eye(N), 1, axis=0) + np.eye(N, k=-2)
     task, results = make_problem(N), []

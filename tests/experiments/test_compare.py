@@ -173,6 +173,7 @@ def test_public_directions_are_of_public_records_alone():
     np.testing.assert_array_equal(module.directions(config, 4), found)
 
 
+@pytest.mark.slow
 def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
     module = load_script("dome_benchmark")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0

@@ -12,6 +12,7 @@ def script():
     return load_script("dome_gossip")
 
 
+@pytest.mark.slow
 def test_frames_stay_one_by_exact_sums_and_part_by_gossip(script):
     config = script.PRESETS["tiny"]
     exact, near = (script.drifted(config, "ring", steps) for steps in (0, 8))

@@ -31,6 +31,7 @@ def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):
     np.testing.assert_allclose(script.hindsight(gradients, 3), 1.0, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_sample_s_gradient_is_of_scaled_records(script):
     config = script.PRESETS["tiny"]
     task = script.learn(config)
@@ -45,6 +46,7 @@ def test_the_sample_s_gradient_is_of_scaled_records(script):
     assert jnp.linalg.norm(found) <= 1
 
 
+@pytest.mark.slow
 def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
     assert script.main(arguments) == 0

@@ -15,6 +15,7 @@ from tests.experiments.test_experiments import cells  # noqa: E402
 from tests.support import load_script  # noqa: E402
 
 
+@pytest.mark.slow
 def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     module = load_script("dome_tcp")
     arguments = ["--preset", "tiny", "--seeds", "1", "--output", str(tmp_path), "--quiet"]

@@ -19,6 +19,7 @@ from dpjax.transforms.lowpass import FILTERS, by_matrix
 from tests.support import load_script
 
 
+@pytest.mark.slow
 def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
     spectra = load_script("doppler_spectra")
     config = spectra.PRESETS["tiny"]

@@ -233,6 +233,7 @@ def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, mo
         plan.make(make_config(method=Leak()), np.eye(6) / 2 + np.roll(np.eye(6), 1, axis=0) / 2)
 
 
+@pytest.mark.slow
 def test_the_federated_example_trains_and_follows(monkeypatch, capsys):
     module = example("federated")
     monkeypatch.setattr(module, "PLACES", 6)

@@ -20,39 +20,21 @@ NEEDS = {"mafalda_housing": "housing"}
 TEXTS = ("sst2", "bpe")
 
 
-# Every design or filter is compiled on its own: here a few, all of them with the slow tests.
-FEW = {
-    "mafalda_housing": ["--designs", "non_private", "mafalda", "spacetime"],
-    "cifar_doppler": ["--filter", "first v1"],
-    "dome_gossip": ["--systems", "dome 8", "--gossip", "8"],
-    "tracking_fusion": ["--methods", "tracking"],
-    "tracking_mnist": ["--parts", "methods"],
-}
-SLOW = (
-    "compare",
-    "tracking_leakage",
-    "whisper_quadratic",
-    "whisper_departure",
-    "doppler_spectra",
-    "doppler_decentralised",
+PRESETS = (
+    *("cifar_doppler", "compare", "dome_gossip", "doppler_decentralised", "doppler_spectra"),
+    *("mafalda_housing", "tracking_fusion", "tracking_leakage", "tracking_mnist"),
+    *("whisper_departure", "whisper_logistic", "whisper_quadratic"),
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "few"),
-    [
-        ("whisper_variance", []),
-        ("whisper_logistic", []),
-        ("compare", ["--systems", "whisper"]),
-        *FEW.items(),
-        *(pytest.param(name, [], marks=pytest.mark.slow) for name in (*FEW, *SLOW)),
-    ],
+    "name", ["whisper_variance", *(pytest.param(name, marks=pytest.mark.slow) for name in PRESETS)]
 )
-def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name, few):
+def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
     if name in NEEDS:
         monkeypatch.setenv("DPJAX_DATA", str(real_data(NEEDS[name]).parent))
     module = load_script(name)
-    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", *few]
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
     assert module.main(arguments) == 0
     first = capsys.readouterr().out
     paths = cells(tmp_path, name)
@@ -208,6 +190,7 @@ def test_own_model_example_is_short_and_learns(capsys):
     assert "differentially private per agent" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_noise_over_rounds_example_is_short_and_gains(capsys):
     path = ROOT / "examples" / "over_rounds.py"
     assert len(path.read_text().splitlines()) < 40
@@ -218,6 +201,7 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
     assert "at most 6, 6 apart, with noise correlated over rounds" in out and "nan  1." in out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dpjax.plans.forecasts.HopelessWarning")
 def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     module = load_script("sweep", "examples")

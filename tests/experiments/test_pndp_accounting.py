@@ -18,6 +18,7 @@ def run(module, folder, *more):
     return folder / "pndp_accounting" / "tiny"
 
 
+@pytest.mark.slow
 def test_tiny_preset(module, tmp_path, capsys):
     folder = run(module, tmp_path)
     first = capsys.readouterr().out

@@ -55,7 +55,10 @@ def test_the_printed_noise_is_enough_below_one_and_not_above():
     assert 2.2e-5 < gdp.delta(1 / printed, 10.0) < 2.4e-5
 
 
-@pytest.mark.parametrize(("k", "forgetting"), [(16, 0.9), (16, 0.98), (40, 0.95)])
+LONG = [pytest.param(*size, marks=pytest.mark.slow) for size in ((16, 0.98), (40, 0.95))]
+
+
+@pytest.mark.parametrize(("k", "forgetting"), [(16, 0.9), *LONG])
 def test_noise_alone_reaches_the_floor(k, forgetting):
     rng = np.random.default_rng(1)
     count, v, largest = int(20 / (1 - forgetting)), 0.25, []
@@ -200,6 +203,7 @@ def test_rounds_to_find_turns_findable_round():
     assert sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 10) == 100 * full
 
 
+@pytest.mark.slow
 def test_dome_s_own_loop_finds_no_more():
     d, k, v, rounds, runs = 60, 8, 0.05, 40, 200
 

@@ -20,6 +20,7 @@ def folder(module, tmp_path_factory):
     return path / "spacetime_tradeoff" / "tiny"
 
 
+@pytest.mark.slow
 def test_records_are_read_back(module, folder, capsys):
     paths = sorted(folder.glob("*.jsonl"))
     assert len(paths) == 3 and len(list(folder.glob("*.svg"))) == 2
@@ -33,6 +34,7 @@ def test_records_are_read_back(module, folder, capsys):
     assert metadata["command"].startswith("python experiments/spacetime_tradeoff.py")
 
 
+@pytest.mark.slow
 def test_joint_noise_is_between_its_parents_and_the_bound(folder):
     frame = records.read([folder / "energy_florentine.jsonl", folder / "energy_ring.jsonl"])
     table = frame.pivot(index=["graph", "epochs", "rounds"], columns="algorithm", values="relative")
@@ -44,6 +46,7 @@ def test_joint_noise_is_between_its_parents_and_the_bound(folder):
     assert frame[frame["algorithm"] == "spacetime"]["converged"].all()
 
 
+@pytest.mark.slow
 def test_runs_state_equal_guarantees(folder):
     frame = records.read(folder / "train_florentine_3x2.jsonl")
     final = frame[frame["phase"] == "final"]

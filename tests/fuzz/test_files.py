@@ -21,8 +21,7 @@ import pytest
 from dpjax.data import canonical, load, texts
 from dpjax.engine.keys import KeyFile
 from dpjax.mechanism import design
-from dpjax.mechanism.factorization import minimize_trace
-from dpjax.mechanism.solution import Solution
+from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.models import tokenizer, weights
 from dpjax.results import records
 from dpjax.topology import graphs, mixing

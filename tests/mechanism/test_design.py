@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dpjax.mechanism import design, spatial
-from dpjax.mechanism.solution import Solution
 from dpjax.plans import noise
 from dpjax.topology import graphs, mixing
 
@@ -87,7 +86,7 @@ def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
     elif damage == "empty":
         path.write_bytes(b"")
     else:
-        from dpjax.mechanism.factorization import minimize_trace
+        from dpjax.mechanism.factorization import Solution, minimize_trace
 
         minimize_trace(factor=W).save(path)
         assert Solution.load(path).n == 8 if hasattr(Solution, "n") else Solution.load(path)

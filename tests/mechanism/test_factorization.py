@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax.mechanism import certificate, factorization, fixed_point
-from dpjax.mechanism.factorization import minimize_trace, minimize_traces
-from dpjax.mechanism.solution import Solution
+from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology import graphs, mixing
 
 
@@ -223,17 +222,6 @@ def test_dividing_by_multipliers_would_break_hubs() -> None:
     assert np.linalg.eigvalsh(minimize_trace(factor=factor).precision)[0] > 1e-3
 
 
-def test_batch_equals_one_by_one() -> None:
-    factors = np.stack([weights(f"er:10:{p}:1") for p in (0.3, 0.6, 1.0)])
-    for factor, together in zip(factors, minimize_traces(factors=factors), strict=True):
-        alone = minimize_trace(factor=factor)
-        assert_feasible(together, factor)
-        assert together.value == pytest.approx(alone.value, rel=1e-8)
-        assert together.attained == alone.attained
-    by_gram = minimize_traces(np.stack([f.T @ f for f in factors[:2]]))
-    assert by_gram[0].value == pytest.approx(minimize_trace(factor=factors[0]).value, rel=1e-7)
-
-
 def test_gram_and_wide_or_tall_factors_are_one_problem() -> None:
     factor = weights("er:9:0.5")
     value = minimize_trace(factor=factor).value
@@ -350,9 +338,3 @@ def test_sdp_without_its_libraries_has_a_remedy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(ValueError, match="pip install cvxpy clarabel"):
         minimize_trace(np.eye(3), solver="sdp")
-
-
-def test_batches_are_refused_by_shape() -> None:
-    with pytest.raises(ValueError, match="grams and factors"):
-        minimize_traces(np.eye(3))
-    assert factorization.factor_of(np.eye(2)).shape == (2, 2)

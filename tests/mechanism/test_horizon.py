@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.mechanism import horizon, spatial
+from dpjax.mechanism import spatial, workload
 from dpjax.topology import graphs, mixing
 
 SYMMETRIC = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
@@ -99,7 +99,7 @@ def test_factor_keeps_weak_directions() -> None:
     values = np.array([1.0, 0.5, 1e-10])
     q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     general = (q * values) @ np.linalg.inv(q + 1e-3 * np.triu(np.ones((3, 3)), 1))
-    weakest = np.linalg.svd(horizon.factor(general, 8), compute_uv=False)[-1]
+    weakest = np.linalg.svd(workload.factor(general, 8), compute_uv=False)[-1]
     assert weakest == pytest.approx(
         np.sqrt(8) * np.linalg.svd(general, compute_uv=False)[-1], rel=1
     )
@@ -122,4 +122,4 @@ def test_factor_keeps_weak_directions() -> None:
 )
 def test_refusals(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        horizon.factor(SYMMETRIC, **arguments)
+        workload.factor(SYMMETRIC, **arguments)

@@ -32,7 +32,7 @@ def dual(gram, multipliers):
         return total**2 / mpmath.fsum(mpmath.mpf(float(x)) for x in multipliers)
 
 
-@pytest.mark.parametrize("n", [2, 10, 100])
+@pytest.mark.parametrize("n", [2, 10, pytest.param(100, marks=pytest.mark.slow)])
 def test_of_one_average(n):
     """11': the infimum is 1, and rounding alone made eigenvalues of 1e-16 whose roots add up."""
     gram = np.ones((n, n))

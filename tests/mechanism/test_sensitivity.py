@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.mechanism.sensitivity import sensitivity, sensitivity_is_exact
+from dpjax.mechanism.temporal import sensitivity, sensitivity_is_exact
 
 NEGATIVE = np.array([[1, -0.5, -0.5], [-0.5, 1, -0.5], [-0.5, -0.5, 1]])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.mechanism import epochs, temporal, workload
+from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
@@ -151,7 +151,7 @@ def test_one_participation_is_minimize_trace() -> None:
 
 def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
     gram = temporal.workload_gram(FLORENTINE, 30)
-    found, _ = epochs._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
+    found, _ = temporal._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
     assert found.gap <= 1e-9
     np.testing.assert_allclose(found.precision, minimize_trace(gram).precision, atol=1e-4)
 
@@ -328,9 +328,9 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="precision is not positive definite"):
         temporal.strategy_of(-np.eye(3))
     with pytest.raises(ValueError, match="tolerance is 0"):
-        epochs.minimize_trace_epochs(np.eye(12), participation, tolerance=0)
+        temporal.solve(np.eye(12), participation, tolerance=0)
     with pytest.raises(ValueError, match="max_iterations is 0"):
-        epochs.minimize_trace_epochs(np.eye(12), participation, max_iterations=0)
+        temporal.solve(np.eye(12), participation, max_iterations=0)
     for design in (temporal.banded, temporal.toeplitz):
         with pytest.raises(ValueError, match="bands is 5; give at most 4"):
             design(FLORENTINE, participation, 5)

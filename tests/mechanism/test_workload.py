@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.mechanism import horizon, temporal, workload
+from dpjax.mechanism import temporal, workload
 from dpjax.topology import graphs, mixing
 
 N = 6
@@ -95,7 +95,7 @@ def test_trace_is_the_energy_of_correlated_noise(seed, rounds, kind) -> None:
 
 @pytest.mark.parametrize("kind", ["symmetric", "directed rows", "schedule of three"])
 def test_diagonal_agrees_with_the_factor_over_agents(kind) -> None:
-    factor = horizon.factor(MIXINGS[kind], 30)
+    factor = workload.factor(MIXINGS[kind], 30)
     np.testing.assert_allclose(
         np.trace(workload.gram(MIXINGS[kind], 30)), np.sum(factor**2), rtol=1e-11
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpjax.results import plots, records, tables
+from _common import tables
+from dpjax.results import plots, records
 
 pytest.importorskip("pandas")
 

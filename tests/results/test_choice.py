@@ -36,6 +36,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_committed_record_is_drawn_by_default(kind: str) -> None:
     experiment, _, file = kind.partition("/")

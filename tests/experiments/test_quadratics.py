@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from _common import schedules
 from dpjax.data import fusion
-from dpjax.mechanism import laplace, schedules
+from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 
 N, P, ROUNDS, BETA = 5, 2, 30, 20.0
@@ -122,31 +123,3 @@ def test_a_sketch_is_unbiased_and_exact_on_the_mean():
 def test_a_run_that_overflows_has_an_infinite_error():
     found = schedules.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
     assert found.total == np.inf
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("mixing", {"mixing": np.full((N, N), 0.3)}),
-        ("hessians", {"hessians": DATA.hessians[:3]}),
-        ("hessians", {"hessians": DATA.hessians + np.array([[0, 1.0], [0, 0]])}),
-        ("linear", {"linear": DATA.linear[:, :1]}),
-        ("step_sizes", {"step_sizes": -STEPS}),
-        ("variances", {"variances": SPREAD[:-1]}),
-        ("start", {"start": np.zeros(3)}),
-        ("start_variance", {"start_variance": -1.0}),
-    ],
-)
-def test_bad_input_is_named(name, change):
-    good = dict(
-        mixing=W,
-        hessians=DATA.hessians,
-        linear=DATA.linear,
-        step_sizes=STEPS,
-        beta=BETA,
-        variances=SPREAD,
-    )
-    with pytest.raises(ValueError, match=name):
-        schedules.error(**{**good, **change})
-    with pytest.raises(ValueError, match="rows has shape"):
-        schedules.weights(W, DATA.hessians, STEPS, BETA, rows=np.ones((2, 2, 2)))

@@ -34,7 +34,6 @@ import numpy as np
 from jax import numpy as jnp
 from jaxtyping import Float
 
-from dpjax import _validate
 from dpjax._numerics import double_precision
 from dpjax.mechanism.laplace import Schedule
 
@@ -42,8 +41,6 @@ __all__ = ["Error", "Law", "Optimum", "best_scales", "error", "optimal", "varian
 
 Law = Literal["laplace", "gaussian"]
 
-_NOISES = ("laplace", "gaussian")
-_SHAPES = ("any", "smooth", "pulses")
 # Sums of a thousand terms are off by less than this: the budget is kept.
 _UP = 1 + 1e-12
 # Between these a product of two is a normal number, and sums lose nothing that counts.
@@ -105,11 +102,7 @@ class Problem(NamedTuple):
 
     def first_errors(self, start: Any) -> tuple[np.ndarray, np.ndarray]:
         """The means of e and u before the first message, [n, p] each."""
-        shape = self.linear.shape
-        try:
-            x = np.broadcast_to(_validate.finite_array("start", start), shape)
-        except ValueError:
-            raise ValueError(f"start has shape {np.shape(start)}; give {list(shape)}") from None
+        x = np.broadcast_to(np.asarray(start, np.float64), self.linear.shape)
         return x - self.minimiser, self.hessians @ self.minimiser - self.linear
 
     def bias(self, start: Any, start_variance: float, first_weight: float) -> float:
@@ -139,37 +132,12 @@ class Problem(NamedTuple):
         return squares
 
 
-def checked(mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float) -> Problem:
-    """Return the arguments as float64 arrays that fit each other.
-
-    Args:
-        mixing: [n, n], doubly stochastic.
-        hessians: [n, p, p], symmetric.
-        linear: [n, p]; None for zeros.
-        step_sizes: [T], >= 0.
-        beta: >= 0.
-
-    Raises:
-        ValueError: Where they do not fit, or where the sum of the costs has no unique minimiser.
-    """
-    w = _validate.stochastic("mixing", mixing, ("row", "column"))
-    h = _validate.finite_array("hessians", hessians, ndim=3)
-    n, p = h.shape[:2]
-    if h.shape[2] != p or w.shape != (n, n):
-        raise ValueError(f"hessians has shape {h.shape} for mixing {w.shape}; give [n, p, p]")
-    if np.abs(h - np.swapaxes(h, 1, 2)).max() > 1e-9 * np.abs(h).max():
-        raise ValueError("hessians holds a matrix that is not symmetric; give second derivatives")
-    b = np.zeros((n, p)) if linear is None else _validate.finite_array("linear", linear, ndim=2)
-    if b.shape != (n, p):
-        raise ValueError(f"linear has shape {b.shape}; give [{n}, {p}]")
-    steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
-    beta = _validate.number("beta", beta)
-    if min(steps.min(), beta) < 0:
-        raise ValueError(f"step_sizes reaches {steps.min():g}, beta is {beta:g}; give numbers >= 0")
-    total = h.sum(axis=0)
-    if np.linalg.cond(total) > 1e12:
-        raise ValueError("hessians sums to a singular matrix; give costs with one minimiser")
-    return Problem(w, h, b, np.linalg.solve(total, b.sum(axis=0)), steps, beta)
+def problem_of(mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float) -> Problem:
+    """Return a run on a problem as float64 arrays; no linear terms are zeros."""
+    w, h = np.asarray(mixing, np.float64), np.asarray(hessians, np.float64)
+    b = np.zeros(h.shape[:2]) if linear is None else np.asarray(linear, np.float64)
+    minimiser = np.linalg.solve(h.sum(axis=0), b.sum(axis=0))
+    return Problem(w, h, b, minimiser, np.asarray(step_sizes, np.float64), float(beta))
 
 
 def variances(schedule: Schedule) -> Float[np.ndarray, " T"]:
@@ -177,12 +145,6 @@ def variances(schedule: Schedule) -> Float[np.ndarray, " T"]:
 
     Args:
         schedule: Scales, and of which noise.
-
-    Example:
-        >>> from dpjax.mechanism import laplace, schedules
-        >>> made = laplace.geometric(1.0, 1.0, gamma=0.1, q1=0.5, q2=0.9, rounds=2)
-        >>> schedules.variances(made).round(6).tolist()
-        [0.125, 0.10125]
     """
     factor = 2.0 if schedule.noise == "laplace" else 1.0
     return factor * np.asarray(schedule.scales, np.float64) ** 2
@@ -214,32 +176,12 @@ def error(
     Returns:
         Bias, noise and weights; infinite where the recursion overflows.
 
-    Raises:
-        ValueError: For shapes that do not fit, or numbers out of range.
 
     Reference:
         Xie, Liu and Chai, Algorithm 1 and (13).
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.data import fusion
-        >>> from dpjax.mechanism import laplace, schedules
-        >>> data, mixing = fusion.make(4, seed=0), np.full((4, 4), 0.25)
-        >>> made = laplace.geometric(10.0, 1.0, gamma=0.002, q1=0.97, q2=0.99, rounds=300)
-        >>> spread = schedules.variances(made)
-        >>> problem = mixing, data.hessians, data.linear
-        >>> found = schedules.error(*problem, made.step_sizes, 100.0, spread)
-        >>> found.bias < found.total < 1
-        True
     """
-    problem = checked(mixing, hessians, linear, step_sizes, beta)
-    spread = _validate.finite_array("variances", variances, ndim=1)
-    if len(spread) != len(problem.step_sizes) or spread.min() < 0:
-        raise ValueError(
-            f"variances has {len(spread)} entries from {spread.min():g} for "
-            f"{len(problem.step_sizes)} steps; give one number >= 0 a message"
-        )
-    return _error(problem, start, _start_variance(start_variance), problem.weights(), spread)
+    problem = problem_of(mixing, hessians, linear, step_sizes, beta)
+    return _error(problem, start, start_variance, problem.weights(), np.asarray(variances))
 
 
 def weights(
@@ -259,22 +201,8 @@ def weights(
 
     Returns:
         [T] weights.
-
-    Raises:
-        ValueError: As in `error`.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import schedules
-        >>> schedules.weights(np.ones((1, 1)), np.ones((1, 1, 1)), [0.5, 0.5], beta=0.0).tolist()
-        [0.0625, 0.25]
     """
-    problem = checked(mixing, hessians, None, step_sizes, beta)
-    if rows is not None:
-        rows, shape = _validate.finite_array("rows", rows, ndim=3), problem.linear.shape
-        if rows.shape[1:] != shape:
-            raise ValueError(f"rows has shape {rows.shape}; give [r, {shape[0]}, {shape[1]}]")
-    return problem.weights(rows)
+    return problem_of(mixing, hessians, None, step_sizes, beta).weights(rows)
 
 
 def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndarray, "r n p"]:
@@ -290,12 +218,8 @@ def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndar
 
     Returns:
         [probes + p, n, p].
-
-    Raises:
-        ValueError: For numbers out of range.
     """
     n, p = agents, dimension
-    probes = _validate.integer("probes", probes)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), (probes, n, p))
     signs = (signs - signs.mean(axis=1, keepdims=True)) / np.sqrt(probes)
     mean = np.broadcast_to(np.eye(p)[:, None], (p, n, p)) / np.sqrt(n)
@@ -320,35 +244,20 @@ def best_scales(
 
     Returns:
         [T] Laplace scales, or standard deviations.
-
-    Raises:
-        ValueError: For shapes that do not fit, numbers out of range, a message whose noise has no
-            weight although it carries a step, or scales that float64 does not hold.
-
-    Example:
-        >>> from dpjax.mechanism import schedules
-        >>> schedules.best_scales([1.0, 1.0, 1.0], [1.0, 1.0, 8.0], 1.0, 1.0).round(6).tolist()
-        [0.0, 3.0, 1.5]
     """
-    steps = _validate.finite_array("step_sizes", step_sizes, ndim=1)
-    w = _validate.finite_array("weights", weights, ndim=1)
-    budget, gap = _budget(budget), _validate.positive("gradient_gap", gradient_gap)
-    gaussian = _validate.one_of("noise", noise, _NOISES) == "gaussian"
-    if len(w) != len(steps) or min(w.min(), steps.min()) < 0:
-        raise ValueError(
-            f"weights has {len(w)} entries from {w.min():g} for {len(steps)} steps from "
-            f"{steps.min():g}; give one number >= 0 a message"
-        )
+    steps, w = np.asarray(step_sizes, np.float64), np.asarray(weights, np.float64)
     if ((steps[:-1] > 0) & (w[1:] <= 0)).any():
         raise ValueError(
             "weights holds 0 at a message that carries a step: its noise costs nothing and has no "
             "best scale; give fewer rounds or weights above 0"
         )
-    scales = _scales(steps, w, gap / budget, gaussian)
+    scales = None
+    if budget >= _LEAST_BUDGET:
+        scales = _scales(steps, w, gradient_gap / budget, noise == "gaussian")
     if scales is None:
         raise ValueError(
-            f"gradient_gap is {gap:g}, budget {budget:g}, with steps and weights whose best "
-            "scales are beyond what float64 holds; give them in units in which all are nearer to 1"
+            f"gradient_gap is {gradient_gap:g}, budget {budget:g}, with steps and weights whose "
+            "best scales are beyond what float64 holds; give them in units nearer to 1"
         )
     return scales
 
@@ -410,54 +319,15 @@ def optimal(
 
     Returns:
         The best schedule met, with exact errors.
-
-    Raises:
-        ValueError: For shapes that do not fit, numbers out of range, a W that is not symmetric, an
-            average cost that is not convex, or a start that diverges.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.data import fusion
-        >>> from dpjax.mechanism import schedules
-        >>> data, mixing = fusion.make(4, seed=0), np.full((4, 4), 0.25)
-        >>> problem = mixing, data.hessians, data.linear
-        >>> best = schedules.optimal(*problem, 1.0, 1.0, rounds=30, iterations=20, pulses=(2,))
-        >>> best.shape, best.error.total < best.met["geometric steps"].total
-        ('2 pulses', True)
     """
-    rounds = _validate.integer("rounds", rounds, least=2)
-    most = min(16, rounds) if knots is None else knots
-    knots = _validate.integer("knots", most, least=2, most=rounds)
-    tried: Any = range(1, min(5, rounds)) if pulses is None else pulses
-    if not isinstance(tried, list | tuple | range):
-        raise ValueError(f"pulses is {_validate.shown(pulses)}; give a sequence such as (1, 2)")
-    counts = [_validate.integer("pulses", count, most=rounds - 1) for count in tried]
-    iterations = _validate.integer("iterations", iterations, least=0)
-    _validate.one_of("shape", shape, _SHAPES)
-    problem = checked(mixing, hessians, linear, np.ones(rounds), 1.0)
-    if (apart := float(np.abs(problem.mixing - problem.mixing.T).max())) > 1e-9:
-        raise ValueError(
-            f"mixing is not symmetric, by {apart:g}; give weights that are the same both ways, as "
-            "of topology.mixing.metropolis_hastings"
-        )
+    knots = min(16, rounds) if knots is None else knots
+    counts = list(range(1, min(5, rounds)) if pulses is None else pulses)
+    problem = problem_of(mixing, hessians, linear, np.ones(rounds), 1.0)
     mean = problem.hessians.mean(axis=0)
-    if (least := float(np.linalg.eigvalsh(mean).min())) <= 0:
-        raise ValueError(
-            f"hessians has an average of least curvature {least:g}; give costs whose average is "
-            "convex, above 0"
-        )
-    setting = _Setting(
-        problem,
-        start,
-        _start_variance(start_variance),
-        _budget(budget),
-        _validate.positive("gradient_gap", gradient_gap),
-        "gaussian" if _validate.one_of("noise", noise, _NOISES) == "gaussian" else "laplace",
-    )
-    largest = float(np.linalg.eigvalsh(problem.hessians).max())
-    first = 1 / largest if gamma is None else _validate.positive("gamma", gamma)
-    gain = 0.5 / first if beta is None else _validate.positive("beta", beta)
-    decay = float(np.exp(-5 / rounds)) if q1 is None else _validate.probability("q1", q1)
+    setting = _Setting(problem, start, start_variance, budget, gradient_gap, noise)
+    first = 1 / float(np.linalg.eigvalsh(problem.hessians).max()) if gamma is None else gamma
+    gain = 0.5 / first if beta is None else beta
+    decay = float(np.exp(-5 / rounds)) if q1 is None else q1
     width = max([knots, *counts])
     starts = {}
     if shape != "pulses":
@@ -656,17 +526,3 @@ def _scales(
         scales[1:][shown] = ratio * total * roots * _UP
     met = np.concatenate([[ratio, total, ratio * total], roots, scales[1:][shown]])
     return scales if ((met >= _LEAST) & (met <= _MOST)).all() else None
-
-
-def _budget(value: Any) -> float:
-    budget = _validate.positive("budget", value)
-    if budget < _LEAST_BUDGET:
-        raise ValueError(f"budget is {budget:g}; give at least {_LEAST_BUDGET:g}")
-    return budget
-
-
-def _start_variance(value: float) -> float:
-    number = _validate.number("start_variance", value)
-    if number < 0:
-        raise ValueError(f"start_variance is {number:g}; give a number >= 0")
-    return number
