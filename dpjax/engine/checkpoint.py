@@ -457,8 +457,8 @@ class Storage:
             store = file = None
             if key_file is not None:
                 # Beside it: the file itself is replaced with every note.
-                own = Path(key_file).resolve()
-                beside = own.with_name(f".{own.name}.lock")
+                target = Path(key_file).resolve()
+                beside = target.with_name(f".{target.name}.lock")
                 lock = _files.Lock("key_file", key_file, beside, passing=True)
                 stack.enter_context(contextlib.closing(lock))
                 file = keys.KeyFile(key_file, fingerprint(identity))

@@ -109,20 +109,19 @@ class HostDriver:
             self._round(run, storage)
 
     def _round(self, run: RunState, storage: Storage) -> None:
-        inputs, statics, marks = self.inputs, self.inputs.statics, self.schedule.marks
-        given = inputs.arrays, inputs.data, run.state, inputs.batch_keys, run.noise_keys
-        sent, sums = _outgoing(statics, *given, run.sums)
+        statics, marks = self.inputs.statics, self.schedule.marks
+        arguments = self.inputs.arguments(run.state, run.noise_keys)
+        sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
-        expected = _delivered(statics, inputs.arrays, message)
+        expected = _delivered(statics, self.inputs.arrays, message)
         run.save(storage)
         storage.check_message(run.done, message)
         received = self._received(message, run.done, expected, storage)
-        run.state, run.sums = _incoming(statics, *given, sent, received), sums
-        measured = {}
+        run.state, run.sums, measured = _incoming(*arguments, sent, received), sums, {}
         if run.done + 1 in marks:
             length = run.done + 1 - max([0, *marks[marks <= run.done]])
-            measured = jax.device_get(_measured(statics, length, inputs.data, run.state, sums))
-            run.sums = jax.tree.map(jnp.zeros_like, sums)
+            values = _measured(statics, length, self.inputs.data, run.state, sums)
+            measured, run.sums = jax.device_get(values), jax.tree.map(jnp.zeros_like, sums)
         run.record(1, measured)
 
     def _received(self, message: Any, round: int, expected: Any, storage: Storage) -> Any:
@@ -131,8 +130,7 @@ class HostDriver:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
             self._check_present(received, round)
-            if _finite(message):
-                _check_finite(received, round)
+            _check_finite(message, received, round)
         except BaseException as error:
             note = f"round {round} (from 0) was not delivered"
             if storage.store is None:
@@ -165,19 +163,17 @@ class HostDriver:
         Args:
             state: Before the first round.
         """
-        inputs, statics = self.inputs, self.inputs.statics
-        given = inputs.arrays, inputs.data, state, inputs.batch_keys, inputs.batch_keys
+        statics, arrays, data, *_ = arguments = self.inputs.arguments(state, self.inputs.batch_keys)
         sums = self.sums(state)
-        outgoing = _outgoing.trace(statics, *given, sums)
+        outgoing = _outgoing.trace(*arguments, sums)
         sent, _ = outgoing.out_info
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent)
-        received = _delivered(statics, inputs.arrays, one.message)
+        message = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent.message
+        )
+        incoming = _incoming.trace(*arguments, sent, _delivered(statics, arrays, message))
         lengths = sorted({int(length) for length in np.diff([0, *self.schedule.marks])})
-        return [
-            outgoing,
-            _incoming.trace(statics, *given, sent, received),
-            *(_measured.trace(statics, each, inputs.data, state, sums) for each in lengths),
-        ]
+        measured = [_measured.trace(statics, each, data, state, sums) for each in lengths]
+        return [outgoing, incoming, *measured]
 
     def sums(self, state: State) -> dict[str, Any]:
         """Sums of the rounds' metrics before a block: zeros."""
@@ -190,9 +186,9 @@ def _sent_axes(axes: State) -> Outgoing:
 
 
 @compiled()
-def _outgoing(statics: Statics, *given: Any) -> Any:
+def _outgoing(statics: Statics, *arguments: Any) -> Any:
     """What goes out of a round, stacked, and the sums of metrics with the round's."""
-    *inputs, sums = given
+    *inputs, sums = arguments
 
     def half(halves: Halves, key: Any, state: State, batch: Any) -> Any:
         sent = halves.outgoing(key, state, batch)
@@ -206,9 +202,9 @@ def _outgoing(statics: Statics, *given: Any) -> Any:
 
 
 @compiled()
-def _incoming(statics: Statics, *given: Any) -> State:
+def _incoming(statics: Statics, *arguments: Any) -> State:
     """The stacked state after what was received, of the one run."""
-    *inputs, sent, received = given
+    *inputs, sent, received = arguments
 
     def half(halves: Halves, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
         return halves.incoming(key, state, batch, sent, received)
@@ -325,16 +321,17 @@ def check_delivered(subject: str, received: Any, expected: Any) -> None:
         raise ValueError(f"{subject} {one}, the method's exchange delivers {other}; give that")
 
 
-def _finite(tree: Any) -> bool:
-    """Whether all numbers of a tree are finite; integers always are."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in leaves)
-
-
-def _check_finite(received: Any, round: int) -> None:
+def _check_finite(message: Any, received: Any, round: int) -> None:
     """Refuse a lost number before it is every agent's; where models diverged there is none."""
+
+    def finite(leaf: Any) -> bool:
+        # Whole numbers always are.
+        return not jnp.issubdtype(leaf.dtype, jnp.inexact) or bool(np.isfinite(leaf).all())
+
+    if not all(map(finite, jax.tree.leaves(message))):
+        return
     for path, leaf in jax.tree_util.tree_leaves_with_path(received):
-        if not _finite(leaf):
+        if not finite(leaf):
             where = jax.tree_util.keystr(path) or "what was received"
             raise ValueError(
                 f"transport returned numbers that are not finite in {where}, in round {round} "

@@ -281,6 +281,15 @@ class Inputs:
         state = program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
         return state._replace(models=place(state.models, self.statics.mesh, 2))
 
+    def arguments(self, state: State, noise_keys: Any) -> tuple[Any, ...]:
+        """What programs of rounds are called with first, from the statics on.
+
+        Args:
+            state: The stacked state.
+            noise_keys: [S] keys of the noise.
+        """
+        return self.statics, self.arrays, self.data, state, self.batch_keys, noise_keys
+
     def _agents_models(self) -> Any:
         n = self.statics.agents
         return jax.tree.map(

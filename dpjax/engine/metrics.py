@@ -69,17 +69,17 @@ def measured(
         length: Rounds of the block.
     """
     metrics = _measures(statics, data.frozen)
-    evaluations = (data.evaluation,) if statics.data_per_seed else ()
+    per_seed = (data.evaluation,) if statics.data_per_seed else ()
 
     def measure(item: Any) -> dict[str, Any]:
-        models, *own = item
-        (evaluation,) = own or (data.evaluation,)
+        models, *evaluations = item
+        (evaluation,) = evaluations or (data.evaluation,)
         values = jax.vmap(lambda p: metrics(p, evaluation))(models)
         return values | {"consensus": jax.vmap(_consensus)(models)}
 
     models = models_of(statics, state)
     # One seed after the other bounds the memory of the evaluation.
-    values = jax.lax.map(measure, (models, *evaluations))
+    values = jax.lax.map(measure, (models, *per_seed))
     # Compilers multiply by the inverse of a constant, and a length may be one or not.
     length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
     means = {name: value if name == LOST else value / length for name, value in sums.items()}
@@ -165,10 +165,10 @@ def names(statics: Statics, data: Data, state: State) -> tuple[str, ...]:
                 f"metrics returns {name!r}, a {what}; return one real scalar, over all agents: "
                 "take a mean"
             )
-    own = (*shapes, "consensus")
-    if twice := sorted(set(own) & set(statics.reports)):
+    measured = (*shapes, "consensus")
+    if twice := sorted(set(measured) & set(statics.reports)):
         raise ValueError(
             f"method reports {twice}, which the problem's metrics are called, or the "
             "engine's; name them otherwise"
         )
-    return (*own, *statics.reports)
+    return (*measured, *statics.reports)

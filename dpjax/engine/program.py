@@ -103,13 +103,13 @@ def over_runs(sequential: bool, function: Any, in_axes: Any, out_axes: Any, *val
     leaves, structure = jax.tree.flatten(values)
     stacked = jax.tree.leaves(_of_each_leaf(lambda _: True, lambda _: False, in_axes, values))
 
-    def body(own: Any) -> Any:
-        own = iter(own)
-        full = [next(own) if each else leaf for leaf, each in zip(leaves, stacked, strict=True)]
+    def body(item: Any) -> Any:
+        item = iter(item)
+        full = [next(item) if each else leaf for leaf, each in zip(leaves, stacked, strict=True)]
         return function(*jax.tree.unflatten(structure, full))
 
-    own = [leaf for leaf, each in zip(leaves, stacked, strict=True) if each]
-    return _of_each_leaf(lambda x: x, lambda x: x[0], out_axes, jax.lax.map(body, own))
+    items = [leaf for leaf, each in zip(leaves, stacked, strict=True) if each]
+    return _of_each_leaf(lambda x: x, lambda x: x[0], out_axes, jax.lax.map(body, items))
 
 
 def _of_each_leaf(stacked: Any, shared: Any, axes: Any, tree: Any) -> Any:

@@ -219,11 +219,9 @@ class ScanDriver:
             storage: Where they are kept; nothing is stored before the chunk's end.
         """
         del storage
-        given, length = self.inputs, self.schedule.ahead(at.done)
-        at.state, new = program.advance(
-            given.statics, given.arrays, given.data, at.state, given.batch_keys, at.noise_keys,
-            _as_argument(self.schedule.blocks(at.done)),
-        )  # fmt: skip
+        arguments = self.inputs.arguments(at.state, at.noise_keys)
+        blocks, length = self.schedule.blocks(at.done), self.schedule.ahead(at.done)
+        at.state, new = program.advance(*arguments, _as_argument(blocks))
         at.record(length, jax.device_get(new))
 
     def traced(self, state: State) -> list[Any]:
@@ -232,14 +230,9 @@ class ScanDriver:
         Args:
             state: Before the first round.
         """
-        given = self.inputs
-        keys = given.batch_keys, given.batch_keys
-        return [
-            program.advance.trace(
-                given.statics, given.arrays, given.data, state, *keys, _as_argument(blocks)
-            )
-            for blocks in self.schedule.variants
-        ]
+        arguments = self.inputs.arguments(state, self.inputs.batch_keys)
+        variants = map(_as_argument, self.schedule.variants)
+        return [program.advance.trace(*arguments, blocks) for blocks in variants]
 
     def sums(self, state: State) -> dict[str, Any]:
         """Nothing: a call ends with a block, whose metrics are taken inside.
@@ -342,16 +335,16 @@ def _identity(
     traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
     and not shapes: a release keeps past noise in float64, which shapes are traced without.
     """
-    given, schedule = driver.inputs, driver.schedule
-    state = given.initial(models, given.batch_keys)
+    data, schedule = driver.inputs, driver.schedule
+    state = data.initial(models, data.batch_keys)
     program = checkpoint_.computation(driver.traced(state), release=plans[0].config.release)
     options = {**schedule.options, **options, **driver.options}
     values = {
-        "initial models": (given.models, own_start),
-        "arrays": given.arrays,
+        "initial models": (data.models, own_start),
+        "arrays": data.arrays,
         "initial memory": state.memory,
     }
-    return checkpoint_.of_run(plans, problems, seeds, options, values, program, given.devices)
+    return checkpoint_.of_run(plans, problems, seeds, options, values, program, data.devices)
 
 
 def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
