@@ -71,20 +71,15 @@ def _check_alike(problem: Any, first: Problem) -> None:
     """Refuse a problem of another seed that differs in more than its data."""
     if not isinstance(problem, Problem):
         raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
-    for name in ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart"):
-        if getattr(problem, name) != getattr(first, name):
-            raise ValueError(
-                f"problem differs in {name} between seeds; make all with one model and loss"
-            )
-    if not parameters.same(problem.frozen, first.frozen):
-        raise ValueError(
-            "problem has other frozen values for another seed; give all the same ones, which are "
-            "held once"
-        )
+    names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart")
+    alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
+    alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
     one, other = (jax.tree.map(np.shape, _data_of(each)) for each in (problem, first))
-    if one != other:
+    alike["the shapes of its arrays"] = one == other
+    if differing := [name for name, same in alike.items() if not same]:
         raise ValueError(
-            "problem has arrays of other shapes for another seed; split and partition alike"
+            f"problem differs in {differing[0]} between seeds; make all with one model and loss, "
+            "from data that are split and partitioned alike"
         )
 
 

@@ -181,7 +181,19 @@ class KeyFile:
         """The fields of the file; refused where anything in it is not as it was written."""
         path = self.path
         try:
-            _check_file(path, private)
+            if not path.exists():
+                raise ValueError(
+                    f"key_file {path} does not exist; a release resumes only with its own noise "
+                    "key: with fresh noise the rounds sent again would spend their budget again. "
+                    "Restore the file, or start a new run and account for both"
+                )
+            if not path.is_file():
+                kind = "a folder" if path.is_dir() else "no ordinary file"
+                raise ValueError(f"key_file {path} is {kind}; name a file")
+            if private and stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise ValueError(
+                    f"key_file {path} is open to other users; chmod 600 it if still secret"
+                )
             fields = _parsed(path)
         except OSError as error:
             raise ValueError(
@@ -234,20 +246,6 @@ class _Damaged(Exception):
     """What is in the file is not what was written."""
 
 
-def _check_file(path: Path, private: bool) -> None:
-    if not path.exists():
-        raise ValueError(
-            f"key_file {path} does not exist; a release resumes only with its own noise key: "
-            "with fresh noise the rounds sent again would spend their budget again. Restore the "
-            "file, or start a new run and account for both"
-        )
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "no ordinary file"
-        raise ValueError(f"key_file {path} is {kind}; name a file")
-    if private and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ValueError(f"key_file {path} is open to other users; chmod 600 it if still secret")
-
-
 def _parsed(path: Path) -> dict[str, Any]:
     if path.stat().st_size > 100_000:
         raise _Damaged(f"{path.stat().st_size:,} bytes")
@@ -257,10 +255,6 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise _Damaged(str(error)) from None
     if not isinstance(fields, dict):
         raise _Damaged(f"it holds a {type(fields).__name__}")
-    if fields.get("format") == 1:
-        raise _Damaged(
-            "format 1, which has no checksum: finish that run with the version that began it"
-        )
     checksum = fields.pop("checksum", None)
     if fields.get("format") != _FORMAT or checksum != _checksum(fields):
         raise _Damaged("its checksum does not fit")

@@ -338,11 +338,6 @@ class Result:
                 texts, lists and tuples.
         """
         path = _files.npz(path)
-        taken = ValueError(
-            f"path is {str(path)!r}, which exists; results are never overwritten, name another"
-        )
-        if os.path.lexists(path):
-            raise taken
         leaves: list[np.ndarray] = []
         tree = _structure(self.params, leaves)
         self._check_shapes()
@@ -373,7 +368,10 @@ class Result:
             try:
                 _files.create(path, lambda file: np.savez(file, **entries), mode=0o600)
             except FileExistsError:
-                raise taken from None
+                raise ValueError(
+                    f"path is {str(path)!r}, which exists; results are never overwritten, name "
+                    "another"
+                ) from None
         return path
 
     @classmethod

@@ -132,7 +132,7 @@ def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
     path = tmp_path / "noise.key"
     path.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
     path.chmod(0o600)
-    with pytest.raises(ValueError, match="format 1, which has no checksum: finish that run with"):
+    with pytest.raises(ValueError, match="is damaged .its checksum does not fit"):
         KeyFile(path, "run A").key()
     assert path.exists()
 

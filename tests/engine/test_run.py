@@ -468,7 +468,7 @@ def test_data_of_their_own_must_be_alike():
     for tasks, text in (
         ([one, one], "problem is 2 problems for 3 seeds"),
         ([], "problem is 0 problems"),
-        ([one, more, one], "arrays of other shapes"),
+        ([one, more, one], "differs in the shapes of its arrays"),
         ([one, "x", one], "problem is str"),
         ("x", "problem is str"),
     ):
