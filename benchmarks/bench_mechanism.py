@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, Timing, timed, turns
+from dpjax._numerics import double_precision
 from dpjax.mechanism import fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace
-from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
 
 

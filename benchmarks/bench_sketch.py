@@ -40,13 +40,13 @@ import numpy as np
 
 import _moving as moving
 from _timing import Bench, turns
+from dpjax._numerics import double_precision
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.mechanism.x64 import double_precision
 from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from _common import fusion, launch, tables, traffic
+from dpjax._numerics import double_precision
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.mechanism import laplace
-from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import plots

@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from _common import fusion, launch, leakage, tables
+from dpjax._numerics import double_precision
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import fusion as data
 from dpjax.engine.trace import Passed, trace
 from dpjax.mechanism import laplace
-from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from _common import fusion, published, traffic
+from dpjax._numerics import double_precision
 from dpjax.accounting import pure
 from dpjax.data import fusion as data
 from dpjax.mechanism import laplace, moves
-from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing

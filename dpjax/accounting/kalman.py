@@ -34,8 +34,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
+from dpjax._numerics import double_precision
 from dpjax.mechanism.participation import Participation
-from dpjax.mechanism.x64 import double_precision
 
 __all__ = ["pattern_sums"]
 

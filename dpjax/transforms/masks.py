@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms.noise import check_key
 
 __all__ = ["masked", "unmasked_sum"]

@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from dpjax import _validate
+from dpjax._numerics import double_precision
 from dpjax.accounting import leakage
-from dpjax.mechanism.x64 import double_precision
 
 __all__ = ["Leakage", "Null", "jittered", "normalised", "normaliser", "over_rounds"]
 

@@ -12,12 +12,12 @@ import optax
 import pytest
 
 from dpjax import _numerics
+from dpjax._numerics import double_precision
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.mechanism.x64 import double_precision
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise, variates
 from tests.support import composed

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpjax._numerics import double_precision
 from dpjax.accounting import finite
 from dpjax.engine import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.mechanism.x64 import double_precision
 from dpjax.plans import plan
 from dpjax.transforms import noise, rounds, variates
 from dpjax.transforms.variates import words

@@ -7,7 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms import variates
 from dpjax.transforms.variates import words
 from tests.transforms.streams import LAPLACE, key

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms import masks, variates
 
 MASKED = jax.jit(masks.masked, static_argnames=("degree", "bits"))

@@ -8,7 +8,7 @@ import scipy.special
 import scipy.stats
 from jax.extend import random as extend
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms import variates
 from tests.transforms.streams import NORMAL, ROWS, key
 

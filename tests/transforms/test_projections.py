@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms import sketch
 
 F32 = np.float32

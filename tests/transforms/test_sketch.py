@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from dpjax.transforms import sketch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.mechanism.x64 import double_precision
+from dpjax._numerics import double_precision
 from tests.transforms.streams import LAPLACE, NORMAL, ROWS, key
 
 pytestmark = pytest.mark.parametrize("stream", [NORMAL, LAPLACE], ids=lambda one: one.law)
