@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import fusion, published, traffic
+from _common import fusion, moves, published, traffic
 from dpjax._numerics import double_precision
 from dpjax.accounting import pure
 from dpjax.data import fusion as data
-from dpjax.mechanism import laplace, moves
+from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing

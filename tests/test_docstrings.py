@@ -21,7 +21,6 @@ NAMED = {
     "mechanism.temporal": "workload_gram mafalda prefix_sum identity anti_pgd sensitivity",
     "mechanism.spacetime": "design",
     "mechanism.laplace": "geometric geometric_gaussian first_scale first_deviation",
-    "mechanism.moves": "moves numbers_sent printed_sensitivity",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric",
     "accounting.replay": "measured",
     "data.fusion": "make",

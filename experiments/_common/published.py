@@ -23,10 +23,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from _common import moves
 from dpjax import _validate
 from dpjax.accounting import pure
 from dpjax.accounting.attacker import Gradients, View
-from dpjax.mechanism import moves
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["Budget", "Claim", "Numerator", "budget", "mafalda", "muffliato_pndp"]
@@ -194,7 +194,7 @@ def budget(
 
     None of these goes into a guarantee. The first two lie below the truth by the factor q2, one
     round too early; the last leaves out every message but the first, and what its messages cost
-    together grows without bound where noise decays (`dpjax.mechanism.moves.diff_tv_ab`).
+    together grows without bound where noise decays (`_common.moves.diff_tv_ab`).
 
     Args:
         method: "tracking", "dpop", "pp_doagt" or "diff_tv_ab".

@@ -4,7 +4,7 @@ A rule says what every agent would send (before its noise) and what it makes of 
 of a round. `moved` runs it on one problem, keeps the noisy messages, runs it again on the other
 with these messages in place of its own, and compares what would have been sent. That is what
 sensitivity means; the largest move over pairs of problems and messages is bounded in
-`dpjax.mechanism.moves`, and one pair alone is no guarantee.
+`_common.moves`, and one pair alone is no guarantee.
 
 `DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
 average, and the point of its gradient, each noisy or true. Methods of the package are replayed by

@@ -5,9 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from _common import published
+from _common import moves, published
 from dpjax.accounting import gdp, losses, pure
-from dpjax.mechanism import laplace, moves
+from dpjax.mechanism import laplace
 
 
 def test_message_one_is_free_and_the_last_step_is_never_shown():

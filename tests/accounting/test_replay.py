@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from _common import moves
 from _common import replay as rules
 from dpjax.accounting import pure, replay
-from dpjax.mechanism import laplace, moves
+from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 
 N, P, T = 5, 2, 8

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from _common import fusion
+from _common import moves as moves_
 from dpjax.accounting import pure
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -25,7 +26,6 @@ from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.trace import moves, trace
 from dpjax.mechanism import laplace
-from dpjax.mechanism import moves as moves_
 from dpjax.plans import noise, plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.scheduled import Laplace, Normal

@@ -64,11 +64,6 @@ def numbers_sent(method: str, dimension: int) -> int:
 
     Reference:
         Xie, Liu and Chai, Table 2, and Remark 3.3 for DPOP.
-
-    Example:
-        >>> from dpjax.mechanism import moves
-        >>> moves.numbers_sent("tracking", 10), moves.numbers_sent("pp_doagt", 10)
-        (10, 20)
     """
     variables = VARIABLES[_validate.one_of("method", method, VARIABLES)]
     return variables * _validate.integer("dimension", dimension)
@@ -108,13 +103,6 @@ def moves(
 
     Reference:
         Xie, Liu and Chai, Definition 3 and (11), one round later: message k carries alpha_{k-1}.
-
-    Example:
-        >>> from dpjax.mechanism import moves
-        >>> moves.moves("tracking", [0.5, 0.25, 0.125], gradient_gap=2.0)[:, 0].round(6).tolist()
-        [0.0, 1.0, 0.5]
-        >>> moves.moves("diff_tv_ab", [0.5, 0.25, 0.125], gradient_gap=1.0).round(6).tolist()
-        [[0.0, 1.0], [0.5, 2.0], [0.5, 2.0]]
     """
     _validate.one_of("method", method, ("tracking", "dpop", "pp_doagt", "diff_tv_ab"))
     if method == "pp_doagt":
@@ -282,11 +270,6 @@ def printed_sensitivity(
 
     Reference:
         Xie, Liu and Chai, Table 3.
-
-    Example:
-        >>> from dpjax.mechanism import moves
-        >>> [moves.printed_sensitivity(name, 1.0, 0.5) for name in ("tracking", "pp_doagt")]
-        [0.5, 1.5]
     """
     _validate.one_of("method", method, VARIABLES)
     gap = _validate.positive("gradient_gap", gradient_gap)

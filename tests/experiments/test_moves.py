@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpjax.mechanism import moves
+from _common import moves
 
 STEPS = 0.3 * 0.8 ** np.arange(9)
 
