@@ -144,6 +144,13 @@ def test_numbers_of_the_specification() -> None:
     assert discrete.tau(1, 1) == 0.0
 
 
+def test_every_coordinate_is_off_by_tau() -> None:
+    """Theorem 1 of Kairouz, Liu and Steinke: tau once a coordinate, so that its root counts."""
+    off = 10 * sum(math.exp(-2 * math.pi**2 * 0.5 * j / (j + 1)) for j in range(1, 5))
+    expected = 20 / math.sqrt(5 * 0.5) + off * math.sqrt(4096)
+    assert discrete.round_epsilon(20, Fraction(1, 2), 5, 4096) == pytest.approx(expected, rel=1e-9)
+
+
 def test_tau_of_many_clients_is_not_below_its_sum() -> None:
     exact = 10 * mp.fsum(mp.exp(-2 * mp.pi**2 * j / (j + 1)) for j in range(1, 6000))
     assert exact <= discrete.tau(1, 6000) < exact * (1 + 1e-4)
