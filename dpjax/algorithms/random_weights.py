@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.algorithms.unbounded import Unbounded
+from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import Emission, Exchange, Method, Networked, Received, Round, Seen
 from dpjax.topology import mixing as mixing_
 

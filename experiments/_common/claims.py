@@ -55,7 +55,7 @@ def gains(
         {value}", its "standard error", "seeds" and `margin`.
 
     Raises:
-        ValueError: As `dpjax.results.tables.paired`.
+        ValueError: As `_common.tables.paired`.
     """
     rows = []
     for name in dict.fromkeys(frame[column]):
@@ -149,7 +149,7 @@ def part(
         ``worse`` has no number, which no gain measures.
 
     Raises:
-        ValueError: As `dpjax.results.tables.paired`.
+        ValueError: As `_common.tables.paired`.
     """
     if not {better, worse} <= set(frame[column]):
         return {"of": of, "verdict": "open: not run"}

@@ -139,7 +139,7 @@ class Lab:
         """Print what was tuned to an end of its step sizes, if anything was.
 
         Args:
-            names: Of `dpjax.results.tables.at_ends`.
+            names: Of `_common.tables.at_ends`.
         """
         if names:
             self.say(f"best at an end of the step sizes tried: {'; '.join(names)}")
