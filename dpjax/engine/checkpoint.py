@@ -41,7 +41,8 @@ _OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
 """Parts of names of operations whose work is not in the program."""
 
 _PROGRAM = "model and loss"
-_COMPUTED = ("plans", "arrays", "initial memory", _PROGRAM)
+_VALUES = ("initial models", "arrays", "initial memory")
+_COMPUTED = ("plans", *_VALUES[1:], _PROGRAM)
 """Digests of what other entries decide too: the plans' matrices and the compiled program."""
 _SHORT = 40
 
@@ -51,11 +52,16 @@ def of_run(
     problems: Sequence[Problem],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-    values: Mapping[str, Any],
-    program: str,
+    values: Sequence[Any],
+    traced: Sequence[Any],
     devices: int,
 ) -> dict[str, str]:
     """Return what a run is; resuming needs all of it unchanged for the same bits and noise.
+
+    To be called before a callback may change what the model closes over: what a run calls later is
+    what was traced for this. The keys of the noise are arguments of the programs, so that any will
+    do to trace them, with arrays and not shapes: a release keeps past noise in float64, which
+    shapes are traced without.
 
     Args:
         plans: The plans.
@@ -63,9 +69,9 @@ def of_run(
         seeds: The seeds.
         options: Arguments of the run by name that decide its rounds, how they are divided into
             compiled calls, and what a run that is stopped states.
-        values: What the program is called with by name: models to start from, the plans' arrays,
-            the method's memory before the first round.
-        program: From `computation`.
+        values: What the programs are called with: models to start from, the plans' arrays, the
+            method's memory before the first round.
+        traced: Its compiled programs, traced; see `computation`.
         devices: Over how many devices the agents are spread.
 
     Returns:
@@ -79,8 +85,8 @@ def of_run(
         "data": " ".join(problem.fingerprint() for problem in problems),
         **({} if frozen is None else {"frozen values": digest(frozen)}),
         "evaluation data": digest([problem.evaluation for problem in problems]),
-        **{name: digest(value) for name, value in values.items()},
-        _PROGRAM: program,
+        **dict(zip(_VALUES, map(digest, values), strict=True)),
+        _PROGRAM: computation(traced, release=plans[0].config.release),
         "seeds": str(tuple(seeds)),
         "devices": f"{device.device_kind} x {devices}, {_processor()}, {_threads()}",
         "software": f"dpjax {dpjax.__version__}, jax {jax.__version__}, "

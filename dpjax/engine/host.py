@@ -79,14 +79,10 @@ class HostDriver:
     whose message would be another one, is refused.
 
     Attributes:
-        inputs: What the halves are called with.
-        schedule: The rounds.
         transport: What carries messages.
         min_survivors: Agents in a sum at least, which the plan's noise is for; 0 for no sum.
     """
 
-    inputs: Inputs
-    schedule: RunSchedule
     transport: Transport
     min_survivors: int = 0
 
@@ -105,22 +101,22 @@ class HostDriver:
                 that are not finite in place of a message's that were.
             BaseException: What the transport raised, with a note on how the run goes on.
         """
-        for _ in range(self.schedule.ahead(run.done)):
+        for _ in range(run.schedule.ahead(run.done)):
             self._round(run, storage)
 
     def _round(self, run: RunState, storage: Storage) -> None:
-        statics, marks = self.inputs.statics, self.schedule.marks
-        arguments = self.inputs.arguments(run.state, run.noise_keys)
+        inputs, marks = run.inputs, run.schedule.marks
+        arguments = inputs.arguments(run.state, run.noise_keys)
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
-        expected = _delivered(statics, self.inputs.arrays, message)
+        expected = _delivered(inputs.statics, inputs.arrays, message)
         run.save(storage)
         storage.check_message(run.done, message)
         received = self._received(message, run.done, expected, storage)
         run.state, run.sums, measured = _incoming(*arguments, sent, received), sums, {}
         if run.done + 1 in marks:
             length = run.done + 1 - max([0, *marks[marks <= run.done]])
-            values = _measured(statics, length, self.inputs.data, run.state, sums)
+            values = _measured(inputs.statics, length, inputs.data, run.state, sums)
             measured, run.sums = jax.device_get(values), jax.tree.map(jnp.zeros_like, sums)
         run.record(1, measured)
 
@@ -157,27 +153,25 @@ class HostDriver:
                 "hold for what it showed; give one that aborts, and a run of its own"
             )
 
-    def traced(self, state: State) -> list[Any]:
+    def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
         """Both halves and the metrics, traced: all that the run computes by itself.
 
         Args:
+            inputs: What they are called with.
+            schedule: The rounds.
             state: Before the first round.
         """
-        statics, arrays, data, *_ = arguments = self.inputs.arguments(state, self.inputs.batch_keys)
-        sums = self.sums(state)
+        statics, arrays, data, *_ = arguments = inputs.arguments(state, inputs.batch_keys)
+        sums = metrics.zeros(statics, state)
         outgoing = _outgoing.trace(*arguments, sums)
         sent, _ = outgoing.out_info
         message = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent.message
         )
         incoming = _incoming.trace(*arguments, sent, _delivered(statics, arrays, message))
-        lengths = sorted({int(length) for length in np.diff([0, *self.schedule.marks])})
+        lengths = sorted({int(length) for length in np.diff([0, *schedule.marks])})
         measured = [_measured.trace(statics, each, data, state, sums) for each in lengths]
         return [outgoing, incoming, *measured]
-
-    def sums(self, state: State) -> dict[str, Any]:
-        """Sums of the rounds' metrics before a block: zeros."""
-        return metrics.zeros(self.inputs.statics, state)
 
 
 def _sent_axes(axes: State) -> Outgoing:
@@ -237,9 +231,9 @@ def _delivered(statics: Statics, arrays: Any, message: Any) -> Any:
     return jax.eval_shape(value, arrays, message)
 
 
-def check_transport(
+def make_driver(
     transport: Any, plans: Sequence[Plan], seeds: Sequence[int], devices: Any, checkpoint: Any
-) -> None:
+) -> HostDriver:
     """Check that a run whose messages cross a network is one run, and a release is kept.
 
     Args:
@@ -298,6 +292,7 @@ def check_transport(
             f"{colluders}: the server could open single messages with the others' help; give "
             f"transport.terms_of(plan.noise.code, colluders={colluders}, dropouts=...)"
         )
+    return HostDriver(transport, survivors)
 
 
 def check_delivered(subject: str, received: Any, expected: Any) -> None:

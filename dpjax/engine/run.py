@@ -6,7 +6,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -142,8 +141,9 @@ def run(
     _check_options(checkpoint_seconds, progress, callback)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
     phase = _check_phase(plans, phase, start, spent)
+    driver: ScanDriver | HostDriver = ScanDriver()
     if transport is not None:
-        host.check_transport(transport, plans, seeds, devices, checkpoint)
+        driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
     data = Inputs.of(plans, problems, seeds, devices, phase)
     models = data.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
@@ -158,19 +158,19 @@ def run(
     expected = forecasts.tell(plans, data.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
-    driver: ScanDriver | HostDriver = ScanDriver(data, schedule)
-    if transport is not None:
-        survivors = plans[0].method.exchange.min_survivors(plans[0].agents)
-        driver = HostDriver(data, schedule, transport, survivors)
+    options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
     identity = {}
     if checkpoint is not None or key_file is not None:
-        options = {"phase": phase, "stopping": stopping}
         # Without a start all agents' models follow from the problem's, alike.
         own_start = models if start is not None or problems[0].apart else None
-        identity = _identity(driver, plans, problems, seeds, options, models, own_start)
+        state = data.initial(models, data.batch_keys)
+        traced = driver.traced(data, schedule, state)
+        values = (data.models, own_start), data.arrays, state.memory
+        identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
+        del state, own_start, values
     with Storage.of(identity, checkpoint, key_file) as storage:
         noise_keys = storage.noise_keys(seeds, phase)
-        at = RunState.first(data, schedule, models, noise_keys, storage, driver.sums)
+        at = RunState.first(data, schedule, models, noise_keys, storage)
         del models  # As large as all models.
         meter = Meter(len(plans) * len(seeds))
         try:
@@ -196,20 +196,10 @@ def run(
     )
 
 
-@dataclass(frozen=True, eq=False)
 class ScanDriver:
-    """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it.
-
-    Attributes:
-        inputs: What the program is called with.
-        schedule: The rounds.
-    """
-
-    inputs: Inputs
-    schedule: RunSchedule
+    """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it."""
 
     options: ClassVar[dict[str, str]] = {}
-    """What makes a run another one, by name: nothing."""
 
     def advance(self, at: RunState, storage: Storage) -> None:
         """Do the rounds of a chunk.
@@ -219,29 +209,22 @@ class ScanDriver:
             storage: Where they are kept; nothing is stored before the chunk's end.
         """
         del storage
-        arguments = self.inputs.arguments(at.state, at.noise_keys)
-        blocks, length = self.schedule.blocks(at.done), self.schedule.ahead(at.done)
+        arguments = at.inputs.arguments(at.state, at.noise_keys)
+        blocks, length = at.schedule.blocks(at.done), at.schedule.ahead(at.done)
         at.state, new = program.advance(*arguments, _as_argument(blocks))
         at.record(length, jax.device_get(new))
 
-    def traced(self, state: State) -> list[Any]:
+    def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
         """The program of every chunk's length, traced.
 
         Args:
+            inputs: What it is called with.
+            schedule: The rounds.
             state: Before the first round.
         """
-        arguments = self.inputs.arguments(state, self.inputs.batch_keys)
-        variants = map(_as_argument, self.schedule.variants)
+        arguments = inputs.arguments(state, inputs.batch_keys)
+        variants = map(_as_argument, schedule.variants)
         return [program.advance.trace(*arguments, blocks) for blocks in variants]
-
-    def sums(self, state: State) -> dict[str, Any]:
-        """Nothing: a call ends with a block, whose metrics are taken inside.
-
-        Args:
-            state: Of the runs.
-        """
-        del state
-        return {}
 
 
 def _as_argument(blocks: program.Blocks) -> Any:
@@ -318,33 +301,6 @@ def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
         LostNoiseWarning,
         stacklevel=4,
     )
-
-
-def _identity(
-    driver: ScanDriver | HostDriver,
-    plans: tuple[Plan, ...],
-    problems: tuple[Problem, ...],
-    seeds: tuple[int, ...],
-    options: dict[str, Any],
-    models: Any,
-    own_start: Any,
-) -> dict[str, str]:
-    """What the run is; ``own_start`` are the models that it was asked to start from.
-
-    Hashed now, before a callback may change what the model closes over: later calls find what was
-    traced here. The keys of the noise are arguments of the program, so that any will do. Arrays
-    and not shapes: a release keeps past noise in float64, which shapes are traced without.
-    """
-    data, schedule = driver.inputs, driver.schedule
-    state = data.initial(models, data.batch_keys)
-    program = checkpoint_.computation(driver.traced(state), release=plans[0].config.release)
-    options = {**schedule.options, **options, **driver.options}
-    values = {
-        "initial models": (data.models, own_start),
-        "arrays": data.arrays,
-        "initial memory": state.memory,
-    }
-    return checkpoint_.of_run(plans, problems, seeds, options, values, program, data.devices)
 
 
 def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from dpjax import _validate
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs, place
+from dpjax.engine.metrics import zeros
 from dpjax.engine.program import Blocks
 from dpjax.engine.step import LOST
 from dpjax.plans.endings import check_stop_at
@@ -159,7 +160,6 @@ class RunState:
         start: Any,
         noise_keys: Any,
         storage: Storage,
-        sums: Callable[[State], dict[str, Any]],
     ) -> "RunState":
         """Where a run begins: before its first round, or at its newest checkpoint.
 
@@ -169,7 +169,6 @@ class RunState:
             start: Models to start from, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
             storage: Where it is kept.
-            sums: Of a driver, what it keeps of metrics before a block.
 
         Raises:
             ValueError: For a checkpoint that is damaged or cannot be written, or that is older
@@ -178,7 +177,8 @@ class RunState:
         state = inputs.initial(start, noise_keys)
         shape = (len(schedule.marks), *jax.tree.leaves(start)[0].shape[:2])
         metrics = {name: np.full(shape, np.nan) for name in inputs.names}
-        run = cls(inputs, schedule, state, noise_keys, metrics, sums=sums(state))
+        sums = zeros(inputs.statics, state)
+        run = cls(inputs, schedule, state, noise_keys, metrics, sums=sums)
         if storage.store is not None:
             if (restored := storage.store.restore(run._portable())) is not None:
                 run.done, portable, run.ended = restored

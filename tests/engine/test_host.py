@@ -294,7 +294,7 @@ def test_numbers_that_were_lost_are_refused(network, small, lost):
 def test_models_that_diverged_before_are_carried_as_they_are(value):
     # Numbers of agents are whole, and have no infinity.
     message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([value]))}
-    loop = host.HostDriver(None, None, lambda message, round: message)
+    loop = host.HostDriver(lambda message, round: message)
     wanted = jax.eval_shape(lambda: message)
     received = loop._received(message, 0, wanted, Storage({}))
     jax.tree.map(np.testing.assert_array_equal, received, message)
