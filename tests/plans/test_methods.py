@@ -284,7 +284,7 @@ def test_the_noise_sent_has_the_loss_that_is_stated(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class Half:
+class Half(Privatizer):
     """The broken twin of a privatizer: half of the noise that it says."""
 
     inner: Privatizer
