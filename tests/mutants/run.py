@@ -27,7 +27,7 @@ ENOUGH = 0.9
 GENERATED = (
     *("accounting/budget", "accounting/discrete", "accounting/gdp", "accounting/losses"),
     *("accounting/precision", "accounting/pure", "accounting/sampled", "data/batches"),
-    *("engine/keys", "engine/step", "mechanism/sensitivity", "plans/samplers", "secagg/client"),
+    *("engine/keys", "engine/step", "mechanism/temporal", "plans/samplers", "secagg/client"),
     *("secagg/primitives", "transforms/clipping", "transforms/integers", "transforms/masks"),
     *("transforms/noise", "transforms/rounds", "transforms/variates"),
 )
