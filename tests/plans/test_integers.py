@@ -23,7 +23,7 @@ from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
-from dpjax.protocols import Emission, Round
+from dpjax.protocols import Emission, Method, Round
 from dpjax.transforms import integers as integers_
 from tests.plans.test_aggregate import (
     CLIP,
@@ -272,7 +272,7 @@ def test_payloads_of_another_size_and_too_little_noise_are_refused():
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Method):
     """Another method over a server: what it keeps is an average of opened sums."""
 
     aggregate: Trusted = Trusted()

@@ -13,7 +13,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import descriptions, optimizers, plan
-from dpjax.protocols import Emission, Received
+from dpjax.protocols import Emission, Exchange, Received
 from tests.support import make_config
 
 frozen = dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Mapped(Hidden):
 
 
 @frozen
-class Unreported:
+class Unreported(Exchange):
     """An exchange that does not report what went out."""
 
     def __call__(self, arrays, round, message):

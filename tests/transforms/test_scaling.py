@@ -12,7 +12,7 @@ from scipy import optimize
 from dpjax.algorithms.exchange import Server
 from dpjax.plans import dependence
 from dpjax.plans.optimizers import Sgd
-from dpjax.protocols import Emission
+from dpjax.protocols import Emission, Method
 from dpjax.transforms import clipping, sketch
 
 F32 = np.float32
@@ -200,7 +200,7 @@ def test_moments_are_those_of_the_frame_s_directions():
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
+class Scaled(Method):
     """A server's mean under a clip norm that is learned: of noisy sums, or (the twin) of raw."""
 
     raw: bool
