@@ -56,12 +56,12 @@ def plain_sum(model: Any) -> Callable[..., Any]:
 
 def privacy_sum(model: Any) -> Callable[..., Any]:
     """jax_privacy's sum of clipped gradients."""
-    from jax_privacy import clipping
+    from jax_privacy import clipping as peer
 
     def loss(params: Any, x: Any, y: Any) -> Any:
         return losses.cross_entropy(model.apply(params, x[None])[0], y)
 
-    clipped = clipping.clipped_grad(
+    clipped = peer.clipped_grad(
         loss, batch_argnums=(1, 2), keep_batch_dim=False, l2_clip_norm=CLIP_NORM
     )
 

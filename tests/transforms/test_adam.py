@@ -22,6 +22,7 @@ def gradients(rounds=50, size=7, seed=0):
     return rng.normal(1.0, 0.5, (rounds, size)).astype(np.float32)
 
 
+@pytest.mark.x64
 def test_without_noise_it_is_adam():
     given = gradients()
     expected = stream(optax.scale_by_adam(0.9, 0.999, eps=0.0), given)

@@ -138,6 +138,7 @@ def test_after_the_last_round():
         transform.update(zeros, state)
 
 
+@pytest.mark.x64
 def test_narrow_leaves_keep_their_dtype():
     (first, *_) = noises(make(), {"a": jnp.zeros((N, 3), jnp.bfloat16)})
     assert first["a"].dtype == jnp.bfloat16

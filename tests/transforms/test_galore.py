@@ -85,6 +85,7 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
         assert outside[1][[3, 7]].min() > 0.3 and np.delete(outside[1], [3, 7]).max() < 1e-5
 
 
+@pytest.mark.x64
 def test_moments_are_turned():
     """A gradient within the old and the new space keeps its filtered past through a change."""
     rng = np.random.default_rng(3)

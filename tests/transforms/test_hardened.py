@@ -122,6 +122,7 @@ def strategies(length):
     return [None, banded, np.linalg.inv(banded), full]
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("which", range(4))
 def test_sums_are_rounded_once_as_if_all_was_float64(which):
     n, length, h = 4, 40, 2.0**-8
@@ -155,6 +156,7 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
     np.testing.assert_array_equal(found, np.round((flat + coloured) / h) * h)
 
 
+@pytest.mark.x64
 def test_no_vmap_of_a_scan_adds_float32_noise():
     link = noise.correlated(np.eye(2, dtype=np.float32), key=KEY, rounds=5, grid=2.0**-20)
     zeros = jnp.zeros((2, 9))

@@ -60,6 +60,7 @@ def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
             assert np.std(leaf - wanted.sum(0)) == pytest.approx(deviation, rel=0.2)
 
 
+@pytest.mark.x64
 def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
     signs = integers.public_signs(CODE, PUBLIC)

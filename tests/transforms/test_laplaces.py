@@ -48,6 +48,7 @@ def several_words():
     return high, low
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize(("dtype", "digits"), [(np.float32, 4e-7), (np.float64, 1e-13)])
 def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits):
     high, low = several_words()

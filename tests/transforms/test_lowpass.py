@@ -26,6 +26,7 @@ def tree(seed=0, agents=()):
     return {"w": draw(4, 3), "b": (draw(3), draw())}
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("agents", [(), (5,)])
 def test_it_is_scipys_filter_over_its_response_to_ones(name, agents):

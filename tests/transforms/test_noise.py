@@ -218,6 +218,7 @@ def test_the_state_resumes_and_the_key_decides():
     assert not np.isclose(other, whole).any(axis=2).all(axis=1).any()
 
 
+@pytest.mark.x64
 def test_layout_is_fixed():
     """The layout is part of what a seed means: a change of it must be a decision."""
     zeros = {"b": jnp.zeros((2, 3), jnp.float32), "w": jnp.zeros((2, 2, 2), jnp.float32)}
@@ -229,8 +230,8 @@ def test_layout_is_fixed():
     np.testing.assert_array_equal(out["w"].reshape(2, 4), whole[:, 3:])
 
 
-def test_large_leaves_have_draws_of_their_own():
-    big = noise.PACK
+def test_large_leaves_have_draws_of_their_own(monkeypatch):
+    monkeypatch.setattr(noise, "PACK", big := 4096)
     shapes = {"a": (2, big - 1), "b": (2, 4), "c": (2, big + 5), "d": (2, 3)}
     samples = collect(noise.correlated, np.eye(2), rounds=1, shapes=shapes)[0]
     vectors = [samples[agent, start : start + 3] for agent in (0, 1) for start in
@@ -240,6 +241,7 @@ def test_large_leaves_have_draws_of_their_own():
     assert samples.var() == pytest.approx(1, abs=5.5 * math.sqrt(2 / samples.size))
 
 
+@pytest.mark.x64
 def test_narrow_leaves_are_rounded_once():
     updates = {
         "half": jnp.full((N, 64), 3.0, jnp.bfloat16),
@@ -257,6 +259,7 @@ def test_narrow_leaves_are_rounded_once():
     np.testing.assert_array_equal(out["half"], (3 + whole[:, :64]).astype(jnp.bfloat16))
 
 
+@pytest.mark.x64
 def test_double_precision_leaves_get_double_noise():
     if not jax.config.jax_enable_x64:
         pytest.skip("needs jax_enable_x64")

@@ -71,6 +71,7 @@ def test_no_number_is_drawn_twice():
     assert len(np.unique(whole)) == whole.size
 
 
+@pytest.mark.x64
 def test_double_precision_uses_both_words_for_one_normal():
     with double_precision():
         wide = np.asarray(variates.normals(key(), (ROWS, 4_000), jnp.float64))

@@ -24,6 +24,7 @@ def dense(projection, d, k, dtype=F32):
     return np.asarray(jax.vmap(projection.decode)(jnp.eye(k, dtype=dtype))).T
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("dtype", [F32, np.float64])
 @pytest.mark.parametrize("name", list(every(8, 4, jax.random.key(0))))
 def test_encoding_and_decoding_are_one_matrix(name, dtype):

@@ -20,6 +20,7 @@ from tests.transforms import rounding
 pytestmark = pytest.mark.optimized
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("name", rounding.ROUTES)
 def test_neighbouring_sums_are_one_clip_norm_apart(name, monkeypatch):
     """8,200 records, one of which is zeroed out; sums in float32 are two clip norms apart."""
@@ -35,8 +36,23 @@ def test_so_are_sums_whose_order_the_compiler_chooses(name, form):
     assert 0.99 < rounding.distance(rounding.WHOLE[name], form) <= rounding.CLIP
 
 
-@pytest.mark.parametrize("name", ["records one by one", "passes of a query", "products of a query"])
-@pytest.mark.parametrize("form", [name for name in rounding.FORMS if name != "jitted"])
+MAPPED = {
+    "vmapped": "products of a query",
+    "scanned": "passes of a query",
+    "agents on devices": "passes of a query",
+    "records on devices": "records one by one",
+}
+"""A route for each form: the others are slow."""
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        pytest.param(form, name, marks=[] if MAPPED[form] == name else [pytest.mark.slow])
+        for form in MAPPED
+        for name in ("records one by one", "passes of a query", "products of a query")
+    ],
+)
 def test_the_same_mapped_in_a_loop_and_on_eight_devices(name, form, monkeypatch):
     total = rounding.ROUTES[name]
     assert 0.99 < rounding.distance(total, form) <= rounding.CLIP
@@ -67,6 +83,7 @@ def last_roundings(kind, places=200):
     return np.abs(whole - less).max()
 
 
+@pytest.mark.x64
 @pytest.mark.mutant
 @pytest.mark.parametrize("kind", [jnp.float32, jnp.bfloat16])
 def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
@@ -265,6 +282,7 @@ def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
     assert np.any(total() != np.array(want))
 
 
+@pytest.mark.x64
 def test_the_global_flag_stays_as_it_was():
     seen = []
 

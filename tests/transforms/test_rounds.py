@@ -1,7 +1,5 @@
 """Every route of noise over rounds against the dense inverse, and what it really applies."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,62 +41,6 @@ def noises(strategy, zeros, seed=3, length=T, factor=None):
     return np.asarray(jax.jit(whole)(transform.init(zeros)), np.float64)
 
 
-def three_leaves():
-    return {
-        "a": jnp.zeros((N, 3)), "b": jnp.zeros((N, 2, 2)), "z": jnp.zeros((N, noise.PACK + 1))
-    }  # fmt: skip
-
-
-@functools.cache
-def fresh():
-    return noises(None, three_leaves())
-
-
-@pytest.mark.parametrize("kind", strategies())
-def test_routes_apply_the_strategy_to_the_very_normals(kind):
-    """Two leaves of one draw and a leaf of its own: all normals as without a strategy."""
-    strategy = strategies()[kind]
-    assert rounds.route(strategy, T).kind == kind
-    plain = fresh()
-    expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
-    found = noises(strategy, three_leaves())
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    # The check sees one round too late, and a strategy that is transposed.
-    assert np.abs(found[1:] - expected[:-1]).max() > 0.1
-    turned = np.einsum("st,snd->tnd", np.linalg.inv(strategy), plain)
-    assert np.abs(found - turned).max() > 0.1
-
-
-@pytest.mark.parametrize("kind", strategies())
-def test_applied_is_the_map_of_the_run(kind):
-    """In float64, where the run itself rounds nothing: coefficients alone are float32's."""
-    strategy = strategies()[kind]
-    mine = rounds.applied(strategy)
-    assert mine.dtype == np.float64 and not np.array_equal(mine, strategy)
-    np.testing.assert_allclose(mine, strategy, atol=1e-5 * np.abs(strategy).max())
-    chosen = rounds.route(strategy, T)
-    rounded = rounds.Route(
-        chosen.kind, *(np.float32(part).astype(np.float64) for part in chosen[1:])
-    )
-    recovered = np.zeros((T, T))
-    with jax.enable_x64(True):
-        kept = rounded.start((T, 1), jnp.float64)
-        impulses = jnp.eye(chosen.weights.shape[0], T)[:, :, None]
-
-        def draw(t):
-            return impulses[jnp.minimum(t, len(impulses) - 1)]
-
-        if len(impulses) < T or chosen.kind != "blocked":
-            impulses = jnp.eye(T)[:, :, None]
-        step = jax.jit(lambda kept, t: rounded.step(draw, kept, t))
-        for t in range(T):
-            value, kept = step(kept, jnp.int32(t))
-            recovered[t] = value[:, 0]
-    np.testing.assert_allclose(np.linalg.inv(recovered), mine, atol=1e-12)
-    # The strategy that was asked for is another one.
-    assert np.abs(np.linalg.inv(recovered) - strategy).max() > 1e-10
-
-
 @pytest.mark.parametrize("kind", strategies())
 def test_covariance_over_rounds_and_agents(kind):
     """Over 4,000 coordinates; 1.5 times the noise would be far outside."""
@@ -121,6 +63,7 @@ def test_no_number_repeats(kind):
     assert not np.isin(noises(strategies()[kind], jnp.zeros((N, 6)), seed=4), found).any()
 
 
+@pytest.mark.x64
 def test_narrow_leaves_are_coloured_in_float32():
     zeros = {"a": jnp.zeros((N, 6), jnp.bfloat16), "b": jnp.zeros((N, 3), jnp.float32)}
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)

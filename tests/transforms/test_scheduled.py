@@ -237,6 +237,7 @@ def test_keys_that_leave_out_a_part_are_caught(name, monkeypatch):
         check_law(collect(lambda *a, **k: built(*a, **k), "laplace"), SCALES, "laplace")
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("kind", KINDS)
 def test_layout_and_scaling_are_exact(kind):
     """The layout is part of what a seed means: a change of it must be a decision."""
@@ -264,7 +265,7 @@ def test_large_leaves_have_draws_of_their_own(monkeypatch):
     assert len(np.unique(np.abs(every))) == every.size == 2 * 139
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_no_two_entries_share_a_draw(kind, monkeypatch):
     """Every counter of every key that is hashed, over rounds, agents and leaves, counted."""
     seen = []
@@ -286,7 +287,7 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
     assert len(seen) == 9 * 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_a_zero_scale_adds_nothing(kind):
     given = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(N, 7)), jnp.float32)}
     link = scheduled(np.array([1.0, 0.0, 1.0]), key=key(), rounds=3, kind=kind)
@@ -296,7 +297,7 @@ def test_a_zero_scale_adds_nothing(kind):
         assert np.array_equal(out["w"], given["w"]) == nothing
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_rounds_past_the_end_are_nan_and_refused(kind):
     for scales in (np.ones(2, np.float32), np.zeros(2, np.float32)):
         link = scheduled(scales, key=key(), rounds=2, kind=kind)
@@ -310,7 +311,7 @@ def test_rounds_past_the_end_are_nan_and_refused(kind):
             link.update(zeros(), state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_one_trace_for_all_rounds_and_jit_equals_eager(kind):
     link = scheduled(SCALES, key=key(), rounds=ROUNDS, kind=kind)
     traces = []
@@ -329,7 +330,7 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager(kind):
     assert int(state.round) == 4 and jax.tree.structure(state) == jax.tree.structure(other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_the_state_resumes_and_the_key_decides(kind):
     whole = collect(scheduled, kind)
     link = scheduled(SCALES, key=key(), rounds=ROUNDS, kind=kind)
@@ -340,6 +341,7 @@ def test_the_state_resumes_and_the_key_decides(kind):
     assert not np.isclose(other, whole).any(axis=2).all(axis=1).any()
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrow_leaves_are_rounded_once(kind):
     given = {
@@ -359,6 +361,7 @@ def test_narrow_leaves_are_rounded_once(kind):
     np.testing.assert_array_equal(out["single"], whole[:, 64:])
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("kind", KINDS)
 def test_double_precision_leaves_get_double_noise(kind):
     if not jax.config.jax_enable_x64:
@@ -374,6 +377,7 @@ def test_double_precision_leaves_get_double_noise(kind):
         np.testing.assert_allclose(out["w"], wide, rtol=1e-14)
 
 
+@pytest.mark.x64
 @pytest.mark.parametrize("kind", KINDS)
 def test_float64_scales_add_what_their_float32_roundings_do(kind):
     scales = 1 / np.arange(3.0, 6.0)
@@ -419,7 +423,7 @@ def test_plans_share_one_draw_under_vmap_and_each_is_as_alone(kind, primitive):
     assert drawn == [(N, 4)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_seeds_under_vmap_get_the_noise_they_get_alone(kind):
     def one(key):
         link = scheduled(SCALES, key=key, rounds=ROUNDS, kind=kind)
@@ -433,7 +437,7 @@ def test_seeds_under_vmap_get_the_noise_they_get_alone(kind):
     assert len({row.tobytes() for row in np.asarray(together["a"]).reshape(-1, 5)}) == 3 * N
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1])
 def test_sharding_changes_no_number(kind):
     if len(jax.devices()) < 8:
         pytest.skip("needs eight devices")

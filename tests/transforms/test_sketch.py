@@ -66,8 +66,8 @@ def covariance(gradients, forgetting):
     return (gradients * (forgetting**ages)[:, None]).T @ gradients
 
 
-@pytest.mark.parametrize("forgetting", [1.0, 0.9])
-@pytest.mark.parametrize("dtype", [F32, np.float64])
+@pytest.mark.x64
+@pytest.mark.parametrize(("forgetting", "dtype"), [(1.0, F32), (0.9, np.float64)])
 def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
     with double_precision():
         gradients, truth = stream(300, 60, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
@@ -84,6 +84,7 @@ def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
     assert max(off(found.basis), off(found.frame)) < digits
 
 
+@pytest.mark.slow
 def test_what_is_cut_off_at_full_rank_is_little():
     """Weights are at most the dense ones, and leading directions those of the stream."""
     gradients, _ = stream(400, 40, 40, spectrum=0.6 ** np.arange(40))
@@ -93,6 +94,7 @@ def test_what_is_cut_off_at_full_rank_is_little():
     assert angle(found.basis, vectors[:, :-4:-1]) < 1e-2
 
 
+@pytest.mark.slow
 def test_it_is_scikit_learns_incremental_pca():
     """Both given every gradient and its opposite: the mean is 0, which their method takes off."""
     from sklearn.decomposition import IncrementalPCA
@@ -107,6 +109,7 @@ def test_it_is_scikit_learns_incremental_pca():
     assert angle(found.basis[:, :6], truth) < 1e-3
 
 
+@pytest.mark.slow
 def test_it_finds_a_space_in_noise_and_follows_one_that_turns():
     rng = np.random.default_rng(3)
     gradients, truth = stream(400, 500, 3)
@@ -225,6 +228,7 @@ def missed(rounds, d=60, k=8, noise=1e-3, **options):
     return np.asarray(loop(sketch.start(d, k, jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_in_its_own_loop_it_learns_by_probes_and_by_forgetting():
     learned = missed(600, forgetting=0.9)
     assert learned[0] > 0.7 and learned[-100:].mean() < 1e-3
@@ -248,6 +252,7 @@ def test_frames_hold_what_is_kept_and_then_new_probes():
     np.testing.assert_array_equal(after[0].basis, after[1].basis)
 
 
+@pytest.mark.slow
 def test_probes_are_as_likely_in_every_direction():
     """The mean of Q Q' over keys is that of the complement; scaled by 1.5 it would be seen."""
     first = sketch.start(12, 4, jax.random.key(0))
@@ -262,7 +267,7 @@ def test_probes_are_as_likely_in_every_direction():
     assert np.abs(mean * 1.5 - expected).max() > 0.02
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e30])
+@pytest.mark.parametrize("bad", [np.nan, 3e30])
 def test_gradients_that_are_no_numbers_teach_nothing(bad):
     gradients, _ = stream(50, 100, 3)
     before = run(gradients, 8)
@@ -338,6 +343,7 @@ def test_compiled_vmapped_and_by_hand_are_one():
         )
 
 
+@pytest.mark.slow
 def test_a_round_costs_in_proportion_to_the_dimension():
     def operations(d):
         state = sketch.start(d, 8, jax.random.key(0))
@@ -364,6 +370,7 @@ print(sketch.fingerprint(state))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_another_process_replays_the_same_bits():
     """From the k-vectors and a seed alone, as many threads stated."""

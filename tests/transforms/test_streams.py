@@ -16,6 +16,7 @@ def test_a_place_decides_a_number_and_not_the_number_of_rows(stream):
     np.testing.assert_array_equal(stream.sample(shape=(2, 11)), stream.sample(shape=(8, 11))[:2])
 
 
+@pytest.mark.x64
 def test_double_precision_around_it_changes_no_float32_number(stream):
     outside = stream.sample(shape=(5, 7))
     with double_precision():
@@ -63,6 +64,7 @@ def test_the_numbers_follow_the_law_and_the_test_sees_one_percent(stream):
     assert stream.distance(scaled) > 2.2
 
 
+@pytest.mark.x64
 def test_double_precision_numbers_follow_it_too(stream):
     with double_precision():
         wide = np.asarray(stream.draw(key(), (ROWS, 4_000), jnp.float64))

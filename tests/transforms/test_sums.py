@@ -37,8 +37,9 @@ def length(tree):
     return float(np.linalg.norm(np.concatenate(flat)))
 
 
-@pytest.mark.parametrize("method", clipping.CLIPPINGS)
-@pytest.mark.parametrize("clip_norm", [0.5, 5.0, 1e6])
+@pytest.mark.parametrize(
+    ("clip_norm", "method"), [(0.5, "flat"), (5.0, "automatic"), (1e6, "flat")]
+)
 def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0
     got = jax.jit(clipping.clipped_sum(WEIGHTED, clip_norm, method=method))(*batch, padding)
@@ -215,6 +216,7 @@ def networks(draw):
     return model, (*sides, draw(st.integers(1, 3)))
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(network=networks(), seed=st.integers(0, 9), per_layer=st.booleans())
 def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per_layer):
@@ -259,8 +261,9 @@ def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
     compiled.cache_clear()
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "per_layer"), [("mlp", True), ("images", False), ("images", True), ("words", False)]
+)
 def test_routes_agree_with_padding_and_in_passes(name, per_layer):
     params, x, gradients, plain = known(name)
     y, padding = jnp.asarray([0.1, 1.0, 20.0, 3.0, 1.0, -5.0]), jnp.arange(6) == 3

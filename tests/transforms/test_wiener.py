@@ -54,6 +54,7 @@ def dense_kalman(noisy, rho, power, noise):
     return np.stack(out)
 
 
+@pytest.mark.x64
 def test_it_is_the_kalman_filter_and_the_projection_on_the_past():
     _, noisy = drifting(12, 6)
     tree = {"w": noisy[:, :4].reshape(12, 2, 2), "b": (noisy[:, 4:],)}
