@@ -142,30 +142,16 @@ async def _over_tcp(
     terms: Terms, clients: list[Client], stays: list[int], limits: tcp.Limits
 ) -> Carried:
     async with tcp.Listener(terms, limits=limits) as listener:
+        at, every = ("127.0.0.1", listener.port, limits), len(terms.stages)
         parts = [
-            _part(client, words, listener.port, limits)
-            for client, words in zip(clients, stays, strict=True)
+            tcp.take_part(client, *at, None if stages == every else stages)
+            for client, stages in zip(clients, stays, strict=True)
+            if stages
         ]
         total, *_ = await asyncio.gather(listener.aggregate(), *parts, return_exceptions=True)
     if isinstance(total, BaseException):
         raise total
     return Carried(_by_row(total, clients), listener.received, listener.sent)
-
-
-async def _part(client: Client, words: int, port: int, limits: tcp.Limits) -> None:
-    """Let a client say so many words and leave; one that says all of them waits for the sum."""
-    if not words:
-        return
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    most = tcp.most_bytes(client.terms)
-    try:
-        for _ in range(words):
-            word = tcp.said(client, decoded(await tcp.read_frame(reader, most)))
-            await tcp.write_frame(writer, encoded(word), limits.send)
-        if words == len(client.terms.stages):
-            await tcp.read_frame(reader, most)
-    finally:
-        writer.close()
 
 
 def _parties(

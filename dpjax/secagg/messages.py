@@ -20,7 +20,7 @@ of the aggregation, 16 random bytes: one from another is refused.
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
-from dpjax.secagg.primitives import SHARE_BYTES
+from dpjax.secagg.primitives import SHARE_BYTES, library
 from dpjax.secagg.terms import Rejected
 
 __all__: list[str] = []
@@ -125,17 +125,6 @@ Message = (
 KINDS: tuple[type, ...] = get_args(Message)
 
 
-def _library() -> Any:
-    try:
-        import msgpack
-    except ImportError:
-        raise ValueError(
-            "msgpack is not installed, and secure aggregation over a network needs it; in dpjax's "
-            "folder: pip install '.[secure]'"
-        ) from None
-    return msgpack
-
-
 def encoded(message: Message) -> bytes:
     """Return a message as bytes (msgpack).
 
@@ -144,7 +133,7 @@ def encoded(message: Message) -> bytes:
     """
     plain: list[Any] = [KINDS.index(type(message))]
     plain += [_plain(value) for value in message]
-    return bytes(_library().packb(plain))
+    return bytes(library("msgpack").packb(plain))
 
 
 def _plain(value: Any) -> Any:
@@ -165,9 +154,8 @@ def decoded(data: bytes) -> Message:
     Raises:
         Rejected: For anything else: other types, other lengths, numbers out of order or twice.
     """
-    msgpack = _library()
     try:
-        plain = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
+        plain = library("msgpack").unpackb(data, raw=False, use_list=True, strict_map_key=True)
     except Exception as error:  # msgpack has no common class for what it may raise.
         raise Rejected(f"bytes are no message: {type(error).__name__}") from None
     if not isinstance(plain, list) or not plain or type(plain[0]) is not int:

@@ -56,15 +56,28 @@ class KeyPair(NamedTuple):
     public: bytes
 
 
-@functools.cache
-def _library(module: str) -> Any:
+def library(module: str, note: str = "") -> Any:
+    """Import a module of the extra ``secure``.
+
+    Args:
+        module: Its dotted name.
+        note: Added to the message.
+
+    Raises:
+        ValueError: Without the extra.
+    """
     try:
-        return importlib.import_module(f"cryptography.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"{error.name} is not installed, and secure aggregation needs it; in dpjax's folder: "
-            "pip install '.[secure]'"
+            f"{error.name} is not installed, and dpjax.secagg needs it; in dpjax's folder: "
+            f"pip install '.[secure]'{note}"
         ) from None
+
+
+@functools.cache
+def _library(module: str) -> Any:
+    return library(f"cryptography.{module}")
 
 
 def _x25519() -> Any:

@@ -360,15 +360,10 @@ async def join(
     limits = limits or Limits()
     port = _validate.integer("port", port, least=1, most=65535)
     client = Client(terms, values)
-    writer = None
     try:
-        async with asyncio.timeout(limits.whole):
-            reader, writer = await asyncio.open_connection(host, port)
-            while True:
-                message = decoded(await read_frame(reader, most_bytes(terms)))
-                if isinstance(message, Closed):
-                    return _result(client, message)
-                await write_frame(writer, encoded(said(client, message)), limits.send)
+        total = await take_part(client, host, port, limits)
+        assert total is not None
+        return total
     except Rejected as error:
         _failed(client, str(error))
     except TimeoutError:
@@ -377,6 +372,31 @@ async def join(
         _failed(client, "the server ended the connection")
     except (OSError, UnicodeError) as error:  # A host's name may be none.
         _failed(client, f"no connection to {host}:{port} ({error})")
+
+
+async def take_part(
+    client: Client, host: str, port: int, limits: Limits, answers: int | None = None
+) -> Total | None:
+    """Answer a server until its last word, or so many times: then the client has left.
+
+    Args:
+        client: The client.
+        host: The server's.
+        port: The server's.
+        limits: Time limits.
+        answers: How many; None is all.
+    """
+    writer = None
+    try:
+        async with asyncio.timeout(limits.whole):
+            reader, writer = await asyncio.open_connection(host, port)
+            while answers is None or answers > 0:
+                message = decoded(await read_frame(reader, most_bytes(client.terms)))
+                if isinstance(message, Closed):
+                    return _result(client, message)
+                await write_frame(writer, encoded(said(client, message)), limits.send)
+                answers = None if answers is None else answers - 1
+            return None
     finally:
         if writer is not None:
             await _closed(writer, limits.send)

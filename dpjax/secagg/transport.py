@@ -105,7 +105,10 @@ class SecureSums:
         limits: tcp.Limits | None = None,
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_parts(terms, leaves, spent, limits)
+        if not isinstance(terms, Terms):
+            raise ValueError(f"terms is {_validate.shown(terms)}; give terms_of(plan.noise.code)")
+        if not isinstance(spent, Sequence):
+            raise ValueError(f"spent is {_validate.shown(spent)}; give rounds, as in (4,)")
         if terms.bound is not None or terms.bits > 32:
             raise ValueError(
                 f"terms have bound {terms.bound} and bits {terms.bits}; a run's numbers are read "
@@ -183,7 +186,8 @@ class SecureSums:
         try:
             carried = self._carried(rows, round)
         except Abort as abort:
-            self._note(round, 0, 0, (), began, abort.reason)
+            seconds = time.perf_counter() - began
+            self.crossed.append(RoundTraffic(round, 0, 0, (), seconds, abort.reason))
             if self.skip:
                 return self._nothing()
             way = f"spent=({round},)" if self._journal is None else "the same journal"
@@ -193,7 +197,8 @@ class SecureSums:
             )
             raise
         total = carried.total
-        self._note(round, carried.received, carried.sent, total.survivors, began, "")
+        crossed = carried.received, carried.sent, total.survivors, time.perf_counter() - began
+        self.crossed.append(RoundTraffic(round, *crossed, ""))
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
         if self._journal is not None:
@@ -227,18 +232,6 @@ class SecureSums:
             return local.summed(self.terms, rows, leaves)
         return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
 
-    def _note(
-        self,
-        round: int,
-        received: int,
-        sent: int,
-        survivors: tuple[int, ...],
-        began: float,
-        why: str,
-    ) -> None:
-        seconds = time.perf_counter() - began
-        self.crossed.append(RoundTraffic(round, received, sent, survivors, seconds, why))
-
     def _nothing(self) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
         return np.zeros(self.terms.length, np.uint32), np.float32(0)
 
@@ -253,19 +246,6 @@ class SecureSums:
                 "plans.integers.Discrete makes them, and terms for as many clients and entries"
             )
         return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
-
-
-def _check_parts(terms: Any, leaves: Any, spent: Any, limits: Any) -> None:
-    """Refuse what is no part of a transport."""
-    wrong = {
-        "terms": (terms, isinstance(terms, Terms), "terms_of(plan.noise.code, colluders=...)"),
-        "leaves": (leaves, leaves is None or callable(leaves), "a function of the round"),
-        "spent": (spent, isinstance(spent, Sequence), "rounds, as in (4,)"),
-        "limits": (limits, isinstance(limits, tcp.Limits | None), "tcp.Limits()"),
-    }
-    for name, (value, fits, remedy) in wrong.items():
-        if not fits:
-            raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
 
 
 def terms_of(

@@ -234,9 +234,3 @@ def test_decimals_are_what_they_say():
 def test_what_no_graph_carries_is_refused(arguments, told):
     with pytest.raises(ValueError, match=told):
         graph.parameters(*arguments)
-
-
-@pytest.mark.parametrize(("n", "degree"), [(10, 3), (10, 10), (10, 0), (2, 1)])
-def test_degrees_without_a_graph_are_refused(n, degree):
-    with pytest.raises(ValueError, match="degree is|clients is"):
-        graph.harary(n, degree)
