@@ -195,9 +195,9 @@ class Client:
             if both is not None and len(both) == 2 * primitives.SHARE_BYTES:
                 self._held[j] = both[: primitives.SHARE_BYTES], both[primitives.SHARE_BYTES :]
         keys = {j: self._pair_key(j) for j in self._held}
-        own = primitives.self_key(self._seed, self.number, self._session)
+        self_mask_key = primitives.self_key(self._seed, self.number, self._session)
         assert self._values is not None
-        vector = primitives.masked(self._values, own, keys, self.number, self.terms.bits)
+        vector = primitives.masked(self._values, self_mask_key, keys, self.number, self.terms.bits)
         if "confirm" in self._stages:
             self._confirm_keys = {
                 j: (

@@ -196,9 +196,9 @@ def log_masses(population: int, marked: int, draws: int) -> np.ndarray:
 
     def log_comb(n: Any, k: Any) -> Any:
         inside = (k >= 0) & (k <= n)
-        kept = np.where(inside, k, 0)
-        found = special.gammaln(n + 1) - special.gammaln(kept + 1) - special.gammaln(n - kept + 1)
-        return np.where(inside, found, -np.inf)
+        inner = np.where(inside, k, 0)
+        logs = special.gammaln(n + 1) - special.gammaln(inner + 1) - special.gammaln(n - inner + 1)
+        return np.where(inside, logs, -np.inf)
 
     x = np.arange(draws + 1)
     return (

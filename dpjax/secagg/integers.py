@@ -200,14 +200,14 @@ def _decaying(
 ) -> Bool[np.ndarray, " n"]:
     """True with probability exp(-exponent / divisor)."""
     wholes, rests = np.divmod(exponents, np.uint64(divisor))
-    kept = _odd(stream, rests, divisor)
-    going = np.flatnonzero(kept & (wholes > 0))
+    happened = _odd(stream, rests, divisor)
+    going = np.flatnonzero(happened & (wholes > 0))
     while going.size:
         still = _odd(stream, np.ones(going.size, np.uint64), 1)
-        kept[going[~still]] = False
+        happened[going[~still]] = False
         wholes[going] -= np.uint64(1)
         going = going[still & (wholes[going] > 0)]
-    return kept
+    return happened
 
 
 def _odd(stream: Stream, rests: UInt64[np.ndarray, " n"], divisor: int) -> Bool[np.ndarray, " n"]:
@@ -240,14 +240,14 @@ def _rational(
     bottom = np.uint64(divisor)
     below = tops == bottom
     open_ = np.flatnonzero((tops > 0) & (tops < bottom))
-    left = tops[open_]
+    remainders = tops[open_]
     while open_.size:
         products = stream.words(open_.size).astype(np.uint64) * bottom
-        targets = left * _WORD
+        targets = remainders * _WORD
         rest = np.where(products < targets, targets - products, np.uint64(0))
         below[open_[rest >= bottom]] = True
         undecided = (rest > 0) & (rest < bottom)
-        open_, left = open_[undecided], rest[undecided]
+        open_, remainders = open_[undecided], rest[undecided]
     return below
 
 

@@ -85,13 +85,13 @@ def summed(
         nonlocal received, sent, spent
         data = encoded(message)
         sent += len(data)
-        asked = clock()
+        before = clock()
         try:
-            answer = encoded(tcp.said(clients[row], decoded(data)))
+            answer = encoded(tcp.reply(clients[row], decoded(data)))
         except Abort:
             return None
         finally:
-            spent += clock() - asked
+            spent += clock() - before
         received += len(answer)
         return decoded(answer)
 

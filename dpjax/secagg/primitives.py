@@ -56,12 +56,11 @@ class KeyPair(NamedTuple):
     public: bytes
 
 
-def library(module: str, note: str = "") -> Any:
+def library(module: str) -> Any:
     """Import a module of the extra ``secure``.
 
     Args:
         module: Its dotted name.
-        note: Added to the message.
 
     Raises:
         ValueError: Without the extra.
@@ -71,7 +70,7 @@ def library(module: str, note: str = "") -> Any:
     except ImportError as error:
         raise ValueError(
             f"{error.name} is not installed, and dpjax.secagg needs it; in dpjax's folder: "
-            f"pip install '.[secure]'{note}"
+            "pip install '.[secure]'"
         ) from None
 
 
@@ -310,7 +309,7 @@ def low_bits(bits: int) -> np.uint64:
 
 def masked(
     values: UInt64[np.ndarray, " d"],
-    own: bytes,
+    self_mask_key: bytes,
     pairs: Mapping[int, bytes],
     number: int,
     bits: int,
@@ -321,12 +320,12 @@ def masked(
 
     Args:
         values: [d] whole numbers modulo 2^bits.
-        own: Key of the self mask.
+        self_mask_key: Key of the self mask.
         pairs: Key with every neighbour, by its number.
         number: The client's.
         bits: b.
     """
-    total = values + expand(own, len(values), bits)
+    total = values + expand(self_mask_key, len(values), bits)
     return combined(total, pairs, number, bits)
 
 

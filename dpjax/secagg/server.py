@@ -181,8 +181,8 @@ class Server:
             Rejected: For what does not belong here; nothing is changed then.
         """
         kinds = {"share": Shares, "mask": Masked, "confirm": Confirm, "unmask": Answer}
-        wanted = kinds.get(self.stage)
-        if wanted is None or not isinstance(message, wanted) or number not in self._asked:
+        expected = kinds.get(self.stage)
+        if expected is None or not isinstance(message, expected) or number not in self._asked:
             kind = type(message).__name__
             raise Rejected(f"{kind} of client {number} does not belong in the stage {self.stage}")
         if message.nonce != self.hello.nonce:
@@ -254,11 +254,11 @@ class Server:
         ``semi_malicious`` alone. Whoever has not confirmed has dropped out; its vector stays in.
         """
         self._leave("confirm")
-        said = {i: m.confirmations for i, m in self._came.items() if isinstance(m, Confirm)}
-        self._ask("unmask", frozenset(said))
+        sealed = {i: m.confirmations for i, m in self._came.items() if isinstance(m, Confirm)}
+        self._ask("unmask", frozenset(sealed))
         return {
-            i: Confirmed(self.hello.nonce, {j: said[j][i] for j in self._near[i] if j in said})
-            for i in said
+            i: Confirmed(self.hello.nonce, {j: sealed[j][i] for j in self._near[i] if j in sealed})
+            for i in sealed
         }
 
     def total(self) -> Total:
@@ -273,8 +273,8 @@ class Server:
         bits, length = self.terms.bits, self.terms.length
         total = self._sum
         for i in sorted(self._survivors):
-            said = {j: answers[j].seeds for j in self._near[i] if j in answers}
-            shares = {j + 1: seeds[i] for j, seeds in said.items() if i in seeds}
+            held = {j: answers[j].seeds for j in self._near[i] if j in answers}
+            shares = {j + 1: seeds[i] for j, seeds in held.items() if i in seeds}
             seed = self._rebuilt(f"seed of survivor {i}", shares)
             if primitives.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
@@ -284,8 +284,8 @@ class Server:
         for i in sorted(self._dropouts):
             near = [j for j in self._near[i] if j in self._survivors]
             if near:
-                said = {j: answers[j].keys for j in near if j in answers}
-                shares = {j + 1: keys[i] for j, keys in said.items() if i in keys}
+                held = {j: answers[j].keys for j in near if j in answers}
+                shares = {j + 1: keys[i] for j, keys in held.items() if i in keys}
                 private = self._rebuilt(f"mask key of dropout {i}", shares)
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 pair_keys = self._pair_keys(i, private, near)

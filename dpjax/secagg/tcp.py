@@ -394,7 +394,7 @@ async def take_part(
                 message = decoded(await read_frame(reader, most_bytes(client.terms)))
                 if isinstance(message, Closed):
                     return _result(client, message)
-                await write_frame(writer, encoded(said(client, message)), limits.send)
+                await write_frame(writer, encoded(reply(client, message)), limits.send)
                 answers = None if answers is None else answers - 1
             return None
     finally:
@@ -402,7 +402,7 @@ async def take_part(
             await _closed(writer, limits.send)
 
 
-def said(client: Client, message: Message) -> Message:
+def reply(client: Client, message: Message) -> Message:
     """Return what a client says to a message of the server.
 
     Args:

@@ -571,10 +571,10 @@ def clipped_sum(
     clip_norm, _ = check(clip_norm, method, STABILITY)
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
-        asked = " with by_layer, as models.taps.Gradients has," if per_layer else ""
+        method_text = " with by_layer, as models.taps.Gradients has," if per_layer else ""
         raise ValueError(
-            f"weighted is {_validate.shown(weighted)}; give a function{asked} of params, x, y and "
-            "weights, or use per_example"
+            f"weighted is {_validate.shown(weighted)}; give a function{method_text} of params, x, "
+            "y and weights, or use per_example"
         )
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)

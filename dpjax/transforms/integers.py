@@ -245,19 +245,19 @@ def encode(
         return (tries < _lattice.TRIES) & ~jnp.all(short)
 
     def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        tries, kept, short = carry
+        tries, rounded, short = carry
         words, _ = jax.vmap(_numerics.threefry)(keys, jnp.full_like(column, tries), column)
         up = (words >> np.uint32(8)).astype(jnp.float32) < shares
         drawn = whole + up.astype(jnp.int32)
-        kept = jnp.where(short[:, None], kept, drawn)
-        return tries + np.uint32(1), kept, short | _short(code, drawn)
+        rounded = jnp.where(short[:, None], rounded, drawn)
+        return tries + np.uint32(1), rounded, short | _short(code, drawn)
 
     start = jnp.uint32(0), jnp.zeros_like(whole), jnp.zeros(rows, bool)
-    _, kept, short = jax.lax.while_loop(unfinished, body, start)
+    _, rounded, short = jax.lax.while_loop(unfinished, body, start)
     towards_zero = jnp.trunc(places).astype(jnp.int32)
-    kept = jnp.where(short[:, None], kept, towards_zero)
+    rounded = jnp.where(short[:, None], rounded, towards_zero)
     fine = fine & (short | _short(code, towards_zero))
-    return jnp.where(fine[:, None], kept, 0), fine
+    return jnp.where(fine[:, None], rounded, 0), fine
 
 
 def decode(
@@ -373,7 +373,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _L
     sign = jnp.where(low >> np.uint32(31) == 1, np.int32(-1), np.int32(1))
 
     doubled = (product[0] << 1) | (product[1] >> 31), product[1] << 1
-    yes, no, left = _compared(doubled, lane.first, twice)
+    yes, no, remainder = _compared(doubled, lane.first, twice)
     yes_too, no_too, left_too = _compared(_product(low, lane.length), lane.second, lane.length)
     decided = (no | no_too) * np.uint32(1) + yes * np.uint32(2) + yes_too * np.uint32(4)
     decided = jax.lax.optimization_barrier(decided)
@@ -397,10 +397,10 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _L
     exponent = jnp.where(drawn | more, twice, exponent)
 
     # One unit of the exponent after the other, then what is left of it.
-    kept = keeps & fails & odd
+    accepts = keeps & fails & odd
     whole = lane.exponent >= twice
-    exponent = jnp.where(kept & whole, lane.exponent - twice, exponent)
-    done = kept & ~whole
+    exponent = jnp.where(accepts & whole, lane.exponent - twice, exponent)
+    done = accepts & ~whole
     lost = (keeps & fails & ~odd) | (counted & ~proposed) | (more & beyond)
 
     # A new run; at a rest of one its first event is certain, and left out.
@@ -408,7 +408,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _L
     rest = jnp.minimum(exponent, twice)
     length = jnp.where(fresh, 1 + (rest == twice).astype(jnp.uint32), lane.length)
     longer = ~fresh & passes
-    settled = jnp.where(passes | yes, rest, left), jnp.where(yes_too, lane.length, left_too)
+    settled = jnp.where(passes | yes, rest, remainder), jnp.where(yes_too, lane.length, left_too)
     length = jnp.where(longer, length + 1, length)
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)
@@ -421,7 +421,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _L
         uniform=jnp.where(drawn, product[0], lane.uniform),
         runs=runs,
         exponent=exponent,
-        first=jnp.where(fresh | longer, rest, jnp.where(yes, twice, left)),
+        first=jnp.where(fresh | longer, rest, jnp.where(yes, twice, remainder)),
         second=jnp.where(fresh | longer, np.uint32(1), settled[1]),
         length=length,
         value=value,
@@ -444,9 +444,9 @@ def _compared(
     high, low = product
     no = high >= rest
     borrow = (low > 0).astype(jnp.uint32)
-    left = np.uint32(0) - low
-    yes = ~no & ((rest - high > borrow) | (left >= divisor))
-    return yes, no, left
+    remainder = np.uint32(0) - low
+    yes = ~no & ((rest - high > borrow) | (remainder >= divisor))
+    return yes, no, remainder
 
 
 def _product(first: Words, second: Any) -> tuple[Words, Words]:

@@ -152,17 +152,17 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         >>> [round(float(x[0]), 2) for x in (first, second)]
         [4.0, 2.21]
     """
-    made = filters.checked(b, a)
-    order = max(len(made.b) - 1, len(made.a))
-    taps = jnp.zeros(order + 1).at[: len(made.b)].set(jnp.asarray(made.b))
-    feedback = jnp.zeros(order).at[: len(made.a)].set(jnp.asarray(made.a))
+    coefficients = filters.checked(b, a)
+    order = max(len(coefficients.b) - 1, len(coefficients.a))
+    taps = jnp.zeros(order + 1).at[: len(coefficients.b)].set(jnp.asarray(coefficients.b))
+    feedback = jnp.zeros(order).at[: len(coefficients.a)].set(jnp.asarray(coefficients.a))
 
-    def step(delayed: Any, given: Any) -> tuple[Any, list[Any]]:
+    def step(delayed: Any, value: Any) -> tuple[Any, list[Any]]:
         # Direct form II transposed: max(p, q) copies where p + q past values would do as well.
-        weights, back = taps.astype(given.dtype), feedback.astype(given.dtype)
-        out = weights[0] * given + (delayed[0] if order else 0)
+        weights, back = taps.astype(value.dtype), feedback.astype(value.dtype)
+        out = weights[0] * value + (delayed[0] if order else 0)
         later = [*delayed[1:], 0]
-        return out, [weights[k + 1] * given - back[k] * out + later[k] for k in range(order)]
+        return out, [weights[k + 1] * value - back[k] * out + later[k] for k in range(order)]
 
     def init(params: Any) -> LowpassState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -255,8 +255,8 @@ def adaptive(
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         lag = jnp.arange(taps)
         # Rounds in which g_{t-k} exists; means of other lags stay as they are, at 0.
-        seen = jnp.maximum(state.rounds - lag + 1, 0)
-        weight = jnp.where(seen > 0, 1 / jnp.maximum(seen, 1), 0.0)
+        available = jnp.maximum(state.rounds - lag + 1, 0)
+        weight = jnp.where(available > 0, 1 / jnp.maximum(available, 1), 0.0)
         t = state.rounds
         now = jnp.stack(
             [_product(updates, old) - size * covariance(t, k) for k, old in enumerate(window)]
@@ -269,12 +269,12 @@ def adaptive(
         )
         products = state.products + weight * (now - state.products)
         squares = state.squares + weight * (before - state.squares)
-        kept = products - jnp.maximum(squares, 0) / 2
-        c = jnp.maximum(kept, 0) / jnp.maximum(squares[0], floor)
-        c = jnp.where(seen > 0, c.at[0].set(0.5), 0.0)
-        count = jnp.sum(seen > 0)
+        excess = products - jnp.maximum(squares, 0) / 2
+        c = jnp.maximum(excess, 0) / jnp.maximum(squares[0], floor)
+        c = jnp.where(available > 0, c.at[0].set(0.5), 0.0)
+        count = jnp.sum(available > 0)
         raised = c if proportional else c + jnp.sqrt(jnp.sum(c**2) / count)
-        raised = jnp.where(seen > 0, raised, 0.0)
+        raised = jnp.where(available > 0, raised, 0.0)
         b = raised / jnp.sum(raised)
         out = jax.tree.map(
             lambda *past: sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past)),
@@ -296,8 +296,8 @@ def _constant(noise: Any, taps: int) -> Callable[[Any, int], Any]:
                 f"noise is {_validate.shown(noise)}; give its variance, of at least 0, then "
                 "covariances that are no larger"
             )
-    given = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
-    lags = jnp.zeros(taps).at[: len(given)].set(given)
+    first = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
+    lags = jnp.zeros(taps).at[: len(first)].set(first)
     return lambda round, lag: lags[lag]
 
 
@@ -444,19 +444,19 @@ def wiener(
         del params
         window, t = (updates, *state.past), state.rounds
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        taken = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
-        found = jnp.stack([_product(updates, old) for old in window]) / size
-        found = found - jnp.stack(taken)
-        moments = _running(state.moments, found, t - jnp.arange(lags), decay)
-        p, rho, r = _model(moments, taken[0], floor, fresh)
+        noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
+        products = jnp.stack([_product(updates, old) for old in window]) / size
+        products = products - jnp.stack(noises)
+        moments = _running(state.moments, products, t - jnp.arange(lags), decay)
+        p, rho, r = _model(moments, noises[0], floor, fresh)
         p = p if power is None else jnp.float32(power)
         rho = rho if correlation is None else jnp.float32(correlation)
         ahead = jnp.where(t > 0, rho**2 * state.error + (1 - rho**2) * p, p)
         gain = steady_gain(rho, p, r) if steady else ahead / (ahead + r)
-        kept = rho * (1 - gain)
-        ones = kept * state.ones + gain
+        memory = rho * (1 - gain)
+        ones = memory * state.ones + gain
         estimate = jax.tree.map(
-            lambda old, new: kept.astype(new.dtype) * old + gain.astype(new.dtype) * new,
+            lambda old, new: memory.astype(new.dtype) * old + gain.astype(new.dtype) * new,
             state.estimate,
             updates,
         )
@@ -541,13 +541,13 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     def update(updates: Any, state: MatrixState, params: Any = None) -> tuple[Any, Any]:
         del params
 
-        def one(given: Any, past: Any) -> Any:
-            return route.step(lambda _: given, (past,), state.rounds)
+        def one(value: Any, past: Any) -> Any:
+            return route.step(lambda _: value, (past,), state.rounds)
 
         flat, structure = jax.tree.flatten(updates)
         pairs = [one(*pair) for pair in zip(flat, jax.tree.leaves(state.past), strict=True)]
         out = jax.tree.unflatten(structure, [new for new, _ in pairs])
-        past = jax.tree.unflatten(structure, [kept for _, (kept,) in pairs])
+        past = jax.tree.unflatten(structure, [buffer for _, (buffer,) in pairs])
         return out, MatrixState(past, state.rounds + 1)
 
     return optax.GradientTransformation(init, update)

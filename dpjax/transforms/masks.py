@@ -120,16 +120,16 @@ def unmasked_sum(
     here = jnp.asarray(present).astype(jnp.uint32)
     placed = here[_order(key, clients)]
 
-    def step(distance: Array, left: Array) -> Array:
+    def step(distance: Array, remaining: Array) -> Array:
         # 1 where the one who adds is here alone, -1 where the one who takes off is: modulo 2^32.
         alone = placed - jnp.roll(placed, -distance)
         drawn = _shared(key, distance, clients, columns)
-        return left + _total(alone[:, None] * drawn)
+        return remaining + _total(alone[:, None] * drawn)
 
     start = jnp.zeros(columns, jnp.uint32)
-    left = jax.lax.fori_loop(1, _beyond(degree), step, start)
-    own = here[:, None] * _own(key, clients, columns)
-    return (_total(here[:, None] * masked) - _total(own) - left) & low
+    remaining = jax.lax.fori_loop(1, _beyond(degree), step, start)
+    self_masks = here[:, None] * _own(key, clients, columns)
+    return (_total(here[:, None] * masked) - _total(self_masks) - remaining) & low
 
 
 def _beyond(degree: int) -> int:

@@ -146,8 +146,8 @@ def correlated(
                 if route is None:
                     drawn = draw(state.round)
                 else:
-                    drawn, kept = route.step(draw, state.past[index], state.round)
-                    past.append(kept)
+                    drawn, buffers = route.step(draw, state.past[index], state.round)
+                    past.append(buffers)
                 colour = weights.astype(group.dtype) * valid.astype(group.dtype)
                 if weights.ndim == 1:
                     noise = _scaled(colour[:, None], drawn, state.round)

@@ -105,7 +105,7 @@ def scale_by_adam(
         **others: Any,
     ) -> tuple[Any, AdamState]:
         del params, others
-        mean, kept = first.update(updates, state.first)
+        mean, filter_state = first.update(updates, state.first)
         squares = jax.tree.map(jnp.square, updates)
         if noise is passed:
             # By coordinate, so off each square: a mean of its own would be one more model to keep.
@@ -125,7 +125,7 @@ def scale_by_adam(
             mean,
             second,
         )
-        return out, AdamState(kept, second, known.astype(jnp.float32), done)
+        return out, AdamState(filter_state, second, known.astype(jnp.float32), done)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -208,7 +208,7 @@ def scale_by_galore(
     def update(updates: Any, state: GaloreState, params: Any = None) -> tuple[Any, GaloreState]:
         del params
         leaves, structure = jax.tree.flatten(updates)
-        moved, kept = adam.update(_projected(leaves, state.bases), state.adam)
+        moved, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
         out = [
             _back(part, basis, leaf)
             for part, basis, leaf in zip(moved, state.bases, leaves, strict=True)
@@ -220,10 +220,10 @@ def scale_by_galore(
             )
             if on_change == "reset":
                 return GaloreState(bases, adam.init(_projected(leaves, bases)))
-            return GaloreState(bases, _turned(kept, state.bases, bases, leaves))
+            return GaloreState(bases, _turned(adam_state, state.bases, bases, leaves))
 
         due = (state.adam.rounds + 1) % every == 0
-        new = jax.lax.cond(due, change, lambda _: GaloreState(state.bases, kept), None)
+        new = jax.lax.cond(due, change, lambda _: GaloreState(state.bases, adam_state), None)
         return jax.tree.unflatten(structure, out), new
 
     return optax.GradientTransformation(init, update)
@@ -379,8 +379,8 @@ def muon(step_size: Any, beta: float = 0.95, **options: Any) -> optax.GradientTr
         0.02
     """
     beta = _checked(step_size, beta)
-    given = {"muon_weight_dimension_numbers": _matrices} | options
-    return optax.contrib.muon(step_size, beta=beta, **given)
+    arguments = {"muon_weight_dimension_numbers": _matrices} | options
+    return optax.contrib.muon(step_size, beta=beta, **arguments)
 
 
 def _matrices(params: Any) -> Any:

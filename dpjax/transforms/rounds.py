@@ -53,7 +53,7 @@ class Route(NamedTuple):
         return (jnp.zeros((self.weights.shape[1], *shape), dtype),)
 
     def step(
-        self, draw: Callable[[Any], Array], kept: tuple[Array, ...], t: Array
+        self, draw: Callable[[Any], Array], buffers: tuple[Array, ...], t: Array
     ) -> tuple[Array, tuple[Array, ...]]:
         """Noise of round t, from 0, and what is kept after it.
 
@@ -63,14 +63,14 @@ class Route(NamedTuple):
             t: The round; beyond the last one the noise is some number.
         """
         if self.kind == "blocked":
-            return self._blocked(draw, kept, t)
-        (past,) = kept
+            return self._blocked(draw, buffers, t)
+        (past,) = buffers
         normals = draw(t)
         scale, weights = (jnp.asarray(part, past.dtype) for part in (self.scale, self.weights))
         width = weights.shape[1]
         value = normals * scale[t]
         if width == 0:
-            return value, kept
+            return value, buffers
         # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
         lags = jnp.mod(t - 1 - jnp.arange(width), width)
         value = value + jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
@@ -78,9 +78,9 @@ class Route(NamedTuple):
         return value, (jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0),)
 
     def _blocked(
-        self, draw: Callable[[Any], Array], kept: tuple[Array, ...], t: Array
+        self, draw: Callable[[Any], Array], buffers: tuple[Array, ...], t: Array
     ) -> tuple[Array, tuple[Array, ...]]:
-        normals, ready = kept
+        normals, ready = buffers
         inverse = jnp.asarray(self.weights, normals.dtype)
         block, place = t // BLOCK, jnp.mod(t, BLOCK)
         # Loops of no trips but at a block's start: a conditional would copy its buffers.
@@ -90,9 +90,9 @@ class Route(NamedTuple):
             return jax.lax.dynamic_update_index_in_dim(normals, draw(t + k), t + k, 0)
 
         def add(k: Array, ready: Array) -> Array:
-            left = jax.lax.dynamic_slice(inverse, (t, k * BLOCK), (BLOCK, BLOCK))
+            coefficients = jax.lax.dynamic_slice(inverse, (t, k * BLOCK), (BLOCK, BLOCK))
             right = jax.lax.dynamic_slice_in_dim(normals, k * BLOCK, BLOCK)
-            new = jnp.tensordot(left, right, axes=1, precision=_HIGHEST)
+            new = jnp.tensordot(coefficients, right, axes=1, precision=_HIGHEST)
             return jnp.where(k == 0, 0, ready) + new
 
         normals = jax.lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)

@@ -639,8 +639,8 @@ def second_moments(
     if forgetting < 1:
         factor = np.asarray(forgetting, weights.dtype)
         count = (1 - factor**count) / (1 - factor)
-    seen = jnp.maximum(weights / count - jnp.asarray(variance, weights.dtype), 0)
-    return jnp.where(jnp.arange(len(weights)) < sketch.kept, seen, 0)
+    known = jnp.maximum(weights / count - jnp.asarray(variance, weights.dtype), 0)
+    return jnp.where(jnp.arange(len(weights)) < sketch.kept, known, 0)
 
 
 def _dot(one: Array, other: Array) -> Array:

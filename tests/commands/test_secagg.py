@@ -57,7 +57,7 @@ async def masked_then_waits(port, killed):
             message = decoded(await tcp.read_frame(reader, 10**5))
             if isinstance(message, Delivery):
                 killed.send_signal(signal.SIGKILL)
-            await tcp.write_frame(writer, encoded(tcp.said(client, message)), 5)
+            await tcp.write_frame(writer, encoded(tcp.reply(client, message)), 5)
     finally:
         writer.close()
 

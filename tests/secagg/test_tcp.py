@@ -68,7 +68,7 @@ class Wire:
     async def until(self, kind):
         """Take part as one should, up to a message of this kind, and return it."""
         while not isinstance(message := await self.next(), kind):
-            await self.say(tcp.said(self.client, message))
+            await self.say(tcp.reply(self.client, message))
         return message
 
 
@@ -523,9 +523,9 @@ def test_a_server_that_is_killed_and_started_again_gives_the_sum_of_the_second_t
     np.testing.assert_array_equal(total.values, values.sum(axis=0))
     if stage is Request:
         # The one that had not answered yet answers once, and no story after it.
-        tcp.said(wire.client, wire.message)
+        tcp.reply(wire.client, wire.message)
         with pytest.raises(Abort, match="out of order"):
-            tcp.said(wire.client, wire.message)
+            tcp.reply(wire.client, wire.message)
 
 
 def test_a_client_of_a_server_that_is_silent_gives_up():
