@@ -56,7 +56,6 @@ from dpjax.data.partition import Partition
 from dpjax.engine import keys
 from dpjax.engine.trace import trace
 from dpjax.plans import (
-    aggregate,
     compatibility,
     integers,
     links,
@@ -118,7 +117,7 @@ NOISES: dict[str, tuple[Any, ...]] = {
     "pair_keys": (links.PairKeys(),),
     "laplace": (scheduled.Laplace(0.8),),
     "normal": (scheduled.Normal(0.8),),
-    "aggregate": (aggregate.Aggregate(dropouts=1, colluders=1),),
+    "aggregate": (noise.Aggregate(dropouts=1, colluders=1),),
     "discrete": (integers.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
     "zip_dl": (links.ZeroSum(),),
 }
@@ -602,8 +601,8 @@ def _unclipped(made: Any) -> Any:
 
 def _of_absent(made: Any) -> Any:
     part = made.config.noise
-    share = part.shares(AGENTS) if isinstance(part, aggregate.Aggregate) else 2
-    if isinstance(part, aggregate.Aggregate):
+    share = part.shares(AGENTS) if isinstance(part, noise.Aggregate) else 2
+    if isinstance(part, noise.Aggregate):
         return _scaled(made, math.sqrt(share / AGENTS))
     code = made.privatizer.code
     less = dataclasses.replace(code, variance=code.variance * share // AGENTS)
@@ -669,7 +668,7 @@ def _of_zero_out(made: Any) -> Any:
 
 
 def _summed(made: Any) -> bool:
-    return isinstance(made.config.noise, aggregate.Aggregate | integers.Discrete)
+    return isinstance(made.config.noise, noise.Aggregate | integers.Discrete)
 
 
 BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -281,7 +281,7 @@ class Aggregator(Protocol):
 
     One with ``sealed = True`` shows nobody a single message, adds up every message that is present
     once, and has ``least(agents)``: how many agents are in a sum that is opened, at least. Noise in
-    shares (`plans.aggregate`) joins no other. ``whole = True`` says that it adds up whole numbers
+    shares (`plans.noise`) joins no other. ``whole = True`` says that it adds up whole numbers
     alone (`IntegerEncoded` noise makes them); and what differs between rounds has ``at(round)``,
     which returns the aggregator of one.
     """

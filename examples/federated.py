@@ -17,7 +17,7 @@ from dpjax.data import load, partition, split
 from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.plans import plan, problem, protect, samplers
-from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import UpdateRule
 from dpjax.topology import graphs, mixing
 

@@ -29,7 +29,7 @@ from dpjax.data import load, partition, split
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
-from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

@@ -32,7 +32,7 @@ from dpjax.data import load, partition, split
 from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
-from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

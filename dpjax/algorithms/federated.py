@@ -53,7 +53,7 @@ class Federated(Method):
     clients that answered.
 
     Guarantee: none by itself; it is the plan's. Sums are all that models depend on, through noise
-    that their parts were given (`dpjax.plans.aggregate.Aggregate`), or single messages with noise
+    that their parts were given (`dpjax.plans.noise.Aggregate`), or single messages with noise
     enough each (`dpjax.plans.noise.Independent`). The clip comes after the sketch, which may
     lengthen a gradient: what one unit sends has norm C at most whatever A and m are, and these
     depend on what went before through noise alone.

@@ -6,7 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import optax
-from jaxtyping import Float, PRNGKeyArray
+import scipy.sparse.csgraph
+from jaxtyping import Float, Int, PRNGKeyArray
 
 from dpjax._rounding import MARGIN
 from dpjax._validate import fixed
@@ -16,9 +17,9 @@ from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import compatibility, strategies
-from dpjax.plans import factor as factor_
+from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
-from dpjax.protocols import Method, Networked, Privatizer
+from dpjax.protocols import Method, Networked, Privatizer, Sampler
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
@@ -215,10 +216,10 @@ class Factored:
     @property
     def secrets(self) -> records.Secrets:
         """Agents who use the same normals share a seed; the others need none in common."""
-        groups = len(set(factor_.groups(self.factor)))
-        if groups == len(self.factor):
+        count = len(set(groups(self.factor)))
+        if count == len(self.factor):
             return "own"
-        return "shared" if groups == 1 else "group"
+        return "shared" if count == 1 else "group"
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -300,3 +301,67 @@ class Coloured(Privatizer):
         if np.count_nonzero(factor) > np.count_nonzero(diagonal):
             return dict(arrays)
         return {**arrays, "factor": diagonal}
+
+
+def groups(factor: Float[np.ndarray, "n n"]) -> Int[np.ndarray, " n"]:
+    """Which agents share a seed: those who use the same normals, directly or through others.
+
+    Args:
+        factor: [n, n] F, whose column j holds how much of the j-th normals each agent adds.
+
+    Returns:
+        [n] numbers, equal within a group.
+    """
+    _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
+    return group.astype(np.int64)
+
+
+def target_of(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None) -> Target:
+    """Return what the noise of a config is made for.
+
+    Args:
+        config: A private config.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+        counts: [n] records of each agent, where the sampler must know them.
+
+    Raises:
+        ValueError: For a config without a budget.
+    """
+    if config.budget is None:
+        raise ValueError("budget is None; a config without noise keeps none")
+    rates = None
+    # Where the sampler claims them, and so keeps to the rules of those that do.
+    if counts is not None and config.sampler.capacity is not None:
+        rates = config.sampler.rates(counts)
+    divisor = counted(config.sampler, counts).divisor if config.protect.clips == "record" else 1
+    return Target(
+        mixing,
+        config.budget,
+        config.protect,
+        config.pattern,
+        config.optimizer.relative,
+        config.method,
+        config.optimizer.first,
+        divisor,
+        rates,
+    )
+
+
+def counted(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
+    """Return a sampler told how many records there are, where it must know.
+
+    Args:
+        sampler: Which records take part.
+        counts: [n] records of each agent, or None.
+    """
+    return sampler if counts is None else sampler.holding(int(counts.max()))
+
+
+def on_network(method: Method | Networked, mixing: np.ndarray) -> Method:
+    """Return a method on its network; most are the same on all.
+
+    Args:
+        method: What agents compute, keep and send.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+    """
+    return method.on(mixing) if isinstance(method, Networked) else method

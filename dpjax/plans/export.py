@@ -29,7 +29,7 @@ from dpjax.accounting import wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import strategy as strategy_
-from dpjax.plans import factor as factor_
+from dpjax.plans import calibration
 from dpjax.plans.samplers import Full
 from dpjax.transforms import rounds as rounds_
 
@@ -103,7 +103,7 @@ def save(
         "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
         "mixing": plan.mixing,
         "factor": plan.factor.astype(np.float64),
-        "seed_group": factor_.groups(plan.factor),
+        "seed_group": calibration.groups(plan.factor),
         "messages": "float32" if wide(plan) is None else "float64",
     }
     for name in ("delta", "relation", "unit", "attacker"):
@@ -167,7 +167,7 @@ def instructions(plan: "Plan", stated: Guarantee) -> str:
         plan: A private plan.
         stated: What its file states: its guarantee, or a total over phases of which it is the last.
     """
-    record, groups = plan.guarantee, factor_.groups(plan.factor)
+    record, groups = plan.guarantee, calibration.groups(plan.factor)
     alone = len(set(groups)) == plan.agents
     number, phase, models = len(stated.phases), list[str](), _FIRST
     if number:

@@ -1,28 +1,28 @@
-"""The guarantee that a plan states, from its config, its noise and what it knows of the data."""
+"""The guarantee that a plan states, and its audit: computed again from what will be run."""
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from dpjax import _rounding, _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import losses, records
+from dpjax.accounting import losses
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.sampled import Phase, Pld
 from dpjax.plans import compatibility
-from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans.calibration import Calibrated, Factored, Target, target_of
+from dpjax.plans.config import Config
 from dpjax.plans.samplers import Random
-
-if TYPE_CHECKING:
-    from dpjax.plans.config import Config
+from dpjax.topology import mixing as mixing_
 
 __all__: list[str] = []
 
+_REMEDY = "make the plan from one config with plan.make"
 
-def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
+
+def of(config: Config, target: Target, noise: Calibrated) -> Guarantee:
     """The budget as a guarantee, with the loss of the noise that will run.
-
-    Other agents are protected as `secrets_of` says.
 
     Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
     is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
@@ -34,66 +34,53 @@ def of(config: "Config", target: Target, noise: Calibrated) -> Guarantee:
         target: What the noise was made for.
         noise: The noise as it will run.
     """
-    budget = target.budget
+    budget, terms = target.budget, _terms(config, target, noise)
     if target.rates is not None:
         assert noise.factor is not None  # Samplers with rates join no other noise.
-        return Guarantee.of(
-            epsilon=budget.largest,
-            delta=budget.delta,
-            mu=None,
-            relation=config.protect.relation,
-            attacker=config.protect.attacker,
-            rounds=config.rounds,
-            clip_norm=config.protect.clip_norm,
-            accountant="pld",
-            release=config.release,
-            other_loss=target.sampled(noise.factor, noise.strategy),
-            custom=compatibility.custom(config),
-            secrets=secrets_of(noise, target.agents),
-        )
+        sampled = target.sampled(noise.factor, noise.strategy)
+        return Guarantee.of(epsilon=budget.largest, mu=None, other_loss=sampled, **terms)
     loss = noise.loss(target)
-    mu, other = None, _additive(loss, config)
-    if isinstance(loss, budget_.CovarianceLoss):
-        mu = float(np.max(loss.mu))
-    white = other is not None or noise.white(target)
     return Guarantee.of(
         epsilon=budget.largest,
-        delta=budget.delta,
-        mu=mu,
-        other_loss=other,
-        norm=config.protect.norm,
-        gradient_gap=config.protect.gradient_gap,
-        smoothness=config.protect.smoothness,
-        relation=config.protect.relation,
-        attacker=config.protect.attacker,
-        gradients=config.protect.gradients,
-        nodes=config.protect.nodes,
-        rounds=config.rounds,
-        clip_norm=config.protect.clip_norm,
-        accountant=budget.accountant,
-        release=config.release,
+        mu=float(np.max(loss.mu)) if isinstance(loss, budget_.CovarianceLoss) else None,
+        other_loss=_additive(loss, config),
         per_agent_epsilon=budget.each,
-        white=white,
-        over_rounds=None if white else over_rounds(config, noise),
-        secrets=secrets_of(noise, target.agents),
         unsound=bool(np.max(loss.exact_epsilon) > budget.largest),
-        participation=None if other is not None else config.participation,
-        custom=compatibility.custom(config),
-        **of_sums(config),
+        **terms,
     )
 
 
-def secrets_of(noise: Calibrated, agents: int) -> records.Secrets | None:
-    """Who draws the noise from which secret; None where a design of one's own does not say.
+def _terms(config: Config, target: Target, noise: Calibrated) -> dict[str, Any]:
+    """What a guarantee is about, as its fields: all but how large the loss is."""
+    protect, part = config.protect, config.noise
+    # Their losses say themselves what the first rounds spend.
+    additive = config.accountant in ("pure", "zcdp")
+    white = target.rates is not None or additive or noise.white(target)
+    return {
+        "delta": target.budget.delta,
+        "relation": protect.relation,
+        "attacker": protect.attacker,
+        "gradients": protect.gradients,
+        "nodes": protect.nodes,
+        "norm": protect.norm,
+        "clip_norm": protect.clip_norm,
+        "gradient_gap": protect.gradient_gap,
+        "smoothness": protect.smoothness,
+        "rounds": config.rounds,
+        "accountant": config.accountant,
+        "release": config.release,
+        "participation": None if additive else config.participation,
+        "white": white,
+        "over_rounds": None if white else over_rounds(config, noise),
+        "secrets": "alone" if target.agents == 1 else getattr(noise, "secrets", None),
+        "dropouts": getattr(part, "dropouts", 0),
+        "colluders": getattr(part, "colluders", 0),
+        "sealed": getattr(part, "sealed", False),
+        "custom": compatibility.custom(config),
+    }
 
-    Args:
-        noise: The noise as it will run.
-        agents: n.
-    """
-    return "alone" if agents == 1 else getattr(noise, "secrets", None)
 
-
-def over_rounds(config: "Config", noise: Calibrated) -> Literal["correlated", "schedule"] | None:
+def over_rounds(config: Config, noise: Calibrated) -> Literal["correlated", "schedule"] | None:
     """Why noise is not white over rounds; None where a design of one's own does not say.
 
     Args:
@@ -105,21 +92,122 @@ def over_rounds(config: "Config", noise: Calibrated) -> Literal["correlated", "s
     return "schedule" if compatibility.noise(config.noise).by_round else None
 
 
-def of_sums(config: "Config") -> dict[str, Any]:
-    """What a guarantee of sums counts on, as its fields: who is there, and that nobody sees parts.
+def audit(
+    config: Config,
+    mixing: np.ndarray,
+    noise: Calibrated | None,
+    stated: Guarantee,
+    counts: np.ndarray | None,
+) -> None:
+    """Compute the guarantee again from what will be run, and refuse an understatement.
+
+    A plan with a smaller factor, a strategy of larger sensitivity, a larger clip norm, more rounds,
+    more participations or a weaker relation than its guarantee states cannot exist.
 
     Args:
         config: The config.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+        noise: The noise as it will run; None when non-private.
+        stated: The guarantee.
+        counts: [n] records of each agent, or None.
+
+    Raises:
+        ValueError: Naming what disagrees.
     """
-    part = config.noise
-    return {
-        "dropouts": getattr(part, "dropouts", 0),
-        "colluders": getattr(part, "colluders", 0),
-        "sealed": getattr(part, "sealed", False),
-    }
+    mixing_.check(mixing, stochastic=config.method.stochastic)
+    if (noise is None) != (config.noise is None):
+        raise ValueError(
+            f"noise is {type(noise).__name__} for a config with noise "
+            f"{_validate.shown(config.noise)}; {_REMEDY}"
+        )
+    if noise is None:
+        if np.isfinite(stated.epsilon):
+            raise ValueError(
+                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
+                "use Guarantee.none"
+            )
+        return
+    if counts is None:
+        kept_counts(config, None, mixing.shape[-1])
+    else:
+        config.sampler.check(counts)
+    target = target_of(config, mixing, counts)
+    noise.check(target)
+    for name, value in _terms(config, target, noise).items():
+        if value != getattr(stated, name):
+            raise ValueError(
+                f"guarantee.{name} is {getattr(stated, name)!r}, the config runs {value!r}; "
+                f"{_REMEDY}"
+            )
+    if target.rates is not None:
+        _audit_sampled(target, noise, stated)
+        return
+    loss = noise.loss(target)
+    n = target.agents
+    claimed = np.broadcast_to(np.asarray(stated.per_agent_epsilon or stated.epsilon), (n,))
+    worst = int(np.argmax(np.asarray(loss.epsilon) - claimed))
+    if isinstance(loss, budget_.PureLoss):
+        said, runs_at, name = getattr(stated.loss, "bound", -1.0), loss.epsilon, "bound"
+    elif isinstance(loss, budget_.ConcentratedLoss):
+        said, runs_at, name = getattr(stated.loss, "rho", -1.0), loss.rho, "rho"
+        _audit_rounds(config, stated.loss)
+    else:
+        said, runs_at, name = stated.mu, loss.mu, "mu"
+    if loss.epsilon[worst] > claimed[worst] or said is None or np.max(runs_at) > said:
+        raise ValueError(
+            f"guarantee states epsilon {claimed[worst]:.6g} ({name} {said or 0.0:.6g}) for agent "
+            f"{worst}, but its noise gives {loss.epsilon[worst]:.6g} ({name} "
+            f"{np.max(runs_at):.6g}); {_REMEDY}"
+        )
 
 
-def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated | None:
+def _audit_rounds(config: Config, stated: Any) -> None:
+    """Refuse a concentrated loss that is spread over other rounds than a unit takes part in."""
+    dealt = getattr(stated, "participation", None)
+    if dealt not in (None, config.participation):
+        raise ValueError(
+            f"guarantee has participation {dealt}, the config runs {config.participation}; "
+            f"{_REMEDY}"
+        )
+    every = dealt is not None or config.pattern.epochs == config.rounds
+    if getattr(stated, "even", True) and not every:
+        raise ValueError(
+            f"guarantee has {stated}, even over rounds, and a unit takes part in "
+            f"{config.pattern.epochs} of {config.rounds}, maybe the first; {_REMEDY}"
+        )
+
+
+def _audit_sampled(target: Target, noise: Calibrated, guarantee: Guarantee) -> None:
+    """Refuse a stated loss below that of the factor and the sampler's rates."""
+    if not isinstance(noise, Factored):
+        raise ValueError(
+            f"noise is {type(noise).__name__} for sampled batches; give a covariance over agents, "
+            "and a strategy over rounds of few bands or none"
+        )
+    (runs,) = target.sampled(noise.factor, noise.strategy).phases
+    phases = guarantee.loss.phases if isinstance(guarantee.loss, Pld) else ()
+    stated = phases[0] if len(phases) == 1 else None
+    if stated is None or _of_rounds(stated) != _of_rounds(runs):
+        raise ValueError(
+            f"guarantee has {_validate.shown(guarantee.loss)}, the config samples {runs.rounds} "
+            f"rounds, a record in one of {runs.separation}; {_REMEDY}"
+        )
+    for name in ("rates", "ratios"):
+        runs_at, claimed = np.asarray(getattr(runs, name)), np.asarray(getattr(stated, name))
+        worst = int(np.argmax(runs_at - claimed))
+        if runs_at[worst] > claimed[worst]:
+            raise ValueError(
+                f"guarantee states {name} of {claimed[worst]:.6g} for agent {worst}, but sampler, "
+                f"counts and factor give {runs_at[worst]:.6g}; {_REMEDY}"
+            )
+
+
+def _of_rounds(phase: Phase) -> tuple[int, int, bool, int]:
+    """What must be the same in two accounts of a run."""
+    return phase.rounds, phase.separation, phase.whole, len(phase.rates)
+
+
+def _additive(loss: Any, config: Config) -> losses.Pure | losses.Concentrated | None:
     """A loss that adds up over rounds otherwise than mu, the worst agent's; None for mu."""
     if isinstance(loss, budget_.PureLoss):
         return losses.Pure(float(np.max(loss.epsilon)), config.rounds)
@@ -131,7 +219,7 @@ def _additive(loss: Any, config: "Config") -> losses.Pure | losses.Concentrated 
     return None
 
 
-def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3) -> None:
+def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -> None:
     """Warn of a delta above one over the number of units that are protected, where it is known.
 
     Args:
@@ -158,7 +246,7 @@ def check_delta(config: "Config", agents: int, counts: Any, stacklevel: int = 3)
             warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
 
 
-def kept_counts(config: "Config", counts: Any, agents: int) -> np.ndarray | None:
+def kept_counts(config: Config, counts: Any, agents: int) -> np.ndarray | None:
     """The records of each agent as a plan keeps them; None where they are not given.
 
     Args:

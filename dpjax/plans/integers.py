@@ -14,8 +14,8 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, records
 from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility
-from dpjax.plans.aggregate import check_sum_only
 from dpjax.plans.calibration import Target
+from dpjax.plans.noise import check_sum_only
 from dpjax.protocols import IntegerEncoded, Privatizer
 from dpjax.transforms import integers as integers_
 

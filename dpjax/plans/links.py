@@ -18,8 +18,8 @@ from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Target
+from dpjax.plans.noise import Shaped
 from dpjax.plans.protect import Protect
-from dpjax.plans.shaped import Shaped
 from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 

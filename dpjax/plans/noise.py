@@ -4,22 +4,35 @@ Each part makes a covariance R over agents, a strategy C over rounds, or both; w
 stands here once: the bound that a budget asks for, the factor that runs, and what it costs.
 """
 
+import abc
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+import optax
+from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._rounding import MARGIN
 from dpjax._validate import fixed
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import finite, precision, records
+from dpjax.algorithms.exchange import Server
 from dpjax.mechanism import design as design_
-from dpjax.plans import factor as factor_
-from dpjax.plans import own, strategies
+from dpjax.mechanism import spatial
+from dpjax.plans import compatibility, strategies
 from dpjax.plans.calibration import Factored, Target
+from dpjax.protocols import Privatizer
+from dpjax.topology import mixing as mixing_
+from dpjax.transforms import noise as noise_
 
 __all__ = [
     "LABELS",
     "PARTS",
+    "Aggregate",
     "AntiPgd",
     "Correlated",
     "Covariance",
@@ -31,6 +44,8 @@ __all__ = [
     "Whisper",
     "named",
 ]
+
+_TRIES = 40
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ class Correlated:
         else:
             self.check(design, target)
         design.check(target.mixing, bound)
-        return Factored(factor_.rounded(design.covariance, bound), strategy, design)
+        return Factored(_rounded(design.covariance, bound), strategy, design)
 
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> strategies.JointStrategy:
         """The strategy over rounds: the part's own, or the one that was given."""
@@ -382,11 +397,11 @@ class Covariance(Correlated):
             raise ValueError(
                 f"matrix is None for the covariance {self.name!r}; give it, or a design made of it"
             )
-        return own.design(self.matrix, target.mixing, bound, self.name)
+        return _scaled_design(self.matrix, target.mixing, bound, self.name)
 
     def check(self, design: design_.Design, target: Target) -> None:
         """Refuse a design of another covariance."""
-        if design.kind != own.KIND or design.options.get("name") != self.name:
+        if design.kind != _KIND or design.options.get("name") != self.name:
             raise ValueError(
                 f"design is {design.kind!r} of the covariance {design.options.get('name')!r}, the "
                 f"config's is {self.name!r}; give the config that name"
@@ -426,3 +441,347 @@ def named(label: str | None) -> Correlated | None:
         )
     _validate.one_of("design", label, LABELS)
     return PARTS[LABELS.index(label) - 1]
+
+
+_KIND = "covariance"
+"""What a design made of a covariance of the user's is called in its file."""
+
+
+def _scaled_design(
+    covariance: Float[np.ndarray, "n n"],
+    mixing: Float[np.ndarray, "*p n n"],
+    precision_bound: float | Float[np.ndarray, " n"],
+    name: str,
+) -> design_.Design:
+    """Return c R with the least c that keeps the bound.
+
+    c = max_i [R^-1]_ii / b_i, so only the shape of R matters, never its scale.
+
+    Guarantee: [(c R)^-1]_ii <= b_i for every agent, with a proven bound on the rounding; the plan
+    that is made from it audits the factor that will run, as for every design. It defends against
+    outsiders, who do not know the seed from which all agents draw: `Guarantee`.
+
+    Args:
+        covariance: [n, n] R over agents, symmetric positive definite, at any scale.
+        mixing: [n, n] W, or a schedule [P, n, n].
+        precision_bound: b, or [n] b_i.
+        name: What records and figures call it.
+
+    Returns:
+        The design of kind "covariance"; its value is the energy of one step, tr(W R W').
+
+    Raises:
+        ValueError: For a matrix of another size, not symmetric, or singular, indefinite or nearly
+            so: some combination of the messages would then go without noise.
+    """
+    matrix = _validate.square("covariance", covariance)
+    weights = np.asarray(mixing, np.float64)
+    n = weights.shape[-1]
+    if len(matrix) != n:
+        raise ValueError(f"covariance is {matrix.shape} for {n} agents; give {(n, n)}")
+    largest = float(np.max(np.abs(matrix)))
+    if largest > 0:
+        # A power of two: nothing is rounded, and squares neither vanish nor overflow.
+        matrix = matrix * 2.0 ** -np.round(np.log2(largest))
+    limits = spatial.bounds(precision_bound, n)
+    diagonal = precision.inverse_diagonal(matrix)
+    matrix = (matrix + matrix.T) / 2
+    scaled = matrix * (float(np.max(diagonal / limits)) * (1 + 1e-12))
+    return design_.Design(
+        kind=_KIND,
+        covariance=scaled,
+        mixing_fingerprint=mixing_.fingerprint(weights),
+        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
+        horizon=None,
+        value=spatial.energy(scaled, weights),
+        lower_bound=None,
+        converged=True,
+        options={"name": name},
+    )
+
+
+def _rounded(
+    covariance: Float[np.ndarray, "n n"], bound: Float[np.ndarray, "*n"]
+) -> Float[np.ndarray, "n n"]:
+    """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
+
+    The factor is the triangular one: where noise cancels, its small pivots keep all their digits,
+    and those of R^-1 follow. A symmetric factor writes the same small numbers as differences of
+    large ones, whose rounding costs noise in proportion to the square root of R's condition number.
+
+    Guarantee: with R = F F' of the float32 F that is returned, no [R^-1]_ii exceeds b_i, rounding
+    included; R gains a few 1e-7 of itself, unless it is all but singular in float32.
+
+    Args:
+        covariance: [n, n] symmetric positive definite R, in the squared units of the noise.
+        bound: b, or [n] b_i.
+
+    Returns:
+        [n, n] lower triangular float32 F.
+
+    Raises:
+        ValueError: For a covariance that is singular in float32.
+    """
+    try:
+        exact = np.linalg.cholesky(covariance)
+        scale = 1.0
+        for attempt in range(_TRIES):
+            with np.errstate(over="ignore"):
+                factor = (exact * scale).astype(np.float32)
+            diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
+            excess = float(np.max(diagonal / bound))
+            # The margin covers the rounding between this and the accountant's own steps.
+            if excess <= 1 - 1e-12:
+                return factor
+            # Steps that grow: each rounding moves the excess anew, by an amount that does not.
+            scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
+    except (np.linalg.LinAlgError, ValueError):
+        pass
+    raise ValueError(
+        f"design.covariance has condition number {np.linalg.cond(covariance):.1e} and entries up "
+        f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
+        "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
+    )
+
+
+class Shaped(abc.ABC):
+    """A noise design that is one shape times one scale."""
+
+    label = ""
+    """What records, figures and plans call the design."""
+    secrets: ClassVar[records.Secrets | None] = None
+    """As `dpjax.plans.calibration.Calibrated.secrets`."""
+
+    @abc.abstractmethod
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
+
+    @abc.abstractmethod
+    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+        """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
+
+    @abc.abstractmethod
+    def drawn(self, target: Target) -> Privatizer:
+        """How it is drawn, from ``arrays["noise_scale"]``."""
+
+    def calibrate(self, target: Target) -> "Scaled":
+        """Make the noise for a budget on a network.
+
+        Args:
+            target: What it is for.
+
+        Returns:
+            The noise, of the least float32 scale at which every agent's loss is within its budget.
+
+        Raises:
+            ValueError: For an attacker to whom some agent's loss is
+                infinite at every scale.
+        """
+        unit, budget = self.unit(target), target.budget
+        worst = int(np.argmax(unit))
+        if not np.isfinite(unit[worst]):
+            raise ValueError(
+                f"noise is {self}, under which agent {worst} has a neighbour or a coalition that "
+                "sees its gradients without noise, at any scale; give ZeroSum(over="
+                "'with_own_copy'), another attacker, or a network with more links"
+            )
+        largest = float(np.max(unit / budget.allowed_mu()))
+        scale = np.float32(_validate.spread("scale", largest))
+        allowed = np.broadcast_to(budget.epsilon, unit.shape)
+        scaled = Scaled(self, scale, self.source(target))
+        while (scaled.loss(target).epsilon > allowed).any():
+            scaled = Scaled(self, np.nextafter(scaled.scale, np.float32(np.inf)), scaled.source)
+        return scaled
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A shape of noise at the scale that keeps a budget.
+
+    Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
+
+    Attributes:
+        part: The design.
+        scale: Float32 factor of all noise.
+        source: [n, q] as `Shaped.source`, at scale 1.
+    """
+
+    part: Shaped
+    scale: np.float32
+    source: Float[np.ndarray, "n q"]
+
+    strategy: ClassVar[None] = None
+    design: ClassVar[design_.Design | None] = None
+
+    @property
+    def secrets(self) -> records.Secrets | None:
+        """The design's."""
+        return self.part.secrets
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The scale."""
+        return {"noise_scale": np.asarray(self.scale)}
+
+    @property
+    def factor(self) -> Float[np.ndarray, "n q"]:
+        """Map of a round's fresh normals to the agents' noisy sums."""
+        return (float(self.scale) * self.source).astype(np.float32)
+
+    def white(self, target: Target) -> bool:
+        """Not under "view": what a round costs there depends on how many follow."""
+        return target.protect.gradients == "any"
+
+    def frozen(self) -> "Scaled":
+        """The same on a copy that nobody can change afterwards."""
+        return Scaled(self.part, np.float32(self.scale), fixed(self.source))
+
+    def check(self, target: Target) -> None:
+        """Refuse a scale that float32 noise cannot have, and what the design does not join.
+
+        Raises:
+            ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
+        """
+        compatibility.check_noise(self.part, target.method, target.protect)
+        _validate.spread("scale", float(self.scale))
+
+    def loss(self, target: Target) -> budget_.CovarianceLoss:
+        """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
+        mu = self.part.unit(target) / float(self.scale)
+        squared = target.protect.sensitivity**2 * target.over_rounds(None)
+        return target.budget.spent(mu, mu**2 / squared)
+
+    def grid(self, target: Target) -> finite.Grid:
+        """Refused: its releases are many processes, each with keys of its own.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"release is True with noise {self.part.label!r}; a run in one process holds all"
+        )
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+        """How it is drawn."""
+        return self.part.drawn(target)
+
+
+@dataclass(frozen=True)
+class Aggregate(Shaped):
+    """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
+
+    Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
+    aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
+    those who are in it show their messages to the aggregator. Then the shares of the others,
+    n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
+    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
+    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
+    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
+    links, it loses no more, and the same is stated: single messages go masked over these, which is
+    what a sealed aggregate promises, so that this one sees the sums that are opened and no shares.
+    Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
+    finished or not.
+
+    Attributes:
+        dropouts: Agents that may be missing from a sum, at most.
+        colluders: Agents that may show the aggregator what they know, at most.
+
+    Reference:
+        DOME, Algorithm 1, a^2 = N E sigma^2 C^2 / B, which leaves the shares of missing clients out
+        of the sum; here they are made up for beforehand.
+
+    Example:
+        >>> from dpjax.plans.noise import Aggregate
+        >>> Aggregate(dropouts=5).label
+        'aggregate'
+    """
+
+    dropouts: int = 0
+    colluders: int = 0
+
+    label, secrets = "aggregate", "shares"
+    sealed = True
+    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of agents."""
+        for name in ("dropouts", "colluders"):
+            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
+            object.__setattr__(self, name, value)
+
+    def shares(self, agents: int) -> int:
+        """Shares of noise in a sum that the aggregator does not know, at least.
+
+        Args:
+            agents: Number of agents n.
+
+        Raises:
+            ValueError: Where none is left.
+        """
+        left = agents - self.dropouts - self.colluders
+        if left < 1:
+            raise ValueError(
+                f"noise is {self} for {agents} agents, of whom none is left to hide the others; "
+                "give fewer dropouts and colluders"
+            )
+        return left
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at a deviation of 1."""
+        check_sum_only(self, target)
+        rounds = target.over_rounds(None)
+        mu = target.protect.sensitivity * math.sqrt(rounds / self.shares(target.agents)) * MARGIN
+        return np.full(target.agents, mu)
+
+    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
+        """Every agent's own normals."""
+        return np.eye(target.agents)
+
+    def drawn(self, target: Target) -> "AggregatePrivatizer":
+        """Independent normals."""
+        return AggregatePrivatizer(target.rounds, target.agents)
+
+
+def check_sum_only(part: Any, target: Target) -> None:
+    """Refuse an exchange that shows single messages, or opens sums of too few.
+
+    Args:
+        part: Noise in shares, with the ``dropouts`` that it makes up for.
+        target: What it is for.
+
+    Raises:
+        ValueError: Naming the exchange and the remedy.
+    """
+    exchange = getattr(target.method, "exchange", None)
+    aggregate: Any = exchange.aggregate if isinstance(exchange, Server) else None
+    if not getattr(aggregate, "sealed", False):
+        raise ValueError(
+            f"method has exchange {exchange}, which shows single messages, with noise {part}, of "
+            "which each has a share; give an aggregate that shows the sum alone, or "
+            "noise.Independent() and attacker='outsider'"
+        )
+    agents, least = target.agents, aggregate.least(target.agents)
+    if least < agents - part.dropouts:
+        remedy = f"dropouts={agents - least}, or " if least > 0 else ""
+        raise ValueError(
+            f"aggregate opens sums of {max(least, 0)} of {agents} agents with noise {part}; give "
+            f"{remedy}an aggregate that aborts earlier"
+        )
+
+
+@dataclass(frozen=True)
+class AggregatePrivatizer(Privatizer):
+    """How `Aggregate` is drawn; see `dpjax.transforms.noise.correlated`.
+
+    Attributes:
+        rounds: Rounds that the noise is accounted for.
+        agents: n.
+    """
+
+    rounds: int
+    agents: int
+
+    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
+        deviations = jnp.full(self.agents, 1.0, jnp.float32) * arrays["noise_scale"]
+        return noise_.correlated(deviations, key=key, rounds=self.rounds)

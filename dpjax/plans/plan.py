@@ -24,15 +24,14 @@ from dpjax.accounting.forecast import Forecast
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
 from dpjax.plans import (
+    calibration,
     compatibility,
     dependence,
     export,
     forecasts,
     guarantees,
     releases,
-    targets,
 )
-from dpjax.plans.audit import audit
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.descriptions import described
@@ -87,7 +86,11 @@ class Plan:
                 object.__setattr__(self, name, fixed(getattr(self, name)))
         if self.noise is not None:
             object.__setattr__(self, "noise", self.noise.frozen())
-        audit(self)
+        method: Any = self.method  # Hashable, as all parts are.
+        dependence.check_method(
+            method, self.config.optimizer.shared(), self.mixing.shape, self.config.coded
+        )
+        guarantees.audit(self.config, self.mixing, self.noise, self.guarantee, self.counts)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
@@ -153,12 +156,12 @@ class Plan:
     @property
     def method(self) -> Method:
         """What agents compute and send, on the network."""
-        return targets.on(self.config.method, self.mixing)
+        return calibration.on_network(self.config.method, self.mixing)
 
     @functools.cached_property
     def sampler(self) -> Sampler:
         """Which records take part, told how many there are where it must know."""
-        return targets.counted(self.config.sampler, self.counts)
+        return calibration.counted(self.config.sampler, self.counts)
 
     @property
     def target(self) -> Target:
@@ -167,7 +170,7 @@ class Plan:
         Raises:
             ValueError: For a non-private plan, which has none.
         """
-        return targets.of(self.config, self.mixing, self.counts)
+        return calibration.target_of(self.config, self.mixing, self.counts)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -338,7 +341,7 @@ def make(
     """
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     n = matrix.shape[-1]
-    method: Any = targets.on(config.method, matrix)  # Hashable, as all parts are.
+    method: Any = calibration.on_network(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
     dependence.check_method(method, config.optimizer.shared(), matrix.shape, config.coded)
     records = guarantees.kept_counts(config, counts, n)
@@ -351,7 +354,7 @@ def make(
     if config.noise is None:
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     guarantees.check_delta(config, n, counts)
-    wanted = targets.of(config, matrix, records)
+    wanted = calibration.target_of(config, matrix, records)
     ideal = wanted
     if config.release:
         ideal = dataclasses.replace(wanted, budget=wanted.budget.without_reserve())

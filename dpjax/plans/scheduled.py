@@ -21,7 +21,7 @@ from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, pure, records
 from dpjax.mechanism import design as design_
-from dpjax.plans import compatibility, guarantees, targets
+from dpjax.plans import calibration, compatibility, guarantees
 from dpjax.plans.calibration import Target
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
@@ -404,7 +404,7 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         )
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
     records = guarantees.kept_counts(config, counts, matrix.shape[-1])
-    target = targets.of(config, matrix, records)
+    target = calibration.target_of(config, matrix, records)
     part.check(target)
     made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))
     return float(np.max(made.loss(target).epsilon))

@@ -20,8 +20,7 @@ from dpjax.engine.run import run
 from dpjax.engine.step import make_step
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
-from dpjax.plans.aggregate import Aggregate
-from dpjax.plans.noise import Independent
+from dpjax.plans.noise import Aggregate, Independent
 from dpjax.plans.optimizers import Chain, Sgd, UpdateRule
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Random

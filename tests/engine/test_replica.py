@@ -19,7 +19,7 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.plans import plan
-from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Chain, UpdateRule
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients

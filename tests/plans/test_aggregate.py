@@ -19,8 +19,8 @@ from dpjax.engine.run import run
 from dpjax.engine.trace import trace
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan, problem
-from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random

@@ -8,7 +8,7 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import export, factor, noise, plan, protect, samplers
+from dpjax.plans import calibration, export, noise, plan, protect, samplers
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config
 
@@ -79,7 +79,7 @@ def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_pa
 )
 def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, groups, said):
     made = plan.make(make_config(**changes), network)
-    found = factor.groups(made.factor)
+    found = calibration.groups(made.factor)
     assert len(set(found)) == groups
     if "subgroups" in changes:
         assert found[0] == found[3] == found[4] != found[1] == found[2] == found[5]

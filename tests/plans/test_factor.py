@@ -5,7 +5,7 @@ import pytest
 
 from dpjax.engine import inputs
 from dpjax.mechanism import design
-from dpjax.plans import factor, plan
+from dpjax.plans import noise, plan
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config
 
@@ -48,7 +48,7 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     broken = 0
     for bound in 10.0 ** rng.uniform(-6, 6, 150):
         wanted = base.covariance / bound
-        made = factor.rounded(wanted, np.asarray(bound))
+        made = noise._rounded(wanted, np.asarray(bound))
         assert made.dtype == np.float32
         assert max(exact_diagonal(made)) <= bound
         wide = made.astype(np.float64)
@@ -80,7 +80,7 @@ def test_plans_of_ordinary_budgets(agents):
 def test_what_float32_cannot_hold_is_refused():
     for wanted in (np.diag([1.0, 1e-90]), np.full((2, 2), 1.0), 1e90 * np.eye(2)):
         with pytest.raises(ValueError, match="float32"):
-            factor.rounded(wanted, np.asarray(1e-89))
+            noise._rounded(wanted, np.asarray(1e-89))
 
 
 def test_runs_without_correlation_multiply_no_matrix(network):

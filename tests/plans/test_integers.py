@@ -19,8 +19,8 @@ from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.plans import plan
-from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete, Lattice
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.protocols import Emission, Method, Round

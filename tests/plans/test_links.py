@@ -32,7 +32,7 @@ from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import inputs
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
-from dpjax.plans import aggregate, compatibility, integers, noise, plan, scheduled
+from dpjax.plans import compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
@@ -513,7 +513,7 @@ def test_early_stops_and_phases_under_view(network):
 
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in compatibility.NOISES:
-        rooms = (noise, links_, scheduled, aggregate, integers)
+        rooms = (noise, links_, scheduled, integers)
         assert row.part is None or any(hasattr(room, row.part) for room in rooms)
         assert plots.TITLES[row.label] == row.title
     assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
@@ -521,6 +521,6 @@ def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in compatibility.METHODS:
         assert any(hasattr(room, row.part) for room in METHODS), row.part
     labels = {row.label for row in compatibility.NOISES if row.part} | {"non_private"}
-    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal, aggregate.Aggregate,
+    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal, noise.Aggregate,
            integers.Discrete)  # fmt: skip
     assert labels == {*noise.LABELS, *(part.label for part in own)}

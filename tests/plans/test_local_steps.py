@@ -13,7 +13,7 @@ from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
-from dpjax.plans.aggregate import Aggregate
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.query import AgentQuery, RecordQuery

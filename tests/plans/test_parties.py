@@ -22,9 +22,9 @@ from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.plans import compatibility, forecasts, noise, plan, samplers, scheduled
-from dpjax.plans.aggregate import Aggregate
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
+from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing

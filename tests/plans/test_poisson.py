@@ -366,7 +366,7 @@ told: list = []
 
 
 def test_public_randomness_does_not_tell_the_batch():
-    plan = dataclasses.replace(made(), config=config(method=Telling(), rounds=20))
+    plan = plan_.make(config(method=Telling(), rounds=20), RING, counts=EQUAL)
     told.clear()
     run(plan, make_problem(4), seeds=[0], stop_at=2)
     jax.effects_barrier()
