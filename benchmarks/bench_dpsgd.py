@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import _timing as timing
-from dpjax.models import images, losses, taps
+from dpjax.models import images, layer_norms, losses
 from dpjax.transforms import clipping
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
@@ -78,7 +78,7 @@ def jax_step(name: str, way: str, batch: int, size: int) -> Step:
     """A step in JAX: one compiled pass, called for each part of the batch."""
     model = images.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
     if way == "dpjax":
-        gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         of_pass = clipping.clipped_sum(gradients, CLIP_NORM, microbatch=size)
     else:
         of_pass = privacy_sum(model) if way == "jax_privacy" else plain_sum(model)

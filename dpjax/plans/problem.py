@@ -19,8 +19,8 @@ from dpjax._validate import fixed
 from dpjax.data import quadratics as quadratics_
 from dpjax.data.partition import Partition
 from dpjax.models import losses
+from dpjax.models.layer_norms import Gradients
 from dpjax.models.mlp import MLP
-from dpjax.models.taps import Gradients
 from dpjax.plans import parameters, query
 
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
@@ -363,7 +363,7 @@ class Problem:
             faster than a mean over ``loss``; used for the agent unit only.
         weighted: ``weighted(params, x, y, weights) -> gradient``, a sum of per-example gradients
             with weights from their norms, where the model has one (see
-            `dpjax.models.taps.Gradients`); used for the record unit only.
+            `dpjax.models.layer_norms.Gradients`); used for the record unit only.
         frozen: Public values of parameters that are neither trained nor clipped, noised, sent or
             copied for each agent, in a tree like the model's with None in the places of trained
             ones; ``init`` then returns None in theirs, ``loss`` and ``batch_loss`` are given both

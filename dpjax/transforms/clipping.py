@@ -544,7 +544,7 @@ def clipped_sum(
     not finite.
 
     Args:
-        weighted: ``weighted(params, x, y, weights)``: a `dpjax.models.taps.Gradients`, whose norms
+        weighted: ``weighted(params, x, y, weights)``: a `models.layer_norms.Gradients`, whose norms
             are bounds; or a function of one's own, whose norms may be off by the rounding above.
         clip_norm: Clip norm C of one record's gradient.
         method: "flat" or "automatic".
@@ -561,17 +561,17 @@ def clipped_sum(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax.models import losses, mlp, taps
+        >>> from dpjax.models import losses, mlp, layer_norms
         >>> from dpjax.transforms import clipping
         >>> model = mlp.MLP(hidden=(4,), outputs=2)
         >>> x, y = jnp.ones((3, 5)), jnp.array([0, 1, 1])
-        >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        >>> gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         >>> total = clipping.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
     clip_norm, _ = check(clip_norm, method, STABILITY)
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
-        method_text = " with by_layer, as models.taps.Gradients has," if per_layer else ""
+        method_text = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
         raise ValueError(
             f"weighted is {_validate.shown(weighted)}; give a function{method_text} of params, x, "
             "y and weights, or use per_example"

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import calls, losses, taps
+from dpjax.models import layer_norms, losses
+from dpjax.models.layer_norms import Gradients
 from dpjax.transforms import clipping
 
 RNG = np.random.default_rng(0)
@@ -106,7 +107,7 @@ def difference(one, other):
 def error(model):
     """How far the sum is from that of plain differentiation."""
     params = model.init(KEY, X)
-    gradients = taps.Gradients(model.apply, losses.cross_entropy)
+    gradients = Gradients(model.apply, losses.cross_entropy)
     assert "Dense_1" in gradients.chosen(params, X) or "Dense_0" in gradients.chosen(params, X)
     half = jax.jit(lambda p, x, y: gradients(p, x, y, lambda norms: jnp.full_like(norms, 0.5)))
     return difference(half(params, X, Y), plain(model, params, X, Y, 0.5))
@@ -119,10 +120,10 @@ def test_sums_are_those_of_plain_differentiation(name):
 
 def test_a_layer_within_an_interceptor_of_the_model_is_not_taken_for_its_own(monkeypatch):
     params = Intercepted().init(KEY, X)
-    gradients = taps.Gradients(Intercepted().apply, losses.cross_entropy)
+    gradients = Gradients(Intercepted().apply, losses.cross_entropy)
     assert gradients.chosen(params, X) == {"Dense_1": "norm"}
     # The broken twin believes the marks.
-    monkeypatch.setattr(calls, "_plain", lambda *args: True)
+    monkeypatch.setattr(layer_norms, "_plain", lambda *args: True)
     assert error(Intercepted()) > 1e-3
 
 
@@ -138,12 +139,12 @@ def test_numbers_of_layers_are_told_from_calls_and_not_from_places(monkeypatch):
 
     assert error(Placed()) < 1e-5
     # The broken twin taps the first layer that comes.
-    tapped = calls.tapped
+    with_zeros = layer_norms._with_zeros
 
     def first(apply, params, x, numbers, zeros):
-        return tapped(apply, params, x, [number - 1 for number in numbers], zeros)
+        return with_zeros(apply, params, x, [number - 1 for number in numbers], zeros)
 
-    monkeypatch.setattr(calls, "tapped", first)
+    monkeypatch.setattr(layer_norms, "_with_zeros", first)
     with pytest.raises((AssertionError, TypeError, ValueError)):
         assert error(Placed()) < 1e-5
 
@@ -167,7 +168,7 @@ def linear(outputs, y):
 def test_numbers_of_words_may_be_narrow(kind):
     model, x = Words(256), jnp.asarray([[1, 2, 1], [3, 127, 0]], kind)
     params = model.init(KEY, x)
-    gradients = taps.Gradients(model.apply, linear)
+    gradients = Gradients(model.apply, linear)
     y = jnp.array([1.0, 2.0], jnp.float32)
     got = gradients(params, x, y, lambda norms: jnp.ones_like(norms))
     # Some of XLA's compilers end the process at a gradient by rows of so narrow numbers.
@@ -180,7 +181,7 @@ def test_words_that_there_are_not_keep_the_clip(words):
     # Three words: -1 is the last one; what is beyond has no row, and must not meet one.
     model, x = Words(3), jnp.asarray([words], jnp.int32)
     params = model.init(KEY, x)
-    total = clipping.clipped_sum(taps.Gradients(model.apply, linear), 0.1)(params, x, jnp.ones(1))
+    total = clipping.clipped_sum(Gradients(model.apply, linear), 0.1)(params, x, jnp.ones(1))
     term = np.float64(total["params"]["Embed_0"]["embedding"])
     assert np.isfinite(term).all()
     assert np.linalg.norm(term) <= 0.1
@@ -203,7 +204,7 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     x = jnp.array([[2**30, 2**30], [1, 2]], jnp.int32)
     y = jnp.array([1e32, 1.0], jnp.float32)
     params = Numbers().init(KEY, x)
-    gradients = taps.Gradients(Numbers().apply, linear, {"Dense_0": route})
+    gradients = Gradients(Numbers().apply, linear, {"Dense_0": route})
     total = clipping.clipped_sum(gradients, 1.0)(params, x, y)
     alone = clipping.clipped_sum(gradients, 1.0)(params, x[1:], y[1:])
     assert difference(total, alone) < 1e-6
@@ -213,8 +214,11 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda g: taps.Gradients(g.apply, g.loss, None), "routes is None"),
-        (lambda g: taps.Gradients(g.apply, g.loss, {"Dense": "norm"}), "routes names 'Dense'"),
+        (lambda g: Gradients(g.apply, g.loss, None), "routes is None"),
+        (
+            lambda g: Gradients(g.apply, g.loss, {"Dense": "norm"}),
+            "routes names 'Dense'",
+        ),
         (lambda g: g.at_points([]), "coefficients has shape"),
         (lambda g: g.at_points([float("nan")]), "coefficients holds nan"),
         (lambda g: g.at_points("ab"), "coefficients is not"),
@@ -223,4 +227,4 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
 def test_bad_input_is_named(made, text):
     params = Numbers().init(KEY, jnp.ones((1, 2)))
     with pytest.raises(ValueError, match=text):
-        made(taps.Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))
+        made(Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import linear, losses, mlp, taps
+from dpjax.models import layer_norms, linear, losses, mlp
 
 
 def test_logistic_is_stable_and_right():
@@ -75,7 +75,7 @@ def test_weighted_gradients_are_those_of_autodiff(network, loss):
     each = jax.vmap(jax.grad(one), (None, 0, 0))(params, x, y)
     flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(each)], 1)
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
-    got = taps.Gradients(network.apply, loss)(params, x, y, weights)
+    got = layer_norms.Gradients(network.apply, loss)(params, x, y, weights)
     np.testing.assert_allclose(seen[0], norms, rtol=1e-5)
     want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), each)
     assert jax.tree.structure(got) == jax.tree.structure(want)

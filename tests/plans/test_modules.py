@@ -10,7 +10,7 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.models import losses, mlp, taps
+from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
 from dpjax.plans import problem as modules
@@ -141,7 +141,7 @@ def test_fast_norms_of_integers_do_not_wrap_around(kind):
             seen.append(norms)
             return jnp.ones_like(norms)
 
-        taps.Gradients(model.apply, losses.cross_entropy)(params, x, y, weights)
+        layer_norms.Gradients(model.apply, losses.cross_entropy)(params, x, y, weights)
         return seen[0]
 
     def loss(params, x, y):

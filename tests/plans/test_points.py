@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.models import losses
-from dpjax.models.taps import Gradients
+from dpjax.models.layer_norms import Gradients
 from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery
 
 N, POINTS, B, D, CLIP = 3, 2, 5, 4, 0.5

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _numerics
-from dpjax.models import taps
+from dpjax.models import layer_norms
 from dpjax.plans.query import Drawn, Passes, RecordQuery
 from dpjax.transforms import clipping
 
@@ -52,7 +52,7 @@ class Word(nn.Module):
 def _of_layer(route, positions=1, microbatch=1, **options):
     """By a model's own sum; a record's gradient is the sum of its positions."""
     model = Linear()
-    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": route})
+    gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": route})
     fn = clipping.clipped_sum(gradients, CLIP, microbatch=microbatch, **options)
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
 
@@ -65,7 +65,9 @@ def _of_layer(route, positions=1, microbatch=1, **options):
 
 def _of_words(x, padding):
     model = Word()
-    gradients = taps.Gradients(model.apply, lambda out, y: y * jnp.sum(out), {"Embed_0": "norm"})
+    gradients = layer_norms.Gradients(
+        model.apply, lambda out, y: y * jnp.sum(out), {"Embed_0": "norm"}
+    )
     params = model.init(jax.random.key(0), jnp.zeros(1, jnp.int32))
     fn = clipping.clipped_sum(gradients, CLIP, microbatch=1)
     return fn(params, jnp.zeros(len(x), jnp.int32), x, padding)
@@ -103,7 +105,7 @@ def _in_queries(x, padding):
 def _by_a_query(x, padding):
     """As a run asks whose model knows its norms, at two positions."""
     model = Linear()
-    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
+    gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
     query = RecordQuery(_loss, gradients, CLIP, "flat", microbatch=1)
     params = model.init(jax.random.key(0), jnp.ones((1, 2, 1)))
     models = jax.tree.map(lambda leaf: leaf[None], params)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.models import taps
+from dpjax.models import layer_norms
 from dpjax.transforms import clipping
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -253,7 +253,7 @@ def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     x, y = jnp.full((3, 1), 5e4, jnp.float16), jnp.zeros(3)
     params = {"params": {"kernel": jnp.zeros((1, 1), jnp.float16)}}
     options = {"method": method, "per_layer": per_layer}
-    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out))
+    gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out))
     for fn in (
         clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, **options),
         clipping.per_example(lambda p, x, y: jnp.sum(model.apply(p, x)), 3e4, microbatch=1),

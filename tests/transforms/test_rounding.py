@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
-from dpjax.models import losses, mlp, taps
+from dpjax.models import layer_norms, losses, mlp
 from dpjax.plans.query import AgentQuery
 from dpjax.transforms import clipping
 from tests.transforms import rounding
@@ -170,7 +170,7 @@ def cancelling(places=64, positions=4):
     x = rng.normal(size=(places, positions, 1))
     half = positions // 2
     x[:, half : 2 * half] = -x[:, :half] * (1 + 1e-3 * rng.normal(size=(places, half, 1)))
-    gradients = taps.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
+    gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
     fn = clipping.wide_clipped_sum(gradients, 1e-4, "flat", False, None)
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
     x, y = jnp.asarray(x, jnp.float32), jnp.zeros(places)
@@ -184,7 +184,7 @@ def cancelling(places=64, positions=4):
 def test_products_of_positions_that_cancel_are_added_in_float64(monkeypatch):
     found, stated = cancelling()
     assert found <= stated < 2.0**-24
-    monkeypatch.setattr(taps, "_single", lambda *given: True)
+    monkeypatch.setattr(layer_norms, "_single", lambda *given: True)
     assert cancelling()[0] > 2.0**-24
 
 
@@ -208,7 +208,7 @@ def cancelled(route, count=32, clip_norm=1e-3):
 
         fn = clipping.wide_per_example(loss, clip_norm, "flat", 0.01, None, None, False)
     else:
-        gradients = taps.Gradients(model.apply, losses.cross_entropy, {"Dense_0": route})
+        gradients = layer_norms.Gradients(model.apply, losses.cross_entropy, {"Dense_0": route})
         fn = clipping.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
     total = jax.jit(lambda padding: fn(params, x, y, padding))
     each = [jax.tree.leaves(total(jnp.arange(count) != i)) for i in range(count)]
@@ -228,7 +228,9 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
         "_contracted",
         lambda p, rows, d, w, **given: contracted(p, rows, 1.01 * d, w, **given),
     )
-    monkeypatch.setattr(taps, "_weighted", lambda w, g, **given: weighted(w, 1.01 * g, **given))
+    monkeypatch.setattr(
+        layer_norms, "_weighted", lambda w, g, **given: weighted(w, 1.01 * g, **given)
+    )
     monkeypatch.setattr(clipping, "_norm", lambda tree, kind: norm(tree, kind) / 1.01)
     assert cancelled(route).max() > 1
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dpjax import _numerics
 from dpjax.models import conv, losses
+from dpjax.models.layer_norms import Gradients
 from dpjax.models.mlp import MLP
-from dpjax.models.taps import Gradients
 from dpjax.transforms import clipping
 
 NETWORK = MLP(hidden=(16,), outputs=None, activation="relu")

@@ -1,4 +1,4 @@
-"""Weighted sums of per-example gradients of any flax module, from their norms.
+"""Layer-wise norms (ghost clipping): weighted sums of per-example gradients, from their norms.
 
 Per-example gradients of dense layers, convolutions and embeddings are products, see
 `dpjax.models.products`, whose norm costs less than they do where there are few positions; then the
@@ -8,6 +8,7 @@ parameters have plain gradients, one an example.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,10 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dpjax import _numerics, _validate
-from dpjax.models import calls as calls_
 from dpjax.models import products
 
 __all__ = ["Gradients"]
@@ -37,24 +38,174 @@ times as long on a CPU. Below it are batches of 256."""
 Weights = Callable[[Any], Any]
 
 
-class _Tap(NamedTuple):
-    """A layer whose output gets a zero added, by which the loss is differentiated.
+class _Call(NamedTuple):
+    """A layer's call, as the trace of one example met it.
 
     Attributes:
-        number: Of the call, as `dpjax.models.calls` counts them.
+        number: Of the call, in the order of the trace.
         path: Of the module.
-        leaves: Which of the model's parameters it gives, by number.
-        out: Shape and dtype of its output for one example.
+        leaves: Which of the model's parameters its product gives, by number.
+        given: Shape and dtype of its input, of one example.
+        out: Of its output.
         product: How the gradient follows.
-        norm: Whether its norm alone is taken.
+        module: The layer, of no model.
+        params: Its parameters' names, and their numbers among the model's.
     """
 
     number: int
     path: tuple[str, ...]
     leaves: tuple[int, ...]
+    given: Any
     out: Any
     product: products.Product
-    norm: bool
+    module: nn.Module
+    params: dict[str, int]
+
+
+_MARK = "dpjax.models.layer_norms"
+
+
+def _numbered(of_call: Callable[..., Any]) -> Callable[..., Any]:
+    """An interceptor of calls of known layers, numbered as they come: paths are not theirs alone.
+
+    A model may apply another one, whose layers have paths of their own, and layers may share one.
+
+    Args:
+        of_call: ``of_call(number, module, call, x)``.
+    """
+    numbers = itertools.count()
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if context.method_name != "__call__" or kwargs or len(args) != 1:
+            return call(*args, **kwargs)
+        if not products.known(module):
+            return call(*args)
+        return of_call(next(numbers), module, call, args[0])
+
+    return intercept
+
+
+def _marking(
+    calls: dict[int, _Call], places: Mapping[tuple[str, ...], int], leaves: Sequence[Array]
+) -> Callable[..., Any]:
+    """Return an interceptor that notes calls of known layers and marks where they begin and end.
+
+    Args:
+        calls: Gets them, by number.
+        places: The numbers of parameters, by their places.
+        leaves: The parameters.
+    """
+
+    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+        given = checkpoint_name(x, f"{_MARK} {number} begins")
+        out = checkpoint_name(call(given), f"{_MARK} {number} ends")
+        product = products.product(module, given, out)
+        values = module.variables.get("params", {})
+        found = {name: places.get(("params", *module.path, name), -1) for name in values}
+        # Not values that a lifted transform has made of the parameters.
+        own = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in found.items())
+        shape_in, shape_out = (
+            jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (given, out)
+        )
+        if product is not None and own:
+            numbers = tuple(found[name] for name in product.names)
+            bare = module.clone(parent=None, name=None)
+            calls[number] = _Call(
+                number, module.path, numbers, shape_in, shape_out, product, bare, found
+            )
+        return out
+
+    return _numbered(of_call)
+
+
+def _alone(program: Any, call: _Call) -> bool:
+    """Whether a call is in the program itself, once, as it is, and alone uses its parameters.
+
+    Args:
+        program: Of one example, its first inputs the parameters.
+        call: What was noted.
+    """
+    names = [
+        str(equation.params["name"]) if equation.primitive.name == "name" else ""
+        for equation in program.eqns
+    ]
+    ends = []
+    for side, shape in (("begins", call.given), ("ends", call.out)):
+        at = [i for i, name in enumerate(names) if name == f"{_MARK} {call.number} {side}"]
+        # Another shape, where a vmap inside the module runs it for several inputs.
+        if len(at) != 1 or program.eqns[at[0]].outvars[0].aval.shape != shape.shape:
+            return False
+        ends.append(at[0])
+    for leaf in call.leaves:
+        variable = program.invars[leaf]
+        uses = [i for i, each in enumerate(program.eqns) if any(v is variable for v in each.invars)]
+        inside = all(ends[0] < i < ends[1] for i in uses)
+        if not uses or not inside or any(v is variable for v in program.outvars):
+            return False
+    return _plain(program, ends[0], ends[1], call)
+
+
+def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
+    """Whether the program between two marks is the layer's own.
+
+    It is not where the model has interceptors that change what comes into its layers or out.
+    """
+    first, last = program.eqns[begin].outvars[0], program.eqns[end].invars[0]
+    given = [program.invars[leaf] for leaf in call.params.values()] + [first]
+    shapes = [
+        jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, weak_type=each.aval.weak_type)
+        for each in given
+    ]
+
+    def layer(*inputs: Any) -> Any:
+        *values, x = inputs
+        return call.module.apply({"params": dict(zip(call.params, values, strict=True))}, x)
+
+    own = jax.make_jaxpr(layer)(*shapes).jaxpr
+    # Printed, variables have names by the order in which they come.
+    between = own.replace(invars=given, outvars=[last], eqns=program.eqns[begin + 1 : end])
+    return str(own) == str(between)
+
+
+def _with_zeros(
+    apply: Callable[[Any, Any], Any],
+    params: Any,
+    x: Any,
+    numbers: Sequence[int],
+    zeros: list[Array],
+) -> tuple[Any, list[Array]]:
+    """Return outputs with zeros added to those of layers, and what came into these.
+
+    Args:
+        apply: ``apply(params, x)``.
+        params: Of one agent.
+        x: One example, with an axis of length one.
+        numbers: Of the layers' calls, as `_marking` counts them.
+        zeros: One a layer, like its output.
+    """
+    inputs: list[Any] = [None] * len(numbers)
+    places = {number: place for place, number in enumerate(numbers)}
+
+    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+        del module
+        place = places.get(number)
+        if place is None:
+            return call(x)
+        inputs[place] = x
+        return call(x) + zeros[place]
+
+    with nn.intercept_methods(_numbered(of_call)):
+        return apply(params, x), inputs
+
+
+def _name_of(part: Any) -> str:
+    """Return a name on the way to a parameter.
+
+    Args:
+        part: Of a path of ``jax.tree_util``.
+    """
+    return str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +248,11 @@ class Gradients:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax.models import losses, mlp, taps
+        >>> from dpjax.models import layer_norms, losses, mlp
         >>> model = mlp.MLP(hidden=(4,), outputs=2)
         >>> x, y = jnp.ones((3, 5)), jnp.array([0, 1, 1])
         >>> params = model.init(jax.random.key(0), x)
-        >>> gradients = taps.Gradients(model.apply, losses.cross_entropy)
+        >>> gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         >>> gradients.chosen(params, x)
         {'Dense_0': 'norm', 'Dense_1': 'norm'}
         >>> total = gradients(params, x, y, lambda norms: jnp.minimum(1, 0.1 / norms))
@@ -176,8 +327,7 @@ class Gradients:
             params: Of one agent.
             x: [B, ...] examples.
         """
-        found = self._taps(params, x)
-        return {"/".join(tap.path): "norm" if tap.norm else "formed" for tap in found}
+        return {"/".join(call.path): self._route(call) for call in self._calls(params, x)}
 
     def at_once(self, params: Any, x: Any) -> int | None:
         """Return how many examples to take at once where nobody says, by memory; None is all.
@@ -189,10 +339,12 @@ class Gradients:
         if jax.default_backend() != "cpu":
             return None
         each = 1
-        for tap in self._taps(params, x):
-            size, features = tap.product.shape
-            positions = len(self.coefficients or (1,)) * math.prod(tap.out.shape) // features
-            each += positions * (size + features) + (0 if tap.norm else size * features)
+        for call in self._calls(params, x):
+            size, features = call.product.shape
+            positions = len(self.coefficients or (1,)) * math.prod(call.out.shape) // features
+            each += positions * (size + features) + (
+                0 if self._route(call) == "norm" else size * features
+            )
         # As few passes as memory allows, as even as they can be.
         passes = -(-len(x) // max(1, _HELD // each))
         return None if passes == 1 else -(-len(x) // passes)
@@ -223,8 +375,10 @@ class Gradients:
             places: Examples of all calls whose sums are added up.
         """
         unit = _unit(jax.tree.leaves(params))
-        taps = [self._positions(tap) for tap in self._taps(params, x) if tap.norm]
-        return _errors(taps, len(x), places, unit)
+        calls = [
+            self._positions(call) for call in self._calls(params, x) if self._route(call) == "norm"
+        ]
+        return _errors(calls, len(x), places, unit)
 
     def wide(
         self, params: Any, x: Any, y: Any, weights: Any, *, by_layer: bool, places: int
@@ -239,10 +393,10 @@ class Gradients:
             by_layer: Whether every layer has a weight of its own.
             places: Examples of all calls whose sums are added up.
         """
-        taps, points = self._taps(params, x), self._points(params)
+        calls, points = self._calls(params, x), self._points(params)
         leaves, tree = jax.tree.flatten(points[0])
         layer, unit = _numerics.layer_numbers(points[0]), _unit(leaves)
-        parts = [self._differentiated(point, taps, x, y) for point in points]
+        parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
         # Computed once: the norm must be of the very numbers that are added up.
         formed = jax.lax.optimization_barrier(formed)
@@ -277,7 +431,7 @@ class Gradients:
         return jax.tree.unflatten(tree, total)
 
     def _differentiated(
-        self, params: Any, taps: list[_Tap], x: Any, y: Any
+        self, params: Any, calls: list[_Call], x: Any, y: Any
     ) -> tuple[
         dict[int, Array], dict[int, tuple[products.Product, *tuple[Any, ...]]], dict[int, Array]
     ]:
@@ -286,43 +440,43 @@ class Gradients:
         Of a product whose entries might not be finite zeros are left, and its square is infinite.
         """
         leaves, tree = jax.tree.flatten(params)
-        tapped = {number for tap in taps for number in tap.leaves}
+        products_of = {number for call in calls for number in call.leaves}
         wide = _wide(leaves)
 
         def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
             whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
-            outputs, inputs = calls_.tapped(
+            outputs, inputs = _with_zeros(
                 self.apply, jax.tree.unflatten(tree, whole), x[None], numbers, zeros
             )
             return self.loss(outputs[0], y), inputs
 
-        plain = [None if i in tapped else leaf for i, leaf in enumerate(leaves)]
-        numbers = [tap.number for tap in taps]
-        zeros = [jnp.zeros(tap.out.shape, tap.out.dtype) for tap in taps]
+        plain = [None if i in products_of else leaf for i, leaf in enumerate(leaves)]
+        numbers = [call.number for call in calls]
+        zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
         of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs, lost = {}, {}
-        for tap, given, derivative in zip(taps, inputs, derivatives, strict=True):
-            bounded = functools.partial(_bounded, reads=tap.product.reads)
+        for call, given, derivative in zip(calls, inputs, derivatives, strict=True):
+            bounded = functools.partial(_bounded, reads=call.product.reads)
             given, derivative, finite = jax.vmap(bounded)(given, derivative.astype(wide))
-            lost[tap.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
-            rows = jax.vmap(tap.product.rows)(given)
+            lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
+            rows = jax.vmap(call.product.rows)(given)
             rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
             flat = derivative.reshape(*rows.shape[:2], -1)
-            if tap.norm:
-                pairs[tap.leaves[0]] = tap.product, rows, flat, given
+            if self._route(call) == "norm":
+                pairs[call.leaves[0]] = call.product, rows, flat, given
                 continue
-            of_kernel = jax.vmap(tap.product.gradient)(rows, flat)
-            values = [leaves[number] for number in tap.leaves]
-            formed |= zip(tap.leaves, tap.product.parameters(of_kernel, values), strict=True)
+            of_kernel = jax.vmap(call.product.gradient)(rows, flat)
+            values = [leaves[number] for number in call.leaves]
+            formed |= zip(call.leaves, call.product.parameters(of_kernel, values), strict=True)
         return formed, pairs, lost
 
-    def _taps(self, params: Any, x: Any) -> list[_Tap]:
+    def _calls(self, params: Any, x: Any) -> list[_Call]:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        places = {tuple(map(calls_.name_of, path)): number for number, path in enumerate(paths)}
+        places = {tuple(map(_name_of, path)): number for number, path in enumerate(paths)}
         for route in self.routes:
             place = ("params", *route.split("/"))
             if not any(leaf[: len(place)] == place for leaf in places):
@@ -332,26 +486,26 @@ class Gradients:
                 )
         leaves, tree = jax.tree.flatten(params)
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        calls: dict[int, calls_.Call] = {}
+        calls: dict[int, _Call] = {}
 
         def example(leaves: list[Array], x: Any) -> Any:
-            with nn.intercept_methods(calls_.marking(calls, places, leaves)):
+            with nn.intercept_methods(_marking(calls, places, leaves)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
         one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         program = jax.make_jaxpr(example)(shapes, one).jaxpr
         return [
-            _Tap(number, call.path, call.leaves, call.out, call.product, route == "norm")
-            for number, call in calls.items()
-            if (route := self._route(call)) != "plain" and calls_.alone(program, number, call)
+            call
+            for call in calls.values()
+            if self._route(call) != "plain" and _alone(program, call)
         ]
 
-    def _positions(self, call: calls_.Call | _Tap) -> int:
+    def _positions(self, call: _Call) -> int:
         """Positions of one example, of all points."""
         points = len(self.coefficients or (1,))
         return points * math.prod(call.out.shape) // call.product.shape[1]
 
-    def _route(self, call: calls_.Call) -> str:
+    def _route(self, call: _Call) -> str:
         positions = self._positions(call)
         rule = "norm" if call.product.pays(positions) else "formed"
         route = self.routes.get("/".join(call.path), rule)
