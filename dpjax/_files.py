@@ -117,6 +117,12 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
+def binary(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file's bytes; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way, as by `text`."""
+    path = Path(path)
+    return io.BufferedReader(_Unpacked(path)) if path.suffix in _OPEN else open(path, "rb")
+
+
 def text(path: str | os.PathLike[str], *, newline: str | None = None) -> TextIO:
     """Open a text file in UTF-8; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way.
 
@@ -127,10 +133,7 @@ def text(path: str | os.PathLike[str], *, newline: str | None = None) -> TextIO:
         path: The file.
         newline: As of `open`.
     """
-    path = Path(path)
-    if path.suffix not in _OPEN:
-        return open(path, encoding="utf8", newline=newline)
-    return io.TextIOWrapper(io.BufferedReader(_Unpacked(path)), encoding="utf8", newline=newline)
+    return io.TextIOWrapper(binary(path), encoding="utf8", newline=newline)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """LIBSVM's text format: a label, then ``index:value`` pairs, a line for each record."""
 
-import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -29,32 +27,34 @@ def read(
 
     Raises:
         FileNotFoundError: When there is no such file.
-        ValueError: Naming the first line that is not in the format, repeats an index, or has an
-            index above ``features``; for a file without records, or too large when dense.
+        ValueError: For a file that is not in the format, has indices that repeat or do not rise, or
+            an index above ``features``; for a file without records, or too large when dense.
     """
+    from sklearn import datasets
+
     path = Path(path)
-    with _files.reading(path, "give a whole LIBSVM file"), _files.text(path) as lines:
-        targets, counts, columns, values = _parse(path, lines)
-    if not targets:
+    with _files.reading(path, "give a whole LIBSVM file"), _files.binary(path) as lines:
+        sparse, targets = datasets.load_svmlight_file(lines, zero_based=False)
+    records, largest = sparse.shape
+    if not records:
         raise ValueError(f"path is {str(path)!r}, which holds no record; give a LIBSVM file")
-    seen = max(columns, default=0)
-    width = features or seen
-    rows = np.repeat(np.arange(len(targets)), counts)
-    if seen > width:
-        row = int(rows[int(np.argmax(np.asarray(columns) > width))])
+    width = features or largest
+    if largest > width:
         raise ValueError(
-            f"features is {features}, but record {row + 1} of {path} has the index {seen}; give "
-            f"features={seen} or more, or correct the file"
+            f"features is {features}, but {path} has the index {largest}; give features={largest} "
+            "or more, or correct the file"
         )
-    if width * len(targets) > _LARGEST:
+    if width * records > _LARGEST:
         raise ValueError(
-            f"path is {str(path)!r}: {len(targets)} records of {width} features are "
-            f"{width * len(targets) * 4 / 2**30:.0f} GiB as a dense array; keep fewer"
+            f"path is {str(path)!r}: {records} records of {width} features are "
+            f"{width * records * 4 / 2**30:.0f} GiB as a dense array; keep fewer"
         )
-    x = np.zeros((len(targets), width), np.float32)
-    if values:
-        x[rows, np.asarray(columns, np.int64) - 1] = _validate.single(f"a value of {path}", values)
-    return x, labels(np.asarray(targets))
+    if sparse.nnz:
+        sparse.data = _validate.single(f"a value of {path}", sparse.data)
+    sparse.resize(records, width)
+    return sparse.toarray().astype(np.float32), labels(
+        _validate.finite_array(f"a label of {path}", targets)
+    )
 
 
 def labels(values: np.ndarray) -> np.ndarray:
@@ -75,38 +75,3 @@ def labels(values: np.ndarray) -> np.ndarray:
             "0, or scale targets"
         )
     return values.astype(np.int32) if whole else _validate.single("a label", values)
-
-
-def _parse(
-    path: Path, lines: Iterable[str]
-) -> tuple[list[float], list[int], list[int], list[float]]:
-    targets: list[float] = []
-    counts: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        try:
-            target = float(words[0])
-            pairs = [word.split(":") for word in words[1:] if not word.startswith("qid:")]
-            indices = [int(index) for index, _ in pairs]
-            entries = [float(value) for _, value in pairs]
-        except ValueError:
-            raise ValueError(_bad(path, number, line, "write `label index:value ...`")) from None
-        if indices and min(indices) < 1:
-            raise ValueError(_bad(path, number, line, "indices start at 1"))
-        if len(set(indices)) != len(indices):
-            raise ValueError(_bad(path, number, line, "give an index once"))
-        if not (math.isfinite(target) and all(map(math.isfinite, entries))):
-            raise ValueError(_bad(path, number, line, "remove NaN and infinity"))
-        targets.append(target)
-        counts.append(len(indices))
-        columns += indices
-        values += entries
-    return targets, counts, columns, values
-
-
-def _bad(path: Path, number: int, line: str, remedy: str) -> str:
-    return f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}"

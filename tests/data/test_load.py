@@ -76,7 +76,7 @@ def test_no_network_says_what_to_put_where(tiny: dict[str, str], tmp_path: Path)
         (TRAIN.replace("-1 3:1", "+1 3:1"), "other records than the published ones"),
         (TRAIN[:9], "other records"),
         (TRAIN + "1 9:1\n", "features is 3"),
-        ("<html>gone</html>", "line 1"),
+        ("<html>gone</html>", "cannot be read .*html"),
         ("", "holds no record"),
     ],
 )
