@@ -218,6 +218,7 @@ def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) ->
     assert first.read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     command = f"{sys.executable} -m dpjax.cli {' '.join(DESIGN)} | true"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

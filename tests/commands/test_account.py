@@ -150,7 +150,14 @@ def test_the_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
     np.testing.assert_array_equal(stored()["view"], two["view"])
 
 
-@pytest.mark.parametrize("algorithm", ["anti_pgd", "mafalda", "prefix_sum"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param("anti_pgd", marks=pytest.mark.slow),
+        "mafalda",
+        pytest.param("prefix_sum", marks=pytest.mark.slow),
+    ],
+)
 def test_strategies_are_scaled_to_sensitivity_one(algorithm: str, capsys: Capture) -> None:
     fields = ["--algorithm", algorithm, "--epochs", "2", "--separation", "2"]
     fields += ["--relation", "zero_out_record"]
@@ -434,8 +441,23 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     "options",
     [
         ["--attacker", "1", "--trust", "pndp"],
-        ["--algorithm", "muffliato", "--gossip-steps", "2", "--relation", "zero_out_record"],
-        ["--graph", "er:6:0.6", "--seed", "3", "--algorithm", "anti_pgd", "--mixing", "uniform"],
+        pytest.param(
+            ["--algorithm", "muffliato", "--gossip-steps", "2", "--relation", "zero_out_record"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                "--graph",
+                "er:6:0.6",
+                "--seed",
+                "3",
+                "--algorithm",
+                "anti_pgd",
+                "--mixing",
+                "uniform",
+            ],
+            marks=pytest.mark.slow,
+        ),
         ["--graph", "ring:5", "--algorithm", "decor", "--attacker", "0", "2", "--trust", "pndp"],
     ],
 )
