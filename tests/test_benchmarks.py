@@ -124,6 +124,7 @@ def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     assert (error >= 0.5 * missed).all()
 
 
+@pytest.mark.slow
 def test_training_tells_what_frames_hold_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench_sketch.TASKS, "digits", (192, 4.0, 1, (8,)))
     bench_sketch.task.cache_clear()

@@ -10,7 +10,7 @@ from dpjax.data import cache, canonical, load, networks, texts
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.models import tokenizer, weights
-from dpjax.results import records, sheets
+from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 
 W = mixing.metropolis_hastings(graphs.ring(4))
@@ -28,7 +28,7 @@ def figure(path):
 
     drawn, _ = plt.subplots()
     try:
-        sheets.save(drawn, path)
+        plots.save(drawn, path)
     finally:
         plt.close(drawn)
 

@@ -12,8 +12,8 @@ PATH = ROOT / "examples" / "central.py"
 ALL = ("SGD", "filter", "average", "banded")
 
 
-# Every way is compiled on its own: here one, all of them with the slow tests.
-@pytest.mark.parametrize("tried", [("SGD",), pytest.param(ALL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tried", [ALL])
 def test_central_example_is_short_and_learns(capsys, tried):
     assert len(PATH.read_text().splitlines()) < 45
     module = load_script("central", "examples")

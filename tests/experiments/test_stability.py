@@ -124,6 +124,7 @@ def least_of_all(w, hessians, gain):
     return np.linalg.eigvalsh(whole.reshape(2 * len(w), -1))[0]
 
 
+@pytest.mark.slow
 def test_unequal_hessians_take_their_weight_in_the_mode():
     """The formula at the least and largest Hessian encloses the border; a matrix tells it."""
     ends = np.linalg.eigvalsh(COSTS.hessians)

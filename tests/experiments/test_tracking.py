@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.accounting import leakage
+from _common import leakage
+from dpjax.accounting.leakage import mutual_information
 from dpjax.engine import keys
 from dpjax.results import records
 from tests.support import load_script
@@ -63,6 +64,7 @@ def test_agents_without_a_batch_are_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys):
     module = load_script("tracking_mnist")
     arguments = ["--preset", "tiny", "--parts", "spread", "--output", str(tmp_path), "--pairs", "9"]
@@ -149,7 +151,7 @@ def test_quadrature_of_a_normal_number_behind_laplace_noise():
     for spread, scale in ((4.0, 1.0), (1.0, 1.0), (30.0, 60.0)):
         private = spread * rng.standard_normal((4000, 1))
         seen = private + rng.laplace(scale=scale, size=(4000, 1))
-        value = leakage.mutual_information(private, seen)
+        value = mutual_information(private, seen)
         assert abs(told(spread, scale) - value) < 0.04
         assert abs(told(spread, 1.5 * scale) - value) > 0.04
     # Far above the noise it is the difference of entropies, far below it goes with the square.

@@ -11,7 +11,7 @@ from dpjax.results import plots, records
 
 pytest.importorskip("pandas")
 
-COLUMNS = ("algorithm", "seed", "round", "epsilon", "test_loss", "other")
+COLUMNS = ("seed", "round", "epsilon", "other")
 CELLS = (None, [1, 2.5], [], {"a": [1]}, "word")
 
 
@@ -31,8 +31,12 @@ def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
     return records.write(folder / "run.jsonl", given, {})
 
 
-@pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("column", COLUMNS)
+# Each draws twenty figures: here two columns, all of them with the slow tests.
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "column",
+    ["algorithm", "test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in COLUMNS)],
+)
 def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_path: Path) -> None:
     for number, cell in enumerate(CELLS):
         path = stored(tmp_path / str(number), column, cell, every)
