@@ -208,7 +208,7 @@ def test_adam_takes_off_what_it_is_told_of_each_coordinate():
     np.testing.assert_allclose(same["a"][0], 2 / math.sqrt(3.5), rtol=1e-6)
     with pytest.raises(ValueError, match="noise_variance is None"):
         link.update(given, state)
-    with pytest.raises(ValueError, match="told with every update"):
+    with pytest.raises(ValueError, match="passed with every update"):
         passed(3)
 
 
