@@ -128,6 +128,13 @@ def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
     assert ideal[~near].sum() + counts[~near].sum() / len(z) <= cost.delta
 
 
+def test_both_directions_of_closeness_are_paid_for():
+    """Release and ideal noise are within e^eta of each other: the loss takes it twice."""
+    less, more = (priced(10**10, delta=delta) for delta in (1e-3, 1.001e-3))
+    eta = math.log1p((more.delta - less.delta) / 1e-6)
+    assert more.epsilon == pytest.approx(2 * eta, rel=0.02)
+
+
 def test_the_cost_grows_with_draws_and_with_correlation():
     few, many = priced(10**6), priced(10**10)
     assert 0 < few.epsilon < many.epsilon < 0.02 and 0 < few.delta < many.delta

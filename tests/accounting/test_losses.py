@@ -115,6 +115,10 @@ def test_sampled_losses_compose_and_are_spent():
     assert loss.after(0).epsilon(DELTA) == 0
     with pytest.raises(ValueError, match="covers 30"):
         loss.after(31)
+    # Drawn in every tenth round at most: one that has begun counts.
+    dealt, each = Pld.of([0.1], [0.5], 30, separation=10), Pld.of([0.1], [0.5], 3)
+    for rounds, draws in ((1, 1), (10, 1), (11, 2), (30, 3)):
+        assert dealt.after(rounds).epsilon(DELTA) == each.after(draws).epsilon(DELTA)
     # A Gaussian run before or after: above each alone, below both without sampling.
     gaussian = Gaussian(0.5, 10)
     for both in (gaussian.then(loss), loss.then(gaussian)):

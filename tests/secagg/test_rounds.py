@@ -241,6 +241,7 @@ def asking(clients=6, dropout=0.34, drops=1, **options):
         (lambda s, d: (s - {3}, d | {3}), "leaves this client out"),
         (lambda s, d: (s - {3}, d), "leaves this client out"),
         (lambda s, d: (frozenset({3}), d | s - {3}), "fewer than the minimum 4"),
+        (lambda s, d: (s - {1, 2}, d | {1, 2}), "names 3 survivors, fewer than the minimum 4"),
         (lambda s, d: (s, frozenset()), "neighbour 0 is left out"),
         (lambda s, d: (s - {5}, d), "neighbour 5 is left out"),
         (lambda s, d: (s | {99}, d), "names 99, of 6"),
