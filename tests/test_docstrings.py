@@ -39,8 +39,7 @@ NAMED = {
     "transforms.clipping": "per_agent per_example",
     "transforms.lowpass": "lowpass",
     "transforms.optimizers": "momentum muon",
-    "transforms.sketch": "start update flat fingerprint Quantile ellipsoid second_moments aligned"
-    " gaussian count_sketch second_moment_noise",
+    "transforms.sketch": "start update flat fingerprint Quantile ellipsoid aligned",
     "transforms.masks": "masked unmasked_sum",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",
