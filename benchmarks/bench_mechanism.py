@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, Timing, timed, turns
-from dpjax._numerics import double_precision
 from dpjax.mechanism import fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology import graphs, mixing
@@ -32,7 +31,7 @@ def decomposition(factor: np.ndarray, times: int) -> Callable[[], None]:
         return jnp.linalg.svd(a)[1] if svd else jnp.linalg.eigh(a)[0]
 
     def call() -> None:
-        with double_precision():
+        with jax.enable_x64(True):
             matrix = jnp.asarray(factor if svd else factor @ factor.T)
             for _ in range(times):
                 decompose(matrix).block_until_ready()

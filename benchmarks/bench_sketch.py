@@ -40,7 +40,6 @@ import numpy as np
 
 import _moving as moving
 from _timing import Bench, turns
-from dpjax._numerics import double_precision
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
@@ -163,7 +162,7 @@ def loops(bench: Bench, options: Namespace) -> None:
     """A row for each case and dimension."""
     for dimension in options.loop_dimensions:
         for case in cases(options.groups, options.rank):
-            with double_precision():
+            with jax.enable_x64(True):
                 found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
             jax.clear_caches()
             angle, missed, kept, columns, error = found

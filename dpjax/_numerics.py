@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -94,13 +93,7 @@ def double_precision() -> Iterator[None]:
     Ranks are promoted as numpy does, whatever jax is configured to: nothing of a user's is computed
     inside.
     """
-    if hasattr(jax, "enable_x64"):
-        wide: AbstractContextManager = jax.enable_x64(True)
-    else:
-        from jax import experimental
-
-        wide = experimental.enable_x64()  # type: ignore[attr-defined]  # before it moved to jax
-    with wide, jax.numpy_rank_promotion("allow"):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         yield
 
 

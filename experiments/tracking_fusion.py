@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from _common import fusion, launch, tables, traffic
-from dpjax._numerics import double_precision
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import fusion as data
@@ -273,7 +273,7 @@ def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path
 
 def wide(compute: Any, *given: Any) -> list[Any]:
     """A cell's rows, computed in float64."""
-    with double_precision():
+    with jax.enable_x64(True):
         return compute(*given)
 
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 
 from _common import fusion, launch, leakage, tables
-from dpjax._numerics import double_precision
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import fusion as data
@@ -179,7 +179,7 @@ def tracking(config: Config, index: int) -> dict[str, View]:
         protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
         optimizer=Sgd(gamma, decay=q1),
     )  # fmt: skip
-    with double_precision():
+    with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials), read=of_tracking
         )
@@ -207,7 +207,7 @@ def correlated(config: Config) -> dict[str, View]:
         rounds=2 * config.rounds, optimizer=Sgd(config.step),
         protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
     )  # fmt: skip
-    with double_precision():
+    with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
             read=of_correlated,
@@ -243,7 +243,7 @@ def encrypted(config: Config) -> dict[str, View]:
         optimizer=Sgd(config.step),
         protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
     )  # fmt: skip
-    with double_precision():
+    with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
             read=of_encrypted,

@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax import _rounding, _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import losses
+from dpjax.accounting import losses, records
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.sampled import Phase, Pld
 from dpjax.plans import compatibility
@@ -72,12 +72,18 @@ def _terms(config: Config, target: Target, noise: Calibrated) -> dict[str, Any]:
         "participation": None if additive else config.participation,
         "white": white,
         "over_rounds": None if white else over_rounds(config, noise),
-        "secrets": "alone" if target.agents == 1 else getattr(noise, "secrets", None),
+        "secrets": "alone" if target.agents == 1 else _secrets(part, noise),
         "dropouts": getattr(part, "dropouts", 0),
         "colluders": getattr(part, "colluders", 0),
         "sealed": getattr(part, "sealed", False),
         "custom": compatibility.custom(config),
     }
+
+
+def _secrets(part: Any, noise: Calibrated) -> records.Secrets | None:
+    """Who draws the noise from which secret; a class of a user's own inherits no promise."""
+    states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
+    return getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
 
 
 def over_rounds(config: Config, noise: Calibrated) -> Literal["correlated", "schedule"] | None:
