@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 ENOUGH = 0.9
+FAILING = r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$"  # Names of cases hold spaces.
 GENERATED = (
     *("accounting/budget", "accounting/discrete", "accounting/gdp", "accounting/losses"),
     *("accounting/precision", "accounting/pure", "accounting/sampled", "data/batches"),
@@ -236,7 +237,7 @@ class Trial:
             done = pytest(folder, "-x", *tests, limit=self.limit)
         except subprocess.TimeoutExpired:
             return ""  # Slow or hung: a person would see it, but no test has said so.
-        found = re.search(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", done.stdout, re.MULTILINE)
+        found = re.search(FAILING, done.stdout, re.MULTILINE)
         if done.returncode and not found:
             raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout}{done.stderr}")
         return found[1] if found else ""
@@ -247,7 +248,7 @@ class Trial:
         if not tests:
             return []
         done = pytest(self.clean, *tests, limit=20 * self.limit)
-        return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        return re.findall(FAILING, done.stdout, re.MULTILINE)
 
 
 def main() -> int:
