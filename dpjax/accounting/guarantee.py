@@ -32,7 +32,7 @@ class Guarantee(Record):
         ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
         ... )
         >>> round(stated.after(25).epsilon, 3), stated.threat.unit
-        (0.928, 'record')
+        (0.906, 'record')
     """
 
     def __post_init__(self) -> None:
