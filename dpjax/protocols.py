@@ -37,11 +37,11 @@ __all__ = [
     "Noise",
     "Optimizer",
     "Privatizer",
+    "PublicState",
     "Query",
     "Received",
     "Round",
     "Sampler",
-    "Seen",
     "State",
     "Timed",
 ]
@@ -65,7 +65,7 @@ class State(NamedTuple):
     round: Int[Array, ""]
 
 
-class Seen(NamedTuple):
+class PublicState(NamedTuple):
     """What a method may read of a state: all but the secret.
 
     Attributes:
@@ -377,36 +377,40 @@ class Method(_Described, Protocol):
         """How its messages cross the network."""
         ...
 
-    def start(self, here: Round, models: Any) -> Any:
-        """The memory before the first round; ``here`` without batch and query."""
+    def start(self, ctx: Round, models: Any) -> Any:
+        """The memory before the first round; ``ctx`` without batch and query."""
         ...
 
     def payload(self, models: Any) -> Any:
         """A tree of the shapes and dtypes of `Emission.private`."""
         ...
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Say what is private."""
         ...
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents.
 
         ``emission.private`` is withheld: what was private is at hand as ``noisy`` alone.
         """
         ...
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Return ``(models, memory)`` after the round."""
         ...
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """What may be published: a function of messages alone."""
         ...
 
-    def measured(self, seen: Seen) -> Any:
+    def measured(self, public_state: PublicState) -> Any:
         """What metrics are of, agent-stacked models."""
-        return seen.models
+        return public_state.models
 
     @property
     def measures_private(self) -> bool:

@@ -23,19 +23,19 @@ class Push(DSGD):
 
     stochastic = "columns"  # An agent divides what it sends.
 
-    def start(self, here, models):
-        return here.optimizer.init(models), models, jnp.ones(here.arrays["mixing"].shape[-1], "f4")
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), models, jnp.ones(ctx.arrays["mixing"].shape[-1], "f4")
 
-    def emit(self, here, seen):  # Models are x / w; the weights are public.
-        total, metrics = here.query(seen.models, here.batch)
-        return Emission(total, public=seen.memory[2], metrics=metrics)
+    def emit(self, ctx, public_state):  # Models are x / w; the weights are public.
+        total, metrics = ctx.query(public_state.models, ctx.batch)
+        return Emission(total, public=public_state.memory[2], metrics=metrics)
 
-    def send(self, here, seen, emission, noisy):
-        state, x, _ = seen.memory
-        updates, state = here.optimizer.update(here.mean(noisy), state, x)
+    def send(self, ctx, public_state, emission, noisy):
+        state, x, _ = public_state.memory
+        updates, state = ctx.optimizer.update(ctx.mean(noisy), state, x)
         return (optax.apply_updates(x, updates), emission.public), state
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         x, w = received
         return jax.tree.map(lambda leaf: (leaf.T / w).T, x), (carry, x, w)
 

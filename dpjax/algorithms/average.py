@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
-from dpjax.protocols import Emission, Exchange, Method, Round, Seen, Timed
+from dpjax.protocols import Emission, Exchange, Method, PublicState, Round, Timed
 
 __all__ = ["Average"]
 
@@ -134,10 +134,10 @@ class Average(Method):
             return 1 / count
         return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """The method's memory; what it releases before the first round."""
-        inner = self.method.start(here, models)
-        average = self.method.released(Seen(models, inner))
+        inner = self.method.start(ctx, models)
+        average = self.method.released(PublicState(models, inner))
         if not jax.tree.leaves(average):
             raise ValueError(
                 f"method is {type(self.method).__name__}, which releases nothing to average; give "
@@ -149,38 +149,42 @@ class Average(Method):
         """The method's."""
         return self.method.payload(models)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The method's."""
-        return self.method.emit(here, _inner(seen))
+        return self.method.emit(ctx, _inner(public_state))
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The method's."""
-        return self.method.send(here, _inner(seen), emission, noisy)
+        return self.method.send(ctx, _inner(public_state), emission, noisy)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """The method's models, which join the average."""
-        new = Seen(*self.method.absorb(here, _inner(seen), carry, received))
-        weight = self.weight(here.round)
+        new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
+        weight = self.weight(ctx.round)
 
         def joined(old: Any, leaf: Any) -> Any:
             return old + weight.astype(leaf.dtype) * (leaf - old)
 
-        average = jax.tree.map(joined, seen.memory.average, self.method.released(new))
+        average = jax.tree.map(joined, public_state.memory.average, self.method.released(new))
         return new.models, Memory(new.memory, average)
 
-    def measured(self, seen: Seen) -> Any:
+    def measured(self, public_state: PublicState) -> Any:
         """The average."""
-        return seen.memory.average
+        return public_state.memory.average
 
     @property
     def measures_private(self) -> bool:
         """Never: the average is of what the method releases."""
         return False
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """The average: a function of what the method releases."""
-        return seen.memory.average
+        return public_state.memory.average
 
 
-def _inner(seen: Seen) -> Seen:
-    return Seen(seen.models, seen.memory.inner)
+def _inner(public_state: PublicState) -> PublicState:
+    return PublicState(public_state.models, public_state.memory.inner)

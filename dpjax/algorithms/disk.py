@@ -9,7 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, PublicState, Round
 
 __all__ = ["DiSK"]
 
@@ -103,29 +103,35 @@ class DiSK(DSGD):
         """The filter's weight w on what is new."""
         return self.kappa if self.weights == "paper" else 1 - self.kappa
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """The optimizer's state; no filtered gradient yet, no step made."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(here.optimizer.init(models), zeros, models)
+        return Memory(ctx.optimizer.init(models), zeros, models)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""
         gamma = (1 - self.kappa) / self.kappa if self.gamma is None else self.gamma
-        before, c = seen.memory.before, self.ahead
-        moved = jax.tree.map(lambda x, old: x + gamma * (x - old), seen.models, before)
+        before, c = public_state.memory.before, self.ahead
+        moved = jax.tree.map(lambda x, old: x + gamma * (x - old), public_state.models, before)
         if self.gamma is None:
-            answer = here.query(moved, here.batch)
+            answer = ctx.query(moved, ctx.batch)
         else:
-            both = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), seen.models, moved)
-            answer = here.query.points((1 - c, c))(both, here.batch)
+            both = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), public_state.models, moved)
+            answer = ctx.query.points((1 - c, c))(both, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The updated models; what is kept for the next round stays."""
 
         def filtered(old: Any, new: Any) -> Any:
-            return jnp.where(here.round == 0, new, old + self.gain * (new - old))
+            return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))
 
-        estimate = jax.tree.map(filtered, seen.memory.estimate, here.mean(noisy))
-        updates, state = here.optimizer.update(estimate, seen.memory.optimizer, seen.models)
-        return optax.apply_updates(seen.models, updates), Memory(state, estimate, seen.models)
+        estimate = jax.tree.map(filtered, public_state.memory.estimate, ctx.mean(noisy))
+        updates, state = ctx.optimizer.update(
+            estimate, public_state.memory.optimizer, public_state.models
+        )
+        return optax.apply_updates(public_state.models, updates), Memory(
+            state, estimate, public_state.models
+        )

@@ -7,7 +7,7 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, Round, Seen
+from dpjax.protocols import Emission, Method, PublicState, Round
 
 __all__ = ["DSGD"]
 
@@ -51,28 +51,34 @@ class DSGD(Method):
         """Gossip, K steps."""
         return Gossip(self.gossip_steps)
 
-    def start(self, here: Round, models: Any) -> Any:
+    def start(self, ctx: Round, models: Any) -> Any:
         """The optimizer's state."""
-        return here.optimizer.init(models)
+        return ctx.optimizer.init(models)
 
     def payload(self, models: Any) -> Any:
         """One gradient for each model."""
         return models
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The gradients are private."""
-        answer = here.query(seen.models, here.batch)
+        answer = ctx.query(public_state.models, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The updated models; the optimizer's state stays."""
-        updates, memory = here.optimizer.update(here.mean(noisy), seen.memory, seen.models)
-        return optax.apply_updates(seen.models, updates), memory
+        updates, memory = ctx.optimizer.update(
+            ctx.mean(noisy), public_state.memory, public_state.models
+        )
+        return optax.apply_updates(public_state.models, updates), memory
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """What was received is the model."""
         return received, carry
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """All models: functions of messages."""
-        return seen.models
+        return public_state.models

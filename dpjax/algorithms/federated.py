@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum
-from dpjax.protocols import Aggregator, Emission, Method, Round, Seen
+from dpjax.protocols import Aggregator, Emission, Method, PublicState, Round
 from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
 
@@ -121,14 +121,14 @@ class Federated(Method):
         """The least entries of a model: the sketch's."""
         return 1 if self.sketch is None else self.sketch.entries
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """The server's optimizer, of one model; a sketch that knows nothing; a centre of 0."""
         one = _one(models)
-        optimizer = here.optimizer.init(one)
+        optimizer = ctx.optimizer.init(one)
         sketch: Any = ()
         if self.sketch is not None:
             vector, _ = flat(_bare(one))
-            sketch = self.sketch.start(here.key, vector.size, vector.dtype)
+            sketch = self.sketch.start(ctx.key, vector.size, vector.dtype)
         centre = jax.tree.map(jnp.zeros_like, _bare(one)) if self.centre else ()
         return Memory(optimizer, sketch, centre, jnp.zeros((), jnp.int32))
 
@@ -139,29 +139,33 @@ class Federated(Method):
         leaves = jax.tree.leaves(models)
         return jnp.zeros((len(leaves[0]), self.sketch.k), jnp.result_type(*leaves))
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The gradients are private, as they are sent."""
-        query = here.query
+        query = ctx.query
         if self.local_steps > 1:
             query = query.along(self.local_steps, self.local_step_size)
-        answer = query(seen.models, here.batch, self._encoder(seen.memory))
+        answer = query(public_state.models, ctx.batch, self._encoder(public_state.memory))
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The noisy gradients themselves."""
         return noisy, ()
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """The server's step, sent to all places; none where no sum was opened."""
         total, present = received
-        one, memory = _one(seen.models), seen.memory
-        mean = here.mean(total, present)
+        one, memory = _one(public_state.models), public_state.memory
+        mean = ctx.mean(total, present)
         gradient = self._decoded(memory, mean, _bare(one))
-        updates, optimizer = here.optimizer.update(
-            _stacked(gradient), memory.optimizer, one, **self._told(here, memory, present, one)
+        updates, optimizer = ctx.optimizer.update(
+            _stacked(gradient), memory.optimizer, one, **self._told(ctx, memory, present, one)
         )
         after = Memory(
-            optimizer, self._learned(here, memory, gradient, mean),
+            optimizer, self._learned(ctx, memory, gradient, mean),
             self._mean(memory, gradient), memory.opened + 1,
         )  # fmt: skip
         opened = present > 0
@@ -170,12 +174,14 @@ class Federated(Method):
             (optax.apply_updates(one, updates), after),
             (one, memory),
         )
-        models = jax.tree.map(lambda x, new: jnp.broadcast_to(new, x.shape), seen.models, moved)
+        models = jax.tree.map(
+            lambda x, new: jnp.broadcast_to(new, x.shape), public_state.models, moved
+        )
         return models, after
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """The model: a function of sums."""
-        return seen.models
+        return public_state.models
 
     def _encoder(self, memory: Memory) -> Callable[[Any], Any] | None:
         """What is done to one gradient before the clip."""
@@ -215,17 +221,17 @@ class Federated(Method):
             lambda old, new: self.centre * old + (1 - self.centre) * new, memory.centre, gradient
         )
 
-    def _learned(self, here: Round, memory: Memory, gradient: Any, mean: Any) -> Any:
+    def _learned(self, ctx: Round, memory: Memory, gradient: Any, mean: Any) -> Any:
         """The sketch of the next round."""
         if self.sketch is None:
             return ()
-        return self.sketch.learn(memory.sketch, flat(gradient)[0], here.key, mean)
+        return self.sketch.learn(memory.sketch, flat(gradient)[0], ctx.key, mean)
 
-    def _told(self, here: Round, memory: Memory, present: Any, one: Any) -> dict[str, Any]:
+    def _told(self, ctx: Round, memory: Memory, present: Any, one: Any) -> dict[str, Any]:
         """The variance of the noise in every coordinate, for an optimizer that asks for it."""
-        if SHARES not in here.arrays:
+        if SHARES not in ctx.arrays:
             return {}
-        share = jnp.mean(here.arrays[SHARES])
+        share = jnp.mean(ctx.arrays[SHARES])
         present = jnp.maximum(present, 1)
         if self.sketch is None:
             return {"noise_variance": (share / present)[None]}

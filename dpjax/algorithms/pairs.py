@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
 from dpjax.algorithms.tracking import Apart
-from dpjax.protocols import Emission, Exchange, Method, Received, Round, Seen
+from dpjax.protocols import Emission, Exchange, Method, PublicState, Received, Round
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
@@ -90,14 +90,14 @@ class _PairSent(Method):
         """A model and a tracker."""
         return Pair(models, models)
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """The model of the last message."""
-        return seen.memory.message.model
+        return public_state.memory.message.model
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(here.optimizer.init(models), Pair(models, zeros), zeros, zeros)
+        return Memory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
 
 
 @dataclass(frozen=True)
@@ -130,21 +130,27 @@ class GradientTracking(_PairSent):
         """Refuse what is no yes or no."""
         _validate.flag("directed", self.directed)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""
-        answer = here.query(seen.models, here.batch)
-        gradient, old = here.mean(answer.total), seen.memory
+        answer = ctx.query(public_state.models, ctx.batch)
+        gradient, old = ctx.mean(answer.total), public_state.memory
         tracker = jax.tree.map(lambda b, g, h: b + (g - h), old.tracker, gradient, old.gradient)
-        return Emission(Pair(seen.models, tracker), carry=(tracker, gradient))
+        return Emission(Pair(public_state.models, tracker), carry=(tracker, gradient))
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """Both, noisy; the tracker and the gradient stay."""
         return noisy, (noisy, *emission.carry)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Step from the mixed models along the agent's own tracker."""
         message, tracker, gradient = carry
-        updates, state = here.optimizer.update(tracker, seen.memory.optimizer, received.model)
+        updates, state = ctx.optimizer.update(
+            tracker, public_state.memory.optimizer, received.model
+        )
         models = optax.apply_updates(received.model, updates)
         return models, Memory(state, message, received.tracker, gradient)
 
@@ -225,19 +231,25 @@ class PPDOAGT(_PairSent):
         """Refuse what is no yes or no."""
         _validate.flag("directed", self.directed)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private."""
-        answer = here.query(seen.models, here.batch)
-        return Emission(Pair(seen.models, seen.memory.tracker), carry=here.mean(answer.total))
+        answer = ctx.query(public_state.models, ctx.batch)
+        return Emission(
+            Pair(public_state.models, public_state.memory.tracker), carry=ctx.mean(answer.total)
+        )
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """Both, noisy; the gradient stays."""
         return noisy, (noisy, emission.carry)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Mix with the agent's own values as they are, and step."""
-        (noisy, gradient), memory = carry, seen.memory
-        own = self._own(here)
+        (noisy, gradient), memory = carry, public_state.memory
+        own = self._own(ctx)
 
         def plain(weight: Array) -> Any:
             def one(mixed: Array, sent: Array, kept: Array) -> Array:
@@ -246,16 +258,16 @@ class PPDOAGT(_PairSent):
 
             return one
 
-        pulled = jax.tree.map(plain(own.model), received.model, noisy.model, seen.models)
+        pulled = jax.tree.map(plain(own.model), received.model, noisy.model, public_state.models)
         pushed = jax.tree.map(plain(own.tracker), received.tracker, noisy.tracker, memory.tracker)
-        updates, state = here.optimizer.update(gradient, memory.optimizer, seen.models)
+        updates, state = ctx.optimizer.update(gradient, memory.optimizer, public_state.models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
         return models, Memory(state, noisy, tracker, memory.gradient)
 
-    def _own(self, here: Round) -> Pair:
+    def _own(self, ctx: Round) -> Pair:
         """[n] weights of the agents' own values in both mixes."""
-        pull = mixing_.at(here.arrays["mixing"], here.round)
+        pull = mixing_.at(ctx.arrays["mixing"], ctx.round)
         if not self.directed:
             return Pair(jnp.diagonal(pull), jnp.diagonal(pull))
         return Pair(jnp.diagonal(pull), 1 / jnp.sum(_shared(pull), axis=0))

@@ -9,7 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Emission, Round, Seen
+from dpjax.protocols import Emission, PublicState, Round
 
 __all__ = ["PMLF"]
 
@@ -89,28 +89,30 @@ class PMLF(DSGD):
         raw = [self.beta**j for j in reversed(range(self.length))]
         return tuple(each / sum(raw) for each in raw)
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """The optimizer's state; the first models in the places of earlier ones."""
         past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
-        return Memory(here.optimizer.init(models), past)
+        return Memory(ctx.optimizer.init(models), past)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The averages of gradients are private."""
-        answer = here.query.points(self.weights)(_all(seen), here.batch)
+        answer = ctx.query.points(self.weights)(_all(public_state), ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The updated models; this round's join the past."""
-        noisy_mean, state = here.mean(noisy), seen.memory.optimizer
-        updates, state = here.optimizer.update(noisy_mean, state, seen.models)
-        past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(seen))
-        return optax.apply_updates(seen.models, updates), Memory(state, past)
+        noisy_mean, state = ctx.mean(noisy), public_state.memory.optimizer
+        updates, state = ctx.optimizer.update(noisy_mean, state, public_state.models)
+        past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))
+        return optax.apply_updates(public_state.models, updates), Memory(state, past)
 
 
-def _all(seen: Seen) -> Any:
+def _all(public_state: PublicState) -> Any:
     """The past models and this round's, leaves [n, k, ...]."""
     return jax.tree.map(
         lambda old, new: jnp.concatenate([old, new[:, None]], axis=1),
-        seen.memory.past,
-        seen.models,
+        public_state.memory.past,
+        public_state.models,
     )

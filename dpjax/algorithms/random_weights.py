@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.references import Unbounded
-from dpjax.protocols import Emission, Exchange, Method, Networked, Received, Round, Seen
+from dpjax.protocols import Emission, Exchange, Method, Networked, PublicState, Received, Round
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
@@ -93,10 +93,10 @@ class CorrelatedRandomness(Unbounded, Method):
         until = _validate.integer("until", self.until, least=0, most=2**30)
         object.__setattr__(self, "until", until)
 
-    def start(self, here: Round, models: Any) -> Correlated:
+    def start(self, ctx: Round, models: Any) -> Correlated:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Correlated(here.optimizer.init(models), zeros, zeros)
+        return Correlated(ctx.optimizer.init(models), zeros, zeros)
 
     def payload(self, models: Any) -> Any:
         """A message for every receiver."""
@@ -105,20 +105,20 @@ class CorrelatedRandomness(Unbounded, Method):
             lambda leaf: jnp.broadcast_to(leaf[:, None], (len(leaf), n, *leaf.shape[1:])), models
         )
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Shares of models, then shares of trackers and of the newest gradient's change."""
-        matrix, memory = mixing_.at(here.arrays["mixing"], here.round), seen.memory
-        iteration, models_next = here.round // 2, here.round % 2 == 1
-        answer = here.query(seen.models, here.batch)
+        matrix, memory = mixing_.at(ctx.arrays["mixing"], ctx.round), public_state.memory
+        iteration, models_next = ctx.round // 2, ctx.round % 2 == 1
+        answer = ctx.query(public_state.models, ctx.batch)
         # The first round has no tracker yet: it is the gradient itself.
-        gradient = here.mean(answer.total)
-        begun = here.round > 0
+        gradient = ctx.mean(answer.total)
+        begun = ctx.round > 0
         tracker = jax.tree.map(lambda y, g: jnp.where(begun, y, g), memory.tracker, gradient)
         last = jax.tree.map(lambda h, g: jnp.where(begun, h, g), memory.gradient, gradient)
         random = iteration < self.until
-        steps, shares, changes = jax.random.split(jax.random.fold_in(here.key, 1), 3)
+        steps, shares, changes = jax.random.split(jax.random.fold_in(ctx.key, 1), 3)
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
-        updates, state = here.optimizer.update(tracker, memory.optimizer, seen.models)
+        updates, state = ctx.optimizer.update(tracker, memory.optimizer, public_state.models)
 
         def moved(x: Array, update: Array) -> Array:
             side = factor.reshape((-1, *[1] * (x.ndim - 1))).astype(x.dtype)
@@ -130,7 +130,7 @@ class CorrelatedRandomness(Unbounded, Method):
         def tracked(y: Array, new: Array, old: Array) -> Array:
             return _over_links(by_shares, y) + _over_links(by_changes, new - old)
 
-        first = jax.tree.map(moved, seen.models, updates)
+        first = jax.tree.map(moved, public_state.models, updates)
         second = jax.tree.map(tracked, tracker, gradient, last)
         private = jax.tree.map(lambda a, b: jnp.where(models_next, b, a), first, second)
         kept = jax.tree.map(
@@ -139,14 +139,18 @@ class CorrelatedRandomness(Unbounded, Method):
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(models_next, kept, tracker, gradient))
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """Shares, one for each receiver."""
         return noisy, emission.carry
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Sums of shares are the model, or the tracker."""
         trackers, state, tracker, gradient = carry
-        models = jax.tree.map(lambda x, m: jnp.where(trackers, x, m), seen.models, received)
+        models = jax.tree.map(lambda x, m: jnp.where(trackers, x, m), public_state.models, received)
         y = jax.tree.map(lambda y, m: jnp.where(trackers, m, y), tracker, received)
         return models, Correlated(state, y, gradient)
 
@@ -256,32 +260,38 @@ class EncryptedOnLinks(Unbounded, Method):
 
     exchange: ClassVar[Pulls] = Pulls()
 
-    def start(self, here: Round, models: Any) -> Any:
+    def start(self, ctx: Round, models: Any) -> Any:
         """The optimizer's state."""
-        return here.optimizer.init(models)
+        return ctx.optimizer.init(models)
 
     def payload(self, models: Any) -> Shielded:
         """A model and the weights of a round."""
         n = len(jax.tree.leaves(models)[0])
         return Shielded(models, jnp.zeros((n, n), jnp.float32))
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and weights are private."""
-        matrix = mixing_.at(here.arrays["mixing"], here.round)
-        answer = here.query(seen.models, here.batch)
-        updates, state = here.optimizer.update(here.mean(answer.total), seen.memory, seen.models)
-        key = jax.random.fold_in(here.key, 1)
+        matrix = mixing_.at(ctx.arrays["mixing"], ctx.round)
+        answer = ctx.query(public_state.models, ctx.batch)
+        updates, state = ctx.optimizer.update(
+            ctx.mean(answer.total), public_state.memory, public_state.models
+        )
+        key = jax.random.fold_in(ctx.key, 1)
         drawn = self.largest * jax.random.uniform(key, matrix.shape, jnp.float32)
         links = (matrix != 0) & ~jnp.eye(len(matrix), dtype=bool)
-        shielded = Shielded(seen.models, jnp.where(links, drawn, jnp.float32(0)))
+        shielded = Shielded(public_state.models, jnp.where(links, drawn, jnp.float32(0)))
         return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """What the exchange works on under encryption."""
         return noisy, emission.carry
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Move by what was pulled, and step."""
         updates, state = carry
-        models = jax.tree.map(jnp.add, seen.models, received)
+        models = jax.tree.map(jnp.add, public_state.models, received)
         return optax.apply_updates(models, updates), state

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, Round, Seen
+from dpjax.protocols import Emission, Method, PublicState, Round
 
 __all__ = ["EXTRA", "NIDS"]
 
@@ -34,7 +34,7 @@ class Unbounded:
         """
         return np.full((len(steps), 1), math.inf)
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """Nothing: no noise was added to any of it."""
         return ()
 
@@ -62,22 +62,24 @@ class _Reference(Unbounded, Method):
 
     exchange: ClassVar[Gossip] = Gossip()
 
-    def start(self, here: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Any) -> Memory:
         """No round before."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(here.optimizer.init(models), models, models, models, zeros)
+        return Memory(ctx.optimizer.init(models), models, models, models, zeros)
 
     def payload(self, models: Any) -> Any:
         """What is sent has a model's shape."""
         return models
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """What was private."""
         return noisy, (noisy, emission.carry)
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """The last message."""
-        return seen.memory.message
+        return public_state.memory.message
 
 
 @dataclass(frozen=True)
@@ -95,25 +97,29 @@ class EXTRA(_Reference):
         'double'
     """
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The model is sent."""
-        answer = here.query(seen.models, here.batch)
-        step, state = here.optimizer.update(
-            here.mean(answer.total), seen.memory.optimizer, seen.models
+        answer = ctx.query(public_state.models, ctx.batch)
+        step, state = ctx.optimizer.update(
+            ctx.mean(answer.total), public_state.memory.optimizer, public_state.models
         )
-        return Emission(seen.models, carry=(step, state), metrics=answer.metrics)
+        return Emission(public_state.models, carry=(step, state), metrics=answer.metrics)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Mix, and take off half of the round before."""
         message, (step, state) = carry
-        old, first = seen.memory, here.round == 0
+        old, first = public_state.memory, ctx.round == 0
 
         def after(x: Any, mixed: Any, new: Any, before: Any, heard: Any, was: Any) -> Any:
             later = x + mixed - 0.5 * (before + heard) + new - was
             return jnp.where(first, mixed + new, later)
 
-        models = jax.tree.map(after, seen.models, received, step, old.model, old.mixed, old.step)
-        return models, Memory(state, message, seen.models, received, step)
+        models = jax.tree.map(
+            after, public_state.models, received, step, old.model, old.mixed, old.step
+        )
+        return models, Memory(state, message, public_state.models, received, step)
 
 
 @dataclass(frozen=True)
@@ -131,23 +137,27 @@ class NIDS(_Reference):
         'double'
     """
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The extrapolated model is sent."""
-        answer, old = here.query(seen.models, here.batch), seen.memory
-        step, state = here.optimizer.update(here.mean(answer.total), old.optimizer, seen.models)
-        first = here.round == 0
+        answer, old = ctx.query(public_state.models, ctx.batch), public_state.memory
+        step, state = ctx.optimizer.update(
+            ctx.mean(answer.total), old.optimizer, public_state.models
+        )
+        first = ctx.round == 0
 
         def ahead(x: Any, before: Any, new: Any, was: Any) -> Any:
             return jnp.where(first, x + new, 2 * x - before + new - was)
 
-        moved = jax.tree.map(ahead, seen.models, old.model, step, old.step)
+        moved = jax.tree.map(ahead, public_state.models, old.model, step, old.step)
         return Emission(moved, carry=(moved, step, state), metrics=answer.metrics)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """The mean of the agent's own point and the mix; the first step is not mixed."""
         message, (moved, step, state) = carry
-        first = here.round == 0
+        first = ctx.round == 0
         models = jax.tree.map(
             lambda own, mixed: jnp.where(first, own, 0.5 * (own + mixed)), moved, received
         )
-        return models, Memory(state, message, seen.models, received, step)
+        return models, Memory(state, message, public_state.models, received, step)

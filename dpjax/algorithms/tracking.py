@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, Round, Seen
+from dpjax.protocols import Emission, Method, PublicState, Round
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
@@ -59,25 +59,27 @@ class ModelSent(Method):
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     exchange: ClassVar[Gossip] = Gossip()
 
-    def start(self, here: Round, models: Any) -> Sent:
+    def start(self, ctx: Round, models: Any) -> Sent:
         """The optimizer's state; the common starting point counts as sent."""
-        return Sent(here.optimizer.init(models), models)
+        return Sent(ctx.optimizer.init(models), models)
 
     def payload(self, models: Any) -> Any:
         """One model."""
         return models
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The model is private."""
-        return Emission(seen.models)
+        return Emission(public_state.models)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The noisy model, which the agent keeps too."""
         return noisy, noisy
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """The last message: the model itself carries a step that no noise was added to."""
-        return seen.memory.message
+        return public_state.memory.message
 
     def sensitivity(
         self,
@@ -135,18 +137,23 @@ class Tracking(ModelSent):
         beta = _validate.single_precision("beta", self.beta, 1e-9, 1e9)
         object.__setattr__(self, "beta", beta)
 
-    def start(self, here: Round, models: Any) -> Sent:
+    def start(self, ctx: Round, models: Any) -> Sent:
         """The optimizer's state, and nothing tracked yet."""
-        return super().start(here, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
+        return super().start(ctx, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Track disagreement, and step along it and the gradient at the message."""
         tracked = jax.tree.map(
-            lambda y, z, mean: y + self.beta * (z - mean), seen.memory.tracked, carry, received
+            lambda y, z, mean: y + self.beta * (z - mean),
+            public_state.memory.tracked,
+            carry,
+            received,
         )
-        gradient = here.mean(here.query(carry, here.batch).total)
+        gradient = ctx.mean(ctx.query(carry, ctx.batch).total)
         direction = jax.tree.map(jnp.add, tracked, gradient)
-        updates, state = here.optimizer.update(direction, seen.memory.optimizer, received)
+        updates, state = ctx.optimizer.update(direction, public_state.memory.optimizer, received)
         return optax.apply_updates(received, updates), Sent(state, carry, tracked)
 
 
@@ -183,10 +190,12 @@ class DPOP(ModelSent):
             box = _validate.single_precision("box", self.box, 1e-9, 1e9)
             object.__setattr__(self, "box", box)
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Step from the mix, back into the box."""
-        gradient = here.mean(here.query(received, here.batch).total)
-        updates, state = here.optimizer.update(gradient, seen.memory.optimizer, received)
+        gradient = ctx.mean(ctx.query(received, ctx.batch).total)
+        updates, state = ctx.optimizer.update(gradient, public_state.memory.optimizer, received)
         models = optax.apply_updates(received, updates)
         box = self.box
         if box is not None:
@@ -215,10 +224,12 @@ class DGD(ModelSent):
 
     asks_own: ClassVar[bool] = True
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """Step from the mix along the gradient at the agent's own model."""
-        gradient = here.mean(here.query(seen.models, here.batch).total)
-        updates, state = here.optimizer.update(gradient, seen.memory.optimizer, received)
+        gradient = ctx.mean(ctx.query(public_state.models, ctx.batch).total)
+        updates, state = ctx.optimizer.update(gradient, public_state.memory.optimizer, received)
         return optax.apply_updates(received, updates), Sent(state, carry)
 
     def sensitivity(

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from dpjax import _numerics
 from dpjax.algorithms.exchange import Copies
-from dpjax.protocols import Emission, Method, Networked, Round, Seen
+from dpjax.protocols import Emission, Method, Networked, PublicState, Round
 
 __all__ = ["ZipDL"]
 
@@ -117,31 +117,35 @@ class ZipDLOnLinks(ZipDL, Method):
         """Every receiver averages what it got."""
         return Copies(self.sender, self.receiver)
 
-    def start(self, here: Round, models: Any) -> Any:
+    def start(self, ctx: Round, models: Any) -> Any:
         """The optimizer's state."""
-        return here.optimizer.init(models)
+        return ctx.optimizer.init(models)
 
     def payload(self, models: Any) -> Any:
         """One model for each link."""
         return self._copied(models)
 
-    def emit(self, here: Round, seen: Seen) -> Emission:
+    def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The updated models are private, one copy for each link."""
-        answer = here.query(seen.models, here.batch)
-        mean = jax.tree.map(lambda leaf: leaf * (1 / here.divisor), answer.total)
-        updates, memory = here.optimizer.update(mean, seen.memory, seen.models)
-        moved = optax.apply_updates(seen.models, updates)
+        answer = ctx.query(public_state.models, ctx.batch)
+        mean = jax.tree.map(lambda leaf: leaf * (1 / ctx.divisor), answer.total)
+        updates, memory = ctx.optimizer.update(mean, public_state.memory, public_state.models)
+        moved = optax.apply_updates(public_state.models, updates)
         return Emission(self._copied(moved), carry=memory, metrics=answer.metrics)
 
-    def send(self, here: Round, seen: Seen, emission: Emission, noisy: Any) -> tuple[Any, Any]:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
+    ) -> tuple[Any, Any]:
         """The noisy copies."""
         return noisy, emission.carry
 
-    def absorb(self, here: Round, seen: Seen, carry: Any, received: Any) -> tuple[Any, Any]:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
+    ) -> tuple[Any, Any]:
         """What was received is the model."""
         return received, carry
 
-    def released(self, seen: Seen) -> Any:
+    def released(self, public_state: PublicState) -> Any:
         """Nothing: nodes do not see other nodes' models, and their loss presumes that."""
         return ()
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax._numerics import compiled
 from dpjax.engine.step import LOST, Data, Statics
-from dpjax.protocols import Seen, State
+from dpjax.protocols import PublicState, State
 
 __all__: list[str] = []
 
@@ -94,7 +94,7 @@ def models_of(statics: Statics, state: State) -> Any:
         state: Stacked.
     """
     measured = statics.method.measured
-    both = jax.vmap(jax.vmap(lambda models, memory: measured(Seen(models, memory))))
+    both = jax.vmap(jax.vmap(lambda models, memory: measured(PublicState(models, memory))))
     return both(state.models, state.memory)
 
 
@@ -149,7 +149,7 @@ def names(statics: Statics, data: Data, state: State) -> tuple[str, ...]:
         ValueError: For metrics that are no numbers by name, and where the method reports one of
             the names of the others.
     """
-    models = jax.eval_shape(statics.method.measured, Seen(*state[:2]))
+    models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))
     metrics = _measures(statics, data.frozen)
     shapes = jax.eval_shape(metrics, models, statics.of_first_seed(data).evaluation)
     if not isinstance(shapes, dict) or not all(isinstance(name, str) for name in shapes):

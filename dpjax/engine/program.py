@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax._numerics import compiled
 from dpjax.engine import metrics
 from dpjax.engine.step import Data, Halves, Statics, start_key
-from dpjax.protocols import IntegerEncoded, Seen, State
+from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__: list[str] = []
 
@@ -227,7 +227,7 @@ def final_models(statics: Statics, own: bool, state: State) -> Any:
         return metrics.models_of(statics, state)
 
     def released(models: Any, memory: Any) -> Any:
-        return statics.method.released(Seen(models, memory))
+        return statics.method.released(PublicState(models, memory))
 
     return jax.vmap(jax.vmap(released))(state.models, state.memory)
 

@@ -22,10 +22,10 @@ from dpjax.protocols import (
     Method,
     Optimizer,
     Privatizer,
+    PublicState,
     Query,
     Round,
     Sampler,
-    Seen,
     State,
 )
 
@@ -120,13 +120,16 @@ def make_halves(
         return State(models, memory, secret, round)
 
     def outgoing(key: PRNGKeyArray, state: State, batch: Any) -> Outgoing:
-        ctx, seen = context(key, state.round, batch, state.models), Seen(*state[:2])
-        emission = method.emit(ctx, seen)
+        ctx = context(key, state.round, batch, state.models)
+        public_state = PublicState(*state[:2])
+        emission = method.emit(ctx, public_state)
         noisy, secret = emission.private, state.secret
         if privatizer is not None:
             noisy, secret = privatizer.update(noisy, secret, *(() if encoded is None else (key,)))
         # The private payload is out of the method's reach from here on.
-        message, carry = method.send(ctx, seen, emission._replace(private=(), metrics={}), noisy)
+        message, carry = method.send(
+            ctx, public_state, emission._replace(private=(), metrics={}), noisy
+        )
         metrics = dict(emission.metrics)
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
@@ -136,7 +139,7 @@ def make_halves(
         key: PRNGKeyArray, state: State, batch: Any, sent: Outgoing, received: Any
     ) -> State:
         ctx = context(key, state.round, batch, state.models)
-        models, memory = method.absorb(ctx, Seen(*state[:2]), sent.carry, received)
+        models, memory = method.absorb(ctx, PublicState(*state[:2]), sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
     def step(key: PRNGKeyArray, state: State, batch: Any) -> tuple[State, Info]:

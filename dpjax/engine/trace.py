@@ -17,7 +17,7 @@ from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Statics, start_key
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
-from dpjax.protocols import IntegerEncoded, Seen, State
+from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__ = ["Passed", "moves", "trace"]
 
@@ -36,8 +36,8 @@ class Passed(NamedTuple):
     private: Any
     noisy: Any
     message: Any
-    before: Seen
-    after: Seen
+    before: PublicState
+    after: PublicState
 
 
 Read = Callable[[Passed], Any]
@@ -143,7 +143,7 @@ def moves(
 
 
 def _payloads(passed: Passed) -> Passed:
-    return Passed(passed.private, passed.noisy, (), Seen((), ()), Seen((), ()))
+    return Passed(passed.private, passed.noisy, (), PublicState((), ()), PublicState((), ()))
 
 
 def _prepared(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[Inputs, Any, int]:
@@ -181,7 +181,7 @@ def _traced(
         def one_round(state: State, _: None) -> tuple[State, Any]:
             batch = statics.batch(data, batch_key, noise_key, state.round)
             new, info = halves.step(jax.random.fold_in(batch_key, state.round), state, batch)
-            before, after = (Seen(one.models, one.memory) for one in (state, new))
+            before, after = (PublicState(one.models, one.memory) for one in (state, new))
             last = new.secret
             passed = Passed(last.private, last.noisy, info.messages, before, after)
             return new, _arrays(read(passed))

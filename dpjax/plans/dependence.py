@@ -17,7 +17,7 @@ import optax
 from jax.extend import core
 
 from dpjax.plans.compatibility import packaged
-from dpjax.protocols import Answer, Emission, Method, Optimizer, Query, Round, Seen
+from dpjax.protocols import Answer, Emission, Method, Optimizer, PublicState, Query, Round
 
 __all__: list[str] = []
 
@@ -162,12 +162,12 @@ def check(
 
     payload = jax.eval_shape(method.payload, models)
 
-    def here(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
+    def context(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
         opened = _opening(payload) if coded and key is not None else None
         return Round(arrays, batch, watched, optimizer, divisor, key, round, opened)
 
     def start(arrays: Any, models: Any, key: Any) -> Any:
-        return method.start(here(arrays, key, 0, None), models)
+        return method.start(context(arrays, key, 0, None), models)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     memory = jax.eval_shape(start, arrays, models, key)
@@ -175,18 +175,18 @@ def check(
     _check_keys({"models": models, "memory": memory})
 
     def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
-        seen, now = Seen(*kept), here(arrays, key, round, batch)
+        public_state, ctx = PublicState(*kept), context(arrays, key, round, batch)
         watched.clear()
-        emission = method.emit(now, seen)
+        emission = method.emit(ctx, public_state)
         if method.sensitivity is None:
             _check_answer(emission.private, watched.totals)
         _check_payload(emission.private, payload)
         with _explained(method):
             hidden = Emission((), emission.public, emission.carry)
-            message, carry = method.send(now, seen, hidden, noisy)
+            message, carry = method.send(ctx, public_state, hidden, noisy)
             received = method.exchange(arrays, round, message)
-            new = method.absorb(now, seen, carry, received.value)
-            released = method.released(Seen(*new))
+            new = method.absorb(ctx, public_state, carry, received.value)
+            released = method.released(PublicState(*new))
         # Gradients at an agent's own model move with it, which such a method's sensitivity says.
         own = method.sensitivity is not None and method.asks_own
         asked = () if own else list(watched.asked)

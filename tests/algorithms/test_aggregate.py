@@ -221,15 +221,15 @@ def test_a_run_over_a_network_with_dropouts_is_the_one_with_that_aggregate():
 class Leaking(Federated):
     """The broken twin: the sum of bare gradients goes to the server beside the noisy one."""
 
-    def emit(self, here, seen):
-        emission = super().emit(here, seen)
+    def emit(self, ctx, public_state):
+        emission = super().emit(ctx, public_state)
         return emission._replace(carry=emission.private)
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return (noisy, emission.carry), ()
 
-    def absorb(self, here, seen, carry, received):
-        return super().absorb(here, seen, carry, (received[0][1], received[1]))
+    def absorb(self, ctx, public_state, carry, received):
+        return super().absorb(ctx, public_state, carry, (received[0][1], received[1]))
 
 
 @pytest.mark.mutant

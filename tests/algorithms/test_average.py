@@ -106,29 +106,31 @@ class Ratio(DSGD):
 
     stochastic = "columns"
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         """The optimizer's state, and the weights."""
-        return here.optimizer.init(models), jnp.ones(here.arrays["mixing"].shape[-1], "f4")
+        return ctx.optimizer.init(models), jnp.ones(ctx.arrays["mixing"].shape[-1], "f4")
 
-    def measured(self, seen):
+    def measured(self, public_state):
         """Models over weights."""
-        return jax.tree.map(lambda leaf: (leaf.T / seen.memory[1]).T, seen.models)
+        return jax.tree.map(lambda leaf: (leaf.T / public_state.memory[1]).T, public_state.models)
 
-    def released(self, seen):
+    def released(self, public_state):
         """The same: the weights are public."""
-        return self.measured(seen)
+        return self.measured(public_state)
 
-    def emit(self, here, seen):
+    def emit(self, ctx, public_state):
         """Gradients at x / w."""
-        total, metrics = here.query(self.measured(seen), here.batch)
-        return Emission(total, public=seen.memory[1], metrics=metrics)
+        total, metrics = ctx.query(self.measured(public_state), ctx.batch)
+        return Emission(total, public=public_state.memory[1], metrics=metrics)
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         """The updated x, and the weights."""
-        updates, state = here.optimizer.update(here.mean(noisy), seen.memory[0], seen.models)
-        return (optax.apply_updates(seen.models, updates), emission.public), state
+        updates, state = ctx.optimizer.update(
+            ctx.mean(noisy), public_state.memory[0], public_state.models
+        )
+        return (optax.apply_updates(public_state.models, updates), emission.public), state
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         """What came."""
         x, w = received
         return x, (carry, w)
@@ -157,7 +159,7 @@ def test_a_method_may_measure_other_models_than_it_keeps():
 class Silent(DSGD):
     """Releases nothing."""
 
-    def released(self, seen):
+    def released(self, public_state):
         """Nothing."""
         return ()
 

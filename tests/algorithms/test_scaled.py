@@ -80,13 +80,13 @@ def test_one_gradient_moves_a_sum_by_the_clip_norm_whatever_was_learned(name):
 class Raw(Federated):
     """The twin: the clip norm is learned from sums without their noise."""
 
-    def send(self, here, seen, emission, noisy):
-        raw = here.query(seen.models, here.batch, self._encoder(seen.memory)).total
+    def send(self, ctx, public_state, emission, noisy):
+        raw = ctx.query(public_state.models, ctx.batch, self._encoder(public_state.memory)).total
         return noisy, jnp.mean(raw, axis=0)
 
-    def absorb(self, here, seen, carry, received):
-        models, memory = super().absorb(here, seen, carry, received)
-        size = self.sketch.quantile.learn(seen.memory.sketch.size, carry)
+    def absorb(self, ctx, public_state, carry, received):
+        models, memory = super().absorb(ctx, public_state, carry, received)
+        size = self.sketch.quantile.learn(public_state.memory.sketch.size, carry)
         return models, memory._replace(sketch=memory.sketch._replace(size=size))
 
 

@@ -273,11 +273,11 @@ class Peeking(Federated):
         inner = super()._encoder(memory)
         return lambda gradient: inner(gradient)
 
-    def emit(self, here, seen):
-        scale = 1 + jnp.mean(jax.tree.leaves(here.batch)[0])
-        inner = self._encoder(seen.memory)
-        answer = here.query(seen.models, here.batch, lambda g: inner(g) * scale)
-        return super().emit(here, seen)._replace(private=answer.total)
+    def emit(self, ctx, public_state):
+        scale = 1 + jnp.mean(jax.tree.leaves(ctx.batch)[0])
+        inner = self._encoder(public_state.memory)
+        answer = ctx.query(public_state.models, ctx.batch, lambda g: inner(g) * scale)
+        return super().emit(ctx, public_state)._replace(private=answer.total)
 
 
 @pytest.mark.mutant

@@ -21,11 +21,11 @@ class Watched(DSGD):
     name: str = "size"
     whole: bool = True
 
-    def emit(self, here, seen):
+    def emit(self, ctx, public_state):
         """What D-SGD emits, with a metric of its own, and the round as a whole number."""
-        emission = super().emit(here, seen)
-        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(seen.models)]
-        own = {self.name: sum(squares), "number": here.round}
+        emission = super().emit(ctx, public_state)
+        squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(public_state.models)]
+        own = {self.name: sum(squares), "number": ctx.round}
         if not self.whole:
             own[self.name] = jnp.zeros(3)
         return emission._replace(metrics={**emission.metrics, **own})

@@ -223,12 +223,14 @@ def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, mo
     with pytest.raises(ValueError, match="method shows .*public"):
 
         class Leak(module.Push):
-            def emit(self, here, seen):
-                made = super().emit(here, seen)
+            def emit(self, ctx, public_state):
+                made = super().emit(ctx, public_state)
                 return made._replace(public=(made.public, made.private))
 
-            def send(self, here, seen, emission, noisy):
-                return super().send(here, seen, emission._replace(public=emission.public[0]), noisy)
+            def send(self, ctx, public_state, emission, noisy):
+                return super().send(
+                    ctx, public_state, emission._replace(public=emission.public[0]), noisy
+                )
 
         plan.make(make_config(method=Leak()), np.eye(6) / 2 + np.roll(np.eye(6), 1, axis=0) / 2)
 

@@ -29,23 +29,23 @@ def test_messages_depend_on_data_through_the_noise_alone(name):
 class RawModel(Tracking):
     """The broken twin: the model that absorbed bare gradients is published."""
 
-    def released(self, seen):
-        return seen.models
+    def released(self, public_state):
+        return public_state.models
 
 
 @dataclass(frozen=True)
 class BareLeaf(Dsgd):
     """The broken twin: a second leaf goes out beside the noisy one."""
 
-    def emit(self, here, seen):
-        total = here.query(seen.models, here.batch).total
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.models, ctx.batch).total
         return Emission(total, carry=total)
 
-    def send(self, here, seen, emission, noisy):
-        moved, memory = self.updated(here, seen, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        moved, memory = self.updated(ctx, public_state, noisy)
         return {"noisy": moved, "bare": emission.carry["w"]}, memory
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         return received["noisy"], carry
 
 
@@ -53,27 +53,29 @@ class BareLeaf(Dsgd):
 class KeptBack(Dsgd):
     """The broken twin: this round's batch goes out with the next one's message."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), jnp.zeros(N)
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), jnp.zeros(N)
 
-    def send(self, here, seen, emission, noisy):
-        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
-        return jax.tree.map(lambda leaf: leaf + seen.memory[1][:, None], moved), memory
+    def send(self, ctx, public_state, emission, noisy):
+        moved, memory = self.updated(
+            ctx, public_state._replace(memory=public_state.memory[0]), noisy
+        )
+        return jax.tree.map(lambda leaf: leaf + public_state.memory[1][:, None], moved), memory
 
-    def absorb(self, here, seen, carry, received):
-        return received, (carry, here.batch[1].mean(1))
+    def absorb(self, ctx, public_state, carry, received):
+        return received, (carry, ctx.batch[1].mean(1))
 
 
 @dataclass(frozen=True)
 class Branching(Dsgd):
     """The broken twin: data decide in a loop and a branch, not in a value."""
 
-    def emit(self, here, seen):
-        total = here.query(seen.models, here.batch).total
-        return Emission(total, public=jnp.mean(here.batch[1]))
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.models, ctx.batch).total
+        return Emission(total, public=jnp.mean(ctx.batch[1]))
 
-    def send(self, here, seen, emission, noisy):
-        moved, memory = self.updated(here, seen, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        moved, memory = self.updated(ctx, public_state, noisy)
         flag = jax.lax.cond(emission.public > 0, lambda: 1.0, lambda: -1.0)
         count = jax.lax.while_loop(lambda c: c < emission.public, lambda c: c + 1.0, flag)
         total, _ = jax.lax.scan(lambda c, _: (c + count, None), 0.0, length=3)
@@ -84,21 +86,21 @@ class Branching(Dsgd):
 class TriedStep(Midway):
     """The broken twin: one of the points is where bare gradients would lead."""
 
-    def emit(self, here, seen):
-        bare = here.query(seen.models, here.batch).total
-        there = jax.tree.map(lambda x, g: x - 0.1 * g, seen.models, bare)
-        return super().emit(here, seen._replace(memory=(seen.memory[0], there)))
+    def emit(self, ctx, public_state):
+        bare = ctx.query(public_state.models, ctx.batch).total
+        there = jax.tree.map(lambda x, g: x - 0.1 * g, public_state.models, bare)
+        return super().emit(ctx, public_state._replace(memory=(public_state.memory[0], there)))
 
 
 @dataclass(frozen=True)
 class Weighed(Midway):
     """The broken twin: records weigh points for each other, in the encoder."""
 
-    def emit(self, here, seen):
-        both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), seen.models)
-        share = jnp.mean(here.batch[1])
+    def emit(self, ctx, public_state):
+        both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), public_state.models)
+        share = jnp.mean(ctx.batch[1])
         encode = lambda g: jax.tree.map(lambda leaf: leaf[0] + share * leaf[1], g)  # noqa: E731
-        return Emission(here.query.points()(both, here.batch, encode).total)
+        return Emission(ctx.query.points()(both, ctx.batch, encode).total)
 
 
 @pytest.mark.mutant
@@ -145,8 +147,8 @@ def test_control_flow_passes_data_on():
 class Doubled(Dsgd):
     """The broken twin: twice as sensitive as what the noise is calibrated for."""
 
-    def emit(self, here, seen):
-        total = here.query(seen.models, here.batch).total
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.models, ctx.batch).total
         return Emission(jax.tree.map(lambda leaf: 2 * leaf, total))
 
 
@@ -154,9 +156,9 @@ class Doubled(Dsgd):
 class Twice(Dsgd):
     """The broken twin: one batch is asked about at two models."""
 
-    def emit(self, here, seen):
-        there = jax.tree.map(jnp.negative, seen.models)
-        both = [here.query(each, here.batch).total for each in (seen.models, there)]
+    def emit(self, ctx, public_state):
+        there = jax.tree.map(jnp.negative, public_state.models)
+        both = [ctx.query(each, ctx.batch).total for each in (public_state.models, there)]
         return Emission(jax.tree.map(jnp.add, *both))
 
 
@@ -164,15 +166,17 @@ class Twice(Dsgd):
 class LastRounds(Dsgd):
     """The broken twin: an answer goes out in the next round, when another one is accounted for."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), jax.tree.map(jnp.zeros_like, models)
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models)
 
-    def emit(self, here, seen):
-        total = here.query(seen.models, here.batch).total
-        return Emission(seen.memory[1], carry=total)
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.models, ctx.batch).total
+        return Emission(public_state.memory[1], carry=total)
 
-    def send(self, here, seen, emission, noisy):
-        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        moved, memory = self.updated(
+            ctx, public_state._replace(memory=public_state.memory[0]), noisy
+        )
         return moved, (memory, emission.carry)
 
 
@@ -206,8 +210,8 @@ def test_what_is_written_in_place_is_followed():
 class KeyInMemory(Dsgd):
     """The broken twin: a noise key where checkpoints and other plans see it."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), KEY
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), KEY
 
 
 @pytest.mark.mutant

@@ -282,25 +282,25 @@ class Momentum(Method):
     def exchange(self):
         return Server(self.aggregate)
 
-    def start(self, here: Round, models):
+    def start(self, ctx: Round, models):
         return jax.tree.map(jnp.zeros_like, models)
 
     def payload(self, models):
         return models
 
-    def emit(self, here, seen):
-        return Emission(here.query(seen.models, here.batch).total)
+    def emit(self, ctx, public_state):
+        return Emission(ctx.query(public_state.models, ctx.batch).total)
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return noisy, ()
 
-    def absorb(self, here, seen, carry, received):
-        mean = here.mean(*received)
-        memory = jax.tree.map(lambda old, new: 0.5 * old + new, seen.memory, mean)
-        return jax.tree.map(lambda x, m: x - m, seen.models, memory), memory
+    def absorb(self, ctx, public_state, carry, received):
+        mean = ctx.mean(*received)
+        memory = jax.tree.map(lambda old, new: 0.5 * old + new, public_state.memory, mean)
+        return jax.tree.map(lambda x, m: x - m, public_state.models, memory), memory
 
-    def released(self, seen):
-        return seen.models
+    def released(self, public_state):
+        return public_state.models
 
 
 @pytest.mark.parametrize("missing", [(), (1, 2)])

@@ -19,19 +19,19 @@ from tests.support import make_config
 frozen = dataclasses.dataclass(frozen=True)
 
 
-def raw_of(here, seen):
-    return here.query(seen.models, here.batch).total
+def raw_of(ctx, public_state):
+    return ctx.query(public_state.models, ctx.batch).total
 
 
 class Hidden(DSGD):
     """Sends what it computes from bare gradients by ``smuggle``."""
 
-    def emit(self, here, seen):
-        total = raw_of(here, seen)
+    def emit(self, ctx, public_state):
+        total = raw_of(ctx, public_state)
         return Emission(total, carry=total)
 
-    def send(self, here, seen, emission, noisy):
-        message, memory = super().send(here, seen, emission, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        message, memory = super().send(ctx, public_state, emission, noisy)
         return jax.tree.map(self.smuggle, message, emission.carry), memory
 
 
@@ -88,18 +88,20 @@ class Silent(Hidden):
     def smuggle(self, message, raw):
         return raw
 
-    def absorb(self, here, seen, carry, received):
-        return seen.models, carry
+    def absorb(self, ctx, public_state, carry, received):
+        return public_state.models, carry
 
 
 @frozen
 class Encoded(DSGD):
     """By an encoder that knows the other records."""
 
-    def emit(self, here, seen):
-        other = raw_of(here, seen)
+    def emit(self, ctx, public_state):
+        other = raw_of(ctx, public_state)
         shift = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), other)
-        answer = here.query(seen.models, here.batch, lambda g: jax.tree.map(jnp.add, g, shift))
+        answer = ctx.query(
+            public_state.models, ctx.batch, lambda g: jax.tree.map(jnp.add, g, shift)
+        )
         return Emission(answer.total)
 
 
@@ -117,22 +119,22 @@ def test_no_way_around_the_noise(network, method):
 class Local(DSGD):
     """Adapts models with gradients that no noise was added to, and publishes what it received."""
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         return models
 
-    def emit(self, here, seen):
-        total = here.query(seen.memory, here.batch).total
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.memory, ctx.batch).total
         return Emission(total, carry=total)
 
-    def send(self, here, seen, emission, noisy):
-        message = jax.tree.map(lambda x, g: x - 0.1 * g, seen.memory, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        message = jax.tree.map(lambda x, g: x - 0.1 * g, public_state.memory, noisy)
         return message, emission.carry
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         return jax.tree.map(jnp.subtract, received, carry), received
 
-    def released(self, seen):
-        return seen.memory
+    def released(self, public_state):
+        return public_state.memory
 
 
 def test_a_run_leaves_what_its_method_releases(network, small):
@@ -230,15 +232,15 @@ def remembering(value):
 
     @frozen
     class Remembering(DSGD):
-        def start(self, here, models):
-            return here.optimizer.init(models), jnp.full((), value)
+        def start(self, ctx, models):
+            return ctx.optimizer.init(models), jnp.full((), value)
 
-        def send(self, here, seen, emission, noisy):
+        def send(self, ctx, public_state, emission, noisy):
             message, state = super().send(
-                here, seen._replace(memory=seen.memory[0]), emission, noisy
+                ctx, public_state._replace(memory=public_state.memory[0]), emission, noisy
             )
-            moved = jax.tree.map(lambda leaf: leaf + seen.memory[1], message)
-            return moved, (state, seen.memory[1])
+            moved = jax.tree.map(lambda leaf: leaf + public_state.memory[1], message)
+            return moved, (state, public_state.memory[1])
 
     return Remembering()
 
@@ -295,7 +297,7 @@ def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, s
 class Bare(DSGD):
     """Sends what was private, which it is not given."""
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return jax.tree.map(jnp.add, noisy, emission.private), ()
 
 
@@ -303,8 +305,8 @@ class Bare(DSGD):
 class MessageAlone(DSGD):
     """Forgets the carry."""
 
-    def send(self, here, seen, emission, noisy):
-        return super().send(here, seen, emission, noisy)[0]["w"]
+    def send(self, ctx, public_state, emission, noisy):
+        return super().send(ctx, public_state, emission, noisy)[0]["w"]
 
 
 @pytest.mark.parametrize("kind", [Bare, MessageAlone])

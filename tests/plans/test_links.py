@@ -337,13 +337,13 @@ def test_runs_share_normals_with_runs_without_noise(network, make, small):
 class HoldsLinkKeys(DSGD):
     """The broken twin: DECOR's keys in the memory, which checkpoints hold."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), noise_.simulated_keys(KEY, 6, 9)
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), noise_.simulated_keys(KEY, 6, 9)
 
-    def send(self, here, seen, emission, noisy):
-        inner = seen._replace(memory=seen.memory[0])
-        message, memory = super().send(here, inner, emission, noisy)
-        return message, (memory, seen.memory[1])
+    def send(self, ctx, public_state, emission, noisy):
+        inner = public_state._replace(memory=public_state.memory[0])
+        message, memory = super().send(ctx, inner, emission, noisy)
+        return message, (memory, public_state.memory[1])
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class SendsKey(ZipDLOnLinks):
     def on(self, mixing):
         return self
 
-    def released(self, seen):
+    def released(self, public_state):
         return KEY
 
 
@@ -361,22 +361,22 @@ class SendsKey(ZipDLOnLinks):
 class HoldsKey(SendsKey):
     """The broken twin: Zip-DL's key in the memory."""
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         return KEY
 
-    def emit(self, here, seen):
-        inner = seen._replace(memory=here.optimizer.init(seen.models))
-        return super().emit(here, inner)._replace(carry=seen.memory)
+    def emit(self, ctx, public_state):
+        inner = public_state._replace(memory=ctx.optimizer.init(public_state.models))
+        return super().emit(ctx, inner)._replace(carry=public_state.memory)
 
 
 @dataclass(frozen=True)
 class LateKey(SendsKey):
     """The broken twin: the key enters the models' slot in the first round."""
 
-    def released(self, seen):
+    def released(self, public_state):
         return ()
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         return {"model": received, "key": KEY}, carry
 
 
@@ -402,8 +402,8 @@ class Louder(ZipDLOnLinks):
         sent = links(mixing)
         return Louder(tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
 
-    def emit(self, here, seen):
-        emission = super().emit(here, seen)
+    def emit(self, ctx, public_state):
+        emission = super().emit(ctx, public_state)
         return emission._replace(private=jax.tree.map(lambda leaf: 3 * leaf, emission.private))
 
 
@@ -411,7 +411,7 @@ class Louder(ZipDLOnLinks):
 class Slower(DSGD):
     """A post-processing of its own, of which nodes see otherwise than of D-SGD."""
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         return jax.tree.map(lambda leaf: 0.5 * leaf, received), carry
 
 

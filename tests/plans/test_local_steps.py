@@ -182,12 +182,14 @@ def test_local_steps_cost_nothing_in_the_guarantee_and_are_checked():
 class Unclipped(Federated):
     """The broken twin: the walk's models go out, which nothing has clipped."""
 
-    def emit(self, here, seen):
-        answer = here.query.along(3, RATE)(seen.models, here.batch)
+    def emit(self, ctx, public_state):
+        answer = ctx.query.along(3, RATE)(public_state.models, ctx.batch)
         return (
             super()
-            .emit(here, seen)
-            ._replace(private=jax.tree.map(lambda x, g: x - RATE * g, seen.models, answer.total))
+            .emit(ctx, public_state)
+            ._replace(
+                private=jax.tree.map(lambda x, g: x - RATE * g, public_state.models, answer.total)
+            )
         )
 
 

@@ -486,14 +486,14 @@ def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, text):
 class Remembers(DSGD):
     """A method whose memory holds models, as those of directed graphs do."""
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         """The optimizer's state, and the models."""
-        return here.optimizer.init(models), models
+        return ctx.optimizer.init(models), models
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         """As D-SGD."""
-        inner = seen._replace(memory=seen.memory[0])
-        message, state = super().send(here, inner, emission, noisy)
+        inner = public_state._replace(memory=public_state.memory[0])
+        message, state = super().send(ctx, inner, emission, noisy)
         return message, (state, message)
 
 

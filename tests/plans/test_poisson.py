@@ -356,10 +356,10 @@ def test_one_agent_states_its_own_loss():
 class Telling(DSGD):
     """Tells the key that it is given for public randomness."""
 
-    def emit(self, here, seen):
-        if here.key is not None:
-            jax.debug.callback(told.append, jax.random.key_data(here.key))
-        return super().emit(here, seen)
+    def emit(self, ctx, public_state):
+        if ctx.key is not None:
+            jax.debug.callback(told.append, jax.random.key_data(ctx.key))
+        return super().emit(ctx, public_state)
 
 
 told: list = []

@@ -429,9 +429,9 @@ def test_an_assumed_gap_is_of_one_gradient_as_it_is():
     assert config(method=DSGD(), noise=Laplace(1.0)).protect.gradient_gap == 2.0
 
 
-def heavy(self, here, seen, carry, received):
+def heavy(self, ctx, public_state, carry, received):
     """Steps ten times as far as the sensitivity of tracking says."""
-    models, memory = Tracking.absorb(self, here, seen, carry, received)
+    models, memory = Tracking.absorb(self, ctx, public_state, carry, received)
     return jax.tree.map(lambda x, mean: mean + 10 * (x - mean), models, received), memory
 
 
@@ -453,9 +453,9 @@ class Heavy(Tracking):
 class Own(ModelSent):
     """A user's method, its sensitivity inherited or not."""
 
-    def absorb(self, here, seen, carry, received):
-        gradient = here.mean(here.query(carry, here.batch).total)
-        updates, state = here.optimizer.update(gradient, seen.memory.optimizer, received)
+    def absorb(self, ctx, public_state, carry, received):
+        gradient = ctx.mean(ctx.query(carry, ctx.batch).total)
+        updates, state = ctx.optimizer.update(gradient, public_state.memory.optimizer, received)
         return jax.tree.map(jnp.add, received, updates), Sent(state, carry)
 
 
@@ -463,11 +463,13 @@ class Own(ModelSent):
 class Louder(DSGD):
     """A hundred times the answer."""
 
-    def emit(self, here, seen):
-        answer = here.query(
-            seen.models, here.batch, encode=lambda g: jax.tree.map(lambda leaf: 100 * leaf, g)
+    def emit(self, ctx, public_state):
+        answer = ctx.query(
+            public_state.models,
+            ctx.batch,
+            encode=lambda g: jax.tree.map(lambda leaf: 100 * leaf, g),
         )
-        return super().emit(here, seen)._replace(private=answer.total)
+        return super().emit(ctx, public_state)._replace(private=answer.total)
 
 
 @dataclasses.dataclass(frozen=True)

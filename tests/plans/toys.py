@@ -77,31 +77,33 @@ class Method(protocols.Method):
     exchange: Any = Gossip()
     stochastic = "rows"
 
-    def start(self, here, models):
-        return here.optimizer.init(models)
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models)
 
     def payload(self, models):
         return models
 
-    def emit(self, here, seen):
-        answer = here.query(seen.models, here.batch)
+    def emit(self, ctx, public_state):
+        answer = ctx.query(public_state.models, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         return received, carry
 
-    def released(self, seen):
-        return seen.models
+    def released(self, public_state):
+        return public_state.models
 
-    def updated(self, here, seen, noisy):
-        updates, memory = here.optimizer.update(here.mean(noisy), seen.memory, seen.models)
-        return optax.apply_updates(seen.models, updates), memory
+    def updated(self, ctx, public_state, noisy):
+        updates, memory = ctx.optimizer.update(
+            ctx.mean(noisy), public_state.memory, public_state.models
+        )
+        return optax.apply_updates(public_state.models, updates), memory
 
 
 @dataclass(frozen=True)
 class Dsgd(Method):
-    def send(self, here, seen, emission, noisy):
-        return self.updated(here, seen, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        return self.updated(ctx, public_state, noisy)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Tracking(Method):
 
     beta: float = 0.5
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         return {"y": jax.tree.map(jnp.zeros_like, models), "z": models}
 
     def sensitivity(self, answer, steps, divisor, mixing):
@@ -118,41 +120,43 @@ class Tracking(Method):
         del mixing
         return np.where(np.arange(len(steps)) > 0, steps[0] * answer(0.0) / divisor, 0.0)
 
-    def emit(self, here, seen):
-        return Emission(seen.models)
+    def emit(self, ctx, public_state):
+        return Emission(public_state.models)
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return noisy, noisy
 
-    def absorb(self, here, seen, sent, received):
-        y = jax.tree.map(lambda y, z, w: y + self.beta * (z - w), seen.memory["y"], sent, received)
-        gradient = here.query(sent, here.batch).total
-        step = jax.tree.map(lambda y, g: y + g / here.divisor, y, gradient)
-        updates, _ = here.optimizer.update(step, here.optimizer.init(step))
+    def absorb(self, ctx, public_state, sent, received):
+        y = jax.tree.map(
+            lambda y, z, w: y + self.beta * (z - w), public_state.memory["y"], sent, received
+        )
+        gradient = ctx.query(sent, ctx.batch).total
+        step = jax.tree.map(lambda y, g: y + g / ctx.divisor, y, gradient)
+        updates, _ = ctx.optimizer.update(step, ctx.optimizer.init(step))
         return optax.apply_updates(received, updates), {"y": y, "z": sent}
 
-    def released(self, seen):
-        return seen.memory["z"]
+    def released(self, public_state):
+        return public_state.memory["z"]
 
 
 @dataclass(frozen=True)
 class PushSum(Method):
     """The weights of a directed graph are public, and travel with the models."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), jnp.ones(len(models["w"]))
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), jnp.ones(len(models["w"]))
 
-    def emit(self, here, seen):
-        weight = seen.memory[1]
-        ratio = jax.tree.map(lambda leaf: leaf / weight[:, None], seen.models)
-        return Emission(here.query(ratio, here.batch).total, public=weight)
+    def emit(self, ctx, public_state):
+        weight = public_state.memory[1]
+        ratio = jax.tree.map(lambda leaf: leaf / weight[:, None], public_state.models)
+        return Emission(ctx.query(ratio, ctx.batch).total, public=weight)
 
-    def send(self, here, seen, emission, noisy):
-        inner = seen._replace(memory=seen.memory[0])
-        moved, memory = self.updated(here, inner, noisy)
+    def send(self, ctx, public_state, emission, noisy):
+        inner = public_state._replace(memory=public_state.memory[0])
+        moved, memory = self.updated(ctx, inner, noisy)
         return (moved, emission.public), memory
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         moved, weight = received
         return moved, (carry, weight)
 
@@ -164,50 +168,56 @@ class Sketch(Method):
     rows: int = 2
     exchange: Any = Server()
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         basis = jnp.eye(D)[: self.rows]
-        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": here.optimizer.init(models)}
+        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": ctx.optimizer.init(models)}
 
     def payload(self, models):
         return jnp.zeros((N, self.rows))
 
-    def emit(self, here, seen):
-        sketch, mean = seen.memory["sketch"], seen.memory["mean"]
-        answer = here.query(seen.models, here.batch, lambda g: sketch @ (g["w"] - mean))
+    def emit(self, ctx, public_state):
+        sketch, mean = public_state.memory["sketch"], public_state.memory["mean"]
+        answer = ctx.query(public_state.models, ctx.batch, lambda g: sketch @ (g["w"] - mean))
         return Emission(answer.total)
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return noisy, ()
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         total, present = received
-        memory = seen.memory
-        step = memory["sketch"].T @ here.mean(total, present) + memory["mean"]
-        updates, inner = here.optimizer.update({"w": step[None]}, memory["optimizer"], seen.models)
+        memory = public_state.memory
+        step = memory["sketch"].T @ ctx.mean(total, present) + memory["mean"]
+        updates, inner = ctx.optimizer.update(
+            {"w": step[None]}, memory["optimizer"], public_state.models
+        )
         sketch = jnp.roll(memory["sketch"], 1, axis=1)
         new = {"sketch": sketch, "mean": 0.9 * memory["mean"] + 0.1 * step, "optimizer": inner}
-        return optax.apply_updates(seen.models, updates), new
+        return optax.apply_updates(public_state.models, updates), new
 
 
 @dataclass(frozen=True)
 class Midway(Dsgd):
     """Gradients at the model and half-way back to the last one: the larger of both, by entries."""
 
-    def start(self, here, models):
-        return here.optimizer.init(models), models
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), models
 
-    def emit(self, here, seen):
-        back = jax.tree.map(lambda x, old: (x + old) / 2, seen.models, seen.memory[1])
-        both = jax.tree.map(lambda *pair: jnp.stack(pair, 1), seen.models, back)
+    def emit(self, ctx, public_state):
+        back = jax.tree.map(
+            lambda x, old: (x + old) / 2, public_state.models, public_state.memory[1]
+        )
+        both = jax.tree.map(lambda *pair: jnp.stack(pair, 1), public_state.models, back)
 
         def larger(gradients):
             return jax.tree.map(lambda g: jnp.where(g[0] ** 2 > g[1] ** 2, g[0], g[1]), gradients)
 
-        return Emission(here.query.points()(both, here.batch, larger).total)
+        return Emission(ctx.query.points()(both, ctx.batch, larger).total)
 
-    def send(self, here, seen, emission, noisy):
-        moved, memory = self.updated(here, seen._replace(memory=seen.memory[0]), noisy)
-        return moved, (memory, seen.models)
+    def send(self, ctx, public_state, emission, noisy):
+        moved, memory = self.updated(
+            ctx, public_state._replace(memory=public_state.memory[0]), noisy
+        )
+        return moved, (memory, public_state.models)
 
 
 class Case(NamedTuple):

@@ -211,32 +211,32 @@ class Scaled(Method):
     def exchange(self):
         return Server()
 
-    def start(self, here, models):
+    def start(self, ctx, models):
         return self.rule.start()
 
     def payload(self, models):
         shape = (models["w"].shape[0], self.rule.size(models["w"].shape[1]))
         return jnp.zeros(shape, jnp.float32)
 
-    def emit(self, here, seen):
+    def emit(self, ctx, public_state):
         def encode(gradient):
-            return self.rule.encode(seen.memory, gradient["w"])
+            return self.rule.encode(public_state.memory, gradient["w"])
 
-        total: Any = here.query(seen.models, here.batch, encode).total
+        total: Any = ctx.query(public_state.models, ctx.batch, encode).total
         return Emission(total, carry=total if self.raw else ())
 
-    def send(self, here, seen, emission, noisy):
+    def send(self, ctx, public_state, emission, noisy):
         return noisy, emission.carry
 
-    def absorb(self, here, seen, carry, received):
+    def absorb(self, ctx, public_state, carry, received):
         mean = received[0] / received[1]
         taught = jnp.mean(carry, axis=0) if self.raw else mean
-        step = self.rule.decode(seen.memory, mean)
-        models = {"w": seen.models["w"] - 0.1 * step}
-        return models, self.rule.learn(seen.memory, taught)
+        step = self.rule.decode(public_state.memory, mean)
+        models = {"w": public_state.models["w"] - 0.1 * step}
+        return models, self.rule.learn(public_state.memory, taught)
 
-    def released(self, seen):
-        return seen.models
+    def released(self, public_state):
+        return public_state.models
 
 
 @pytest.mark.mutant
