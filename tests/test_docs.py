@@ -103,8 +103,6 @@ def test_the_tables_of_packages_are_whole() -> None:
         missing = modules - named - set(re.findall(rf"`{room}/(\w+)\.py`", stops))
         # The rows of these name the more important ones.
         assert not missing or room in ("models", "data", "commands"), f"{room}: {sorted(missing)}"
-    layout = (ROOT / "CONTRIBUTING.md").read_text()
-    assert sorted(re.findall(r"^    dpjax/(\w+) ", layout, re.MULTILINE)) == rooms()
 
 
 def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
