@@ -165,7 +165,6 @@ def compiled(options: Namespace, trials: int) -> Callable[[], object]:
     sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
     from _common import fusion
     from dpjax.algorithms.tracking import Tracking
-    from dpjax.data import fusion as data
     from dpjax.engine.run import run
     from dpjax.plans import plan, protect, samplers
     from dpjax.plans.optimizers import Sgd
@@ -178,7 +177,7 @@ def compiled(options: Namespace, trials: int) -> Callable[[], object]:
         optimizer=Sgd(STEPS["gamma"], decay=STEPS["q1"]),
     )  # fmt: skip
     made = plan.make(config, network(options.agents))
-    task = fusion.problem(data.make(options.agents, seed=0))
+    task = fusion.problem(fusion.make(options.agents, seed=0))
     return lambda: run(made, task, seeds=range(trials), eval_every=options.run_rounds)
 
 
@@ -191,9 +190,10 @@ def network(agents: int) -> np.ndarray:
 
 def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object]:
     """Trial after trial in NumPy, with a loop over agents or without."""
-    from dpjax.data import fusion as data
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+    from _common import fusion
 
-    costs, weights = data.make(options.agents, seed=0), network(options.agents)
+    costs, weights = fusion.make(options.agents, seed=0), network(options.agents)
     agents = range(options.agents)
     neighbours = [np.flatnonzero(weights[i]) for i in agents]
     scale = STEPS["gamma"] / (STEPS["q2"] - STEPS["q1"])

@@ -5,6 +5,7 @@ Only the command that runs imports the packages it needs, so that ``--help`` is 
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-
-from dpjax import _terminal
 
 __all__ = ["main"]
 
@@ -358,11 +357,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 1 when ``dpjax data check`` finds a bad file, or ``dpjax secagg`` gets no
         sum; 2 after an error of the user's, whose message is printed; 130 after Ctrl-C.
     """
-    with _terminal.wrapping():
-        return _run(argv)
-
-
-def _run(argv: Sequence[str] | None) -> int:
     from dpjax import __version__
 
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -373,13 +367,12 @@ def _run(argv: Sequence[str] | None) -> int:
     known = [name for name in commands if arguments[:1] == [name]]
     prog, command = " ".join(["dpjax", *known]), None
     try:
-        with _terminal.parsing(prog):
-            command = tyro.cli(
-                _Command,
-                args=arguments or ["--help"],
-                prog="dpjax",
-                description="Differentially private learning without a trusted server.",
-            )
+        command = tyro.cli(
+            _Command,
+            args=arguments or ["--help"],
+            prog="dpjax",
+            description="Differentially private learning without a trusted server.",
+        )
         return _COMMANDS[type(command)](command)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
@@ -387,7 +380,7 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
     except (ValueError, OSError, ImportError) as error:
-        message = str(error) if command is None else _terminal.by_option(command, str(error))
+        message = str(error) if command is None else _by_option(command, str(error))
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -396,6 +389,31 @@ def _run(argv: Sequence[str] | None) -> int:
     except MemoryError:
         print(f"{prog}: error: out of memory; give a smaller network", file=sys.stderr)
         return 2
+
+
+_ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
+"""Arguments in Python, and the options that they are on the command line."""
+_POSITIONAL = {"source": "SOURCE", "name": "NAME"}
+
+
+def _by_option(command: Any, text: str) -> str:
+    """An error in the words of the command line: options in place of Python's arguments."""
+    command = getattr(command, "action", command)
+    fields = [field.name for field in dataclasses.fields(command)]
+    options = {name: _POSITIONAL.get(name, f"--{name.replace('_', '-')}") for name in fields}
+    options |= {name: options[to] for name, to in _ELSEWHERE.items() if to in options}
+    for name in fields:
+        value = getattr(command, name)
+        values = value if isinstance(value, tuple) else (value,)
+        # What is called a path in Python is the option whose value it is.
+        if any(text.startswith(f"path is {str(one)!r}") for one in values if one is not None):
+            options["path"] = options[name]
+    subject = re.match(r"([a-z]\w*)(?= (is|holds|has|names|and)\b)", text)
+    if subject and subject[1] in options:
+        text = options[subject[1]] + text[subject.end() :]
+    # Not where it is part of Python: config.clip_norm, clip_norm(...).
+    alone = re.compile(r"(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()")
+    return alone.sub(lambda word: options.get(word[0], word[0]), text)
 
 
 def _design(command: DesignCommand) -> int:

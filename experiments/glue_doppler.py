@@ -14,11 +14,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from _common import ablations, claims, launch, tables, tune
+from _common import ablations, claims, launch, tables, texts, tokenizer, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.data import cache, partition, split, texts
-from dpjax.models import roberta, tokenizer
+from dpjax.data import cache, partition, split
+from dpjax.models import roberta
 from dpjax.plans import plan, problem
 from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots

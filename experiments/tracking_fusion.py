@@ -19,7 +19,6 @@ import numpy as np
 from _common import fusion, launch, tables, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
-from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, samplers, scheduled
@@ -135,15 +134,15 @@ def check(config: Config) -> None:
             raise ValueError(f"methods has {name!r}; choose from {', '.join(METHODS)}")
 
 
-def data_of(config: Config) -> data.Fusion:
+def data_of(config: Config) -> fusion.Fusion:
     """The measurements, the same for all budgets."""
-    return data.make(
+    return fusion.make(
         config.agents, config.data_seed, config.measurements, config.dimension, config.noise,
         config.omega, config.low, config.high,
     )  # fmt: skip
 
 
-def smoothness_of(costs: data.Fusion) -> float:
+def smoothness_of(costs: fusion.Fusion) -> float:
     """How far an agent's gradients at two models are apart at most, over these, both in L1."""
     return float(np.abs(costs.hessians).sum(axis=1).max())
 

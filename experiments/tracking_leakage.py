@@ -25,7 +25,6 @@ import numpy as np
 from _common import fusion, launch, leakage, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
-from dpjax.data import fusion as data
 from dpjax.engine.trace import Passed, trace
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, samplers
@@ -131,14 +130,14 @@ class View(NamedTuple):
 @functools.lru_cache(maxsize=1)
 def drawn(
     kind: Literal["redrawn", "fixed"], spread: float | None, trials: int
-) -> tuple[data.Fusion, ...]:
+) -> tuple[fusion.Fusion, ...]:
     """The costs of every trial."""
 
-    def one(seed: int) -> data.Fusion:
+    def one(seed: int) -> fusion.Fusion:
         if spread is None:
-            return data.make(AGENTS, seed, 1, 1)
+            return fusion.make(AGENTS, seed, 1, 1)
         values = spread / 2 * np.random.default_rng(seed).standard_normal((AGENTS, 1))
-        return data.of(np.ones((AGENTS, 1, 1)), values, 0.01, np.zeros(1))
+        return fusion.of(np.ones((AGENTS, 1, 1)), values, 0.01, np.zeros(1))
 
     return (one(0),) * trials if kind == "fixed" else tuple(one(seed) for seed in range(trials))
 

@@ -6,10 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from dpjax.data import cache, canonical, load, networks, texts
+from _common import texts, tokenizer
+from dpjax.data import cache, canonical, load, networks
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
-from dpjax.models import tokenizer, weights
+from dpjax.models import weights
 from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 

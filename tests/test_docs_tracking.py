@@ -11,7 +11,6 @@ import pytest
 from _common import fusion, moves, published, traffic
 from dpjax._numerics import double_precision
 from dpjax.accounting import pure
-from dpjax.data import fusion as data
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
@@ -74,7 +73,7 @@ def sent(method):
     # Without noise: what is sent is the same, and other agents' data count for nothing in it.
     config = dataclasses.replace(setting(1).config_of(method, 1.0, 1.0), rounds=2).using(None)
     small = plan.make(config, mixing.metropolis_hastings(graphs.ring(4)))
-    return traffic.of(small, fusion.problem(data.make(4, seed=0))).numbers
+    return traffic.of(small, fusion.problem(fusion.make(4, seed=0))).numbers
 
 
 def differences_of_moves(text):

@@ -23,7 +23,6 @@ NAMED = {
     "mechanism.laplace": "geometric geometric_gaussian first_scale first_deviation",
     "accounting.pure": "epsilon after mu epsilon_of_moves geometric",
     "accounting.replay": "measured",
-    "data.fusion": "make",
     "accounting.gdp": "epsilon delta mu rdp zcdp",
     "accounting.leakage": "mutual_information",
     "accounting.discrete": "Cohort tau round_epsilon loss least_variance smallest_grid",

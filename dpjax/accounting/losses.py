@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.accounting import gdp
 from dpjax.accounting.sampled import Phase, Pld
 

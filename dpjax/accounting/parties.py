@@ -10,7 +10,7 @@ import math
 import textwrap
 from typing import NamedTuple
 
-from dpjax._rounding import MARGIN, delta_text, up
+from dpjax._numerics import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
 from dpjax.accounting.records import Record, Secrets
 

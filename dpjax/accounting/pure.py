@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.mechanism import laplace
 
 __all__ = [

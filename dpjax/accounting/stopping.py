@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.accounting import gdp
 
 __all__: list[str] = []

@@ -2,7 +2,7 @@
 
 import math
 
-from dpjax._rounding import delta_text, up
+from dpjax._numerics import delta_text, up
 from dpjax.accounting import parties
 from dpjax.accounting.records import Record
 

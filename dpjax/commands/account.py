@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.accounting import budget, gdp, records, views
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.zipdl import ZipDLViews

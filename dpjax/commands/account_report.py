@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from dpjax._rounding import delta_text, loose_delta, up
+from dpjax._numerics import delta_text, loose_delta, up
 from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.commands import inputs

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from dpjax._rounding import up
+from dpjax._numerics import up
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import wording
 from dpjax.commands import inputs

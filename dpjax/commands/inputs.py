@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _rounding
+from dpjax import _numerics
 from dpjax.topology import graphs, mixing
 
 __all__: list[str] = []
@@ -81,7 +81,7 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
     """
     whole = relation == "replace_agent"
     units, unit = (agents, "agent") if whole else (agents * records, "record")
-    if wrong := _rounding.loose_delta(delta, units, unit, more=not whole):
+    if wrong := _numerics.loose_delta(delta, units, unit, more=not whole):
         print(f"NOTE: {wrong}")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 import dpjax
 from dpjax import _files, _validate
-from dpjax._rounding import up
+from dpjax._numerics import up
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.checkpoint import digest
 from dpjax.plans import parameters

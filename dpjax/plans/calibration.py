@@ -9,7 +9,7 @@ import optax
 import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, records, sampled

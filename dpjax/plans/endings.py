@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import strategies
 from dpjax.plans.plan import Plan

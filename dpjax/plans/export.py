@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import delta_text, up
+from dpjax._numerics import delta_text, up
 from dpjax.accounting import wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD

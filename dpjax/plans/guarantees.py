@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpjax import _rounding, _validate
+from dpjax import _numerics, _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses, records
 from dpjax.accounting.guarantee import Guarantee
@@ -247,7 +247,7 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
     elif unit == "client":
         units = agents * getattr(config.sampler, "clients", 1)
     if config.budget is not None and units is not None:
-        wrong = _rounding.loose_delta(config.budget.delta, units, unit, more=more)
+        wrong = _numerics.loose_delta(config.budget.delta, units, unit, more=more)
         if wrong:
             warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
 

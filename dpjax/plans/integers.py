@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from dpjax import _lattice, _validate
-from dpjax._lattice import SumCode
+from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, records
 from dpjax.mechanism import design as design_
@@ -17,6 +16,8 @@ from dpjax.plans import compatibility
 from dpjax.plans.calibration import Target
 from dpjax.plans.noise import check_sum_only
 from dpjax.protocols import IntegerEncoded, Privatizer
+from dpjax.secagg import lattice
+from dpjax.secagg.lattice import SumCode
 from dpjax.transforms import integers as integers_
 
 __all__ = ["Discrete"]
@@ -88,9 +89,7 @@ class Discrete:
             value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
             object.__setattr__(self, name, value)
         if self.variance is not None:
-            variance = _validate.integer(
-                "variance", self.variance, least=_LEAST, most=_lattice.MOST
-            )
+            variance = _validate.integer("variance", self.variance, least=_LEAST, most=lattice.MOST)
             object.__setattr__(self, "variance", variance)
 
     def cohort(self, agents: int) -> discrete.Cohort:
@@ -126,7 +125,7 @@ class Discrete:
         if self.variance is not None:
             return self._on_grid(target, self.variance)
         variance = _LEAST
-        while variance <= _lattice.MOST:
+        while variance <= lattice.MOST:
             try:
                 made = self._on_grid(target, variance)
             except ValueError:  # Rounding alone takes the budget, or the grid is too fine.

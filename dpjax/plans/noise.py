@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._rounding import MARGIN
+from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, records

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import up
+from dpjax._numerics import up
 from dpjax.accounting import finite, gdp
 from dpjax.transforms import rounds as rounds_
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dpjax._rounding import delta_text, up
+from dpjax._numerics import delta_text, up
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ Discrete Gaussian variables are exact, for whole numbers decide, never probabili
 
 Every event of a rational probability is decided by comparing as many words of 32 bits as it takes,
 one but for once in 2^32; those of probability e^-x by how many rational ones happen in a row (see
-`dpjax._lattice`). What is drawn depends on the stream alone.
+`dpjax.secagg.lattice`). What is drawn depends on the stream alone.
 
 Assumption: ChaCha20 with a secret seed of 256 bits is pseudorandom. The time that a draw takes
 depends on what is drawn; whoever can measure it within a client is no attacker here.
@@ -24,9 +24,9 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt32, UInt64
 
-from dpjax import _lattice, _validate
-from dpjax._lattice import SumCode
-from dpjax.secagg import primitives
+from dpjax import _validate
+from dpjax.secagg import lattice, primitives
+from dpjax.secagg.lattice import SumCode, variance_above
 
 __all__ = [
     "Stream",
@@ -118,23 +118,6 @@ class Stream:
         return drawn
 
 
-def variance_above(value: float) -> Fraction:
-    """Return the least variance that can be drawn, of 20 binary digits, not below a number.
-
-    Args:
-        value: Squared grid units, above 0, at most 2^20; below 1/4 the answer is 1/4.
-
-    Raises:
-        ValueError: For another one.
-
-    Example:
-        >>> from dpjax.secagg.integers import variance_above
-        >>> variance_above(4.0)
-        Fraction(4, 1)
-    """
-    return _lattice.above(value)
-
-
 def discrete_gaussians(
     stream: Stream, count: int, variance: int | Fraction
 ) -> Int64[np.ndarray, " n"]:
@@ -161,7 +144,7 @@ def discrete_gaussians(
         (6,)
     """
     count = _validate.integer("count", count, least=0)
-    law = _lattice.proposal(variance)
+    law = lattice.proposal(variance)
     parts = [np.zeros(0, np.int64)]
     missing = count
     while missing > 0:
@@ -171,7 +154,7 @@ def discrete_gaussians(
     return np.concatenate(parts)[:count]
 
 
-def _kept(stream: Stream, count: int, law: _lattice.Proposal) -> Int64[np.ndarray, " n"]:
+def _kept(stream: Stream, count: int, law: lattice.Proposal) -> Int64[np.ndarray, " n"]:
     """The numbers that so many independent proposals leave."""
     uniform = stream.below(law.numerator, count)
     runs = _geometric(stream, count)
@@ -293,7 +276,7 @@ def encode(
     lower = np.floor(places)
     # Exact: a fraction's 24 leading bits, of which words hold as many.
     shares = (places - lower) * np.float32(2**24)
-    for _ in range(_lattice.TRIES):
+    for _ in range(lattice.TRIES):
         words = stream.words(code.padded) >> np.uint32(8)
         whole = lower.astype(np.int64) + (words.astype(np.float32) < shares)
         if int(whole @ whole) <= code.limit:
@@ -360,7 +343,7 @@ def decode(
     half = 1 << (code.bits - 1)
     signed = ((array.astype(np.int64) + half) & (2 * half - 1)) - half
     reals = signed.astype(np.float64) * code.grid
-    return (_lattice.hadamard(reals) / math.sqrt(code.padded) * signs)[: code.size]
+    return (lattice.hadamard(reals) / math.sqrt(code.padded) * signs)[: code.size]
 
 
 def rotation(
@@ -369,5 +352,5 @@ def rotation(
     """A vector's places on the grid, in float32: one product a coordinate, then sums alone."""
     places = np.zeros(code.padded, np.float32)
     places[: vector.size] = vector * code.factor
-    largest = np.float32(_lattice.LONGEST)
-    return np.clip(_lattice.hadamard(places * signs), -largest, largest)
+    largest = np.float32(lattice.LONGEST)
+    return np.clip(lattice.hadamard(places * signs), -largest, largest)

@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Int64, UInt32
 
 from dpjax import _files, _validate
-from dpjax._lattice import SumCode
 from dpjax.secagg import local, tcp
+from dpjax.secagg.lattice import SumCode
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]

@@ -15,7 +15,7 @@ draws the same numbers.
 A while loop advances many numbers at once, by one hash each: a lane draws some columns of a row,
 one after the other, so that none waits for the unluckiest number of all. In one step a lane
 
-    starts     draws u and the sign, see `dpjax._lattice`
+    starts     draws u and the sign, see `dpjax.secagg.lattice`
     repeats    decides one event of probability rest / divisor and one of 1 / k, each by a word of
                32 bits; where that word leaves it open, once in 2^32, the remainder goes on to the
                next one. The first k at which one of them fails is odd with probability
@@ -34,10 +34,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from dpjax import _lattice, _numerics, _validate
-from dpjax._lattice import SumCode
+from dpjax import _numerics, _validate
 from dpjax._numerics import double_precision
 from dpjax.protocols import IntegerEncoded
+from dpjax.secagg import lattice
+from dpjax.secagg.lattice import SumCode
 from dpjax.transforms import noise as noise_
 
 __all__ = ["decode", "discrete_gaussians", "encode", "noisy", "privatizer"]
@@ -228,8 +229,8 @@ def encode(
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
     scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
     places = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
-    places = _lattice.hadamard(places * jnp.asarray(signs, jnp.float32), jnp.stack)
-    largest = np.float32(_lattice.LONGEST)
+    places = lattice.hadamard(places * jnp.asarray(signs, jnp.float32), jnp.stack)
+    largest = np.float32(lattice.LONGEST)
     places = jnp.where(jnp.abs(places) > largest, jnp.sign(places) * largest, places)
     fine = jnp.all(jnp.isfinite(places), axis=1)
     places = jnp.where(fine[:, None], places, 0)
@@ -242,7 +243,7 @@ def encode(
 
     def unfinished(carry: tuple[Array, Array, Array]) -> Array:
         tries, _, short = carry
-        return (tries < _lattice.TRIES) & ~jnp.all(short)
+        return (tries < lattice.TRIES) & ~jnp.all(short)
 
     def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         tries, rounded, short = carry
@@ -279,7 +280,7 @@ def decode(
     # Sums of whole numbers first, which are exact up to 2^24, and one product: through memory, so
     # that it is not rounded together with what follows.
     unit = np.float32(code.grid / math.sqrt(code.padded))
-    reals = _lattice.hadamard(signed.astype(jnp.float32), jnp.stack) * signs
+    reals = lattice.hadamard(signed.astype(jnp.float32), jnp.stack) * signs
     return jax.lax.optimization_barrier(reals * unit)[: code.size]
 
 
@@ -314,7 +315,7 @@ def discrete_gaussians(
         (2, 3)
     """
     noise_.check_key(key)
-    law = _lattice.proposal(variance)
+    law = lattice.proposal(variance)
     rows, columns = shape
     if not rows or not columns:
         return jnp.zeros(shape, jnp.int32)
@@ -361,7 +362,7 @@ def _hashed(keys: PRNGKeyArray, ticks: Words, columns: Words) -> tuple[Words, Wo
         return both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
 
 
-def _stepped(lane: _Lane, high: Words, low: Words, law: _lattice.Proposal) -> _Lane:
+def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _Lane:
     """Every lane after one hash more."""
     top = np.uint32(law.numerator)
     twice = np.uint32(2 * law.numerator)

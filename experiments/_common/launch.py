@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
-from dpjax import _terminal, _validate
+from dpjax import _validate
 from dpjax.plans.forecasts import HopelessWarning
 from dpjax.results import records
 
@@ -289,12 +289,11 @@ def main(
         preset, rest = _split_preset(arguments, presets, default)
         chosen = presets[preset]
         parser = _parser(type(chosen), chosen, experiment.__doc__, tuple(presets), preset)
-        with _terminal.parsing(f"experiments/{name}.py"):
-            config, options = tyro.cli(
-                parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
-            )
+        config, options = tyro.cli(
+            parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
+        )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
-        with warnings.catch_warnings(), _terminal.wrapping():
+        with warnings.catch_warnings():
             # Published budgets are compared as they are, also where they leave nothing to learn.
             warnings.simplefilter("ignore", HopelessWarning)
             experiment(config, Lab(name, preset, options, command))

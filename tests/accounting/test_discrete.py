@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from _common import discrete as rules
-from dpjax import _lattice
 from dpjax.accounting import discrete, gdp, losses
 from dpjax.accounting.discrete import Cohort
+from dpjax.secagg import lattice
 
 ALPHAS = (1.001, 1.5, 2.0, 4.0, 16.0, 64.0)
 REACH = 160
@@ -112,7 +112,7 @@ def rounded_law(x: float, square: int) -> dict[int, float]:
 @pytest.mark.parametrize("relation", ["zero_out", "replace"])
 def test_the_whole_mechanism_rounding_included(x, relation) -> None:
     """One coordinate, a vector of norm 2 grid units at most, two clients' noise."""
-    square = _lattice.limit(2.0, 1, math.exp(-0.5))
+    square = lattice.limit(2.0, 1, math.exp(-0.5))
     law = np.array(summed(Fraction(3, 2), 2))
     stated = discrete.loss(
         math.sqrt(square), Fraction(3, 2), Cohort(2), 1,
@@ -211,10 +211,10 @@ def test_both_calibrations_spend_the_budget_and_no_more(rho, relation) -> None:
     spent = discrete.loss(50.0, value, cohort, 1024, rounds=6, **given).rho
     assert rho * (1 - 1e-5) < spent <= rho
     grid = discrete.smallest_grid(2.5, rho, cohort, 256, variance=50_000, **given)
-    square = _lattice.limit(2.5 / grid, 256, math.exp(-0.5))
+    square = lattice.limit(2.5 / grid, 256, math.exp(-0.5))
     spent = discrete.loss(math.sqrt(square), 50_000, cohort, 256, rounds=6, **given).rho
     assert rho * 0.99 < spent <= rho
-    finer = _lattice.limit(2.5 / (grid * 0.98), 256, math.exp(-0.5))
+    finer = lattice.limit(2.5 / (grid * 0.98), 256, math.exp(-0.5))
     assert discrete.loss(math.sqrt(finer), 50_000, cohort, 256, rounds=6, **given).rho > rho
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax import _rounding
+from dpjax import _numerics
 from dpjax.accounting import budget, gdp, losses, stopping
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.wording import ATTACKERS
@@ -168,10 +168,10 @@ def test_printed_epsilon_is_rounded_up():
 
 @given(st.floats(1e-300, 1e300), st.integers(1, 6))
 def test_what_is_printed_is_never_below(value, digits):
-    shown = _rounding.up(value, digits)
+    shown = _numerics.up(value, digits)
     assert value <= float(shown) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
     assert len(shown.partition("e")[0].replace(".", "").strip("0")) <= digits
-    assert _rounding.up(1e-5) == "1e-05" and _rounding.up(math.inf) == "inf"
+    assert _numerics.up(1e-5) == "1e-05" and _numerics.up(math.inf) == "inf"
 
 
 def test_non_private():

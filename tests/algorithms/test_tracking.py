@@ -15,7 +15,6 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
-from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.plans import noise, plan, protect, samplers
@@ -35,7 +34,7 @@ COLUMNS = (ONE_WAY != 0) / (ONE_WAY != 0).sum(axis=0)
 OTHERS = np.where(np.eye(N) - np.diag(np.eye(N)[2]), 0, ONE_WAY)
 OTHERS /= OTHERS.sum(axis=1, keepdims=True)
 STEPS = 0.004 * 0.9 ** np.arange(T)
-MADE = data.make(N, seed=1, high=3.0)
+MADE = fusion.make(N, seed=1, high=3.0)
 
 
 def gradient(i, x):
@@ -283,7 +282,7 @@ def test_references_and_methods_without_noise_refuse_it():
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
 def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
-    made = data.make(30, seed=0)
+    made = fusion.make(30, seed=0)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
     task, left = fusion.problem(made, dtype="float64"), {}
     for method in (Tracking(5e3), GradientTracking(), EXTRA(), NIDS(), DGD()):

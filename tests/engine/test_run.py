@@ -15,7 +15,6 @@ from dpjax._numerics import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import batches, partition
-from dpjax.data import fusion as fusion_
 from dpjax.engine import host, keys, metrics, program, trace
 from dpjax.engine import run as run_
 from dpjax.engine.run import run
@@ -153,7 +152,7 @@ def test_runs_under_strict_rank_promotion(method, network, small):
     problem_, matrix = small, network
     with jax.numpy_rank_promotion("raise"):
         if method == "tracking":
-            problem_ = fusion.problem(fusion_.make(6, seed=1, high=3.0))
+            problem_ = fusion.problem(fusion.make(6, seed=1, high=3.0))
             config = plan.Config(
                 method=Tracking(5.0), noise=Normal(0.9), budget=Budget(1.0, delta=1e-5), rounds=4,
                 protect=Protect("replace_agent", clip_norm=0.5), sampler=samplers.Random(1),

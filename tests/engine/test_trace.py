@@ -9,7 +9,6 @@ import pytest
 
 from _common import fusion, traffic
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.trace import moves, trace
 from dpjax.plans import plan
@@ -89,8 +88,8 @@ def test_messages_are_counted_by_number_byte_and_link():
 
 
 def test_agents_may_start_apart_in_any_method():
-    task = fusion.problem(data.make(N, seed=0))
-    alike = fusion.problem(data.make(N, seed=0), apart=False)
+    task = fusion.problem(fusion.make(N, seed=0))
+    alike = fusion.problem(fusion.make(N, seed=0), apart=False)
     for one, spread in ((task, True), (alike, False)):
         first = trace(
             made(batch_size=1), one, seeds=(0, 1), read=lambda passed: passed.before.models
@@ -107,7 +106,7 @@ def test_agents_may_start_apart_in_any_method():
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
 def test_averages_of_float64_models_keep_their_mean_as_float64_does():
-    task = fusion.problem(data.make(N, seed=0), dtype="float64")
+    task = fusion.problem(fusion.make(N, seed=0), dtype="float64")
     config = make_config(
         rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9, batch_size=1
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import cli
-from dpjax._rounding import up
+from dpjax._numerics import up
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import load_script, make_config

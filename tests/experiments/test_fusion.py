@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from _common import fusion
-from dpjax.data import fusion as data
 
-COSTS, MIXING = data.make(4, seed=0), np.full((4, 4), 0.25)
+COSTS, MIXING = fusion.make(4, seed=0), np.full((4, 4), 0.25)
 
 
 def test_parts_for_few_rounds_need_no_knots_of_ones_own():
@@ -17,7 +16,7 @@ def test_parts_for_few_rounds_need_no_knots_of_ones_own():
 
 @pytest.mark.parametrize("costs", [None, (1, 2), COSTS.matrices])
 def test_costs_that_are_none_are_refused(costs):
-    with pytest.raises(ValueError, match="costs is .*; give those of data.fusion.make"):
+    with pytest.raises(ValueError, match="costs is .*; give those of fusion.make"):
         fusion.problem(costs)
-    with pytest.raises(ValueError, match="costs is .*; give those of data.fusion.make"):
+    with pytest.raises(ValueError, match="costs is .*; give those of fusion.make"):
         fusion.optimal(costs, MIXING, epsilon=1.0, gradient_gap=1.0, rounds=10)

@@ -9,7 +9,6 @@ pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 from _common import fusion  # noqa: E402
 from _common.paillier import PaillierExchange  # noqa: E402
 from dpjax.algorithms import random_weights  # noqa: E402
-from dpjax.data import fusion as data  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan, protect, samplers  # noqa: E402
@@ -34,7 +33,7 @@ def made():
 
 def ran(one, transport):
     """Metrics after every round, and the models that went into every round."""
-    task, models = fusion.problem(data.make(N, seed=1, high=3.0)), []
+    task, models = fusion.problem(fusion.make(N, seed=1, high=3.0)), []
 
     def carried(message, round):
         models.append(message.model)

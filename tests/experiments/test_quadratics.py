@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from _common import schedules
-from dpjax.data import fusion
+from _common import fusion, schedules
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 

@@ -5,7 +5,8 @@ import numpy as np
 import pandas
 import pytest
 
-from dpjax.data import bundled, canonical, fusion, partition, split
+from _common import fusion
+from dpjax.data import bundled, canonical, partition, split
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem

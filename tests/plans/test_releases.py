@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax._rounding import up
+from dpjax._numerics import up
 from dpjax.accounting import finite, gdp, views
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data.partition import Partition

@@ -21,7 +21,6 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
-from dpjax.data import fusion as data
 from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.trace import moves, trace
@@ -107,7 +106,7 @@ def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
 
 def near(size):
     """A problem whose models start, and under small steps stay, near a number."""
-    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
     return dataclasses.replace(task, init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
 
 
@@ -268,7 +267,7 @@ def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
         for one in (method, Average(method, decay=1.0))
     ]
     np.testing.assert_array_equal(*(made.noise.scales for made in both))
-    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
     sent = trace(both[0], task, seeds=(0,), read=_models_sent)
     result = run(both[1], task, seeds=(0,), eval_every=T)
     np.testing.assert_allclose(result.params[0, 0], sent[0].mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -286,7 +285,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
     made = plan.make(given, MATRIX)
     assert (made.noise.scales > 0).tolist() == [False, True, False, False, True, False]
     np.testing.assert_allclose(made.noise.scales[1], 2.0 * GAMMA * 1.5, rtol=1e-5)
-    result = run(made, fusion.problem(data.make(N, seed=0, high=1.0)), seeds=(0,), eval_every=6)
+    result = run(made, fusion.problem(fusion.make(N, seed=0, high=1.0)), seeds=(0,), eval_every=6)
     assert np.isfinite(result.metrics["residual"]).all()
     for scales in ((1.0, 0.0, 0.0, 0.5, 0.0, 0.0), (0.0,) * 6, (0.0, 1.0, 0.0, 0.0, -0.5, 0.0)):
         with pytest.raises(ValueError, match="schedule"):
@@ -294,7 +293,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
 
 
 def test_optimal_parts_leave_the_error_that_they_predict():
-    costs, rounds = data.make(N, seed=1, high=3.0), 40
+    costs, rounds = fusion.make(N, seed=1, high=3.0), 40
     few = dict(iterations=30, pulses=(1, 2), probes=None)
     parts = fusion.optimal(
         costs, MATRIX, epsilon=2.0, gradient_gap=1.0, rounds=rounds, shape="pulses", **few
@@ -318,7 +317,7 @@ def test_plans_of_several_budgets_and_schedules_run_side_by_side():
         plan.make(config(noise=Laplace(ratio), budget=protect.Budget(e, accountant="pure")), MATRIX)
         for ratio, e in ((0.9, 1.0), (0.95, 3.0))
     ]
-    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
     both = run(plans, task, seeds=(0, 1), eval_every=T)
     for v, one in enumerate(plans):
         alone = run(one, task, seeds=(0, 1), eval_every=T)
@@ -336,12 +335,12 @@ TWO = np.full((2, 2), 0.5)
 
 def neighbours():
     """Two problems whose first agent's gradients are apart by GAP in L1 at every point."""
-    one = data.make(2, seed=0, measurements=2, dimension=2, high=1.0)
+    one = fusion.make(2, seed=0, measurements=2, dimension=2, high=1.0)
     # v' with -2 M' (v' - v) = -(GAP, 0).
     change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
     values = one.values.copy()
     values[0] += change
-    return one, data.of(one.matrices, values, one.omega, one.truth)
+    return one, fusion.of(one.matrices, values, one.omega, one.truth)
 
 
 @functools.cache
@@ -507,7 +506,7 @@ def test_what_is_a_users_own_runs_and_is_named(changes):
 def test_a_users_method_has_plain_steps_and_wide_models():
     with pytest.raises(ValueError, match="plain steps"):
         config(method=Own(), optimizer=Chain(_adam, 0.1))
-    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
     narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
     with pytest.raises(ValueError, match="bfloat16"):
         run(plan.make(config(method=DSGD(), noise=Laplace(1.0)), MATRIX), narrow, seeds=(0,))
@@ -538,7 +537,7 @@ def test_assumptions_are_all_stated():
 
 
 def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
-    task = fusion.problem(data.make(N, seed=0, high=2.0))
+    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
     seen = []
     made = plan.make(config(), MATRIX)
     result = run(made, task, seeds=(0,), eval_every=10, callback=lambda p: len(seen) > 3)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dpjax import _rounding
+from dpjax import _numerics
 from dpjax.accounting import gdp, losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import captions
@@ -65,9 +65,9 @@ def test_a_printed_delta_is_neither_0_nor_1_nor_below_the_stated_one(delta):
 
 def test_a_delta_of_0_is_0():
     assert (
-        _rounding.delta_text(0.0) == "0"
-        and _rounding.delta_text(1.0) == "1"
-        and _rounding.delta_text(0.5, 1) == "0.5"
+        _numerics.delta_text(0.0) == "0"
+        and _numerics.delta_text(1.0) == "1"
+        and _numerics.delta_text(0.5, 1) == "0.5"
     )
 
 

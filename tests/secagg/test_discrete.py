@@ -14,9 +14,10 @@ import scipy.stats
 
 pytest.importorskip("cryptography")
 
-from dpjax import _lattice, _numerics  # noqa: E402
+from dpjax import _numerics  # noqa: E402
 from dpjax._numerics import double_precision  # noqa: E402
 from dpjax.secagg import integers  # noqa: E402
+from dpjax.secagg.lattice import proposal  # noqa: E402
 from dpjax.transforms import integers as within  # noqa: E402
 from tests.secagg import lattice  # noqa: E402
 
@@ -168,7 +169,7 @@ def pairs(row, column, seed=3):
 
 @pytest.mark.parametrize("variance", IN_JIT, ids=str)
 def test_numbers_follow_from_their_words_as_fractions_tell(variance) -> None:
-    centre = _lattice.proposal(variance).centre
+    centre = proposal(variance).centre
     for row, column in [(0, 0), (0, 31), (0, 32), (7, 1499), *((39, c) for c in range(0, 800, 20))]:
         exact = lattice.replayed(pairs(row, column), Fraction(variance), centre)
         assert in_jit(variance)[row, column] == exact

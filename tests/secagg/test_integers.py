@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from dpjax import _lattice, _numerics  # noqa: E402
-from dpjax.secagg import integers  # noqa: E402
+from dpjax import _numerics  # noqa: E402
+from dpjax.secagg import integers, lattice  # noqa: E402
 from dpjax.secagg.integers import SumCode  # noqa: E402
 from dpjax.transforms import integers as within  # noqa: E402
 from tests.secagg.lattice import Script  # noqa: E402
@@ -36,20 +36,20 @@ def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> Non
     c, gamma, k, beta = 1.0, 0.02, 4096, math.exp(-0.5)
     printed = c**2 + gamma**2 * k / 4
     printed += math.sqrt(2 * math.log(1 / beta)) * gamma * (c + gamma * math.sqrt(k) / 2)
-    found = gamma * math.sqrt(_lattice.limit(c / gamma, k, beta))
+    found = gamma * math.sqrt(lattice.limit(c / gamma, k, beta))
     assert 0 <= math.sqrt(printed) - found < gamma
-    assert _lattice.limit(c / gamma, k, 0.0) == int((c / gamma + math.sqrt(k)) ** 2)
+    assert lattice.limit(c / gamma, k, 0.0) == int((c / gamma + math.sqrt(k)) ** 2)
     code = SumCode(size=k, bound=c, grid=gamma, clients=10)
     assert code.sensitivity == pytest.approx(found, rel=1e-12)
     # Never above: a huge grid leaves the simple one.
-    assert _lattice.limit(0.01, 4, 1e-9) == _lattice.limit(0.01, 4, 0.0)
+    assert lattice.limit(0.01, 4, 1e-9) == lattice.limit(0.01, 4, 0.0)
 
 
 def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
     # Two coordinates, all four roundings with their probabilities, over places and betas.
     for beta in (0.6065, 0.2, 0.75):
         for place in itertools.product((0.1, 0.5, 2.5, 3.9), repeat=2):
-            square = _lattice.limit(math.hypot(*place), 2, beta)
+            square = lattice.limit(math.hypot(*place), 2, beta)
             share = 0.0
             for up in itertools.product((0, 1), repeat=2):
                 whole = [math.floor(p) + u for p, u in zip(place, up, strict=True)]
@@ -76,7 +76,7 @@ def test_roundings_that_are_too_long_are_drawn_anew() -> None:
     code = SumCode(size=64, bound=1.0, grid=1.0, clients=2)
     signs = code.signs(b"a")
     # Rotated, every place is 1/8.
-    x = _lattice.hadamard(np.full(64, 0.125) / 8) * signs
+    x = lattice.hadamard(np.full(64, 0.125) / 8) * signs
     # Words of zero round all up. The broken twin sends that: longer than it says.
     assert 64 > code.limit
     later = np.random.default_rng(0).integers(0, 2**32, 64).tolist()
@@ -84,7 +84,7 @@ def test_roundings_that_are_too_long_are_drawn_anew() -> None:
     assert whole.tolist() == [int((word >> 8) < 2**21) for word in later]
     assert 0 < int(whole @ whole) <= code.limit
     # Words that never let it pass: all towards zero.
-    assert not integers.encode(code, x, signs, Script([0] * (64 * _lattice.TRIES))).any()
+    assert not integers.encode(code, x, signs, Script([0] * (64 * lattice.TRIES))).any()
     # Where every rounding is taken, the limit is that of all up.
     always = SumCode(size=64, bound=1.0, grid=1.0, clients=2, beta=0.0)
     assert integers.encode(always, x, signs, Script([0] * 64)).sum() == 64 <= always.limit
@@ -113,12 +113,12 @@ def test_the_mean_is_the_vector_s() -> None:
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
     whole, _ = encode(CODE, rows, signs, key())
     mean = np.asarray(whole, np.float64).mean(0) * CODE.grid
-    mean = (_lattice.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
+    mean = (lattice.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
     # Standard errors of half a grid unit at most, and a bias that conditioning leaves.
     assert np.abs(mean - x).max() < 4.5 * CODE.grid / 2 / math.sqrt(8000)
     # Rounding to nearest would be further off: the twin.
     nearest = CODE.grid * np.rint(integers.rotation(CODE, x.astype(np.float32), signs))
-    nearest = _lattice.hadamard(nearest) / math.sqrt(CODE.padded) * signs
+    nearest = lattice.hadamard(nearest) / math.sqrt(CODE.padded) * signs
     assert np.abs(nearest[:100] - x).max() > 4.5 * CODE.grid / 2 / math.sqrt(8000)
 
 
@@ -176,7 +176,7 @@ def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> No
 
 def test_no_entry_is_beyond_the_largest() -> None:
     code = SumCode(4, 1.0, 0.05, 3, variance=Fraction(9, 4))
-    law = _lattice.proposal(code.variance)
+    law = lattice.proposal(code.variance)
     # The farthest proposal that is kept, and the longest vector.
     assert code.largest == math.isqrt(code.limit) + law.centre + law.farthest
     assert law.farthest >= 63.9 * 1.5
@@ -185,19 +185,19 @@ def test_no_entry_is_beyond_the_largest() -> None:
 
 def test_bits_are_those_of_signals_and_of_noise() -> None:
     given = dict(clients=1000, norm=20.0, square=500, size=4096, failure=2.0**-40)
-    bits = _lattice.wrap_bits(variance=4, **given)
+    bits = lattice.wrap_bits(variance=4, **given)
     z = math.sqrt(2 * math.log(4 * 4096 * 2.0**40))
     reach = 1000 * 20 / 64 * z + 1000 + math.sqrt(4000) * z
     assert 2 ** (bits - 1) > reach >= 2 ** (bits - 2)
     # The broken twin: a modulus for the signals alone wraps on noise.
     quiet = dict(given, clients=4, norm=1.0, square=2)
-    alone = _lattice.wrap_bits(variance=0, **quiet)
+    alone = lattice.wrap_bits(variance=0, **quiet)
     noise = integers.discrete_gaussians(integers.Stream(bytes(32)), 4096, 400)
     assert np.abs(noise).max() >= 2 ** (alone - 1)
-    assert np.abs(noise).max() < 2 ** (_lattice.wrap_bits(variance=400, **quiet) - 1)
+    assert np.abs(noise).max() < 2 ** (lattice.wrap_bits(variance=400, **quiet) - 1)
     # More of anything never takes fewer.
     for change in ({"clients": 2000}, {"norm": 40.0, "square": 2000}, {"failure": 2.0**-60}):
-        assert _lattice.wrap_bits(variance=4, **(given | change)) >= bits
+        assert lattice.wrap_bits(variance=4, **(given | change)) >= bits
 
 
 def test_signs_are_public_coins() -> None:
@@ -212,7 +212,7 @@ def test_a_rotation_spreads_what_one_coordinate_holds() -> None:
     x[7] = 1.0
     places = integers.rotation(code, x, code.signs(b"a"))
     np.testing.assert_allclose(np.abs(places), 1000 / 32, rtol=1e-6)
-    back = _lattice.hadamard(places.astype(np.float64)) / 32 * code.signs(b"a") * 0.001
+    back = lattice.hadamard(places.astype(np.float64)) / 32 * code.signs(b"a") * 0.001
     np.testing.assert_allclose(back[:1000], x, atol=1e-6)
 
 
@@ -231,8 +231,8 @@ def test_squares_beyond_64_bits_are_no_short_vector() -> None:
     size = 2**19
     code = SumCode(size, 1.0, 1 / 64, 1)
     rows = np.zeros((4, size), np.int32)
-    rows[0] = _lattice.LONGEST  # 2^63, the least number of int64
-    rows[1, :-1] = _lattice.LONGEST
+    rows[0] = lattice.LONGEST  # 2^63, the least number of int64
+    rows[1, :-1] = lattice.LONGEST
     rows[2, : code.limit % 1024] = 1
     rows[3, : math.isqrt(code.limit)] = 1
     rows[3, 0] = math.isqrt(code.limit)

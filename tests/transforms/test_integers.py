@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._lattice import SumCode
+from dpjax.secagg.lattice import SumCode
 from dpjax.transforms import integers
 
 N, K, BOUND = 6, 300, 1.0

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.data import cache, texts
+from _common import texts, tokenizer
+from dpjax.data import cache
 
 
 class Letters:
@@ -94,8 +95,6 @@ def test_missing_files_and_other_tasks_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_sentiment_treebank(data_folder: Path) -> None:
-    from dpjax.models import tokenizer
-
     pytest.importorskip("tokenizers")
     if not (data_folder / "sst2").is_dir() or not (data_folder / "bpe").is_dir():
         pytest.skip("sst2 and bpe are not in the data cache")

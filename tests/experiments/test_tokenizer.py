@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.models import tokenizer
+from _common import tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

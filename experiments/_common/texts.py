@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Int
 
+from _common import tokenizer as tokens
 from dpjax import _files, _validate
 from dpjax.data import builders, cache, canonical
 from dpjax.data.load import Dataset
@@ -49,7 +50,7 @@ _HOST = "https://dl.fbaipublicfiles.com"
 
 
 class _Encoder(Protocol):
-    """What `dpjax.models.tokenizer.Tokenizer` does."""
+    """What `_common.tokenizer.Tokenizer` does."""
 
     def encode(
         self, texts: Sequence[str], length: int, seconds: Sequence[str] | None = None
@@ -68,7 +69,7 @@ def read(
 
     Args:
         task: One of `TASKS`.
-        tokenizer: From `dpjax.models.tokenizer.load`.
+        tokenizer: From `_common.tokenizer.load`.
         length: Tokens a record, special ones included.
         folder: Of the task's files; None is the folder of the task's name in the cache
             (`dpjax.data.cache.folder`).
@@ -85,9 +86,7 @@ def read(
     length = _validate.integer("length", length)
     _validate.flag("download", download)
     if not hasattr(tokenizer, "encode"):
-        raise ValueError(
-            f"tokenizer is {_validate.shown(tokenizer)}; give one of dpjax.models.tokenizer.load"
-        )
+        raise ValueError(f"tokenizer is {_validate.shown(tokenizer)}; give one of tokenizer.load")
     if not isinstance(folder, str | os.PathLike | None):
         raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
     place = cache.folder() / task if folder is None else Path(folder).expanduser()
@@ -130,7 +129,7 @@ def _records(folder: Path, name: str, columns: Columns) -> tuple[list[list[str]]
         )
     wanted = [*columns.texts, columns.label]
     found: list[list[str]] = [[] for _ in wanted]
-    with _files.reading(path, "give a whole file"), _files.text(path, newline="") as file:
+    with _files.reading(path, "give a whole file"), tokens.opened(path, newline="") as file:
         lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         header = next(lines, [])
         missing = [each for each in wanted if each not in header]

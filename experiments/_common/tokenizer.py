@@ -1,6 +1,7 @@
 """RoBERTa's tokenizer: byte-level pairs, from the public files."""
 
 import functools
+import gzip
 import importlib
 import json
 import os
@@ -8,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Int
@@ -156,6 +157,17 @@ def load(folder: str | Path) -> Tokenizer:
         return Tokenizer(tokens, pairs)
 
 
+def opened(path: Path, *, newline: str | None = None) -> IO[str]:
+    """Open a text file in UTF-8; ``.gz`` is unpacked on the way.
+
+    Args:
+        path: The file.
+        newline: As of `open`.
+    """
+    packed = path.suffix == ".gz"
+    return (gzip.open if packed else open)(path, "rt", encoding="utf8", newline=newline)
+
+
 def _file(folder: Path, name: str) -> Path | None:
     """Where a file is, or None where there is none."""
     for path in (folder / name, folder / f"{name}.gz"):
@@ -167,7 +179,7 @@ def _file(folder: Path, name: str) -> Path | None:
 def _numbers(path: Path) -> dict[str, int]:
     """The numbers of a JSON file by token; each once."""
     with _files.reading(path, "give a whole file of tokens and their numbers"):
-        with _files.text(path) as file:
+        with opened(path) as file:
             numbers = json.load(file)
         if not isinstance(numbers, dict) or set(map(type, numbers.values())) != {int}:
             raise ValueError("it holds something else than tokens and whole numbers")
@@ -179,7 +191,7 @@ def _numbers(path: Path) -> dict[str, int]:
 def _pairs(path: Path) -> list[tuple[str, str]]:
     """The merges of a file, a line each."""
     with _files.reading(path, "give a whole file of merges"):
-        with _files.text(path) as file:
+        with opened(path) as file:
             lines = file.read().rstrip("\n").split("\n")
         lines = lines[1:] if lines[0].startswith("#version") else lines
         pairs = [tuple(line.split(" ")) for line in lines]
@@ -193,7 +205,7 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
 def _renumbered(path: Path, encoder: dict[str, int]) -> dict[str, int]:
     """GPT-2's tokens with RoBERTa's numbers; the list's made-up words use up numbers alone."""
     with _files.reading(path, "give the list of the same tokenizer, whole"):
-        with _files.text(path) as file:
+        with opened(path) as file:
             rows = [line.split()[0] for line in file if line.strip()]
         places = {int(row): _FIRST + index for index, row in enumerate(rows) if row.isdigit()}
         numbered = sum(map(str.isdigit, rows))

@@ -104,24 +104,24 @@ def proposal(variance: Any) -> Proposal:
     return Proposal(value.numerator, value.denominator, centre)
 
 
-def above(value: Any) -> Fraction:
-    """Return the least variance, of those that can be drawn with this many digits, not below one.
+def variance_above(value: Any) -> Fraction:
+    """Return the least variance that can be drawn, of 20 binary digits, not below a number.
 
     Args:
-        value: A number from 0 to 2^20.
+        value: Squared grid units, above 0, at most 2^20; below 1/4 the answer is 1/4.
 
     Raises:
         ValueError: For another one.
+
+    Example:
+        >>> from dpjax.secagg.integers import variance_above
+        >>> variance_above(4.0)
+        Fraction(4, 1)
     """
     number = _validate.number("variance", value)
     if not 0 < number <= MOST:
-        raise ValueError(
-            f"variance is {_validate.shown(value)} squared grid units; give one above 0, to 2^20"
-        )
-    exact = max(
-        Fraction(value) if isinstance(value, int | Fraction) else Fraction(number),
-        LEAST,
-    )
+        raise ValueError(f"variance is {_validate.shown(value)}; give one above 0, to 2^20")
+    exact = max(Fraction(value) if isinstance(value, int | Fraction) else Fraction(number), LEAST)
     # The numerator is below 2^20 after rounding up.
     denominator = 2 ** max(0, 19 - math.floor(math.log2(exact)))
     while math.ceil(exact * denominator) > MOST:
