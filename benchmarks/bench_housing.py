@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, timed
-from dpjax.data import bundled, load, partition
+from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
@@ -38,7 +38,7 @@ def task(graph: str) -> tuple[problem.Problem, np.ndarray]:
     make = {"facebook_ego": graphs.facebook_ego, "florentine": graphs.florentine}
     matrix = mixing.uniform_neighbors(make[graph]())
     data = load.load("housing")
-    x, _ = bundled.standardise(data.x_train, data.x_train)
+    x, _ = split.standardise(data.x_train, data.x_train)
     few = x[:8], data.y_train[:8]
     model = MLP(hidden=(64,), outputs=None, activation="relu")
     shards = partition.iid(16_512, len(matrix), 0)

@@ -1,32 +1,23 @@
 """Files read with a reason where they cannot be, written whole or not at all, and locked."""
 
-import bz2
 import contextlib
 import errno
 import fcntl
-import gzip
-import io
-import lzma
 import os
 import secrets
 import weakref
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO
 
 import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["Lock", "archive", "create", "npz", "reading", "replace", "text", "writing"]
+__all__ = ["Lock", "archive", "create", "npz", "reading", "replace", "writing"]
 
 Content = bytes | Callable[[BinaryIO], None]
 
-_OPEN: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_MOST, _RATIO = 2**28, 200
-"""Bytes that any file may unpack to, and how many times its size beyond that: data sets unpack to
-at most 60 times, a file made to fill a memory to 1,000 times."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -42,10 +33,10 @@ def npz(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ValueError(f"path is {_validate.shown(path)}; name a file, such as 'run.npz'")
-    place = Path(text)
-    if os.path.isdir(text) or not place.name or place.name == "..":
+    file = Path(text)
+    if os.path.isdir(text) or not file.name or file.name == "..":
         raise ValueError(f"path is {text!r}, a folder; name a file in it, such as 'run.npz'")
-    return place if place.suffix else place.with_suffix(".npz")
+    return file if file.suffix else file.with_suffix(".npz")
 
 
 def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -64,7 +55,6 @@ def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     try:
         # Opened here, since np.load leaves its own handle open when the archive is damaged.
         with open(path, "rb") as raw:
-            _check_archive(raw)
             file = np.load(raw, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise ValueError("it is a bare array, not an archive")
@@ -77,63 +67,6 @@ def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if not all(isinstance(array, np.ndarray) for array in held.values()):
         raise ValueError("it holds entries that are no arrays")
     return held
-
-
-def _check_archive(raw: BinaryIO) -> None:
-    """Refuse an archive by the sizes in its directory, of which reading gives no byte more."""
-    if zipfile.is_zipfile(raw):
-        with zipfile.ZipFile(raw) as file:
-            unpacked = sum(entry.file_size for entry in file.infolist())
-        _check_unpacked(unpacked, os.fstat(raw.fileno()).st_size, "save it with numpy.savez")
-    raw.seek(0)
-
-
-def _check_unpacked(unpacked: int, size: int, remedy: str) -> None:
-    most = max(_MOST, _RATIO * size)
-    if unpacked > most:
-        raise ValueError(
-            f"its {size:,} bytes unpack to more than {most:,}; if that is meant, {remedy}"
-        )
-
-
-class _Unpacked(io.RawIOBase):
-    """The bytes of a compressed file, as far as they are in proportion to its size."""
-
-    def __init__(self, path: Path):
-        self._file: Any = _OPEN[path.suffix](path, "rb")
-        self._size, self._done = os.path.getsize(path), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(buffer)
-        self._done += count
-        _check_unpacked(self._done, self._size, "unpack it first")
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def binary(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file's bytes; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way, as by `text`."""
-    path = Path(path)
-    return io.BufferedReader(_Unpacked(path)) if path.suffix in _OPEN else open(path, "rb")
-
-
-def text(path: str | os.PathLike[str], *, newline: str | None = None) -> TextIO:
-    """Open a text file in UTF-8; ``.gz``, ``.bz2`` and ``.xz`` are unpacked on the way.
-
-    A compressed file that unpacks to more than 200 times its size, and to more than 256 MiB, is
-    refused where it does, as a ValueError. What is read is best read inside of `reading`.
-
-    Args:
-        path: The file.
-        newline: As of `open`.
-    """
-    return io.TextIOWrapper(binary(path), encoding="utf8", newline=newline)
 
 
 @contextlib.contextmanager
@@ -185,15 +118,15 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class Lock:
-    """A place that one object of one process has to itself, until `close` or the process's end.
+    """A file or folder that one object of one process has to itself, until `close` or a kill.
 
     The system holds it for the open file (`flock`): a second object of the same process meets it
-    as another process does, and a kill frees it. A copy of the place is another place.
+    as another process does. A copy of the file is another one.
 
     Args:
-        name: The argument that named the place.
-        path: The place.
-        at: The file that is locked, which is never replaced: the place by default; made where
+        name: The argument that named it.
+        path: Its path.
+        at: The file that is locked, which is never replaced: the path by default; made where
             there is none.
         passing: Whether `close` deletes that file.
 
@@ -201,8 +134,8 @@ class Lock:
         handle: Of the locked file, for reading and writing.
 
     Raises:
-        ValueError: For a place that somebody else has, that cannot be written, or whose file
-            system has no locks.
+        ValueError: Where somebody else has it, it cannot be written, or its file system has no
+            locks.
     """
 
     def __init__(
@@ -215,36 +148,24 @@ class Lock:
     ) -> None:
         self._name, self._path, self._process = name, os.fspath(path), os.getpid()
         self._at, self._passing = Path(at or path).absolute(), passing
-        handle = None
         with writing(name, path):
             self._at.parent.mkdir(parents=True, exist_ok=True)
-            while handle is None:
-                handle = self._locked()
-        self.handle = handle
-        self._open = weakref.finalize(self, os.close, handle)
+            self.handle = os.open(self._at, os.O_RDWR | os.O_CREAT, 0o600)
+            self._open = weakref.finalize(self, os.close, self.handle)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_there():
+                    return
+        self._open()
+        raise ValueError(
+            f"{name} is {self._path!r}, which another process uses, or another object of this one; "
+            "end or close that one first"
+        )
 
-    def _locked(self) -> int | None:
-        """A handle of the locked file; None where its name was given to another file meanwhile."""
-        handle = os.open(self._at, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
-            why = (
-                "another process uses, or another object of this one; end or close that one first"
-                if isinstance(error, BlockingIOError)
-                else f"cannot be locked ({error.strerror or error}); name a place on a file system "
-                "with locks (flock), such as a local disk"
-            )
-            raise ValueError(f"{self._name} is {self._path!r}, which {why}") from None
-        if self._is_there(handle):
-            return handle
-        os.close(handle)
-        return None
-
-    def _is_there(self, handle: int) -> bool:
+    def _is_there(self) -> bool:
+        """Whether the path still names the open file, which another holder may have deleted."""
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(handle), os.stat(self._at))
+            return os.path.samestat(os.fstat(self.handle), os.stat(self._at))
         return False
 
     def check(self) -> None:
@@ -254,19 +175,18 @@ class Lock:
             ValueError: After `close`, in a forked process, or where the file was deleted, moved or
                 replaced.
         """
-        why = {
-            "is closed": not self._open.alive,
-            "was opened before this process was forked": self._process != os.getpid(),
-            "was deleted, moved or replaced while it was in use": not (
-                self._open.alive and self._is_there(self.handle)
-            ),
-        }
-        for reason, holds in why.items():
-            if holds:
-                raise ValueError(f"{self._name} is {self._path!r}, which {reason}; open it again")
+        if not self._open.alive:
+            reason = "is closed"
+        elif self._process != os.getpid():
+            reason = "was opened before this process was forked"
+        elif not self._is_there():
+            reason = "was deleted, moved or replaced while it was in use"
+        else:
+            return
+        raise ValueError(f"{self._name} is {self._path!r}, which {reason}; open it again")
 
     def close(self) -> None:
-        """Free the place."""
+        """Let others have it."""
         try:
             if self._passing and self._open.alive and self._process == os.getpid():
                 self._at.unlink(missing_ok=True)
@@ -288,8 +208,6 @@ def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
     with _beside(path, content, mode) as beside:
         try:
             os.link(beside, path)  # fails where the name is taken, unlike a rename
-        except FileExistsError:
-            raise
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -316,9 +234,7 @@ def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise NotADirectoryError(
-            errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)
-        ) from None
+        raise NotADirectoryError(f"{path.parent} is a file") from None
     # Cut, so that the longest name that a file may have leaves room for what is added.
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
@@ -331,16 +247,12 @@ def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
         yield beside
-        _sync_folder(path.parent)
+        # Makes the new name last through a power failure, where the system can.
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power failure, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -19,7 +19,7 @@ import numpy as np
 from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.data import bundled, load, partition, split
+from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
@@ -118,7 +118,7 @@ PRESETS = {
 def learn(config: Config, agents: int, seed: int) -> problem.Problem:
     """The data of one seed: split, dealt to the agents at random, and the network to train."""
     data = load.load("housing")
-    x, _ = bundled.standardise(data.x_train, data.x_train)
+    x, _ = split.standardise(data.x_train, data.x_train)
     x, y = (part[: config.records or None] for part in (x, data.y_train))
     train, test = split.split(x, y, 0.2, seed=seed)
     shards = partition.iid(len(train[1]), agents, seed)

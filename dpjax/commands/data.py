@@ -56,12 +56,11 @@ def _list() -> int:
 
 
 def _state(path: Path, known: catalog.Known) -> str:
-    """Whether a file is here and whole; one that was read before and has not changed is."""
-    if not canonical.known(path, known.sha256):
-        try:
-            canonical.read(path, known.sha256, in_any_order=known.in_any_order)
-        except (ValueError, OSError):
-            return _BAD
+    """Whether a file is here and whole."""
+    try:
+        canonical.read(path, known.sha256, in_any_order=known.in_any_order)
+    except (ValueError, OSError):
+        return _BAD
     return f"here, {path.stat().st_size / 1e6:.1f} MB"
 
 
@@ -104,7 +103,7 @@ def _check() -> int:
         try:
             _, sha256 = canonical.read(
                 path, known.sha256, "delete it and put or fetch a whole one",
-                in_any_order=known.in_any_order, again=True,
+                in_any_order=known.in_any_order,
             )  # fmt: skip
         except (ValueError, OSError) as error:
             bad += 1

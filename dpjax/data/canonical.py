@@ -2,28 +2,47 @@
 
 A file holds ``x_train`` [N, ...] and ``y_train`` [N], and ``x_test`` and ``y_test`` where there
 are test records; ``x`` and ``y`` stand for train records that nobody has split. Reading checks
-shapes and values, and the records' digest where it is known. A note beside the file
-(``.NAME.npz.checked``) remembers its size, time of change and digests, so that the next load need
-not compute them.
+shapes and values, and the records' digest where it is known.
 """
 
-import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.data import cache, libsvm
+from dpjax.data import files
 
 __all__: list[str] = []
 
 Arrays = dict[str, np.ndarray]
 
 _PARTS = ("train", "test")
+
+
+class Dataset(NamedTuple):
+    """Records of a data set.
+
+    Attributes:
+        name: Its name.
+        x_train: [N, ...] examples.
+        y_train: [N] labels, int32 where they are whole numbers.
+        x_test: [M, ...] test examples; None where there are none.
+        y_test: [M] their labels; None where there are none.
+        source: Where it comes from.
+        sha256: Of the records, see `canonical.read`.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray | None
+    y_test: np.ndarray | None
+    source: str
+    sha256: str
 
 
 def digest(x: np.ndarray, y: np.ndarray) -> str:
@@ -70,7 +89,7 @@ def _small(array: np.ndarray) -> np.ndarray:
 
 
 def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Return the four arrays of a data set, if they are fit to learn from.
+    """Return the arrays of a data set, if they are fit to learn from.
 
     Args:
         path: Where they come from, for messages.
@@ -82,32 +101,27 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     Raises:
         ValueError: For a missing array, lengths that differ, text, NaN or infinity.
     """
-    names = {"x": "x_train", "y": "y_train"}
-    if "x_train" in arrays:
-        names = {}
-    held = {names.get(name, name): array for name, array in arrays.items()}
-    for name in ("x_train", "y_train", *(("y_test",) if "x_test" in held else ())):
-        if name not in held:
+    if "x_train" not in arrays:
+        names = {"x": "x_train", "y": "y_train"}
+        arrays = {names.get(name, name): array for name, array in arrays.items()}
+    for name in ("x_train", "y_train", *(("y_test",) if "x_test" in arrays else ())):
+        if name not in arrays:
             raise ValueError(
                 f"{path} lacks {name} (it holds {', '.join(arrays) or 'nothing'}); save x_train "
                 "and y_train, and x_test and y_test if there are test records"
             )
-    checked = {}
-    for part in _PARTS:
-        if f"x_{part}" not in held:
-            continue
-        x, y = (_fit(path, name, held[name]) for name in (f"x_{part}", f"y_{part}"))
+    checked: Arrays = {}
+    for part in [part for part in _PARTS if f"x_{part}" in arrays]:
+        x, y = (_fit(path, name, arrays[name]) for name in (f"x_{part}", f"y_{part}"))
         if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
             raise ValueError(
                 f"{path} holds x_{part} of shape {x.shape} and y_{part} of shape {y.shape}; give "
                 "one row and one label for each record"
             )
-        checked[f"x_{part}"], checked[f"y_{part}"] = x, libsvm.labels(y)
-    if "x_test" in checked and checked["x_test"].shape[1:] != checked["x_train"].shape[1:]:
-        raise ValueError(
-            f"{path} holds train records of shape {checked['x_train'].shape[1:]} and test records "
-            f"of shape {checked['x_test'].shape[1:]}; make them alike"
-        )
+        checked |= {f"x_{part}": x, f"y_{part}": files.labels(y)}
+    shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}
+    if len(shapes) > 1:
+        raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
     return checked
 
 
@@ -117,9 +131,7 @@ def _fit(path: str | os.PathLike[str], name: str, given: np.ndarray) -> np.ndarr
         raise ValueError(f"{path} holds {name} of type {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0][0])
-        raise ValueError(
-            f"{path} holds NaN or infinity in {name}, record {row}; remove or fill such records"
-        )
+        raise ValueError(f"{path} holds NaN or infinity in {name}, record {row}; remove or fill it")
     return array
 
 
@@ -129,7 +141,6 @@ def read(
     remedy: str = "make the file again",
     *,
     in_any_order: tuple[str | None, str | None] = (None, None),
-    again: bool = False,
 ) -> tuple[Arrays, str]:
     """Read a file in the canonical form, checked.
 
@@ -138,45 +149,23 @@ def read(
         expected: Known digests of train and test records; None is not compared.
         remedy: What to do about a file that is damaged or another's.
         in_any_order: Known digests of the same records in whatever order, which do as well.
-        again: Compute the digests even where the note beside the file has them.
 
     Returns:
-        The arrays by name and the sha256 of all records: of the train records where there are no
-        others, else of the two digests' text.
+        The arrays by name and the sha256 of all records, as `combined` gives it.
 
     Raises:
         FileNotFoundError: When there is no such file.
         ValueError: For a file that is truncated, has missing or unfit arrays, or other records.
     """
-    path = Path(path)
     with _files.reading(path, remedy):
         arrays = check(path, _files.archive(path))
-    digests = None if again else _remembered(path)
-    if digests is None:
-        digests = _digests(arrays)
-    wanted = zip(_PARTS, expected, in_any_order, [*digests, None], strict=False)
-    for part, want, shuffled, have in wanted:
-        if want is not None and want != have and not _same(arrays, part, shuffled):
-            raise ValueError(
-                f"{path} holds other {part} records than the published ones (sha256 "
-                f"{have[:12] if have else 'none'}, not {want[:12]}); {remedy}"
-            )
-    _remember(path, digests)
-    return arrays, _joined(digests)
-
-
-def known(path: Path, expected: tuple[str | None, str | None]) -> bool:
-    """Whether the note beside a file says that it has been read and holds these records.
-
-    Args:
-        path: The npz file.
-        expected: Known digests of train and test records; None is not compared.
-    """
-    digests = _remembered(path)
-    if digests is None:
-        return False
-    pairs = zip(expected, [*digests, None], strict=False)
-    return all(want in (None, have) for want, have in pairs)
+    digests = _digests(arrays)
+    for part, want, shuffled in zip(_PARTS, expected, in_any_order, strict=True):
+        if want is None or digests.get(part) == want:
+            continue
+        if part not in digests or unordered(*_records(arrays, part)) != shuffled:
+            raise ValueError(f"{path} holds other {part} records than the published ones; {remedy}")
+    return arrays, combined(arrays, digests)
 
 
 def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
@@ -189,53 +178,26 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Pat
     Returns:
         The path.
     """
-    path = Path(path)
-    held = check(path, arrays)
-    with cache.beside(path) as temporary:
-        np.savez_compressed(temporary, **held)  # type: ignore[arg-type]
+    path, checked = Path(path), check(path, arrays)
+    with _files.writing("path", path):
+        _files.replace(path, lambda file: np.savez_compressed(file, **checked))  # type: ignore[arg-type]
     return path
 
 
-def combined(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the sha256 of all records, as `read` does."""
-    return _joined(_digests(arrays))
+def combined(arrays: Arrays, digests: Mapping[str, str] | None = None) -> str:
+    """Return the sha256 of all records: of the train records where there are no others.
+
+    Args:
+        arrays: From `check`.
+        digests: Of each part, where they are known.
+    """
+    texts = list((_digests(arrays) if digests is None else digests).values())
+    return texts[0] if len(texts) == 1 else hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
-def _digests(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    return [digest(arrays[f"x_{p}"], arrays[f"y_{p}"]) for p in _PARTS if f"x_{p}" in arrays]
+def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
+    return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
-def _same(arrays: Mapping[str, np.ndarray], part: str, want: str | None) -> bool:
-    """Whether a part's records are the known ones in another order."""
-    if want is None or f"x_{part}" not in arrays:
-        return False
-    return unordered(arrays[f"x_{part}"], arrays[f"y_{part}"]) == want
-
-
-def _joined(digests: list[str]) -> str:
-    return (
-        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    )
-
-
-def _note(path: Path) -> Path:
-    return path.with_name(f".{path.name}.checked")
-
-
-def _stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _remembered(path: Path) -> list[str] | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        note = json.loads(_note(path).read_text())
-        if note["stamp"] == _stamp(path):
-            return [str(entry) for entry in note["sha256"]]
-    return None
-
-
-def _remember(path: Path, digests: list[str]) -> None:
-    # A cache that cannot be written to is checked again each time.
-    with contextlib.suppress(ValueError), cache.beside(_note(path)) as temporary:
-        temporary.write_text(json.dumps({"stamp": _stamp(path), "sha256": digests}))
+def _digests(arrays: Arrays) -> dict[str, str]:
+    return {part: digest(*_records(arrays, part)) for part in _PARTS if f"x_{part}" in arrays}

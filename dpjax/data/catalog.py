@@ -21,11 +21,11 @@ class Known(NamedTuple):
             can be fetched: addresses of the same records, tried in turn.
         features: Number of features of those.
         bundled: Comes with scikit-learn: no file is needed.
-        fetched: scikit-learn fetches it when the cache lacks it.
-        builder: What tensorflow-datasets calls it, which makes it when the cache lacks it.
+        library: What makes it when the cache lacks it: "sklearn", or tensorflow-datasets by the
+            name of its builder.
         host: The server that a library fetches it from; None is not asked before.
         in_any_order: As ``sha256``, of the records in whatever order (`canonical.unordered`); a
-            builder's is its own.
+            library's is its own.
     """
 
     source: str
@@ -33,15 +33,14 @@ class Known(NamedTuple):
     urls: tuple[tuple[str, ...], ...] = ()
     features: int | None = None
     bundled: bool = False
-    fetched: bool = False
-    builder: str | None = None
+    library: str | None = None
     in_any_order: tuple[str | None, str | None] = (None, None)
     host: str | None = None
 
     @property
     def obtainable(self) -> bool:
         """Whether it can be had from a network."""
-        return bool(self.urls or self.fetched or self.builder)
+        return bool(self.urls or self.library)
 
 
 SETS = {
@@ -70,7 +69,7 @@ SETS = {
             "edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
             "c3f9adf9c66efb572b1f9326c3a511b45910c7173b97be66ceceeeeaef6b802b",
         ),
-        builder="mnist",
+        library="mnist",
         in_any_order=(
             "54e1ab866c9484947dd4821c52bb7a43938f555d6b046be6af55247f8e6ffc64",
             "97b756d55950f1841ebd48df7379b9b2fc87a10d63e08d6213dad41d564e8508",
@@ -79,13 +78,13 @@ SETS = {
     ),
     "fashion_mnist": Known(
         "Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1",
-        builder="fashion_mnist",
+        library="fashion_mnist",
         host="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     ),
     "cifar10": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 10 classes",
         ("f912919bdea371136f1aa4feed6beeca728015a5f08b1899a29c932a7e30be2b", None),
-        builder="cifar10",
+        library="cifar10",
         in_any_order=("6a3b2c04d0a79ce272dcdacaf0bc440275db5a8cbe3717521a28fada2ea0d2ed", None),
         host="https://www.cs.toronto.edu",
     ),
@@ -93,7 +92,7 @@ SETS = {
     "cifar100": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 100 classes",
         ("14886c20287690f03728355958fe0858f491f72573360ceb2c75e0feff0833ba", None),
-        builder="cifar100",
+        library="cifar100",
         in_any_order=("640c97a4012a8aebfcaf57fd82a33dd43b37d2e397a02cb9b0a3d89e6d6d936d", None),
         host="https://www.cs.toronto.edu",
     ),
@@ -101,7 +100,7 @@ SETS = {
         "StatLib California housing, Pace and Barry 1997, as scikit-learn derives its 8 features "
         "and the median value in 100,000 dollars; not split",
         ("edfb1cd7732d73f174f7adf9582e172a2788d522cc7f6ec0cf82121ea7011f01", None),
-        fetched=True,
+        library="sklearn",
         host="https://ndownloader.figshare.com",
     ),
 }

@@ -2,39 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from dpjax import _files
-from dpjax.data import builders, bundled, canonical, catalog, libsvm
 from dpjax.data import cache as cache_
+from dpjax.data import canonical, catalog, files, sources
+from dpjax.data.canonical import Dataset
 
 __all__ = ["Dataset", "from_file", "load"]
-
-
-class Dataset(NamedTuple):
-    """Records of a data set.
-
-    Attributes:
-        name: Its name.
-        x_train: [N, ...] examples.
-        y_train: [N] labels, int32 where they are whole numbers.
-        x_test: [M, ...] test examples; None where there are none.
-        y_test: [M] their labels; None where there are none.
-        source: Where it comes from.
-        sha256: Of the records, see `canonical.read`.
-    """
-
-    name: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray | None
-    y_test: np.ndarray | None
-    source: str
-    sha256: str
 
 
 def load(
@@ -57,12 +32,10 @@ def load(
         ValueError: For an unknown name, a file that is missing and cannot be had, or one that is
             damaged or holds other records; the message says what to put where.
     """
-    root = _folder(cache)
-    if name == "quadratics":
-        raise ValueError("name is 'quadratics', which has no records; use data.quadratics.make(n)")
+    root = cache_.folder() if cache is None else Path(cache).expanduser()
     known = catalog.SETS.get(name)
     if known is not None and known.bundled:
-        return _dataset(name, bundled.read(name), known.source)
+        return _dataset(name, sources.bundled(name), known.source)
     path = root / f"{name}.npz"
     if os.sep in name or (known is None and not os.path.exists(path)):
         there = sorted(file.stem for file in root.glob("*.npz") if file.stem not in catalog.SETS)
@@ -71,12 +44,18 @@ def load(
             "own file with data.load.from_file"
         )
     known = known or catalog.Known(f"the file {path}")
-    if not os.path.exists(path):
+    new = not os.path.exists(path)
+    if new:
         _obtain(name, known, path, download)
     again = "fetch it again" if known.obtainable else "put a whole one there"
-    arrays, sha256 = canonical.read(
-        path, known.sha256, f"delete the file and {again}", in_any_order=known.in_any_order
-    )
+    try:
+        arrays, sha256 = canonical.read(
+            path, known.sha256, f"delete the file and {again}", in_any_order=known.in_any_order
+        )
+    except ValueError:
+        if new:
+            path.unlink()
+        raise
     return _dataset(name, arrays, known.source, sha256)
 
 
@@ -107,123 +86,67 @@ def from_file(
             arrays, sha256 = canonical.read(path)
             return _dataset(path.stem, arrays, str(path), sha256)
         if path.suffix in (".csv", ".tsv"):
-            from dpjax.data import table
-
-            x, y = table.read(path, label)
+            x, y = files.table(path, label)
         else:
-            x, y = libsvm.read(path, features)
+            x, y = files.libsvm(path, features)
         return _dataset(path.stem, canonical.check(path, {"x": x, "y": y}), str(path))
-
-
-def _folder(named: str | os.PathLike[str] | None) -> Path:
-    return cache_.folder() if named is None else Path(named).expanduser()
 
 
 def _dataset(
     name: str, arrays: canonical.Arrays, source: str, sha256: str | None = None
 ) -> Dataset:
-    if sha256 is None:
-        sha256 = canonical.combined(arrays)
     x_test, y_test = arrays.get("x_test"), arrays.get("y_test")
+    sha256 = canonical.combined(arrays) if sha256 is None else sha256
     return Dataset(name, arrays["x_train"], arrays["y_train"], x_test, y_test, source, sha256)
 
 
 def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:
-    """Make the file ``path`` of a data set from LIBSVM's files, fetched or put there by hand."""
-    if known.fetched:
-        _fetch_housing(known.host, path, download)
-        return
-    if known.builder is not None:
-        _build(known.builder, known.host, path, download)
-        return
-    if not known.urls:
-        raise ValueError(
-            f"{path} does not exist, and {name} cannot be fetched; put it there ({known.source}: "
-            "x_train, y_train, x_test, y_test)"
-        )
+    """Make the file of a data set: by a library, or of LIBSVM's files, fetched or put there."""
     raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in known.urls]
-    by_hand = (
-        f"get {' and '.join(urls[0] for urls in known.urls)} on a machine with a network and put "
-        f"{' and '.join(raw.name for raw in raws)}, or {path.name} from another cache, into "
-        f"{path.parent}"
-    )
-    if not download and not all(os.path.exists(raw) for raw in raws):
-        raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
-    with cache_.locked(path):
-        if os.path.exists(path):  # Another process was faster.
-            return
-        fetched = [raw for raw in raws if not os.path.exists(raw)]
-        try:
-            for urls, raw in zip(known.urls, raws, strict=True):
-                cache_.fetch(urls, raw)
-        except ConnectionError as error:
-            raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
-        arrays: canonical.Arrays = {}
-        for part, raw, want in zip(("train", "test"), raws, known.sha256, strict=False):
-            try:
-                x, y = libsvm.read(raw, known.features)
-                digest = canonical.digest(x, y)
-                if digest != want:
-                    raise ValueError(
-                        f"{raw} holds other records than the published ones (sha256 "
-                        f"{digest[:12]}, not {str(want)[:12]}); delete it and fetch it again"
-                    )
-            except ValueError:
-                if raw in fetched:
-                    raw.unlink()
-                raise
-            arrays |= {f"x_{part}": x, f"y_{part}": y}
-        canonical.write(path, arrays)
-        for raw in fetched:
-            raw.unlink()
-
-
-def _build(name: str, host: str | None, path: Path, download: bool) -> None:
-    """Make the file ``path`` of images by a builder of tensorflow-datasets."""
-
-    def read(folder: str) -> canonical.Arrays:
-        train, test = builders.read(name, folder, ("image", "label"), ("train", "test"))
-        names = ("x_train", "y_train", "x_test", "y_test")
-        return dict(zip(names, (*train, *test), strict=True))
-
-    remedy = ", or install tensorflow where it needs that"
-    _through("tensorflow-datasets cannot make it", read, host, path, download, remedy)
-
-
-def _fetch_housing(host: str | None, path: Path, download: bool) -> None:
-    """Make the file ``path`` of California housing through scikit-learn."""
-
-    def read(folder: str) -> canonical.Arrays:
-        from sklearn import datasets
-
-        x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
-        return {"x": x, "y": y}
-
-    _through("scikit-learn cannot fetch it", read, host, path, download)
-
-
-def _through(
-    failure: str,
-    read: Callable[[str], canonical.Arrays],
-    host: str | None,
-    path: Path,
-    download: bool,
-    remedy: str = "",
-) -> None:
-    """Make the file ``path`` of what a library reads, given a folder for its own files."""
     by_hand = f"put {path.name} from another cache into {path.parent}"
-    if not download:
+    if raws:
+        urls, names = " and ".join(u[0] for u in known.urls), " and ".join(r.name for r in raws)
+        by_hand = f"get {urls} and put {names} there, or {by_hand}"
+    if not known.obtainable:
+        raise ValueError(
+            f"{path} does not exist, and {name} cannot be fetched; {by_hand}: {known.source}"
+        )
+    if not download and not (raws and all(map(os.path.exists, raws))):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
     with cache_.locked(path):
         if os.path.exists(path):  # Another process was faster.
             return
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            try:
-                if host is not None:
-                    cache_.reach(host, path)
-                arrays = read(folder)
-            except OSError as error:
-                raise ValueError(
-                    f"{path} does not exist, and {failure} ({error}); {by_hand}{remedy}"
-                ) from None
+        try:
+            arrays = _from_libsvm(known, raws) if raws else _from_library(known, path)
+        except OSError as error:
+            raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         canonical.write(path, arrays)
+
+
+def _from_libsvm(known: catalog.Known, raws: list[Path]) -> canonical.Arrays:
+    """Records of LIBSVM's files; those that were fetched are removed."""
+    arrays: canonical.Arrays = {}
+    fetched = [raw for raw in raws if not os.path.exists(raw)]
+    try:
+        for part, urls, raw in zip(("train", "test"), known.urls, raws, strict=False):
+            cache_.fetch(urls, raw)
+            arrays[f"x_{part}"], arrays[f"y_{part}"] = files.libsvm(raw, known.features)
+    finally:
+        for raw in fetched:
+            raw.unlink(missing_ok=True)
+    return arrays
+
+
+def _from_library(known: catalog.Known, path: Path) -> canonical.Arrays:
+    """Records that scikit-learn fetches, or a builder of tensorflow-datasets makes."""
+    if known.host is not None:
+        cache_.reach(known.host, path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        if known.library == "sklearn":
+            from sklearn import datasets
+
+            x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
+            return {"x": x, "y": y}
+        fields, parts = ("image", "label"), ("train", "test")
+        train, test = sources.built(str(known.library), folder, fields, parts)
+        return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*train, *test), strict=True))

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dpjax import _files
 from dpjax.data import cache
 
 __all__: list[str] = []
@@ -17,7 +18,7 @@ _URL = (
 _SHA256 = "1f5c9d43608a8cf6d56e27f1902f528cf7cf9ef1114afd3df7bc5888d7250fb1"
 
 
-def fetch(folder: str | os.PathLike[str] | None = None, *, url: str = _URL) -> Path:
+def fetch(folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the edge list of the ego network, fetched if the cache lacks it.
 
     What is kept is the largest component, each edge once, in the order of the published file, so
@@ -25,7 +26,6 @@ def fetch(folder: str | os.PathLike[str] | None = None, *, url: str = _URL) -> P
 
     Args:
         folder: The cache; None is `cache.folder`.
-        url: Where from.
 
     Returns:
         The file ``facebook_ego.edgelist``, for ``topology.graphs.facebook_ego``.
@@ -38,18 +38,16 @@ def fetch(folder: str | os.PathLike[str] | None = None, *, url: str = _URL) -> P
     if os.path.exists(path):
         return path
     with cache.locked(path):
-        if os.path.exists(path):
-            return path
         raw = path.with_name("414.edges")
         try:
-            cache.fetch(url, raw, sha256=_SHA256)
+            cache.fetch(_URL, raw, sha256=_SHA256)
         except ConnectionError as error:
             raise ValueError(
-                f"{path} does not exist, and {error}; get {url} on a machine with a network and "
+                f"{path} does not exist, and {error}; get {_URL} on a machine with a network and "
                 f"put it there as {raw.name}, or put {path.name} from another cache there"
             ) from None
-        with cache.beside(path) as temporary:
-            temporary.write_text(_largest_component(raw.read_text(encoding="ascii")))
+        with _files.writing("path", path):
+            _files.replace(path, _largest_component(raw.read_text("ascii")).encode())
         raw.unlink()
     return path
 

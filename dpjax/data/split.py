@@ -1,13 +1,13 @@
-"""Splitting records in two."""
+"""Splitting records in two, and scaling both parts."""
 
 from typing import Any
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.data.load import Dataset
+from dpjax.data.canonical import Dataset
 
-__all__ = ["split", "with_test"]
+__all__ = ["split", "standardise", "with_test"]
 
 
 def split(
@@ -65,3 +65,27 @@ def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any
     if data.x_test is None:
         return split(x, y, fraction, seed)
     return (x, y), (data.x_test, data.y_test)
+
+
+def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and scale features by the mean and standard deviation of the train records.
+
+    Args:
+        train: [N, d] train examples.
+        test: [M, d] test examples.
+
+    Returns:
+        Both, float64; a feature that is constant in ``train`` is centred only.
+
+    Raises:
+        ValueError: For other columns in ``test``, NaN, infinity, or values whose squares overflow.
+    """
+    train = _validate.finite_array("train", train, ndim=2)
+    test = _validate.finite_array("test", test, ndim=2)
+    if train.shape[1] != test.shape[1]:
+        raise ValueError(f"test has {test.shape[1]} columns, train {train.shape[1]}")
+    if (largest := max(np.abs(train).max(), np.abs(test).max())) > 1e150:
+        raise ValueError(f"train or test reaches {largest:.3g}; scale or drop that feature")
+    mean, deviation = train.mean(0), train.std(0)
+    deviation[deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))] = 1.0
+    return (train - mean) / deviation, (test - mean) / deviation

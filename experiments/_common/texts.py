@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from _common import tokenizer as tokens
 from dpjax import _files, _validate
-from dpjax.data import builders, cache, canonical
+from dpjax.data import cache, canonical, sources
 from dpjax.data.load import Dataset
 
 __all__ = ["TASKS", "read"]
@@ -161,7 +161,7 @@ def _obtain(folder: Path) -> None:
         fields = ("sentence", "label")
         try:
             cache.reach(_HOST, folder / "train.tsv")
-            parts = builders.read(_BUILDER, folder / "tfds", fields, tuple(names.values()))
+            parts = sources.built(_BUILDER, folder / "tfds", fields, tuple(names.values()))
         except OSError as error:
             raise ValueError(
                 f"{folder} holds no train.tsv, and tensorflow-datasets cannot make it ({error}); "
@@ -172,5 +172,4 @@ def _obtain(folder: Path) -> None:
             for text, label in zip(texts.tolist(), labels.tolist(), strict=True):
                 lines.append(f"{bytes(text).decode('utf8').strip()}\t{int(label)}")
             # The training file last: with it the folder counts as whole.
-            with cache.beside(folder / f"{name}.tsv") as temporary:
-                temporary.write_text("\n".join(lines) + "\n", encoding="utf8")
+            _files.replace(folder / f"{name}.tsv", ("\n".join(lines) + "\n").encode())

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.data import builders, cache, canonical, catalog, load, texts
+from _common import texts
+from dpjax.data import cache, canonical, catalog, load, sources
 
 try:
     import tensorflow_datasets as tfds
@@ -65,7 +66,7 @@ def known(monkeypatch, **changes):
     fields = dict(
         sha256=(canonical.digest(X[:6], Y[:6]), canonical.digest(X[6:], Y[6:])),
         in_any_order=(canonical.unordered(X[:6], Y[:6]), canonical.unordered(X[6:], Y[6:])),
-        builder="tiny_images",
+        library="tiny_images",
     )
     monkeypatch.setitem(catalog.SETS, "tiny", catalog.Known("made up", **(fields | changes)))
 
@@ -87,7 +88,7 @@ def test_a_missing_set_is_made_by_its_builder_and_kept(
     assert not np.array_equal(data.x_train, X[:6])
     kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert kept == {"tiny.npz"}
-    monkeypatch.setattr(builders, "read", None)
+    monkeypatch.setattr(sources, "built", None)
     again = load.load("tiny", cache=tmp_path, download=False)
     assert again.sha256 == data.sha256
 
@@ -100,14 +101,14 @@ def test_other_records_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_cannot_be_built_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known(monkeypatch, builder="no_such_data_set")
-    with pytest.raises(ValueError, match="tensorflow-datasets cannot make it .*put tiny.npz from"):
+    known(monkeypatch, library="no_such_data_set")
+    with pytest.raises(ValueError, match="tiny.npz does not exist, and .*; put tiny.npz from"):
         load.load("tiny", cache=tmp_path)
     with pytest.raises(ValueError, match="allow the download, or put tiny.npz"):
         load.load("tiny", cache=tmp_path, download=False)
     assert not (tmp_path / "tiny.npz").exists()
     with pytest.raises(OSError, match="KeyError"):
-        builders.read("tiny_images", tmp_path, ("images",), ("train",))
+        sources.built("tiny_images", tmp_path, ("images",), ("train",))
 
 
 class Letters:
@@ -127,6 +128,6 @@ def test_texts_are_made_by_a_builder_and_kept(
     spelt = sorted("".join(map(chr, row)).strip() for row in data.x_train)
     assert spelt == sorted(SENTENCES[:3])
     assert data.y_test is not None and data.y_test.tolist() == [1]
-    monkeypatch.setattr(builders, "read", None)
+    monkeypatch.setattr(sources, "built", None)
     again = texts.read("sst2", Letters(), 12, folder=tmp_path / "sst2")
     assert again.sha256 == data.sha256

@@ -20,10 +20,8 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 class Server(ThreadingHTTPServer):
     """A server of one file; what it does wrong is set by the tests."""
 
-    ranges: list[str | None]
+    asked = 0
     breaks = 0  # answers to break off
-    after = 100_000  # ... behind so many bytes
-    ignores_ranges = False
     status = 200
     body = BODY
 
@@ -36,30 +34,18 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:  # noqa: N802
-        wanted = self.headers.get("Range")
-        self.server.ranges.append(wanted)
+        self.server.asked += 1
         if self.server.status != 200:
             self.send_error(self.server.status)
             return
-        body, start = self.server.body, 0
-        if wanted and not self.server.ignores_ranges:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            if start >= len(body):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(body)}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(body) - start))
+        body = self.server.body
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        sent = body[start:]
+        sent = body
         if self.server.breaks:
             self.server.breaks -= 1
-            sent = sent[: self.server.after]
+            sent = body[:100_000]
         self.wfile.write(sent)
 
     def log_message(self, *words: object) -> None:
@@ -68,10 +54,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(cache, "_PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Server(("127.0.0.1", 0), Handler) as running:
-        running.ranges = []
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         yield running
@@ -93,44 +77,13 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     assert cache.fetch(server.url, path, sha256=SHA256) == path
     assert cache.fetch(server.url, path, sha256=SHA256) == path
-    assert path.read_bytes() == BODY and server.ranges == [None]
+    assert path.read_bytes() == BODY and server.asked == 1
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_broken_download_carries_on(server: Server, tmp_path: Path) -> None:
-    server.breaks = 2
-    cache.fetch(server.url, tmp_path / "file", sha256=SHA256)
-    assert server.ranges == [None, "bytes=100000-", "bytes=200000-"]
-
-
-def test_a_later_call_carries_on(server: Server, tmp_path: Path) -> None:
-    path, part = tmp_path / "file", tmp_path / "file.part"
-    server.breaks, server.after = 10**6, 10_000
-    with pytest.raises(ConnectionError, match=r"broke off; .*file.part holds what came"):
-        cache.fetch(server.url, path)
-    assert not path.exists() and part.read_bytes() == BODY[:30_000]
-    server.breaks = 0
-    assert cache.fetch(server.url, path).read_bytes() == BODY
-    assert server.ranges[-1] == "bytes=30000-" and not part.exists()
-
-
-def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
-    server.breaks, server.ignores_ranges = 1, True
-    assert cache.fetch(server.url, tmp_path / "file").read_bytes() == BODY
-
-
-def test_a_part_that_is_complete_or_too_long(server: Server, tmp_path: Path) -> None:
-    path, part = tmp_path / "file", tmp_path / "file.part"
-    part.write_bytes(BODY)
-    assert cache.fetch(server.url, path).read_bytes() == BODY
-    path.unlink()
-    part.write_bytes(BODY + b"more")
-    assert cache.fetch(server.url, path).read_bytes() == BODY
 
 
 def test_another_file_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.body = BODY[::-1]
-    with pytest.raises(ValueError, match="gave a file of sha256 .* it was removed"):
+    with pytest.raises(ValueError, match="gave a file of sha256 .*; fetch again"):
         cache.fetch(server.url, tmp_path / "file", sha256=SHA256)
     assert not list(tmp_path.iterdir())
 
@@ -145,31 +98,13 @@ def test_no_network_and_no_file_are_named(server: Server, tmp_path: Path) -> Non
     with pytest.raises(ConnectionError, match="127.0.0.1:1/file cannot be reached"):
         cache.fetch("http://127.0.0.1:1/file", tmp_path / "file")
     server.status = 404
-    with pytest.raises(ConnectionError, match="answers 404"):
+    with pytest.raises(ConnectionError, match=r"cannot be reached \(Not Found"):
         cache.fetch(server.url, tmp_path / "file")
-    assert len(server.ranges) == 1 and not list(tmp_path.iterdir())
-    server.status = 503
-    with pytest.raises(ConnectionError, match="answers 503"):
+    assert not list(tmp_path.iterdir())
+    server.status, server.breaks = 200, 1
+    with pytest.raises(ConnectionError, match=r"IncompleteRead\(100000 bytes read"):
         cache.fetch(server.url, tmp_path / "file")
-    assert len(server.ranges) == 4
-
-
-def test_a_progress_bar_shows_the_size(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache.fetch(server.url, tmp_path / "file", progress=True)
-    assert "300k/300k" in capsys.readouterr().err
-
-
-def test_beside_writes_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "file.npz"
-    with cache.beside(path) as temporary:
-        temporary.write_text("one")
-        assert not path.exists() and temporary.suffix == ".npz"
-    with pytest.raises(RuntimeError), cache.beside(path) as temporary:
-        temporary.write_text("two")
-        raise RuntimeError
-    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_lets_one_in(tmp_path: Path) -> None:
@@ -202,7 +137,7 @@ class Silent(BaseHTTPRequestHandler):
 def test_a_server_that_does_not_answer_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is fetched is said at once; nothing is tried again, by a library neither."""
+    """What is fetched is said at once, and nothing is tried again."""
     monkeypatch.setattr(cache, "_ANSWER", 0.2)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as running:
@@ -213,7 +148,7 @@ def test_a_server_that_does_not_answer_is_given_up_soon(
         began = time.monotonic()
         try:
             for fetch in (cache.fetch, cache.reach):
-                with pytest.raises(ConnectionError, match=r"reached \(no answer within 0.2 s"):
+                with pytest.raises(ConnectionError, match=r"reached \(.*timed out"):
                     fetch(url, tmp_path / "file")
                 assert f"fetching file from {url}\n" in capsys.readouterr().err
             assert time.monotonic() - began < 5
@@ -233,7 +168,7 @@ def test_a_library_is_not_asked_where_its_server_cannot_be_reached(
     monkeypatch.setattr(cache.urllib.request, "urlopen", no_network)
     for name in ("housing", "mnist", "fashion_mnist", "cifar10", "cifar100"):
         message = (
-            rf"{name}.npz does not exist, and .* \({catalog.SETS[name].host} cannot be reached"
+            rf"{name}.npz does not exist, and {catalog.SETS[name].host} cannot be reached"
         )
         with pytest.raises(ValueError, match=message):
             load.load(name, cache=tmp_path)

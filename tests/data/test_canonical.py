@@ -1,15 +1,12 @@
-"""The canonical file: what is refused, and what the note beside it remembers."""
+"""The canonical file: what is refused."""
 
 import hashlib
-import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpjax import _files
 from dpjax.data import canonical
 
 RNG = np.random.default_rng(0)
@@ -89,13 +86,11 @@ def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
 
 
 @pytest.mark.mutant
-def test_flipped_bits_are_caught_even_with_the_note(tmp_path: Path) -> None:
+def test_flipped_bits_are_caught(tmp_path: Path) -> None:
     path = canonical.write(tmp_path / "a.npz", GOOD)
-    canonical.read(path)
-    status, content = path.stat(), bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     content[content.index(b"x_train.npy") + 40] ^= 0xFF
     path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(ValueError, match="cannot be read"):
         canonical.read(path)
 
@@ -126,50 +121,11 @@ def test_other_records_than_the_known_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="other train records"):
         canonical.read(path, (train, test))
     canonical.write(path, without("x_test", "y_test"))
-    with pytest.raises(ValueError, match="other test records .*sha256 none"):
+    with pytest.raises(ValueError, match="other test records"):
         canonical.read(path, (train, test))
-
-
-def test_the_note_saves_the_digest_until_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = canonical.write(tmp_path / "a.npz", GOOD)
-    count = []
-    real = canonical.digest
-
-    def counted(x: np.ndarray, y: np.ndarray) -> str:
-        count.append(1)
-        return real(x, y)
-
-    monkeypatch.setattr(canonical, "digest", counted)
-    first = canonical.read(path)[1]
-    assert len(count) == 2 and canonical.read(path)[1] == first and len(count) == 2
-    canonical.read(path, again=True)
-    assert len(count) == 4
-    canonical.write(path, GOOD | {"y_test": np.array([1, 1])})
-    assert canonical.read(path)[1] != first and len(count) == 6
-    (tmp_path / ".a.npz.checked").write_text("not json")
-    canonical.read(path)
-    assert len(count) == 8
 
 
 def test_images_stay_bytes(tmp_path: Path) -> None:
     x, y = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8), np.arange(4, dtype=np.int64)
     arrays, _ = canonical.read(canonical.write(tmp_path / "a.npz", {"x_train": x, "y_train": y}))
     assert arrays["x_train"].dtype == np.uint8 and arrays["y_train"].dtype == np.int32
-
-
-def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its directory, before anything is unpacked; uncompressed it is read."""
-    monkeypatch.setattr(_files, "_MOST", 2**20)
-    x, path = np.zeros((2**19, 16), np.float32), tmp_path / "zeros.npz"
-    np.savez_compressed(path, x=x, y=x[:, 0])
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=r"zeros.npz .*bytes unpack to more .*numpy.savez\)"):
-        canonical.read(path)
-    assert tracemalloc.get_traced_memory()[1] < 2**20
-    tracemalloc.stop()
-    np.savez(path, x=x, y=x[:, 0])
-    assert canonical.read(path)[0]["x_train"].shape == x.shape

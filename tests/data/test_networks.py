@@ -31,9 +31,10 @@ def test_fetching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert networks.fetch(tmp_path) == path
 
 
-def test_no_network_says_what_to_put_where(tmp_path: Path) -> None:
+def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(networks, "_URL", "http://127.0.0.1:1/414.edges")
     with pytest.raises(ValueError, match="does not exist, and .*cannot be reached.*414.edges"):
-        networks.fetch(tmp_path, url="http://127.0.0.1:1/414.edges")
+        networks.fetch(tmp_path)
 
 
 def test_topology_finds_the_file(

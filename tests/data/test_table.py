@@ -40,7 +40,7 @@ def test_a_table_without_names_and_one_with_tabs(tmp_path: Path) -> None:
         (TABLE, "nope", "label is 'nope', no column of .*; choose one of age, label, income"),
         (TABLE, 3, "has 3 columns"),
         (TABLE.replace("label", "answer"), None, "name the label's column"),
-        ("1,2\n3,4\n", "answer", "names no columns; give a number"),
+        ("1,2\n3,4\n", "answer", "no column of .*; choose one of 0, 1"),
         ("1,2\n3,4\n", None, "name the label's column"),
         (TABLE.replace("40", "old"), None, "holds 'old' in column 'age', record 2"),
         (TABLE.replace("40", ""), None, "column 'age', record 2"),

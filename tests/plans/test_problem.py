@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from _common import fusion
-from dpjax.data import bundled, canonical, partition, split
+from dpjax.data import canonical, partition, split
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem
@@ -179,7 +179,7 @@ def masked(array, place=0):
             lambda: plan.make(make_config(), np.full((3, 3), 1 / 3), counts=masked([4] * 3)),
         ),
         ("covariance", lambda: noise.Covariance(masked(np.eye(3)), "mine")),
-        ("train", lambda: bundled.standardise(masked(X), X)),
+        ("train", lambda: split.standardise(masked(X), X)),
         ("values", lambda: fusion.of(np.ones((2, 1, 1)), masked([[1.0], [3.0]]), 0.0, [2.0])),
     ],
 )
