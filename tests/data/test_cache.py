@@ -167,8 +167,6 @@ def test_a_library_is_not_asked_where_its_server_cannot_be_reached(
 
     monkeypatch.setattr(cache.urllib.request, "urlopen", no_network)
     for name in ("housing", "mnist", "fashion_mnist", "cifar10", "cifar100"):
-        message = (
-            rf"{name}.npz does not exist, and {catalog.SETS[name].host} cannot be reached"
-        )
+        message = rf"{name}.npz does not exist, and {catalog.SETS[name].host} cannot be reached"
         with pytest.raises(ValueError, match=message):
             load.load(name, cache=tmp_path)
