@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ def positive(name: str, value: Any, *, remedy: str = "give a finite number above
     return result
 
 
+def share(name: str, value: Any) -> float:
+    """Return ``value`` as a float above 0, at most 1, else raise ValueError."""
+    if (result := positive(name, value)) > 1:
+        raise ValueError(f"{name} is {shown(value)}; give at most 1")
+    return result
+
+
 def single_precision(name: str, value: Any, least: float, most: float) -> float:
     """Return ``value`` as a float from ``least`` to ``most``, which float32 can work with."""
     result = positive(name, value)
@@ -96,6 +103,12 @@ def integer(
     if value >= 2**63:  # beyond the integers that arrays hold
         raise ValueError(f"{name} is {shown(value)}; give a whole number below 2**63")
     return int(value)
+
+
+def fields(part: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
+    """Put what ``check(name, value, **limits)`` returns into fields of a frozen dataclass."""
+    for name in names:
+        object.__setattr__(part, name, check(name, getattr(part, name), **limits))
 
 
 def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:

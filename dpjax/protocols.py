@@ -271,6 +271,15 @@ class Round(NamedTuple):
             return total
         return jax.tree.map(lambda leaf: leaf * (1 / self.divisor), total)
 
+    def gradient(self, models: Any) -> Any:
+        """Return the mean of the query's answer at agent-stacked models, without any noise."""
+        return self.mean(self.query(models, self.batch).total)
+
+    def step(self, models: Any, direction: Any, memory: Any) -> tuple[Any, Any]:
+        """Return ``(models, memory)`` after the optimizer's update along a direction."""
+        updates, memory = self.optimizer.update(direction, memory, models)
+        return optax.apply_updates(models, updates), memory
+
 
 @runtime_checkable
 class Aggregator(Protocol):
@@ -378,12 +387,12 @@ class Method(_Described, Protocol):
         ...
 
     def start(self, ctx: Round, models: Any) -> Any:
-        """The memory before the first round; ``ctx`` without batch and query."""
-        ...
+        """The memory before the first round: the optimizer's; ``ctx`` without batch and query."""
+        return ctx.optimizer.init(models)
 
     def payload(self, models: Any) -> Any:
-        """A tree of the shapes and dtypes of `Emission.private`."""
-        ...
+        """A tree of the shapes and dtypes of `Emission.private`: of the models', if not said."""
+        return models
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Say what is private."""
@@ -394,19 +403,20 @@ class Method(_Described, Protocol):
     ) -> tuple[Any, Any]:
         """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents.
 
-        ``emission.private`` is withheld: what was private is at hand as ``noisy`` alone.
+        ``emission.private`` is withheld: what was private is at hand as ``noisy`` alone, which by
+        default is the message.
         """
-        ...
+        return noisy, emission.carry
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Any, received: Any
     ) -> tuple[Any, Any]:
-        """Return ``(models, memory)`` after the round."""
-        ...
+        """Return ``(models, memory)`` after the round: what was received, and the carry."""
+        return received, carry
 
     def released(self, public_state: PublicState) -> Any:
-        """What may be published: a function of messages alone."""
-        ...
+        """What may be published: a function of messages alone; nothing, if not said."""
+        return ()
 
     def measured(self, public_state: PublicState) -> Any:
         """What metrics are of, agent-stacked models."""

@@ -38,7 +38,7 @@ NAMED = {
     "transforms.clipping": "per_agent per_example",
     "transforms.lowpass": "lowpass",
     "transforms.optimizers": "momentum muon",
-    "transforms.sketch": "start update flat fingerprint Quantile ellipsoid aligned",
+    "transforms.sketch": "start update flat fingerprint Quantile aligned",
     "transforms.masks": "masked unmasked_sum",
     "data.partition": "iid by_size dirichlet by_owner",
     "algorithms.dsgd": "DSGD",

@@ -74,12 +74,8 @@ class Average(Method):
                 f"method is {_validate.shown(self.method)}; give a method of any network, such as "
                 "algorithms.dsgd.DSGD()"
             )
-        decay = _validate.positive("decay", self.decay)
-        if decay > 1:
-            raise ValueError(f"decay is {self.decay}; give at most 1, which weighs all alike")
-        object.__setattr__(self, "decay", decay)
-        begin = _validate.integer("begin", self.begin, least=0, most=2**31 - 2)
-        object.__setattr__(self, "begin", begin)
+        _validate.fields(self, _validate.share, "decay")
+        _validate.fields(self, _validate.integer, "begin", least=0, most=2**31 - 2)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run that ends before the average begins, or that the method refuses.
@@ -153,15 +149,11 @@ class Average(Method):
         """The method's."""
         return self.method.emit(ctx, _inner(public_state))
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The method's."""
         return self.method.send(ctx, _inner(public_state), emission, noisy)
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """The method's models, which join the average."""
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)

@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
@@ -84,13 +83,12 @@ class DiSK(DSGD):
     def __post_init__(self) -> None:
         """Refuse what is no filter."""
         super().__post_init__()
-        kappa = _validate.single_precision("kappa", self.kappa, _SMALLEST, 1e37)
-        if kappa >= 1:
+        _validate.fields(self, _validate.single_precision, "kappa", least=_SMALLEST, most=1e37)
+        if self.kappa >= 1:
             raise ValueError(f"kappa is {self.kappa}; give a number below 1, or the method DSGD()")
-        object.__setattr__(self, "kappa", kappa)
         if self.gamma is not None:
-            gamma = _validate.single_precision("gamma", self.gamma, _SMALLEST, 1 / _SMALLEST)
-            object.__setattr__(self, "gamma", gamma)
+            limits = dict(least=_SMALLEST, most=1 / _SMALLEST)
+            _validate.fields(self, _validate.single_precision, "gamma", **limits)
         _validate.one_of("weights", self.weights, ("paper", "opacus"))
 
     @property
@@ -120,18 +118,13 @@ class DiSK(DSGD):
             answer = ctx.query.points((1 - c, c))(both, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The updated models; what is kept for the next round stays."""
 
         def filtered(old: Any, new: Any) -> Any:
             return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))
 
         estimate = jax.tree.map(filtered, public_state.memory.estimate, ctx.mean(noisy))
-        updates, state = ctx.optimizer.update(
-            estimate, public_state.memory.optimizer, public_state.models
-        )
-        return optax.apply_updates(public_state.models, updates), Memory(
-            state, estimate, public_state.models
-        )
+        before = public_state.models
+        models, state = ctx.step(before, estimate, public_state.memory.optimizer)
+        return models, Memory(state, estimate, before)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import optax
-
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
 from dpjax.protocols import Emission, Method, PublicState, Round
@@ -43,41 +41,21 @@ class DSGD(Method):
 
     def __post_init__(self) -> None:
         """Refuse no gossip."""
-        steps = _validate.integer("gossip_steps", self.gossip_steps)
-        object.__setattr__(self, "gossip_steps", steps)
+        _validate.fields(self, _validate.integer, "gossip_steps")
 
     @property
     def exchange(self) -> Gossip:
         """Gossip, K steps."""
         return Gossip(self.gossip_steps)
 
-    def start(self, ctx: Round, models: Any) -> Any:
-        """The optimizer's state."""
-        return ctx.optimizer.init(models)
-
-    def payload(self, models: Any) -> Any:
-        """One gradient for each model."""
-        return models
-
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The gradients are private."""
         answer = ctx.query(public_state.models, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The updated models; the optimizer's state stays."""
-        updates, memory = ctx.optimizer.update(
-            ctx.mean(noisy), public_state.memory, public_state.models
-        )
-        return optax.apply_updates(public_state.models, updates), memory
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
-        """What was received is the model."""
-        return received, carry
+        return ctx.step(public_state.models, ctx.mean(noisy), public_state.memory)
 
     def released(self, public_state: PublicState) -> Any:
         """All models: functions of messages."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Int
 
 from dpjax import _numerics, _validate
@@ -34,7 +35,7 @@ class Gossip(Exchange):
 
     def __post_init__(self) -> None:
         """Refuse no steps."""
-        object.__setattr__(self, "steps", _validate.integer("steps", self.steps))
+        _validate.fields(self, _validate.integer, "steps")
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Mix a message with ``arrays["mixing"]``, [n, n] or a schedule [P, n, n]."""
@@ -62,7 +63,6 @@ class Copies(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
-        del round
         matrix, sender, receiver = arrays["mixing"], np.array(self.sender), np.array(self.receiver)
         weights = jnp.asarray(matrix)[receiver, sender]
 
@@ -88,7 +88,6 @@ class Sum:
 
     def seen(self, messages: Any, total: Any) -> Any:
         """Every message."""
-        del total
         return messages
 
 
@@ -116,14 +115,8 @@ class Trusted:
 
     def __post_init__(self) -> None:
         """Refuse what is no number of agents, or none of them."""
-        dropouts = _validate.integer("dropouts", self.dropouts, least=0, most=2**31 - 2)
-        object.__setattr__(self, "dropouts", dropouts)
-        given: Any = self.missing
-        if not isinstance(given, list | tuple):
-            raise ValueError(f"missing is {_validate.shown(given)}; give agents, as in (0, 3)")
-        by_turns = given and all(isinstance(each, list | tuple) for each in given)
-        missing = tuple(map(_agents, given)) if by_turns else _agents(given)
-        object.__setattr__(self, "missing", missing)
+        _validate.fields(self, _validate.integer, "dropouts", least=0, most=2**31 - 2)
+        _validate.fields(self, _agents, "missing")
 
     def least(self, agents: int) -> int:
         """Agents in a sum that is opened, at least.
@@ -142,18 +135,11 @@ class Trusted:
 
         def aggregate(messages: Any) -> tuple[Any, Array]:
             agents = len(jax.tree.leaves(messages)[0])
-            there: Any
-            present: Any
-            if self._turns() is not None:
-                there = self._there(agents, round)
-                present = jnp.sum(there, dtype=jnp.int32)
-                opened = (present > 0) & (present >= self.least(agents))
-            else:
-                there = np.setdiff1d(np.arange(agents), self.missing)  # No row of others is read.
-                present = len(there)
-                opened = 0 < present >= self.least(agents)
+            there = self._there(agents, round)
+            present = jnp.sum(there, dtype=jnp.int32)
+            opened = (present > 0) & (present >= self.least(agents))
             total = self._total(messages, there, round)
-            total = jax.tree.map(lambda leaf: jnp.where(opened, leaf, jnp.zeros_like(leaf)), total)
+            total = optax.tree.where(opened, total, optax.tree.zeros_like(total))
             return total, jnp.where(opened, present, 0).astype(jnp.float32)
 
         return aggregate
@@ -164,31 +150,22 @@ class Trusted:
 
     def seen(self, messages: Any, total: Any) -> Any:
         """The sum."""
-        del messages
         return total
-
-    def _turns(self) -> Any:
-        """Who is missing by turns; None where the same are in every round."""
-        by_turns = self.missing and isinstance(self.missing[0], tuple)
-        return self.missing if by_turns else None
 
     def _there(self, agents: int, round: Any) -> Bool[Array, " n"]:
         """Who is there in a round."""
-        turns = self._turns() or (self.missing,)
+        by_turns = self.missing and isinstance(self.missing[0], tuple)
+        turns: Any = self.missing if by_turns else (self.missing,)
         table = np.ones((len(turns), agents), bool)
         for row, absent in zip(table, turns, strict=True):
             row[[agent for agent in absent if agent < agents]] = False
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
-        """The sum over who is there, [n] bools or their numbers."""
-        del round
+        """The sum over who is there, [n] bools."""
 
         def total(leaf: Array) -> Array:
-            if there.dtype != bool:
-                part = leaf[there]
-            else:
-                part = jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+            part = jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return jnp.sum(part, axis=0, dtype=leaf.dtype)
             with _numerics.double_precision():
@@ -233,10 +210,8 @@ class Masked(Trusted):
         """Refuse what is no number of neighbours."""
         super().__post_init__()
         if self.degree is not None:
-            degree = _validate.integer("degree", self.degree, least=2, most=2**31 - 2)
-            object.__setattr__(self, "degree", degree)
-        seed = _validate.integer("seed", self.seed, least=0, most=2**31 - 2)
-        object.__setattr__(self, "seed", seed)
+            _validate.fields(self, _validate.integer, "degree", least=2, most=2**31 - 2)
+        _validate.fields(self, _validate.integer, "seed", least=0, most=2**31 - 2)
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
         """The sum of masked messages, unmasked."""
@@ -255,19 +230,21 @@ class Masked(Trusted):
                     f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
                     "other; give 3 agents or more, or aggregate=Trusted"
                 )
-            here = there if there.dtype == bool else self._there(agents, round)
             own = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
             sent = masks.masked(leaf.reshape(agents, -1), own, degree)
-            total = masks.unmasked_sum(sent, here, own, degree)
+            total = masks.unmasked_sum(sent, there, own, degree)
             totals.append(total.reshape(leaf.shape[1:]))
         return jax.tree.unflatten(structure, totals)
 
 
-def _agents(given: Any) -> tuple[int, ...]:
-    """Agents by number, sorted."""
-    chosen = {_validate.integer("missing", agent, least=0, most=2**31 - 2) for agent in given}
-    return tuple(sorted(chosen))
+def _agents(name: str, given: Any) -> tuple[Any, ...]:
+    """Agents by number, sorted; or tuples of them, by turns."""
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{name} is {_validate.shown(given)}; give agents, as in (0, 3)")
+    if given and all(isinstance(each, list | tuple) for each in given):
+        return tuple(_agents(name, each) for each in given)
+    return tuple(sorted(set(_validate.agents(name, given))))
 
 
 @dataclass(frozen=True)
@@ -282,7 +259,6 @@ class Server(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
-        del arrays
         at = getattr(self.aggregate, "at", None)
         total, present = self.aggregate(message) if at is None else at(round)(message)
         return Received((total, present), self.aggregate.seen(message, total))

@@ -1,7 +1,7 @@
 """Training at a server: agents send clipped gradients, and the server steps by their sum."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -99,17 +99,13 @@ class Federated(Method):
                 f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum() "
                 "or Trusted()"
             )
-        given: Any = self.sketch
-        if isinstance(given, type) or not isinstance(given, sketches.LinearSketch | None):
-            raise ValueError(
-                f"sketch is {_validate.shown(given)}; give one of algorithms.sketches, such as "
-                "Learned(16), or None"
-            )
+        if self.sketch is not None:
+            sketches.check(self.sketch)
         if not 0 <= _validate.number("centre", self.centre) < 1:
             raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
-        object.__setattr__(self, "local_steps", _validate.integer("local_steps", self.local_steps))
-        step = _validate.single_precision("local_step_size", self.local_step_size, 1e-30, 1e30)
-        object.__setattr__(self, "local_step_size", step)
+        _validate.fields(self, _validate.integer, "local_steps")
+        limits = dict(least=1e-30, most=1e30)
+        _validate.fields(self, _validate.single_precision, "local_step_size", **limits)
 
     @property
     def exchange(self) -> Server:
@@ -123,14 +119,12 @@ class Federated(Method):
 
     def start(self, ctx: Round, models: Any) -> Memory:
         """The server's optimizer, of one model; a sketch that knows nothing; a centre of 0."""
-        one = _one(models)
-        optimizer = ctx.optimizer.init(one)
-        sketch: Any = ()
+        model, sketch = _first(models), ()
         if self.sketch is not None:
-            vector, _ = flat(_bare(one))
+            vector, _ = flat(model)
             sketch = self.sketch.start(ctx.key, vector.size, vector.dtype)
-        centre = jax.tree.map(jnp.zeros_like, _bare(one)) if self.centre else ()
-        return Memory(optimizer, sketch, centre, jnp.zeros((), jnp.int32))
+        centre = optax.tree.zeros_like(model) if self.centre else ()
+        return Memory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
 
     def payload(self, models: Any) -> Any:
         """One gradient for each place, or one k-vector."""
@@ -147,37 +141,24 @@ class Federated(Method):
         answer = query(public_state.models, ctx.batch, self._encoder(public_state.memory))
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """The noisy gradients themselves."""
-        return noisy, ()
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """The server's step, sent to all places; none where no sum was opened."""
         total, present = received
-        one, memory = _one(public_state.models), public_state.memory
-        mean = ctx.mean(total, present)
-        gradient = self._decoded(memory, mean, _bare(one))
+        models, memory = public_state
+        model, mean = _first(models), ctx.mean(total, present)
+        gradient = self._decoded(memory, mean, model)
+        known = self._known_variance(ctx, memory, present, model)
+        one, (_, sketch, centre, opened) = _stacked(model), memory
         updates, optimizer = ctx.optimizer.update(
-            _stacked(gradient), memory.optimizer, one, **self._told(ctx, memory, present, one)
+            _stacked(gradient), memory.optimizer, one, **known
         )
-        after = Memory(
-            optimizer, self._learned(ctx, memory, gradient, mean),
-            self._mean(memory, gradient), memory.opened + 1,
-        )  # fmt: skip
-        opened = present > 0
-        moved, after = jax.tree.map(
-            lambda new, old: jnp.where(opened, new, old),
-            (optax.apply_updates(one, updates), after),
-            (one, memory),
-        )
-        models = jax.tree.map(
-            lambda x, new: jnp.broadcast_to(new, x.shape), public_state.models, moved
-        )
-        return models, after
+        if self.sketch is not None:
+            sketch = self.sketch.learn(sketch, flat(gradient)[0], ctx.key, mean)
+        if self.centre:
+            centre = jax.tree.map(self._averaged, centre, gradient)
+        new = optax.apply_updates(one, updates), Memory(optimizer, sketch, centre, opened + 1)
+        one, memory = optax.tree.where(present > 0, new, (one, memory))
+        return jax.tree.map(lambda x, new: jnp.broadcast_to(new, x.shape), models, one), memory
 
     def released(self, public_state: PublicState) -> Any:
         """The model: a function of sums."""
@@ -213,21 +194,11 @@ class Federated(Method):
         share = 1 / jnp.where(memory.opened > 0, known, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
-    def _mean(self, memory: Memory, gradient: Any) -> Any:
+    def _averaged(self, old: Array, new: Array) -> Array:
         """The running mean with one gradient more."""
-        if not self.centre:
-            return ()
-        return jax.tree.map(
-            lambda old, new: self.centre * old + (1 - self.centre) * new, memory.centre, gradient
-        )
+        return self.centre * old + (1 - self.centre) * new
 
-    def _learned(self, ctx: Round, memory: Memory, gradient: Any, mean: Any) -> Any:
-        """The sketch of the next round."""
-        if self.sketch is None:
-            return ()
-        return self.sketch.learn(memory.sketch, flat(gradient)[0], ctx.key, mean)
-
-    def _told(self, ctx: Round, memory: Memory, present: Any, one: Any) -> dict[str, Any]:
+    def _known_variance(self, ctx: Round, memory: Memory, present: Any, model: Any) -> Any:
         """The variance of the noise in every coordinate, for an optimizer that asks for it."""
         if SHARES not in ctx.arrays:
             return {}
@@ -235,7 +206,7 @@ class Federated(Method):
         present = jnp.maximum(present, 1)
         if self.sketch is None:
             return {"noise_variance": (share / present)[None]}
-        _, back = flat(_bare(one))
+        _, back = flat(model)
         return {"noise_variance": _stacked(back(self.sketch.noise(memory.sketch, share, present)))}
 
 
@@ -252,7 +223,7 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
         options: Of `dpjax.algorithms.sketches.Learned`.
 
     Raises:
-        ValueError: For options out of range, or of something else than the sketch.
+        ValueError: For options out of range.
 
     Reference:
         Nicolas et al., Algorithm 1, with beta_1 = .9 for the mean.
@@ -262,25 +233,12 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
         >>> dome(16).sketch.k, dome(16).centre
         (16, 0.9)
     """
-    known = [field.name for field in fields(sketches.Learned)][1:]
-    for name, value in options.items():
-        if name not in known:
-            raise ValueError(
-                f"{name} is {_validate.shown(value)}, and no option of DOME's sketch; give "
-                f"{', '.join(known)}, or what Federated takes beside it: Federated(aggregate, "
-                f"sketches.Learned({_validate.shown(k)}), centre=0.9, ...)"
-            )
     return Federated(aggregate, sketches.Learned(k, **options), centre=0.9)
 
 
-def _one(models: Any) -> Any:
-    """The model that all places share, [1, ...]."""
-    return jax.tree.map(lambda leaf: leaf[:1], models)
-
-
-def _bare(one: Any) -> Any:
-    """A model without its axis of agents."""
-    return jax.tree.map(lambda leaf: leaf[0], one)
+def _first(models: Any) -> Any:
+    """The model that all places share, without their axis."""
+    return jax.tree.map(lambda leaf: leaf[0], models)
 
 
 def _stacked(model: Any) -> Any:

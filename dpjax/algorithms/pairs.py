@@ -6,12 +6,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
-from dpjax.algorithms.tracking import Apart
-from dpjax.protocols import Emission, Exchange, Method, PublicState, Received, Round
+from dpjax.algorithms.tracking import Apart, KeepsMessage
+from dpjax.protocols import Emission, Exchange, PublicState, Received, Round
 from dpjax.topology import gossip
 from dpjax.topology import mixing as mixing_
 
@@ -69,12 +68,17 @@ def _shared(pull: Float[Array, "n n"]) -> Bool[Array, "n n"]:
     return (pull != 0) | jnp.eye(pull.shape[-1], dtype=bool)
 
 
-class _PairSent(Method):
+@dataclass(frozen=True)
+class _PairSent(KeepsMessage):
     """What methods that send a `Pair` share."""
+
+    directed: bool = False
 
     asks_own: ClassVar[bool] = True
 
-    directed: bool
+    def __post_init__(self) -> None:
+        """Refuse what is no yes or no."""
+        _validate.flag("directed", self.directed)
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
@@ -124,43 +128,20 @@ class GradientTracking(_PairSent):
         'rows'
     """
 
-    directed: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what is no yes or no."""
-        _validate.flag("directed", self.directed)
-
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""
-        answer = ctx.query(public_state.models, ctx.batch)
-        gradient, old = ctx.mean(answer.total), public_state.memory
+        models, old = public_state
+        gradient = ctx.gradient(models)
         tracker = jax.tree.map(lambda b, g, h: b + (g - h), old.tracker, gradient, old.gradient)
-        return Emission(Pair(public_state.models, tracker), carry=(tracker, gradient))
+        return Emission(Pair(models, tracker), carry=(tracker, gradient))
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """Both, noisy; the tracker and the gradient stay."""
-        return noisy, (noisy, *emission.carry)
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Step from the mixed models along the agent's own tracker."""
-        message, tracker, gradient = carry
-        updates, state = ctx.optimizer.update(
-            tracker, public_state.memory.optimizer, received.model
-        )
-        models = optax.apply_updates(received.model, updates)
+        message, (tracker, gradient) = carry
+        models, state = ctx.step(received.model, tracker, public_state.memory.optimizer)
         return models, Memory(state, message, received.tracker, gradient)
 
-    def sensitivity(
-        self,
-        answer: Apart,
-        steps: Float[np.ndarray, " t"],
-        divisor: float,
-        mixing: Float[np.ndarray, "*p n n"],
-    ) -> Float[np.ndarray, "t 2"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.
 
         x moves by the last step times the tracker's move; the tracker by the newest gradient's move
@@ -172,7 +153,6 @@ class GradientTracking(_PairSent):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
-        del mixing
         moves, model, last = np.zeros((len(steps), 2)), 0.0, 0.0
         for k, step in enumerate(steps):
             now = answer(model) / divisor
@@ -225,42 +205,18 @@ class PPDOAGT(_PairSent):
         'double'
     """
 
-    directed: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what is no yes or no."""
-        _validate.flag("directed", self.directed)
-
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private."""
-        answer = ctx.query(public_state.models, ctx.batch)
-        return Emission(
-            Pair(public_state.models, public_state.memory.tracker), carry=ctx.mean(answer.total)
-        )
+        models, memory = public_state
+        return Emission(Pair(models, memory.tracker), carry=ctx.gradient(models))
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """Both, noisy; the gradient stays."""
-        return noisy, (noisy, emission.carry)
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix with the agent's own values as they are, and step."""
-        (noisy, gradient), memory = carry, public_state.memory
+        (noisy, gradient), (models, memory) = carry, public_state
         own = self._own(ctx)
-
-        def plain(weight: Array) -> Any:
-            def one(mixed: Array, sent: Array, kept: Array) -> Array:
-                side = weight.reshape((-1, *[1] * (kept.ndim - 1))).astype(kept.dtype)
-                return mixed + side * (kept - sent)
-
-            return one
-
-        pulled = jax.tree.map(plain(own.model), received.model, noisy.model, public_state.models)
-        pushed = jax.tree.map(plain(own.tracker), received.tracker, noisy.tracker, memory.tracker)
-        updates, state = ctx.optimizer.update(gradient, memory.optimizer, public_state.models)
+        pulled = _own_plain(own.model, received.model, noisy.model, models)
+        pushed = _own_plain(own.tracker, received.tracker, noisy.tracker, memory.tracker)
+        updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
         return models, Memory(state, noisy, tracker, memory.gradient)
@@ -268,17 +224,10 @@ class PPDOAGT(_PairSent):
     def _own(self, ctx: Round) -> Pair:
         """[n] weights of the agents' own values in both mixes."""
         pull = mixing_.at(ctx.arrays["mixing"], ctx.round)
-        if not self.directed:
-            return Pair(jnp.diagonal(pull), jnp.diagonal(pull))
-        return Pair(jnp.diagonal(pull), 1 / jnp.sum(_shared(pull), axis=0))
+        own = jnp.diagonal(pull)
+        return Pair(own, 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own)
 
-    def sensitivity(
-        self,
-        answer: Apart,
-        steps: Float[np.ndarray, " t"],
-        divisor: float,
-        mixing: Float[np.ndarray, "*p n n"],
-    ) -> Float[np.ndarray, "t 2"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.
 
         Args:
@@ -310,17 +259,24 @@ class PPDOAGT(_PairSent):
         return moves
 
 
-def _lags(
-    own: Float[np.ndarray, " m"], push: Float[np.ndarray, " m"], rounds: int
-) -> tuple[Float[np.ndarray, "m t"], Float[np.ndarray, "m t"]]:
+def _own_plain(weight: Array, mixed: Any, sent: Any, kept: Any) -> Any:
+    """A mix in which agents' own values enter without noise."""
+
+    def one(mixed: Array, sent: Array, kept: Array) -> Array:
+        side = weight.reshape((-1, *[1] * (kept.ndim - 1))).astype(kept.dtype)
+        return mixed + side * (kept - sent)
+
+    return jax.tree.map(one, mixed, sent, kept)
+
+
+def _lags(own: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Sizes of what a step j rounds ago is in an agent's model and in its sum of steps.
 
     s+ = push s + a g and x+ = own x - (s+ - s), so that a g is push^j of s, and of x what
-    this makes of it; signs cancel. Rounded up by more than the sums' rounding.
+    this makes of it; signs cancel. Rounded up by more than the sums' rounding; [m, t] each.
     """
     model, tracker = np.zeros((2, len(own), rounds))
-    x, s = np.zeros(len(own)), np.zeros(len(own))
-    size = np.zeros(len(own))
+    x, s, size = np.zeros((3, len(own)))
     slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
     for j in range(rounds):
         new = push * s if j else np.ones(len(own))
@@ -329,9 +285,7 @@ def _lags(
     return model, tracker
 
 
-def _bounded(
-    answer: Apart, steps: Any, divisor: float, own: np.ndarray, push: np.ndarray
-) -> Float[np.ndarray, "t 2"]:
+def _bounded(answer: Apart, steps: Any, divisor: float, own: Any, push: Any) -> np.ndarray:
     """Moves under weights that change by round, by the largest and the least of them all."""
     most, least = (float(own.max()), float(push.max())), float(push.min())
     moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0

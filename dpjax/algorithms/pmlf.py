@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
@@ -75,13 +74,8 @@ class PMLF(DSGD):
     def __post_init__(self) -> None:
         """Refuse what is no average."""
         super().__post_init__()
-        object.__setattr__(
-            self, "length", _validate.integer("length", self.length, least=2, most=_MOST)
-        )
-        beta = _validate.positive("beta", self.beta)
-        if beta > 1:
-            raise ValueError(f"beta is {self.beta}; give at most 1, which weighs all models alike")
-        object.__setattr__(self, "beta", beta)
+        _validate.fields(self, _validate.integer, "length", least=2, most=_MOST)
+        _validate.fields(self, _validate.share, "beta")
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -99,20 +93,15 @@ class PMLF(DSGD):
         answer = ctx.query.points(self.weights)(_all(public_state), ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The updated models; this round's join the past."""
-        noisy_mean, state = ctx.mean(noisy), public_state.memory.optimizer
-        updates, state = ctx.optimizer.update(noisy_mean, state, public_state.models)
+        before = public_state.memory.optimizer
+        models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
         past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))
-        return optax.apply_updates(public_state.models, updates), Memory(state, past)
+        return models, Memory(optimizer, past)
 
 
 def _all(public_state: PublicState) -> Any:
     """The past models and this round's, leaves [n, k, ...]."""
-    return jax.tree.map(
-        lambda old, new: jnp.concatenate([old, new[:, None]], axis=1),
-        public_state.memory.past,
-        public_state.models,
-    )
+    past, models = public_state.memory.past, public_state.models
+    return jax.tree.map(lambda old, new: jnp.concatenate([old, new[:, None]], axis=1), past, models)

@@ -32,7 +32,6 @@ class PerLink(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Add up messages [sender, receiver, ...] for each receiver."""
-        del arrays, round
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
 
         def sent(leaf: Array) -> Array:
@@ -90,8 +89,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of iterations."""
-        until = _validate.integer("until", self.until, least=0, most=2**30)
-        object.__setattr__(self, "until", until)
+        _validate.fields(self, _validate.integer, "until", least=0, most=2**30)
 
     def start(self, ctx: Round, models: Any) -> Correlated:
         """Nothing tracked, no gradient yet."""
@@ -100,25 +98,19 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def payload(self, models: Any) -> Any:
         """A message for every receiver."""
-        n = len(jax.tree.leaves(models)[0])
-        return jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf[:, None], (len(leaf), n, *leaf.shape[1:])), models
-        )
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], len(leaf), axis=1), models)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Shares of models, then shares of trackers and of the newest gradient's change."""
-        matrix, memory = mixing_.at(ctx.arrays["mixing"], ctx.round), public_state.memory
-        iteration, models_next = ctx.round // 2, ctx.round % 2 == 1
-        answer = ctx.query(public_state.models, ctx.batch)
+        matrix, (models, memory) = mixing_.at(ctx.arrays["mixing"], ctx.round), public_state
+        trackers_next, random = ctx.round % 2 == 1, ctx.round // 2 < self.until
+        gradient = ctx.gradient(models)
         # The first round has no tracker yet: it is the gradient itself.
-        gradient = ctx.mean(answer.total)
-        begun = ctx.round > 0
-        tracker = jax.tree.map(lambda y, g: jnp.where(begun, y, g), memory.tracker, gradient)
-        last = jax.tree.map(lambda h, g: jnp.where(begun, h, g), memory.gradient, gradient)
-        random = iteration < self.until
+        tracker = optax.tree.where(ctx.round > 0, memory.tracker, gradient)
+        last = optax.tree.where(ctx.round > 0, memory.gradient, gradient)
         steps, shares, changes = jax.random.split(jax.random.fold_in(ctx.key, 1), 3)
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
-        updates, state = ctx.optimizer.update(tracker, memory.optimizer, public_state.models)
+        updates, optimizer = ctx.optimizer.update(tracker, memory.optimizer, models)
 
         def moved(x: Array, update: Array) -> Array:
             side = factor.reshape((-1, *[1] * (x.ndim - 1))).astype(x.dtype)
@@ -130,29 +122,19 @@ class CorrelatedRandomness(Unbounded, Method):
         def tracked(y: Array, new: Array, old: Array) -> Array:
             return _over_links(by_shares, y) + _over_links(by_changes, new - old)
 
-        first = jax.tree.map(moved, public_state.models, updates)
+        first = jax.tree.map(moved, models, updates)
         second = jax.tree.map(tracked, tracker, gradient, last)
-        private = jax.tree.map(lambda a, b: jnp.where(models_next, b, a), first, second)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(models_next, old, new), state, memory.optimizer
-        )
+        private = optax.tree.where(trackers_next, second, first)
+        optimizer = optax.tree.where(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
-        return Emission(private, carry=(models_next, kept, tracker, gradient))
+        return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """Shares, one for each receiver."""
-        return noisy, emission.carry
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Sums of shares are the model, or the tracker."""
-        trackers, state, tracker, gradient = carry
-        models = jax.tree.map(lambda x, m: jnp.where(trackers, x, m), public_state.models, received)
-        y = jax.tree.map(lambda y, m: jnp.where(trackers, m, y), tracker, received)
-        return models, Correlated(state, y, gradient)
+        trackers, optimizer, tracker, gradient = carry
+        models = optax.tree.where(trackers, public_state.models, received)
+        tracker = optax.tree.where(trackers, received, tracker)
+        return models, Correlated(optimizer, tracker, gradient)
 
 
 def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -183,7 +165,6 @@ class Pulls(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
         """Weigh differences; nothing is seen."""
-        del arrays, round
         product = message.weights * message.weights.T
 
         def pulled(leaf: Array) -> Array:
@@ -260,10 +241,6 @@ class EncryptedOnLinks(Unbounded, Method):
 
     exchange: ClassVar[Pulls] = Pulls()
 
-    def start(self, ctx: Round, models: Any) -> Any:
-        """The optimizer's state."""
-        return ctx.optimizer.init(models)
-
     def payload(self, models: Any) -> Shielded:
         """A model and the weights of a round."""
         n = len(jax.tree.leaves(models)[0])
@@ -282,15 +259,7 @@ class EncryptedOnLinks(Unbounded, Method):
         shielded = Shielded(public_state.models, jnp.where(links, drawn, jnp.float32(0)))
         return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """What the exchange works on under encryption."""
-        return noisy, emission.carry
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Move by what was pulled, and step."""
         updates, state = carry
         models = jax.tree.map(jnp.add, public_state.models, received)

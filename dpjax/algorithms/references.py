@@ -7,23 +7,25 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+import optax
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, PublicState, Round
+from dpjax.algorithms.tracking import Apart, KeepsMessage
+from dpjax.protocols import Emission, PublicState, Round
 
 __all__ = ["EXTRA", "NIDS"]
 
 
 class Unbounded:
-    """Methods that run without noise alone: none is accounted for on what they send."""
+    """Methods that run without noise alone: none is accounted for on what they send.
+
+    They release nothing, if not said: no noise was added to any of it.
+    """
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     asks_own: ClassVar[bool] = True
 
-    def sensitivity(
-        self, answer: Any, steps: Any, divisor: float, mixing: Any
-    ) -> Float[np.ndarray, "t 1"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """Without bound: nothing is said of noise on these messages.
 
         Args:
@@ -33,10 +35,6 @@ class Unbounded:
             mixing: The mixing matrix.
         """
         return np.full((len(steps), 1), math.inf)
-
-    def released(self, public_state: PublicState) -> Any:
-        """Nothing: no noise was added to any of it."""
-        return ()
 
 
 class Memory(NamedTuple):
@@ -57,7 +55,7 @@ class Memory(NamedTuple):
     step: Any
 
 
-class _Reference(Unbounded, Method):
+class _Reference(Unbounded, KeepsMessage):
     """What both share; gradients go out as they are, so they run without noise alone."""
 
     exchange: ClassVar[Gossip] = Gossip()
@@ -66,20 +64,6 @@ class _Reference(Unbounded, Method):
         """No round before."""
         zeros = jax.tree.map(jnp.zeros_like, models)
         return Memory(ctx.optimizer.init(models), models, models, models, zeros)
-
-    def payload(self, models: Any) -> Any:
-        """What is sent has a model's shape."""
-        return models
-
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """What was private."""
-        return noisy, (noisy, emission.carry)
-
-    def released(self, public_state: PublicState) -> Any:
-        """The last message."""
-        return public_state.memory.message
 
 
 @dataclass(frozen=True)
@@ -99,27 +83,21 @@ class EXTRA(_Reference):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The model is sent."""
-        answer = ctx.query(public_state.models, ctx.batch)
-        step, state = ctx.optimizer.update(
-            ctx.mean(answer.total), public_state.memory.optimizer, public_state.models
-        )
-        return Emission(public_state.models, carry=(step, state), metrics=answer.metrics)
+        models, old = public_state
+        answer = ctx.query(models, ctx.batch)
+        step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
+        return Emission(models, carry=(step, state), metrics=answer.metrics)
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix, and take off half of the round before."""
-        message, (step, state) = carry
-        old, first = public_state.memory, ctx.round == 0
+        (models, old), (message, (step, state)) = public_state, carry
 
         def after(x: Any, mixed: Any, new: Any, before: Any, heard: Any, was: Any) -> Any:
             later = x + mixed - 0.5 * (before + heard) + new - was
-            return jnp.where(first, mixed + new, later)
+            return jnp.where(ctx.round == 0, mixed + new, later)
 
-        models = jax.tree.map(
-            after, public_state.models, received, step, old.model, old.mixed, old.step
-        )
-        return models, Memory(state, message, public_state.models, received, step)
+        new = jax.tree.map(after, models, received, step, old.model, old.mixed, old.step)
+        return new, Memory(state, message, models, received, step)
 
 
 @dataclass(frozen=True)
@@ -139,25 +117,19 @@ class NIDS(_Reference):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The extrapolated model is sent."""
-        answer, old = ctx.query(public_state.models, ctx.batch), public_state.memory
-        step, state = ctx.optimizer.update(
-            ctx.mean(answer.total), old.optimizer, public_state.models
-        )
-        first = ctx.round == 0
+        models, old = public_state
+        answer = ctx.query(models, ctx.batch)
+        step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
 
         def ahead(x: Any, before: Any, new: Any, was: Any) -> Any:
-            return jnp.where(first, x + new, 2 * x - before + new - was)
+            return jnp.where(ctx.round == 0, x + new, 2 * x - before + new - was)
 
-        moved = jax.tree.map(ahead, public_state.models, old.model, step, old.step)
+        moved = jax.tree.map(ahead, models, old.model, step, old.step)
         return Emission(moved, carry=(moved, step, state), metrics=answer.metrics)
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """The mean of the agent's own point and the mix; the first step is not mixed."""
         message, (moved, step, state) = carry
-        first = ctx.round == 0
-        models = jax.tree.map(
-            lambda own, mixed: jnp.where(first, own, 0.5 * (own + mixed)), moved, received
-        )
+        mean = jax.tree.map(lambda own, mixed: 0.5 * (own + mixed), moved, received)
+        models = optax.tree.where(ctx.round == 0, moved, mean)
         return models, Memory(state, message, public_state.models, received, step)

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -134,23 +135,10 @@ def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
         (1, 1, 1)
     """
     matrix = _validate.square("mixing", mixing)
-    links = linked(matrix)
     if ((matrix != 0) != (matrix.T != 0)).any():
         raise ValueError("mixing has links that go one way; give one whose links go both ways")
-    trees = [_tree(links, root) for root in range(len(links))]
-    if any(min(depths) < 0 for _, depths in trees):
+    graph = networkx.from_numpy_array(linked(matrix))
+    if not networkx.is_connected(graph):
         raise ValueError("mixing has agents that no path joins; give a connected network")
-    parents, _ = min(trees, key=lambda tree: max(tree[1]))
-    return parents
-
-
-def _tree(links: np.ndarray, root: int) -> tuple[tuple[int, ...], list[int]]:
-    """Parents and depths of the tree that is found breadth first; depth -1 where none leads."""
-    parents, depths = list(range(len(links))), [-1] * len(links)
-    depths[root], reached = 0, [root]
-    for agent in reached:
-        for other in np.flatnonzero(links[agent]):
-            if depths[other] < 0:
-                parents[other], depths[other] = agent, depths[agent] + 1
-                reached.append(int(other))
-    return tuple(map(int, parents)), depths
+    parents = dict(networkx.bfs_predecessors(graph, networkx.center(graph)[0]))
+    return tuple(parents.get(agent, agent) for agent in graph)

@@ -1,15 +1,14 @@
-"""A sketch under a clip norm that is learned, and noise shaped by what was released."""
+"""A sketch under a clip norm that is learned from what was released."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.algorithms.sketches import Learned, LearnedState, LinearSketch
-from dpjax.transforms import sketch as sketch_
-from dpjax.transforms.sketch import CountSketch, Frame
+from dpjax.algorithms import sketches
+from dpjax.transforms.sketch import CountSketch, Frame, Quantile
 
 __all__ = ["Scaled"]
 
@@ -19,70 +18,57 @@ class ScaledState(NamedTuple):
 
     Attributes:
         sketch: The state of the sketch within.
-        size: The clip norm; nothing without one that is learned.
-        rounds: Sums that were opened.
+        size: The clip norm.
     """
 
     sketch: Any
     size: Any
-    rounds: Int[Array, ""]
 
 
 class ScaledProjection(NamedTuple):
-    """A projection with scales: what encodes divides, what decodes multiplies.
+    """A projection with a scale: what encodes divides, what decodes multiplies.
 
     Attributes:
         inner: The projection.
-        shape: D, [k].
-        rule: The rule of the clip norm, or None.
+        rule: The rule of the clip norm.
         size: Its state.
     """
 
     inner: Frame | CountSketch
-    shape: Float[Array, " k"]
-    rule: sketch_.Quantile | None
+    rule: Quantile
     size: Any
 
     def encode(self, vector: Float[Array, " d"]) -> Array:
         """What is to be clipped."""
-        coordinates = self.inner.encode(vector) / self.shape
-        return coordinates if self.rule is None else self.rule.encode(self.size, coordinates)
+        return self.rule.encode(self.size, self.inner.encode(vector))
 
     def decode(self, coordinates: Array) -> Float[Array, " d"]:
-        """A c D y."""
-        if self.rule is not None:
-            coordinates = self.rule.decode(self.size, coordinates)
-        return self.inner.decode(coordinates * self.shape)
+        """A c y."""
+        return self.inner.decode(self.rule.decode(self.size, coordinates))
 
     def diagonal(self) -> Float[Array, " d"]:
-        """diag(A c^2 D^2 A'): the variance of decoded noise over that of a number's."""
-        if isinstance(self.inner, Frame):
-            found = jnp.sum(jnp.square(self.inner.columns * self.shape), axis=1)
-        else:  # never shaped
-            found = self.inner.diagonal()
-        return found if self.rule is None else found * jnp.square(self.rule.gain(self.size))
+        """diag(A c^2 A'): the variance of decoded noise over that of a number's."""
+        return self.inner.diagonal() * jnp.square(self.rule.gain(self.size))
 
 
 @dataclass(frozen=True)
 class Scaled:
     """A sketch whose numbers are scaled, before the clip and back at the server.
 
-        client    u = A' (g - m) / (c D), clipped to C        server    g^ = A c D q + m
+        client    u = A' (g - m) / c, clipped to C        server    g^ = A c q + m
 
-    c follows a quantile of the norms of A' (g - m) / D, D the square roots of the deviations of
-    what was released along the sketch's directions: `dpjax.transforms.sketch`.
+    c follows a quantile of the norms of A' (g - m), by one number more in a message:
+    `dpjax.transforms.sketch`.
 
-    Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise: c and D are
-    functions of sums of earlier rounds, so that one unit's message has norm C at most, given these.
+    Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise: c is a function
+    of sums of earlier rounds, so that one unit's message has norm C at most, given these.
 
     Attributes:
         sketch: What is scaled.
-        quantile: The rule of c, for one number more in a message; None leaves the plan's clip norm.
-        shaped: Whether D is learned, of a `dpjax.algorithms.sketches.Learned` alone.
-        least: Second moments below this share of the largest are raised to it; what probes get.
+        quantile: The rule of c.
 
     Raises:
-        ValueError: For what is no sketch or rule, or a shape for a sketch that learns none.
+        ValueError: For what is no sketch or rule.
 
     Example:
         >>> from dpjax.algorithms.scaled import Scaled
@@ -92,34 +78,22 @@ class Scaled:
         17
     """
 
-    sketch: LinearSketch
-    quantile: sketch_.Quantile | None = None
-    shaped: bool = False
-    least: float = 0.01
+    sketch: sketches.LinearSketch
+    quantile: Quantile
 
     def __post_init__(self) -> None:
         """Refuse what cannot be scaled."""
-        given: Any = self.sketch
-        if isinstance(given, type) or not isinstance(given, LinearSketch):
-            raise ValueError(f"sketch is {_validate.shown(given)}; give one of algorithms.sketches")
+        sketches.check(self.sketch)
         rule: Any = self.quantile
-        if not isinstance(rule, sketch_.Quantile | None):
+        if not isinstance(rule, Quantile):
             raise ValueError(
-                f"quantile is {_validate.shown(rule)}; give transforms.sketch.Quantile(...)"
+                f"quantile is {_validate.shown(rule)}; give transforms.sketch.Quantile"
             )
-        if _validate.flag("shaped", self.shaped):
-            if not isinstance(given, Learned) or given.aligned:
-                raise ValueError(
-                    f"shaped is True with sketch {given}, whose columns are no directions that it "
-                    "weighs; give Learned(k)"
-                )
-        least = _validate.single_precision("least", self.least, 1e-6, 1.0)
-        object.__setattr__(self, "least", least)
 
     @property
     def k(self) -> int:
         """Numbers in a message."""
-        return self.sketch.k if self.quantile is None else self.quantile.size(self.sketch.k)
+        return self.quantile.size(self.sketch.k)
 
     @property
     def entries(self) -> int:
@@ -127,39 +101,18 @@ class Scaled:
         return self.sketch.entries
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> ScaledState:
-        """The sketch's start, the first clip norm, a round shape."""
-        size = () if self.quantile is None else self.quantile.start(dtype)
-        inner = self.sketch.start(key, entries, dtype)
-        return ScaledState(inner, size, jnp.zeros((), jnp.int32))
+        """The sketch's start and the first clip norm."""
+        return ScaledState(self.sketch.start(key, entries, dtype), self.quantile.start(dtype))
 
     def projection(self, state: ScaledState) -> Any:
-        """A of this round, with its scales."""
-        inner = self.sketch.projection(state.sketch)
-        dtype = jnp.result_type(jnp.float32) if self.quantile is None else state.size.bound.dtype
-        if isinstance(inner, Frame):
-            dtype = inner.columns.dtype
-        shape = jnp.ones(self.sketch.k, dtype)
-        if self.shaped:
-            shape = self._shape(state)
-        return ScaledProjection(inner, shape, self.quantile, state.size)
+        """A of this round, with its scale."""
+        return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
     def noise(self, state: ScaledState, variance: Any, present: Any) -> Float[Array, " d"]:
-        """(a^2 / B) diag(A c^2 D^2 A')."""
+        """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 
-    def learn(
-        self, state: ScaledState, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
-    ) -> ScaledState:
-        """The sketch, the clip norm and the shape of the next round."""
+    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
+        """The sketch and the clip norm of the next round."""
         inner = self.sketch.learn(state.sketch, gradient, key, mean)
-        size = state.size if self.quantile is None else self.quantile.learn(state.size, mean)
-        return ScaledState(inner, size, state.rounds + 1)
-
-    def _shape(self, state: ScaledState) -> Float[Array, " k"]:
-        """D of what the sketch knows; its noise counts as signal, which makes it rounder."""
-        learned: Any = self.sketch
-        known: LearnedState = state.sketch
-        moments = sketch_.second_moments(
-            known.sketch, forgetting=learned.forgetting, rounds=state.rounds
-        )
-        return sketch_.ellipsoid(moments, least=self.least)
+        return ScaledState(inner, self.quantile.learn(state.size, mean))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
@@ -63,9 +63,7 @@ class LinearSketch(Protocol):
         """
         ...
 
-    def learn(
-        self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
-    ) -> Any:
+    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """What is known after a round.
 
         Args:
@@ -88,11 +86,8 @@ class _Known:
         """(a^2 / B) diag(A A')."""
         return sketch_.second_moment_noise(state, variance, present)
 
-    def learn(
-        self, state: Any, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
-    ) -> Any:
+    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """Nothing."""
-        del gradient, key, mean
         return state
 
 
@@ -114,7 +109,7 @@ class Fixed(_Known):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of columns."""
-        object.__setattr__(self, "k", _validate.integer("k", self.k))
+        _validate.fields(self, _validate.integer, "k")
         _validate.flag("is_orthonormal", self.is_orthonormal)
 
     @property
@@ -149,14 +144,12 @@ class Count(_Known):
 
     def __post_init__(self) -> None:
         """Refuse buckets that rows do not divide."""
-        for name in ("k", "rows"):
-            object.__setattr__(self, name, _validate.integer(name, getattr(self, name)))
+        _validate.fields(self, _validate.integer, "k", "rows")
         if self.k % self.rows:
             raise ValueError(f"k is {self.k}, no multiple of rows, {self.rows}; give one that is")
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> CountSketch:
         """The hashes."""
-        del dtype
         return sketch_.count_sketch(entries, self.k, key, rows=self.rows)
 
 
@@ -177,10 +170,7 @@ class Given(_Known):
         """Refuse what is no matrix of finite numbers."""
         columns = _validate.finite_array("columns", self.columns, ndim=2)
         if np.abs(columns).max() > np.finfo(np.float32).max:
-            raise ValueError(
-                f"columns has {np.abs(columns).max():.3g}, beyond float32; give numbers of "
-                "usual size, such as orthonormal columns"
-            )
+            raise ValueError(f"columns has {np.abs(columns).max():.3g}, beyond float32; rescale it")
         object.__setattr__(self, "columns", fixed(columns, np.float32))
 
     def __eq__(self, other: Any) -> bool:
@@ -207,12 +197,8 @@ class Given(_Known):
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
         """The frame."""
-        del key
         if entries != self.entries:
-            raise ValueError(
-                f"columns is {self.columns.shape} for a model of {entries:,} entries; give one row "
-                "an entry"
-            )
+            raise ValueError(f"columns has {self.entries} rows for a model of {entries:,} entries")
         return Frame(jnp.asarray(self.columns, dtype))
 
 
@@ -222,12 +208,10 @@ class LearnedState(NamedTuple):
     Attributes:
         sketch: Basis, weights and frame.
         before: Frame of the round before, [d, k], which the paper's lines read; else nothing.
-        rounds: Sums that it learned from.
     """
 
     sketch: sketch_.Sketch
     before: Any
-    rounds: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -243,8 +227,6 @@ class Learned:
             moment, which is B times too much and of the round before.
         floor: Weight that noise alone reaches (`noise_floor`, of a plan's noise): directions not
             above it are dropped. None drops none.
-        narrow_from: Sums after which the frame has no more columns than are kept and probed; the
-            other numbers of a message are noise that nobody decodes. None is never.
         aligned: Whether a frame's columns are turned to the last one's, so that noise of a strategy
             over rounds is taken back as far as the spaces agree
             (``benchmarks/_moving.py``).
@@ -264,29 +246,18 @@ class Learned:
     share: float = 0.99
     printed: bool = False
     floor: float | None = None
-    narrow_from: int | None = None
     aligned: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what `update` would refuse in a run."""
-        object.__setattr__(self, "k", _validate.integer("k", self.k))
-        for name in ("forgetting", "share"):
-            object.__setattr__(self, name, _share(name, getattr(self, name)))
-        probes = _validate.integer("probes", self.probes, least=0, most=self.k)
-        object.__setattr__(self, "probes", probes)
-        _validate.flag("printed", self.printed)
+        _validate.fields(self, _validate.integer, "k")
+        _validate.fields(self, _validate.share, "forgetting", "share")
+        _validate.fields(self, _validate.integer, "probes", least=0, most=self.k)
+        _validate.fields(self, _validate.flag, "printed", "aligned")
         if self.floor is not None:
-            object.__setattr__(self, "floor", _validate.positive("floor", self.floor))
-        if self.narrow_from is not None:
-            least = _validate.integer("narrow_from", self.narrow_from)
-            object.__setattr__(self, "narrow_from", least)
-        if self.printed and (self.floor, self.narrow_from) != (None, None):
-            raise ValueError("printed is True with a floor, which the paper has not; give one")
-        if _validate.flag("aligned", self.aligned) and self.narrow_from is not None:
-            raise ValueError(
-                f"aligned is True with narrow_from {self.narrow_from}, whose columns of zeros "
-                "would be turned; give one"
-            )
+            _validate.fields(self, _validate.positive, "floor")
+            if self.printed:
+                raise ValueError("printed is True with a floor, which the paper has not; give one")
 
     @property
     def entries(self) -> int:
@@ -297,7 +268,7 @@ class Learned:
         """A random frame, nothing known."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
-        return LearnedState(first, first.frame if self.printed else (), jnp.zeros((), jnp.int32))
+        return LearnedState(first, first.frame if self.printed else ())
 
     def projection(self, state: LearnedState) -> Frame:
         """S_t."""
@@ -308,27 +279,14 @@ class Learned:
         frame = Frame(state.before if self.printed else state.sketch.frame)
         return sketch_.second_moment_noise(frame, variance, present, printed=self.printed)
 
-    def learn(
-        self, state: LearnedState, gradient: Float[Array, " d"], key: PRNGKeyArray, mean: Any = None
-    ) -> LearnedState:
+    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """UpdateSketch."""
-        del mean
-        rounds = state.rounds + 1
-        narrow = False if self.narrow_from is None else rounds >= self.narrow_from
-        new = sketch_.update(
-            state.sketch,
-            gradient,
-            key,
-            forgetting=self.forgetting,
-            probes=self.probes,
-            share=self.share,
-            floor=self.floor,
-            narrow=narrow,
-            printed=self.printed,
-        )
+        names = ("forgetting", "probes", "share", "floor", "printed")
+        options = {name: getattr(self, name) for name in names}
+        new = sketch_.update(state.sketch, gradient, key, **options)
         if self.aligned:
             new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
-        return LearnedState(new, state.sketch.frame if self.printed else (), rounds)
+        return LearnedState(new, state.sketch.frame if self.printed else ())
 
 
 def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None = None) -> float:
@@ -361,7 +319,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     from scipy import optimize
 
     variance, k = _validate.positive("variance", variance), _validate.integer("k", k)
-    forgetting = _share("forgetting", forgetting)
+    forgetting = _validate.share("forgetting", forgetting)
     if rounds is None:
         if forgetting == 1:
             raise ValueError("rounds is None with forgetting 1, where noise adds up; give a number")
@@ -378,13 +336,14 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     return variance * float(optimum.fun)
 
 
-def _share(name: str, value: float) -> float:
-    """A float above 0, at most 1."""
-    remedy = "give a number above 0, at most 1"
-    value = _validate.positive(name, value, remedy=remedy)
-    if value > 1:
-        raise ValueError(f"{name} is {value!r}; {remedy}")
-    return value
+def check(sketch: Any) -> None:
+    """Refuse what is no sketch.
+
+    Raises:
+        ValueError: Naming the argument and the remedy.
+    """
+    if isinstance(sketch, type) or not isinstance(sketch, LinearSketch):
+        raise ValueError(f"sketch is {_validate.shown(sketch)}; give one of algorithms.sketches")
 
 
 def _check_entries(sketch: Any, entries: int) -> None:

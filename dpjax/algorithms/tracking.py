@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
@@ -34,26 +32,19 @@ class Sent(NamedTuple):
     tracked: Any = ()
 
 
-def shifted(answer: Apart, steps: Float[np.ndarray, " t"], divisor: float) -> np.ndarray:
-    """Moves of methods whose every message carries the gradient step of the round before.
+class KeepsMessage(Method):
+    """A method whose agents keep what they sent last, noisy, which may be published."""
 
-    The first message knows no gradient; message k moves by step k - 1 times the answer, asked at
-    a model that both neighbours know.
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+        """The noisy payload, which the agent keeps too."""
+        return noisy, (noisy, emission.carry)
 
-    Args:
-        answer: How far answers are apart.
-        steps: [T] step sizes.
-        divisor: What the sampler divides sums by.
-
-    Returns:
-        [T, 1] moves.
-    """
-    moves = np.zeros((len(steps), 1))
-    moves[1:, 0] = answer(0.0) / divisor * np.asarray(steps)[:-1]
-    return moves
+    def released(self, public_state: PublicState) -> Any:
+        """The last message: the model itself carries a step that no noise was added to."""
+        return public_state.memory.message
 
 
-class ModelSent(Method):
+class ModelSent(KeepsMessage):
     """What `Tracking`, `DPOP` and `DGD` share: the model is private, its noisy form is sent."""
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
@@ -63,31 +54,15 @@ class ModelSent(Method):
         """The optimizer's state; the common starting point counts as sent."""
         return Sent(ctx.optimizer.init(models), models)
 
-    def payload(self, models: Any) -> Any:
-        """One model."""
-        return models
-
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The model is private."""
         return Emission(public_state.models)
 
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The noisy model, which the agent keeps too."""
         return noisy, noisy
 
-    def released(self, public_state: PublicState) -> Any:
-        """The last message: the model itself carries a step that no noise was added to."""
-        return public_state.memory.message
-
-    def sensitivity(
-        self,
-        answer: Apart,
-        steps: Float[np.ndarray, " t"],
-        divisor: float,
-        mixing: Float[np.ndarray, "*p n n"],
-    ) -> Float[np.ndarray, "t 1"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far each message moves, all others replayed: by the step of the round before.
 
         Args:
@@ -96,8 +71,9 @@ class ModelSent(Method):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
-        del mixing
-        return shifted(answer, steps, divisor)
+        moves = np.zeros((len(steps), 1))
+        moves[1:, 0] = answer(0.0) / divisor * np.asarray(steps)[:-1]
+        return moves
 
 
 @dataclass(frozen=True)
@@ -134,27 +110,23 @@ class Tracking(ModelSent):
 
     def __post_init__(self) -> None:
         """Refuse what float32 cannot weigh with."""
-        beta = _validate.single_precision("beta", self.beta, 1e-9, 1e9)
-        object.__setattr__(self, "beta", beta)
+        _validate.fields(self, _validate.single_precision, "beta", least=1e-9, most=1e9)
 
     def start(self, ctx: Round, models: Any) -> Sent:
         """The optimizer's state, and nothing tracked yet."""
         return super().start(ctx, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Track disagreement, and step along it and the gradient at the message."""
-        tracked = jax.tree.map(
-            lambda y, z, mean: y + self.beta * (z - mean),
-            public_state.memory.tracked,
-            carry,
-            received,
-        )
-        gradient = ctx.mean(ctx.query(carry, ctx.batch).total)
-        direction = jax.tree.map(jnp.add, tracked, gradient)
-        updates, state = ctx.optimizer.update(direction, public_state.memory.optimizer, received)
-        return optax.apply_updates(received, updates), Sent(state, carry, tracked)
+
+        def disagreement(y: Any, z: Any, mean: Any) -> Any:
+            return y + self.beta * (z - mean)
+
+        memory = public_state.memory
+        tracked = jax.tree.map(disagreement, memory.tracked, carry, received)
+        direction = jax.tree.map(jnp.add, tracked, ctx.gradient(carry))
+        models, optimizer = ctx.step(received, direction, memory.optimizer)
+        return models, Sent(optimizer, carry, tracked)
 
 
 @dataclass(frozen=True)
@@ -187,20 +159,15 @@ class DPOP(ModelSent):
     def __post_init__(self) -> None:
         """Refuse what is no box."""
         if self.box is not None:
-            box = _validate.single_precision("box", self.box, 1e-9, 1e9)
-            object.__setattr__(self, "box", box)
+            _validate.fields(self, _validate.single_precision, "box", least=1e-9, most=1e9)
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Step from the mix, back into the box."""
-        gradient = ctx.mean(ctx.query(received, ctx.batch).total)
-        updates, state = ctx.optimizer.update(gradient, public_state.memory.optimizer, received)
-        models = optax.apply_updates(received, updates)
-        box = self.box
+        before, box = public_state.memory.optimizer, self.box
+        models, optimizer = ctx.step(received, ctx.gradient(received), before)
         if box is not None:
             models = jax.tree.map(lambda leaf: jnp.clip(leaf, -box, box), models)
-        return models, Sent(state, carry)
+        return models, Sent(optimizer, carry)
 
 
 @dataclass(frozen=True)
@@ -224,21 +191,13 @@ class DGD(ModelSent):
 
     asks_own: ClassVar[bool] = True
 
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Step from the mix along the gradient at the agent's own model."""
-        gradient = ctx.mean(ctx.query(public_state.models, ctx.batch).total)
-        updates, state = ctx.optimizer.update(gradient, public_state.memory.optimizer, received)
-        return optax.apply_updates(received, updates), Sent(state, carry)
+        gradient = ctx.gradient(public_state.models)
+        models, optimizer = ctx.step(received, gradient, public_state.memory.optimizer)
+        return models, Sent(optimizer, carry)
 
-    def sensitivity(
-        self,
-        answer: Apart,
-        steps: Float[np.ndarray, " t"],
-        divisor: float,
-        mixing: Float[np.ndarray, "*p n n"],
-    ) -> Float[np.ndarray, "t 1"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far each message moves, all others replayed.
 
         Args:
@@ -247,7 +206,6 @@ class DGD(ModelSent):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
-        del mixing
         moves = np.zeros((len(steps), 1))
         for k, step in enumerate(np.asarray(steps)[:-1], start=1):
             moves[k] = step * answer(float(moves[k - 1, 0])) / divisor

@@ -1,16 +1,15 @@
 """Zip-DL: every receiver gets the sender's model under another noise."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jaxtyping import Float, Int
 
 from dpjax import _numerics
 from dpjax.algorithms.exchange import Copies
+from dpjax.algorithms.tracking import Apart
 from dpjax.protocols import Emission, Method, Networked, PublicState, Round
 
 __all__ = ["ZipDL"]
@@ -80,13 +79,7 @@ class ZipDL(Networked):
         sent = links(mixing)
         return ZipDLOnLinks(tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
 
-    def sensitivity(
-        self,
-        answer: Callable[[float], float],
-        steps: Float[np.ndarray, " t"],
-        divisor: float,
-        mixing: Float[np.ndarray, "n n"],
-    ) -> Float[np.ndarray, "t 1"]:
+    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far each copy of a model moves in a round, in L2, behind plain steps.
 
         Args:
@@ -96,13 +89,14 @@ class ZipDL(Networked):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
-        del mixing
         return answer(0.0) / divisor * np.asarray(steps)[:, None]
 
 
 @dataclass(frozen=True)
 class ZipDLOnLinks(ZipDL, Method):
     """`ZipDL` on the links of a network.
+
+    It releases nothing: nodes do not see other nodes' models, and their loss presumes that.
 
     Attributes:
         sender: [L] agents.
@@ -117,38 +111,14 @@ class ZipDLOnLinks(ZipDL, Method):
         """Every receiver averages what it got."""
         return Copies(self.sender, self.receiver)
 
-    def start(self, ctx: Round, models: Any) -> Any:
-        """The optimizer's state."""
-        return ctx.optimizer.init(models)
-
     def payload(self, models: Any) -> Any:
         """One model for each link."""
-        return self._copied(models)
+        senders = np.array(self.sender)
+        return jax.tree.map(lambda leaf: leaf[senders], models)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The updated models are private, one copy for each link."""
         answer = ctx.query(public_state.models, ctx.batch)
-        mean = jax.tree.map(lambda leaf: leaf * (1 / ctx.divisor), answer.total)
-        updates, memory = ctx.optimizer.update(mean, public_state.memory, public_state.models)
-        moved = optax.apply_updates(public_state.models, updates)
-        return Emission(self._copied(moved), carry=memory, metrics=answer.metrics)
-
-    def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
-        """The noisy copies."""
-        return noisy, emission.carry
-
-    def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
-        """What was received is the model."""
-        return received, carry
-
-    def released(self, public_state: PublicState) -> Any:
-        """Nothing: nodes do not see other nodes' models, and their loss presumes that."""
-        return ()
-
-    def _copied(self, models: Any) -> Any:
-        senders = np.array(self.sender)
-        return jax.tree.map(lambda leaf: leaf[senders], models)
+        mean = ctx.mean(answer.total)
+        models, memory = ctx.step(public_state.models, mean, public_state.memory)
+        return Emission(self.payload(models), carry=memory, metrics=answer.metrics)

@@ -67,7 +67,6 @@ __all__ = [
     "Quantile",
     "Sketch",
     "aligned",
-    "ellipsoid",
     "fingerprint",
     "flat",
     "orthonormal",
@@ -566,81 +565,6 @@ class Quantile:
     @property
     def _norm(self) -> float:
         return self.clip_norm * math.sqrt(1 - self.share**2)
-
-
-def ellipsoid(
-    moments: Float[Array, " k"],
-    *,
-    weights: Float[Array, " k"] | None = None,
-    least: float = 1e-3,
-) -> Float[Array, " k"]:
-    """Return scales D with which noise does least harm at equal sensitivity.
-
-        minimise sum_i w_i D_i^2    under    sum_i m_i / D_i^2 = sum_i m_i
-
-    The sum is that of the noise after decoding, in units of a^2; the constraint keeps the mean
-    square of what is clipped, so that one clip norm serves with D and without. By Lagrange
-
-        D_i^2 = sqrt(m_i / w_i) sum_j sqrt(m_j w_j) / sum_j m_j
-
-    For w = 1 noise has a variance in proportion to a coordinate's deviation, and adds
-    (sum_i sqrt(m_i))^2 / (k sum_i m_i) of what round noise adds: at most 1, and 1 / k where all is
-    in one coordinate. In proportion to the second moment, as the paper prints it, is best for
-    w = 1 / m, errors as Adam scales them; for w = 1 it adds as much as round noise.
-
-    Args:
-        moments: m, mean squares of the coordinates, of privatised or public numbers only; negative
-            ones (noise taken off) count as 0.
-        weights: w, what an error in a coordinate costs, above 0; None is 1 for all.
-        least: Moments below this share of the largest are raised to it, so that a coordinate can
-            still be seen; in (0, 1].
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> [round(float(x), 3) for x in sketch.ellipsoid(jnp.array([16.0, 1.0]))]
-        [1.085, 0.542]
-
-    Reference:
-        Nicolas et al., equation (40).
-    """
-    top = jnp.max(moments)
-    raised = jnp.maximum(moments / jnp.where(top > 0, top, 1), np.asarray(least, moments.dtype))
-    known = jnp.where((top > 0) & jnp.isfinite(top), raised, 1)
-    cost = jnp.ones_like(known) if weights is None else weights
-    total = jnp.sum(jnp.sqrt(known * cost))
-    return jnp.sqrt(jnp.sqrt(known / cost) * total / jnp.sum(known))
-
-
-def second_moments(
-    sketch: Sketch, *, forgetting: float, rounds: Any, variance: Any = 0.0
-) -> Float[Array, " k"]:
-    """Return mean squares of gradients along the columns of a sketch's frame.
-
-    Those kept have their weights over the rounds remembered, less the noise's variance; of probes
-    nothing is known, which is 0, and `ellipsoid` raises it.
-
-    Args:
-        sketch: Learned from privatised gradients.
-        forgetting: As it was learned with, above 0, at most 1.
-        rounds: Gradients taken in, at least 1.
-        variance: Of the noise along a direction in what was taken in.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> found = sketch.start(9, 3, jax.random.key(0))
-        >>> found = sketch.update(found, 2 * jnp.eye(9)[0], jax.random.key(1), probes=1)
-        >>> sketch.second_moments(found, forgetting=0.95, rounds=1).round(3).tolist()
-        [4.0, 0.0, 0.0]
-    """
-    weights = sketch.weights
-    count = jnp.maximum(jnp.asarray(rounds, weights.dtype), 1)
-    if forgetting < 1:
-        factor = np.asarray(forgetting, weights.dtype)
-        count = (1 - factor**count) / (1 - factor)
-    known = jnp.maximum(weights / count - jnp.asarray(variance, weights.dtype), 0)
-    return jnp.where(jnp.arange(len(weights)) < sketch.kept, known, 0)
 
 
 def _dot(one: Array, other: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Learned clip norms and shapes in a run: the plan's guarantee, and what they learn."""
+"""Learned clip norms in a run: the plan's guarantee, and what they learn."""
 
 import dataclasses
 import functools
@@ -24,8 +24,6 @@ NETWORK = mixing.metropolis_hastings(graphs.complete(N))
 RULE = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
     "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
-    "shape": Scaled(sketches.Learned(4, probes=2), shaped=True),
-    "both": Scaled(sketches.Learned(4, probes=2), RULE, shaped=True),
     "fixed": Scaled(sketches.Fixed(4), RULE),
     "count": Scaled(sketches.Count(4), RULE),
 }
@@ -103,7 +101,7 @@ def test_a_run_learns_its_clip_norm_at_the_same_loss():
     rule = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
     problem, losses, epsilons = make_problem(N), [], set()
     for quantile in (rule, dataclasses.replace(rule, rate=1e-6)):
-        sketch = Scaled(sketches.Learned(5), quantile, shaped=True)
+        sketch = Scaled(sketches.Learned(5), quantile)
         config = make_config(
             design="independent", method=Federated(sketch=sketch), rounds=60, epsilon=1000.0,
             clip_norm=C, step_size=0.1,
@@ -117,16 +115,6 @@ def test_a_run_learns_its_clip_norm_at_the_same_loss():
     )
     assert epsilons == {plan.make(plain, NETWORK).guarantee.epsilon}
     assert losses[0] < 0.7 * losses[1]
-
-
-def test_a_learned_sketch_drops_and_narrows_from_a_round_on():
-    part = sketches.Learned(5, probes=2, share=1.0, floor=2.0, narrow_from=3)
-    state, columns = part.start(jax.random.key(0), D, jnp.float32), []
-    learn = jax.jit(part.learn)
-    for t in range(5):
-        state = learn(state, jnp.eye(D, dtype=jnp.float32)[0], jax.random.key(t))
-        columns.append(int(jnp.any(state.sketch.frame, axis=0).sum()))
-    assert columns == [5, 5, 3, 3, 3] and int(state.sketch.kept) == 1
 
 
 def left(aligned, rounds=60):
@@ -168,16 +156,11 @@ def test_noise_over_rounds_joins_a_server_and_is_refused_where_its_variance_is_t
 
 def test_refusals():
     for wrong, named in (
-        (lambda: Scaled(5), "sketch"),
-        (lambda: Scaled(sketches.Learned), "sketch"),
+        (lambda: Scaled(5, RULE), "sketch"),
+        (lambda: Scaled(sketches.Learned, RULE), "sketch"),
         (lambda: Scaled(sketches.Fixed(4), 0.5), "quantile"),
-        (lambda: Scaled(sketches.Fixed(4), shaped=True), "shaped"),
-        (lambda: Scaled(sketches.Learned(4), least=0.0), "least"),
         (lambda: sketches.Learned(4, floor=-1.0), "floor"),
-        (lambda: sketches.Learned(4, narrow_from=0), "narrow_from"),
         (lambda: sketches.Learned(4, printed=True, floor=1.0), "printed"),
-        (lambda: sketches.Learned(4, aligned=True, narrow_from=2), "aligned"),
-        (lambda: Scaled(sketches.Learned(4, aligned=True), shaped=True), "shaped"),
     ):
         with pytest.raises(ValueError, match=named):
             wrong()

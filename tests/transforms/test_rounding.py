@@ -141,7 +141,7 @@ def whole(route):
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(256, 128)) * 10 ** rng.uniform(-3, 3, (256, 1))).astype(np.float32)
     if route == "weighted":
-        fn = jax.jit(lambda x: taps._weighted(jnp.ones(len(x)), x, finite=True))
+        fn = jax.jit(lambda x: layer_norms._weighted(jnp.ones(len(x)), x, finite=True))
     else:
         sum_of = clipping.wide_per_example(
             lambda w, x, y: jnp.sum(w * x), 1e9, "flat", 0.01, None if route == "whole" else 16,
@@ -222,9 +222,9 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
     lengths = cancelled(route)
     assert lengths.max() <= 1
     assert np.sum(lengths > 0.98) > 5
-    contracted, weighted, norm = taps._contracted, taps._weighted, clipping._norm
+    contracted, weighted, norm = layer_norms._contracted, layer_norms._weighted, clipping._norm
     monkeypatch.setattr(
-        taps,
+        layer_norms,
         "_contracted",
         lambda p, rows, d, w, **given: contracted(p, rows, 1.01 * d, w, **given),
     )
