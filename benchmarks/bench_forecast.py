@@ -128,7 +128,7 @@ def main():
 if __name__ == "__main__":
     import warnings
 
-    from dpjax.plans.forecasts import HopelessWarning
+    from dpjax.plans.statements import HopelessWarning
 
     warnings.simplefilter("ignore", HopelessWarning)
     main()

@@ -207,7 +207,7 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.engine.bad", "from dpjax.cli import main"),
         ("dpjax.cli", "from experiments import whisper_variance"),
         ("dpjax.results.bad", "import importlib\nimportlib.import_module('dpjax.engine.run')"),
-        ("dpjax.results.bad", "from dpjax.plans.forecasts import HopelessWarning"),
+        ("dpjax.results.bad", "from dpjax.plans.statements import HopelessWarning"),
         ("dpjax.plans.bad", "from dpjax.engine.run import Result"),
         ("dpjax.plans.bad", "from dpjax.results import records"),
         ("dpjax.engine.bad", "from dpjax.mechanism import design"),

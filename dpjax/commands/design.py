@@ -11,7 +11,7 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import wording
 from dpjax.commands import inputs
 from dpjax.mechanism import spatial
-from dpjax.plans import export, noise
+from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
@@ -191,7 +191,7 @@ def _note(plan: plan_.Plan, figures: dict[str, float]) -> None:
             "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
             "command has no option for it"
         )
-    if (wide := export.wide(plan)) is not None:
+    if (wide := plan.export().precision) is not None:
         print(f"NOTE: {wide}")
     if not plan.design.converged:
         print("the solver stopped at a limit: the bound holds, the energy is not the least")

@@ -25,8 +25,7 @@ import numpy as np
 import dpjax
 from dpjax import _files, _validate
 from dpjax.engine import keys
-from dpjax.plans.descriptions import described
-from dpjax.plans.plan import Plan
+from dpjax.plans.plan import Plan, described
 from dpjax.plans.problem import Problem
 
 __all__: list[str] = []

@@ -17,7 +17,7 @@ from dpjax import _validate
 from dpjax.engine import keys, metrics, program
 from dpjax.engine.program import AXIS
 from dpjax.engine.step import Data, Statics
-from dpjax.plans import forecasts, parameters, releases
+from dpjax.plans import parameters, statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, Passes, RecordQuery
@@ -214,12 +214,12 @@ class Inputs:
     @property
     def entries(self) -> int:
         """Numbers in one model."""
-        return forecasts.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
+        return statements.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
 
     @property
     def payload(self) -> int:
         """Numbers that an agent adds noise to in a round, the most."""
-        return -(-forecasts.entries(self._payload()) // self.statics.agents)
+        return -(-statements.entries(self._payload()) // self.statics.agents)
 
     @property
     def devices(self) -> int:
@@ -230,19 +230,19 @@ class Inputs:
         """What rounding sums of records takes of the clip norm, and a pass length with little.
 
         Args:
-            release: Whether a share above `releases.LIMIT` is refused, and a remedy looked for.
+            release: Whether a share above `statements.LIMIT` is refused, and a remedy looked for.
 
         Returns:
             The share r, 0 where agents are clipped; the largest power of two as a pass length for
-            which r is at most `releases.LIMIT`, or None, also where none is looked for.
+            which r is at most `statements.LIMIT`, or None, also where none is looked for.
         """
         if isinstance(self.statics.query, AgentQuery):
             return 0.0, None
         query: Any = self.statics.query_of(self.data.frozen)
         shapes = self._agents_models(), self._batch()
         share = query.share(*shapes)
-        lengths = [2**p for p in range(17, -1, -1)] if release and share > releases.LIMIT else []
-        enough = (m for m in lengths if query.by(m).share(*shapes) <= releases.LIMIT)
+        lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
+        enough = (m for m in lengths if query.by(m).share(*shapes) <= statements.LIMIT)
         return share, next(enough, None)
 
     def start(self, values: Any, plans: int) -> Any:

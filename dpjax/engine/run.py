@@ -20,11 +20,11 @@ from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.result import Progress, Result
 from dpjax.engine.state import Meter, RunSchedule, RunState
-from dpjax.plans import forecasts, releases
-from dpjax.plans.endings import Stopping, StoppingRule, stopping_rule
+from dpjax.plans import statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import LostNoiseWarning
+from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
 from dpjax.protocols import State
 
 __all__ = ["Progress", "Result", "run"]
@@ -116,7 +116,7 @@ def run(
 
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn
-            (`dpjax.plans.forecasts`).
+            (`dpjax.plans.statements`).
         LostNoiseWarning: After the first block in which noise is finer than the numbers that it is
             added to (`dpjax.plans.scheduled`).
 
@@ -148,14 +148,14 @@ def run(
     models = data.start(start, len(plans))
     # Only here is known how many numbers a release draws; nothing has been sent yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
-    plans = tuple(releases.priced(plan, data.payload, *rounding) for plan in plans)
+    plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
     hidden = data.statics.method.measures_private
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
         planned=planned, phase=phase,
         private=hidden or any(one.evaluation_data == "private" for one in problems),
     )  # fmt: skip
-    expected = forecasts.tell(plans, data.entries, problems[0].partition.counts)
+    expected = statements.forecast(plans, data.entries, problems[0].partition.counts)
     if progress and expected:
         print(expected, file=sys.stderr)
     options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
@@ -341,7 +341,7 @@ def _check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> i
                 f"phase is {phase} and spent[{i}] has had phases up to {least - 1}, whose "
                 f"noise a simulation would draw again from one seed; give {least} or more"
             )
-        if before.phases:  # Under a total the rounds that are done count, `plans.endings`.
+        if before.phases:  # Under a total the rounds that are done count, `plans.statements`.
             continue
         try:
             before.followed_by(plan.guarantee, planned=True)

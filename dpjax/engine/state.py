@@ -18,7 +18,6 @@ from dpjax.engine.inputs import Inputs, place
 from dpjax.engine.metrics import zeros
 from dpjax.engine.program import Blocks
 from dpjax.engine.step import LOST
-from dpjax.plans.endings import check_stop_at
 from dpjax.protocols import State
 
 __all__: list[str] = []
@@ -54,7 +53,9 @@ class RunSchedule:
         Raises:
             ValueError: For anything but whole numbers above 0, or more rounds than are planned.
         """
-        total = check_stop_at(stop_at, rounds)
+        total = rounds if stop_at is None else _validate.integer("stop_at", stop_at)
+        if total > rounds:
+            raise ValueError(f"stop_at is {stop_at}, the plan covers {rounds}; plan the longer run")
         if eval_every is None:
             eval_every = max(1, total // 20)
         every = min(_validate.integer("eval_every", eval_every), total)

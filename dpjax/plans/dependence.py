@@ -4,20 +4,20 @@ A jaxpr is followed from its inputs: an output depends on every input of every e
 whatever the values. That is more than the truth (x - x depends on x) and never less.
 """
 
-import contextlib
+import collections
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.extend import core
 
 from dpjax.plans.compatibility import packaged
-from dpjax.protocols import Answer, Emission, Method, Optimizer, PublicState, Query, Round
+from dpjax.protocols import Answer, Emission, Method, Optimizer, PublicState, Round
 
 __all__: list[str] = []
 
@@ -30,27 +30,22 @@ _CALLS = {
 _HOST = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
 """Equations that hand inputs to the host, where nobody follows them."""
 
-
-class _Shown(NamedTuple):
-    """What leaves an agent, in the order in which it is judged."""
-
-    public: Any
-    message: Any
-    sent: Any
-    released: Any
-    asked: Any
+_Shown = collections.namedtuple("_Shown", "public message sent released asked")
+"""What leaves an agent, in the order in which it is judged."""
 
 
-def reached(jaxpr: core.Jaxpr, marked: Sequence[bool], handed: Any = None) -> list[bool]:
+def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
     """Return which outputs of a jaxpr depend on marked inputs.
 
     Args:
         jaxpr: A jaxpr; constants are not marked.
         marked: One an input.
-        handed: List for the names of equations that hand marked values to the host.
 
     Returns:
         One an output.
+
+    Raises:
+        ValueError: For a marked value that is handed to the host.
     """
     known: dict[Any, bool] = dict(zip(jaxpr.invars, marked, strict=True))
 
@@ -59,83 +54,65 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool], handed: Any = None) -> li
 
     for equation in jaxpr.eqns:
         inputs = [of(atom) for atom in equation.invars]
-        none = [False] * len(equation.outvars)
-        outputs = _outputs(equation, inputs, handed) if any(inputs) else none
-        known.update(zip(equation.outvars, outputs, strict=True))
         if any(inputs):
             # What is written to in place may hold any of it from here on.
-            known.update((atom, True) for atom in equation.invars if _written(atom))
+            references = [atom for atom in equation.invars if "Ref" in type(atom.aval).__name__]
+            outputs = [True] * len(equation.outvars) if references else _outputs(equation, inputs)
+            known.update(zip(equation.outvars, outputs, strict=True))
+            known.update((atom, True) for atom in references)
     return [of(atom) for atom in jaxpr.outvars]
 
 
-def _outputs(equation: Any, marked: list[bool], handed: Any) -> list[bool]:
+def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
     """Which outputs of one equation depend on its marked inputs."""
     name, parameters = equation.primitive.name, equation.params
-    if name in _HOST and handed is not None:
-        handed.append(name)
-    if any(_written(atom) for atom in equation.invars):
-        return [True] * len(equation.outvars)
+    if name in _HOST:
+        raise ValueError(
+            f"method has a {name} that gets what depends on data past the noise; leave it out of "
+            "what agents compute"
+        )
     if name == "scan":
         fixed, carried = parameters["num_consts"], parameters["num_carry"]
-        body, kept = parameters["jaxpr"].jaxpr, marked[fixed:][:carried]
-        return _repeated(body, marked[:fixed], kept, marked[fixed + carried :], handed)
+        start = marked[fixed:][:carried]
+        return _loop(parameters["jaxpr"].jaxpr, marked[:fixed], start, marked[fixed + carried :])
     if name == "while":
         tests, fixed = parameters["cond_nconsts"], parameters["body_nconsts"]
         start = marked[tests + fixed :]
-        body, test = parameters["body_jaxpr"].jaxpr, parameters["cond_jaxpr"].jaxpr
-        ended = _repeated(body, marked[tests:][:fixed], start, [], handed)
-        stops = reached(test, [*marked[:tests], *ended], handed)
+        ended = _loop(parameters["body_jaxpr"].jaxpr, marked[tests:][:fixed], start, [])
+        stops = reached(parameters["cond_jaxpr"].jaxpr, [*marked[:tests], *ended])
         return [each or stops[0] for each in ended]
     if name == "cond":
-        chosen, operands = marked[0], marked[1:]
-        each = [reached(branch.jaxpr, operands, handed) for branch in parameters["branches"]]
-        return [chosen or any(outputs) for outputs in zip(*each, strict=True)]
-    inner = [one for one in map(_open, parameters.values()) if one is not None]
+        each = [reached(branch.jaxpr, marked[1:]) for branch in parameters["branches"]]
+        return [marked[0] or any(outputs) for outputs in zip(*each, strict=True)]
+    inner = [one for one in parameters.values() if isinstance(one, core.Jaxpr | core.ClosedJaxpr)]
     # Of others the inner program may mean something else: a reduction's combines two numbers.
     if name in _CALLS and len(inner) == 1:
-        (one,) = inner
+        one = inner[0].jaxpr if isinstance(inner[0], core.ClosedJaxpr) else inner[0]
         if len(one.invars) == len(marked) and len(one.outvars) == len(equation.outvars):
-            return reached(one, marked, handed)
+            return reached(one, marked)
     return [True] * len(equation.outvars)
 
 
-def _repeated(
-    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool], handed: Any
+def _loop(
+    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool]
 ) -> list[bool]:
     """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
     while True:
-        outputs = reached(body, [*fixed, *carried, *others], handed)
+        outputs = reached(body, [*fixed, *carried, *others])
         new = [a or b for a, b in zip(carried, outputs, strict=False)]
         if new == carried:
             return new + outputs[len(carried) :]
         carried = new
 
 
-def _written(atom: Any) -> bool:
-    """Whether an input is a reference, which equations may write to."""
-    return "Ref" in type(atom.aval).__name__
-
-
-def _open(value: Any) -> core.Jaxpr | None:
-    if isinstance(value, core.ClosedJaxpr):
-        return value.jaxpr
-    return value if isinstance(value, core.Jaxpr) else None
-
-
+@functools.lru_cache(maxsize=64)
 def check(
-    method: Method,
-    arrays: Any,
-    *,
-    query: Query,
-    optimizer: optax.GradientTransformation,
-    divisor: float,
-    models: Any,
-    batch: Any,
-    coded: bool = False,
+    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], coded: bool = False
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.
 
-    Data are followed over any number of rounds: a model that absorbed a gradient as it is may be
+    It is traced on a small model, once for a method, an optimizer and a network's size. Data are
+    followed over any number of rounds: a model that absorbed a gradient as it is may be
     kept, and then may be sent as a private payload alone. The noisy payload counts as safe, and a
     message as safe to send on: how much noise there is, is for accounting. That knows how far one
     answer of the query can move, so the payload must be one, as it was given; a method whose
@@ -145,12 +122,8 @@ def check(
 
     Args:
         method: What agents compute, keep and send.
-        arrays: One plan's arrays.
-        query: How gradients are read.
         optimizer: What turns noisy means into updates.
-        divisor: What sums are divided by.
-        models: Agent-stacked models, or their shapes.
-        batch: A batch, or its shapes.
+        mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
         coded: Whether noise gives the payload another form, of whole numbers.
 
     Raises:
@@ -158,133 +131,66 @@ def check(
             that depends on data past the noise, or a leaf of these, of models or of memory that is
             a key; for a payload that is no answer of the query.
     """
-    watched = _Watched(query)
+    n, like = mixing[-1], jax.ShapeDtypeStruct
+    arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
+    arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
+    models: Any = {"w": like((n, max(2, method.entries)), jnp.float32)}
+    batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
+    query, chain = _Query(), optimizer.chain(arrays)
+    noisy = payload = jax.eval_shape(method.payload, models)
+    if coded:
+        entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
+        noisy = like((n, entries), jnp.uint32)
 
-    payload = jax.eval_shape(method.payload, models)
+    def opened(total: Any) -> Any:
+        def of_all(leaf: Any) -> Any:
+            return jnp.full(leaf.shape[1:], jnp.sum(total), leaf.dtype)
+
+        return jax.tree.map(of_all, payload)
 
     def context(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
-        opened = _opening(payload) if coded and key is not None else None
-        return Round(arrays, batch, watched, optimizer, divisor, key, round, opened)
+        return Round(arrays, batch, query, chain, 1.0, key, round, opened if coded else None)
 
     def start(arrays: Any, models: Any, key: Any) -> Any:
         return method.start(context(arrays, key, 0, None), models)
 
+    def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
+        ctx = context(arrays, key, round, batch)
+        return _round(method, ctx, PublicState(*kept), noisy, payload)
+
     key = jax.eval_shape(lambda: jax.random.key(0))
     memory = jax.eval_shape(start, arrays, models, key)
-    noisy = _whole(payload) if coded else payload
-    _check_keys({"models": models, "memory": memory})
-
-    def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
-        public_state, ctx = PublicState(*kept), context(arrays, key, round, batch)
-        watched.clear()
-        emission = method.emit(ctx, public_state)
-        if method.sensitivity is None:
-            _check_answer(emission.private, watched.totals)
-        _check_payload(emission.private, payload)
-        with _explained(method):
-            hidden = Emission((), emission.public, emission.carry)
-            message, carry = method.send(ctx, public_state, hidden, noisy)
-            received = method.exchange(arrays, round, message)
-            new = method.absorb(ctx, public_state, carry, received.value)
-            released = method.released(PublicState(*new))
-        # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-        own = method.sensitivity is not None and method.asks_own
-        asked = () if own else list(watched.asked)
-        shown = _Shown(emission.public, message, received.sent, released, asked)
-        return tuple(new), shown
-
-    round = jax.ShapeDtypeStruct((), jnp.int32)
-    inputs = ((models, memory), batch, arrays, key, round, noisy)
-    closed, shapes = jax.make_jaxpr(one, return_shape=True)(*inputs)
-    _check_keys(dict(zip(("models", "memory"), shapes[0], strict=True)))
-    _check_keys(shapes[1]._asdict())
-    sizes = [len(jax.tree.leaves(part)) for part in inputs]
-    kept = [False] * sizes[0]
-    paths = jax.tree_util.tree_leaves_with_path(shapes[1])
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
-    while True:
-        others = [True] * sizes[1] + [False] * sum(sizes[2:])
-        # A loss of one's own may print what it likes; a method, and its encoders, may not.
-        handed = list[str]() if isinstance(query, _Toy) else None
-        outputs = reached(closed.jaxpr, [*kept, *others], handed)
-        if handed:
+    _check_keys(models=models, memory=memory)
+    inputs = ((models, memory), batch, arrays, key, like((), jnp.int32), noisy)
+    closed, (state, shown) = jax.make_jaxpr(one, return_shape=True)(*inputs)
+    _check_keys(models=state[0], memory=state[1], **shown._asdict())
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
+    parts = inputs[0], inputs[1], inputs[2:]
+    kept, data, public = (len(jax.tree.leaves(part)) for part in parts)
+    marked, new = None, [False] * kept
+    while new != marked:
+        marked = new
+        outputs = reached(closed.jaxpr, [*marked, *[True] * data, *[False] * public])
+        if leaks := list(itertools.compress(names, outputs[kept:])):
             raise ValueError(
-                f"method has a {handed[0]} that gets what depends on data past the noise; leave "
-                "it out of what agents compute"
+                f"method shows {leaks[0]}, which depends on data otherwise than through the noisy "
+                "payload; put it into Emission.private, keep it with the agent, or ask the "
+                "query at models and by encoders that know no data"
             )
-        new = [a or b for a, b in zip(kept, outputs[: len(kept)], strict=True)]
-        for name, shows in zip(names, outputs[len(kept) :], strict=True):
-            if shows:
-                raise ValueError(
-                    f"method shows {name}, which depends on data otherwise than through the noisy "
-                    "payload; put it into Emission.private, keep it with the agent, or ask the "
-                    "query at models and by encoders that know no data"
-                )
-        if new == kept:
-            return
-        kept = new
+        new = [a or b for a, b in zip(marked, outputs[:kept], strict=True)]
 
 
-def _whole(payload: Any) -> Any:
-    """Shapes of a payload as whole numbers: one array of all its entries."""
-    leaves = jax.tree.leaves(payload)
-    size = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
-    return jax.ShapeDtypeStruct((leaves[0].shape[0], size), jnp.uint32)
-
-
-def _opening(payload: Any) -> Callable[[Any], Any]:
-    """What makes a payload's form of a sum of whole numbers: here, each entry of its own."""
-    leaves, structure = jax.tree.flatten(payload)
-
-    def opened(total: Any) -> Any:
-        parts, start = [], 0
-        for leaf in leaves:
-            size = math.prod(leaf.shape[1:])
-            part = total[start : start + size].astype(leaf.dtype)
-            parts.append(part.reshape(leaf.shape[1:]))
-            start += size
-        return jax.tree.unflatten(structure, parts)
-
-    return opened
-
-
-@functools.lru_cache(maxsize=64)
-def check_method(
-    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], coded: bool = False
-) -> None:
-    """`check` a method on a small model, once for a method, an optimizer and a network's size.
-
-    Args:
-        method: What agents compute, keep and send.
-        optimizer: What turns noisy means into updates.
-        mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
-        coded: As in `check`.
-
-    Raises:
-        ValueError: As `check`.
-    """
-    arrays: dict[str, Any] = {"mixing": jax.ShapeDtypeStruct(mixing, jnp.float32)}
-    arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
-    entries = max(2, method.entries)
-    models = {"w": jax.ShapeDtypeStruct((mixing[-1], entries), jnp.float32)}
-    batch = jax.ShapeDtypeStruct((mixing[-1], 1), jnp.float32)
-    check(
-        method,
-        arrays,
-        query=_Toy(),
-        optimizer=optimizer.chain(arrays),
-        divisor=1.0,
-        models=models,
-        batch=batch,
-        coded=coded,
-    )
-
-
-@contextlib.contextmanager
-def _explained(method: Method) -> Iterator[None]:
-    """Say in one line what a method of a user's own is given where it fails."""
+def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:
+    """The state after a round, and what leaves an agent in it."""
+    emission, query = method.emit(ctx, public_state), ctx.query
+    assert isinstance(query, _Query)
+    _check_payload(method, emission.private, payload, query.totals)
+    hidden = Emission((), emission.public, emission.carry)
     try:
-        yield
+        message, carry = method.send(ctx, public_state, hidden, noisy)
+        received = method.exchange(ctx.arrays, ctx.round, message)
+        new = method.absorb(ctx, public_state, carry, received.value)
+        released = method.released(PublicState(*new))
     except Exception as error:
         if packaged(type(method)):
             raise
@@ -294,88 +200,50 @@ def _explained(method: Method) -> Iterator[None]:
             "send gets the noisy payload as its last argument, Emission.private is withheld from "
             "it, and it returns (message, carry); absorb returns (models, memory)"
         ) from error
+    # Gradients at an agent's own model move with it, which such a method's sensitivity says.
+    own = method.sensitivity is not None and method.asks_own
+    asked = [] if own else query.asked
+    return tuple(new), _Shown(emission.public, message, received.sent, released, asked)
 
 
-class _Watched:
-    """A query that remembers its answers while a program is traced."""
-
-    def __init__(self, query: Query):
-        self.query, self.metrics = query, query.metrics
-        self.totals, self.asked = list[Any](), list[Any]()
-        self.combined = False
-
-    def clear(self) -> None:
-        """Forget what was asked."""
-        self.totals.clear()
-        self.asked.clear()
-
-    def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
-    ) -> Answer:
-        answer = self.query(models, batch, encode)
-        self.totals.append(answer.total)
-        # A model or an encoder that knows other records moves all terms by one of them.
-        encoded: Any = ()
-        if encode is not None:
-            axes = 2 if self.combined else 1
-            one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[axes:], leaf.dtype), models)
-            _check_hands(jax.make_jaxpr(encode)(one).jaxpr)
-            encoded = encode(one)
-        self.asked.append({"models": models, "encoded": encoded})
-        return answer
-
-    def points(self, weights: Sequence[float] | None = None) -> "_Watched":
-        """At several models, remembered together."""
-        wide = _Watched(self.query.points(weights))
-        wide.combined = weights is not None
-        wide.totals, wide.asked = self.totals, self.asked
-        return wide
-
-    def along(self, steps: int, step_size: float) -> "_Watched":
-        """Of local training, remembered together."""
-        local = _Watched(self.query.along(steps, step_size))
-        local.combined, local.totals, local.asked = self.combined, self.totals, self.asked
-        return local
-
-
-class _Toy:
-    """A query of any model whose answer depends on all of the batch."""
+class _Query:
+    """A query of any model whose answer depends on all of the batch; it remembers its answers."""
 
     metrics = ()
 
     def __init__(self, combined: bool = False):
         self.combined = combined
+        self.totals, self.asked = list[Any](), list[Any]()
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
-        total = jax.tree.map(lambda leaf: leaf * jnp.sum(batch), models)
+        data = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(batch))
+        total = jax.tree.map(lambda leaf: (leaf * data).astype(leaf.dtype), models)
         if self.combined:
             total = jax.tree.map(lambda leaf: leaf.sum(1), total)
-        return Answer(total if encode is None else jax.vmap(encode)(total))
+        # A model or an encoder that knows other records moves all terms by one of them.
+        encoded: Any = ()
+        if encode is not None:
+            one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), total)
+            encoded, total = encode(one), jax.vmap(encode)(total)
+        self.totals.append(total)
+        self.asked.append({"models": models, "encoded": encoded})
+        return Answer(total)
 
-    def points(self, weights: Sequence[float] | None = None) -> "_Toy":
-        """Itself: any shapes will do, and sums in the place of weighted ones."""
-        return _Toy(weights is not None)
+    def points(self, weights: Sequence[float] | None = None) -> "_Query":
+        """At several models, remembered together: any shapes will do, sums for weighted ones."""
+        wide = _Query(weights is not None)
+        wide.totals, wide.asked = self.totals, self.asked
+        return wide
 
-    def along(self, steps: int, step_size: float) -> "_Toy":
-        """Itself: shapes stay."""
+    def along(self, steps: int, step_size: float) -> "_Query":
+        """Of local training, remembered together: shapes stay."""
         del steps, step_size
         return self
 
 
-def _check_hands(encoder: core.Jaxpr) -> None:
-    """Refuse an encoder that hands a gradient to the host; a loss of one's own may."""
-    handed = list[str]()
-    reached(encoder, [True] * len(encoder.invars), handed)
-    if handed:
-        raise ValueError(
-            f"method has a {handed[0]} that gets what depends on data before the clip, in its "
-            "encoder; leave it out of what agents compute"
-        )
-
-
-def _check_keys(slots: dict[str, Any]) -> None:
+def _check_keys(**slots: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
@@ -385,24 +253,19 @@ def _check_keys(slots: dict[str, Any]) -> None:
             )
 
 
-def _check_answer(payload: Any, totals: list[Any]) -> None:
-    """Refuse a payload that is not one answer, the very arrays."""
-    leaves = jax.tree.leaves(payload)
-    for total in totals:
-        answers = jax.tree.leaves(total)
-        if len(answers) == len(leaves) and all(map(operator.is_, leaves, answers)):
-            return
-    raise ValueError(
-        f"method emits a private payload that is none of the {len(totals)} answers of the query as "
-        "it was given, so that nothing says how far one record can move it; emit the answer's "
-        "total, encode before the clip, or state a sensitivity"
-    )
-
-
-def _check_payload(payload: Any, expected: Any) -> None:
-    shapes = [
-        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (payload, expected)
-    ]
+def _check_payload(method: Method, emitted: Any, payload: Any, totals: list[Any]) -> None:
+    """Refuse a payload of other shapes, or that is not one answer, the very arrays."""
+    leaves = jax.tree.leaves(emitted)
+    answers = [jax.tree.leaves(total) for total in totals]
+    if method.sensitivity is None and not any(
+        len(answer) == len(leaves) and all(map(operator.is_, leaves, answer)) for answer in answers
+    ):
+        raise ValueError(
+            f"method emits a private payload that is none of the {len(totals)} answers of the "
+            "query as it was given, so that nothing says how far one record can move it; emit the "
+            "answer's total, encode before the clip, or state a sensitivity"
+        )
+    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), t) for t in (emitted, payload)]
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"payload says {shapes[1]}, emit gives {shapes[0]}; make Method.payload of the shapes "

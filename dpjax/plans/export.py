@@ -17,9 +17,12 @@ beside what `dpjax.mechanism.design.Design.load` reads, so that a plan can be ma
 """
 
 import os
+import re
+import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,269 +33,183 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
+from dpjax.plans.config import Config
 from dpjax.plans.samplers import Full
+from dpjax.protocols import Sampler
 from dpjax.transforms import rounds as rounds_
-
-if TYPE_CHECKING:
-    from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
 
+TEXT = Path(__file__).with_name("how_to_use.txt")
+"""Paragraphs of the instructions, each with its name above it."""
 
-def save(
-    plan: "Plan",
-    path: str | os.PathLike[str],
-    labels: Sequence[object] | None = None,
-    guarantee: Guarantee | None = None,
-) -> Path:
-    """Write a plan's design, terms and instructions to an .npz file, complete or not at all.
+
+@dataclass(frozen=True, eq=False)
+class Export:
+    """What a file tells a loop of one's own.
 
     Guarantee: the plan's, for a loop that does what ``how_to_use`` says: at most ``rounds`` rounds,
     gradients clipped at ``clip_norm`` in the stated unit, noise from seeds that the attacker does
     not know, each used once. Nothing in the file is secret.
 
-    Args:
-        plan: A private plan.
-        path: Where to; ``.npz`` is appended when there is no suffix.
-        labels: [n] names of the sites, in the order of the mixing matrix; None numbers them from 0.
-        guarantee: The total over all phases so far, of which this plan is the last
+    Attributes:
+        config: The plan's config.
+        mixing: [n, n] or [P, n, n] mixing matrix.
+        noise: The noise, with a design over agents.
+        sampler: Which records take part.
+        guarantee: The plan's own guarantee.
+        total: The total over all phases so far, of which the plan is the last
             (`Guarantee.within`); None states the plan's own.
-
-    Returns:
-        The path written.
-
-    Raises:
-        ValueError: For a non-private plan or a release, a sampler that amplifies, another method
-            than D-SGD, labels that are not n different ones, or a guarantee whose last phase is
-            another.
     """
-    if plan.design is None:
-        remedy = "save a private plan of a design that has one"
-        if plan.noise is not None and "noise_scales" in plan.noise.arrays:
-            remedy = "noise by schedule is its noise.scales, one a round: write these"
-        raise ValueError(
-            f"plan is {plan.config.label}, which has no noise design over agents to save; {remedy}"
-        )
-    if plan.config.release:
-        raise ValueError(
-            "plan is a release, whose noise this package draws and hardens; save the plan of the "
-            "same config with release=False for a loop of your own"
-        )
-    if plan.sampler.capacity is not None:
-        raise ValueError(
-            f"plan has sampler {plan.config.sampler}, whose coin flips a loop of your own would "
-            "have to draw; save the plan of a config with Random, Full or Cyclic"
-        )
-    if type(plan.config.method) is not DSGD:
-        raise ValueError(
-            f"plan has method {type(plan.config.method).__name__}, whose rounds a file cannot tell "
-            "yet; save a plan of DSGD, or train with dpjax"
-        )
-    names, stated = _labels(labels, plan.agents), plan.guarantee
-    if guarantee is not None:
-        if not isinstance(guarantee, Guarantee) or guarantee.phases[-1:] != (stated,):
+
+    config: Config
+    mixing: np.ndarray
+    noise: calibration.Factored
+    sampler: Sampler
+    guarantee: Guarantee
+    total: Guarantee | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a file cannot tell, and a total of other phases."""
+        config = self.config
+        loops = {
+            "is a release, whose noise this package draws and hardens; save the plan of the same "
+            "config with release=False for a loop of your own": config.release,
+            f"has sampler {config.sampler}, whose coin flips a loop of your own would have to "
+            "draw; use Random, Full or Cyclic": self.sampler.capacity is not None,
+            f"has method {type(config.method).__name__}, whose rounds a file cannot tell; save a "
+            "plan of DSGD": type(config.method) is not DSGD,
+        }
+        for what, wrong in loops.items():
+            if wrong:
+                raise ValueError(f"plan {what}")
+        total = self.total
+        if total is not None and (
+            not isinstance(total, Guarantee) or total.phases[-1:] != (self.guarantee,)
+        ):
             raise ValueError(
-                f"guarantee is {_validate.shown(guarantee)}, whose last phase is not this plan's; "
+                f"guarantee is {_validate.shown(total)}, whose last phase is not this plan's; "
                 "give plan.guarantee.within(total) for the first phase, "
                 "earlier.followed_by(plan.guarantee, planned=False) for a later one"
             )
-        stated = guarantee
-    entries: dict[str, Any] = {
-        "how_to_use": instructions(plan, stated),
-        "labels": names,
-        "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
-        "mixing": plan.mixing,
-        "factor": plan.factor.astype(np.float64),
-        "seed_group": calibration.groups(plan.factor),
-        "messages": "float32" if wide(plan) is None else "float64",
-    }
-    for name in ("delta", "relation", "unit", "attacker"):
-        entries[name] = getattr(stated, name)
-    if stated.mu is not None:  # A total may be of another kind than mu.
-        entries["mu"] = stated.mu
-    entries["accountant"] = str(stated.accountant)
-    if stated.phases:
-        entries["phase"] = len(stated.phases)
-    entries |= {"rounds": plan.guarantee.rounds, "clip_norm": plan.guarantee.clip_norm}
-    if plan.strategy is not None:
-        entries["strategy"] = rounds_.applied(plan.strategy, np.float64)
-    if plan.guarantee.participation is not None:
-        entries["participation"] = np.asarray(plan.guarantee.participation)
-    assert plan.design is not None
-    return plan.design.save(path, entries=entries)
 
+    @property
+    def stated(self) -> Guarantee:
+        """What the file states."""
+        return self.guarantee if self.total is None else self.total
 
-def wide(plan: "Plan") -> str | None:
-    """Say that messages need float64, where float32 loses gradients or what noise cancels to.
+    def save(self, path: str | os.PathLike[str], labels: Sequence[object] | None = None) -> Path:
+        """Write an .npz file with the design, terms and instructions, complete or not at all.
 
-    Of float32 numbers as large as four deviations of some site's noise two are 2^-23 as far apart.
-    That is too far from a thousandth of the clip norm, or of what the average of all sites' noise
-    is left with.
+        Args:
+            path: Where to; ``.npz`` is appended when there is no suffix.
+            labels: [n] names of the sites, in the order of the mixing matrix; None numbers them
+                from 0.
 
-    Args:
-        plan: A private plan with one factor.
+        Raises:
+            ValueError: For labels that are not n different ones.
+        """
+        n, own, stated = self.mixing.shape[-1], self.guarantee, self.stated
+        names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
+        if len(names) != n or len(set(names)) != n:
+            raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
+        strategy, noise = self.noise.strategy, self.noise
+        entries: dict[str, Any] = {
+            "how_to_use": self.instructions(),
+            "labels": np.array(names),
+            "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
+            "mixing": self.mixing,
+            "factor": noise.factor.astype(np.float64),
+            "seed_group": calibration.groups(noise.factor),
+            "messages": "float64" if self.precision else "float32",
+            "mu": stated.mu,  # A total may be of another kind than mu.
+            "accountant": str(stated.accountant),
+            "phase": len(stated.phases) or None,
+            "rounds": own.rounds,
+            "clip_norm": own.clip_norm,
+            "strategy": None if strategy is None else rounds_.applied(strategy, np.float64),
+            "participation": own.participation,
+        }
+        for name in ("delta", "relation", "unit", "attacker"):
+            entries[name] = getattr(stated, name)
+        entries = {name: entry for name, entry in entries.items() if entry is not None}
+        return noise.design.save(path, entries=entries)
 
-    Returns:
-        A sentence with its numbers; None where float32 is enough.
-    """
-    factor, noisy, left = plan.factor.astype(np.float64), 1.0, 1.0
-    if plan.strategy is not None:
-        inverse = strategy_.inverse_of(plan.strategy)
-        noisy = float(np.linalg.norm(inverse, axis=1).max())
-        left = float(np.linalg.norm(inverse.sum(axis=0))) / np.sqrt(len(inverse))
-    largest = float(np.linalg.norm(factor, axis=1).max()) * noisy
-    mean = float(np.linalg.norm(factor.mean(axis=0))) * left
-    apart = 4 * largest * 2.0**-23
-    if apart <= min(plan.config.protect.clip_norm, mean) / 1000:
-        return None
-    return (
-        f"messages need float64: some noise has a deviation of {largest:,.4g}, and float32 "
-        f"numbers of that size are {apart:.2g} apart, more than a thousandth of the clip norm "
-        f"{plan.config.protect.clip_norm:g} or of the noise in the average, {mean:.2g}. Draw, add, "
-        "send and average in float64"
-    )
-
-
-def _labels(labels: Sequence[object] | None, n: int) -> np.ndarray:
-    names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
-    if len(names) != n or len(set(names)) != n:
-        raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
-    return np.array(names)
-
-
-def instructions(plan: "Plan", stated: Guarantee) -> str:
-    """What a training loop has to do for the plan's guarantee to be its own, in words.
-
-    Args:
-        plan: A private plan.
-        stated: What its file states: its guarantee, or a total over phases of which it is the last.
-    """
-    record, groups = plan.guarantee, calibration.groups(plan.factor)
-    alone = len(set(groups)) == plan.agents
-    number, phase, models = len(stated.phases), list[str](), _FIRST
-    if number:
-        phase = [
-            f"This is phase {number}. Its own rounds cost epsilon = {up(record.epsilon)} at delta",
-            f"= {delta_text(record.delta)}; what to state is the total of all phases, epsilon = "
-            f"{up(stated.epsilon)}.",
-        ]
-    if number > 1:
-        models = (
-            "Sites start from",
-            f"the models with which phase {number - 1} ended, which were released, and from",
-            "nothing else that was trained on private data.",
+    def instructions(self) -> str:
+        """What a training loop has to do for the guarantee to be its own, in words."""
+        own, stated, config = self.guarantee, self.stated, self.config
+        groups, n = calibration.groups(self.noise.factor), self.mixing.shape[-1]
+        alone, phase = len(set(groups)) == n, len(stated.phases)
+        full, of_records = isinstance(self.sampler, Full), config.protect.clips == "record"
+        steps, precision = getattr(config.method, "gossip_steps", 1), self.precision
+        epochs, separation = config.participation or (0, 0)
+        paragraphs = {
+            "head": True,
+            "coalition": stated.nodes is not None,
+            "phase": phase,
+            "round": True,
+            "record" if of_records else "agent": True,
+            "order": epochs,
+            "full": full,
+            "normals": True,
+            "white" if self.noise.strategy is None else "correlated": True,
+            "add": True,
+            "divide": of_records,
+            "send": True,
+            "gossip": steps > 1,
+            "precision": precision,
+            "seed": True,
+            "alone" if alone else "shared": True,
+            "count": True,
+            "later" if phase > 1 else "first": True,
+            "limits": True,
+        }
+        parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(), flags=re.MULTILINE)[1:]
+        texts = dict(zip(parts[::2], parts[1::2], strict=True))
+        chosen = "".join(texts[name] for name, used in paragraphs.items() if used)
+        return string.Template(chosen.rstrip()).substitute(
+            sites=n,
+            rounds_text=f"{own.rounds:,}",
+            last=own.rounds - 1,
+            label=config.label,
+            statement=wording.statement(stated, process=False),
+            phase=phase,
+            before=phase - 1,
+            epsilon=up(own.epsilon),
+            delta=delta_text(own.delta),
+            total=up(stated.epsilon),
+            clip=config.protect.clip_norm,
+            divisor=self.sampler.divisor,
+            size="the largest number of records of any site" if full else "one number for the run",
+            epochs=epochs,
+            separation=separation,
+            matrix="mixing" if self.mixing.ndim == 2 else f"mixing[t mod {len(self.mixing)}]",
+            steps=steps,
+            precision=precision,
+            knows="its own" if alone else "that of its group",
         )
-    return "\n".join(
-        [
-            f"A noise design of dpjax for {plan.agents} sites and at most {record.rounds:,} rounds"
-            f" ({plan.config.label}).",
-            "",
-            "What it guarantees, if every site does what follows:",
-            wording.statement(stated, process=False),
-            *([] if stated.nodes is None else ["Agent i is the site labels[i]."]),
-            *phase,
-            "",
-            f"In each round t = 0, 1, ..., {record.rounds - 1}, site i (its name is labels[i]):",
-            *_steps(plan),
-            "",
-            *([f"Precision: {told}.", ""] if (told := wide(plan)) is not None else []),
-            "Who holds the seed:",
-            *(_ALONE if alone else _SHARED),
-            "",
-            "Counting rounds:",
-            f"The budget is spent by {record.rounds:,} rounds. Stop then: more rounds need a new",
-            "design, made for all of them. A round that was interrupted is sent again with the",
-            "same numbers or not at all; fresh noise for a round already sent spends it twice. A",
-            "site that restarts must know t, its model and its past noise, or stop for good.",
-            "",
-            "One run, one secret, one first model:",
-            "Every training run and every phase takes a new secret, also after a failed one: used",
-            "again with other data, models or step sizes, it lets whoever saw both runs subtract",
-            f"the noise. Who has left knows {'its own' if alone else 'that of its group'}. "
-            f"{models[0]}",
-            *models[1:],
-            "",
-            "Not in the guarantee: losses and metrics that are computed from the data and shown,",
-            "tuning on the data, the low bits of floating-point numbers, and a generator that can",
-            "be guessed: NumPy's is not cryptographic; where messages really go out, draw the bits",
-            "from one that is (AES or ChaCha20 keyed by the secret, with t in the nonce).",
-        ]
-    )
 
+    @property
+    def precision(self) -> str | None:
+        """That messages need float64, where float32 loses gradients or what noise cancels to.
 
-_FIRST: tuple[str, ...] = (
-    "All sites start from one public model (zeros,",
-    "say): one trained on private data is sent.",
-)
-_ALONE = (
-    "Every site draws its own noise from a secret of its own (128 random bits), which it tells",
-    "nobody. Other sites then see no more than outsiders do.",
-)
-_SHARED = (
-    "Sites with the same seed_group share one secret (128 random bits), draw the same Z_t from it",
-    "and keep it from everybody else. Whoever holds it can subtract the noise of its group: sites",
-    "who share a seed are NOT protected from each other, only from outsiders. All members must",
-    "draw the same numbers, or the noise does not cancel: the group's rows of Z_t, in the order of",
-    "labels, [members, d] at once, from one generator that is made anew in every round from",
-    "(secret, t), in NumPy numpy.random.default_rng([secret, t]).standard_normal((members, d)).",
-)
-
-
-def _steps(plan: "Plan") -> list[str]:
-    """The round's steps, by unit and kind of noise."""
-    config = plan.config
-    clip, divisor = config.protect.clip_norm, plan.sampler.divisor
-    if config.protect.clips == "agent":
-        sums = [
-            "1. computes the gradient of its batch (the mean over records) at its own model x_i,",
-            f"   and clips it: g_i = gradient * min(1, {clip} / norm), the norm over all",
-            "   parameters together. No number of records enters after that: nothing is divided.",
-        ]
-    else:
-        sums = [
-            "1. computes the gradient of every record of its batch at its own model x_i, clips",
-            f"   each: gradient * min(1, c / norm), c = {clip} * (1 - 2 * {divisor} / 2**24), and",
-            "   adds them up to g_i, norms and sums in float64: c leaves room for rounding the sum",
-            "   to float32. A record is in a batch once. It does not divide yet.",
-        ]
-    if config.participation is not None:
-        epochs, separation = config.participation
-        sums.append(
-            f"   Batches are fixed: record r is in those of the rounds r mod {separation}, then "
-            f"every {separation} rounds, {epochs} times."
+        Of float32 numbers as large as four deviations of some site's noise two are 2^-23 as far
+        apart. That is too far from a thousandth of the clip norm, or of what remains of the noise
+        in the average of all sites. None where float32 is enough.
+        """
+        factor, noisy, remaining = self.noise.factor.astype(np.float64), 1.0, 1.0
+        if self.noise.strategy is not None:
+            inverse = strategy_.inverse_of(self.noise.strategy)
+            noisy = float(np.linalg.norm(inverse, axis=1).max())
+            remaining = float(np.linalg.norm(inverse.sum(axis=0))) / np.sqrt(len(inverse))
+        largest = float(np.linalg.norm(factor, axis=1).max()) * noisy
+        mean = float(np.linalg.norm(factor.mean(axis=0))) * remaining
+        apart, clip_norm = 4 * largest * 2.0**-23, self.config.protect.clip_norm
+        if apart <= min(clip_norm, mean) / 1000:
+            return None
+        return (
+            f"messages need float64: some noise has a deviation of {largest:,.4g}, and float32 "
+            f"numbers of that size are {apart:.2g} apart, more than a thousandth of the clip norm "
+            f"{clip_norm:g} or of the noise in the average, {mean:.2g}. Draw, add, send and "
+            "average in float64"
         )
-    full = isinstance(plan.sampler, Full)
-    if full:
-        sums.append("   The batch is all records that site i has, in every round.")
-    noise = [
-        "2. draws Z_t [n, d], standard normals for d parameters, fresh in every round and the",
-        "   same at all sites that share a seed, and takes row i of factor @ Z_t: E_t.",
-    ]
-    if plan.strategy is None:
-        noise.append("   The noise is V_t = E_t.")
-    else:
-        noise += [
-            "   The noise is V_t = (E_t - sum_{s<t} strategy[t, s] V_s) / strategy[t, t]: keep all",
-            "   earlier V_s, secret, until the last round.",
-        ]
-    after = ["3. adds it: u_i = g_i + V_t. Nothing else may touch g_i between clipping and this."]
-    if config.protect.clips == "record":
-        what = "the largest number of records of any site" if full else "one number for the run"
-        after.append(
-            f"   Then it divides u_i by the batch size {divisor}, {what},\n"
-            "   whatever the number of records in this batch."
-        )
-    matrix = "mixing" if plan.mixing.ndim == 2 else f"mixing[t mod {len(plan.mixing)}]"
-    return [
-        *sums,
-        *noise,
-        *after,
-        "4. steps: m_i = x_i - step_size * u_i (any optimizer on u_i will do), and sends m_i to",
-        f"   its neighbours, the sites j with {matrix}[j, i] > 0. It sends nothing else.",
-        f"5. averages what it received and its own: x_i = sum_j {matrix}[i, j] m_j.",
-        *(
-            [f"   It sends x_i in place of m_i and averages again, {steps} times in all."]
-            if (steps := getattr(config.method, "gossip_steps", 1)) > 1
-            else []
-        ),
-    ]

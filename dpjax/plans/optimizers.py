@@ -30,6 +30,8 @@ __all__ = ["BASES", "Chain", "Sgd", "UpdateRule", "read_filter"]
 
 _SMALLEST, _LARGEST = 1e-37, 1e37
 _SCALE, _PROFILE = "noise_variance", "noise_profile"
+NOISE_ARRAYS = (_SCALE, _PROFILE, SHARES)
+"""Arrays by which an optimizer knows the noise."""
 _REMEDY = (
     "give a function of the step size, which is traced, that returns an optax chain of functions "
     "of updates, state and parameters alone, for parameters of any tree"

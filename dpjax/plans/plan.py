@@ -9,45 +9,36 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from dpjax import _validate
 from dpjax._validate import fixed
-from dpjax.accounting import finite, parties
-from dpjax.accounting.forecast import Forecast
+from dpjax.accounting import finite, forecast, losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import (
-    calibration,
-    compatibility,
-    dependence,
-    export,
-    forecasts,
-    guarantees,
-    releases,
-)
-from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans import calibration, compatibility, dependence, guarantees
+from dpjax.plans.calibration import Calibrated, Factored, Target
 from dpjax.plans.config import Config
-from dpjax.plans.descriptions import described
+from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
-from dpjax.plans.optimizers import noise_arrays
+from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.protocols import Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "make"]
 
-
-_TAKEN = {
-    *("mixing", "factor", "noise_grid", "noise_scale", "noise_variance", "noise_profile"),
-    "share_variance",
-}
+_RESERVED = {"mixing", "factor", "noise_grid", "noise_scale", "noise_scales", *NOISE_ARRAYS}
 """Names of arrays that no optimizer may have."""
 
 
@@ -87,14 +78,23 @@ class Plan:
         if self.noise is not None:
             object.__setattr__(self, "noise", self.noise.frozen())
         method: Any = self.method  # Hashable, as all parts are.
-        dependence.check_method(
+        dependence.check(
             method, self.config.optimizer.shared(), self.mixing.shape, self.config.coded
         )
         guarantees.audit(self.config, self.mixing, self.noise, self.guarantee, self.counts)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
-        remarks = forecasts.remark(self)
+        remarks = ""
+        if not self.unforecast and np.isfinite(affords := self.forecast(1).affords()):
+            remarks = f"; noise allows for {affords:,.0f} parameters"
+        scales = np.zeros(0) if self.noise is None else self.noise.arrays.get("noise_scales", ())
+        below = np.flatnonzero((np.asarray(scales) > 0) & (np.asarray(scales) < 2.0**-23))
+        if below.size:
+            remarks += (
+                f"; from round {below[0] + 1:,} on its scale is below 1.2e-7, which float32 "
+                "numbers of size 1 do not keep: use float64"
+            )
         if self.design is not None and self.guarantee.secrets in ("shared", "group"):
             remarks += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:
@@ -175,33 +175,20 @@ class Plan:
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one call, by name; runs round to their models' dtype."""
-        parts = [
-            {"mixing": self.mixing},
-            {} if self.noise is None else self.noise.arrays,
-            self.config.optimizer.arrays(),
-            {} if self.noise is None else self._told(),
-        ]
-        stacked: dict[str, np.ndarray] = {}
-        for part in parts:
-            for name, array in part.items():
-                if name in stacked or (part is parts[2] and name in _TAKEN):
-                    raise ValueError(
-                        f"optimizer has an array {name!r}, which is the plan's; name it otherwise"
-                    )
-                stacked[name] = fixed(array)
-        return types.MappingProxyType(stacked)
-
-    def _told(self) -> dict[str, np.ndarray]:
-        """What the optimizer is told of the noise, in units of the means that it is given."""
-        divisor, noise = self.target.divisor, self.noise
-        assert noise is not None
-        return noise_arrays(
-            self.config.optimizer,
-            noise.factor,
-            noise.strategy,
-            divisor,
-            in_sums=compatibility.method(self.method).noisy_means == "sums",
-        )
+        optimizer, noise = self.config.optimizer, self.noise
+        arrays = {"mixing": self.mixing}
+        if noise is not None:
+            arrays |= noise.arrays
+            in_sums = compatibility.method(self.method).noisy_means == "sums"
+            arrays |= noise_arrays(
+                optimizer, noise.factor, noise.strategy, self.target.divisor, in_sums=in_sums
+            )
+        if taken := optimizer.arrays().keys() & (_RESERVED | arrays.keys()):
+            raise ValueError(
+                f"optimizer has an array {min(taken)!r}, which is the plan's; name it otherwise"
+            )
+        arrays |= optimizer.arrays()
+        return types.MappingProxyType({name: fixed(array) for name, array in arrays.items()})
 
     @functools.cached_property
     def privatizer(self) -> Privatizer | None:
@@ -226,9 +213,20 @@ class Plan:
     @functools.cached_property
     def grid(self) -> finite.Grid | None:
         """The grid that a release rounds its noisy sums to, and what it adds; else None."""
-        return releases.grid(self)
+        if not self.config.release or self.noise is None:
+            return None
+        return self.noise.grid(self.target)
 
-    def forecast(self, parameters: int, *, counts: Any = None) -> Forecast:
+    @property
+    def unforecast(self) -> str:
+        """Why there is no forecast; "" for clipped gradients under noise of one Gaussian scale."""
+        gap = self.config.protect.gradient_gap
+        if gap is not None:
+            return f"gradient_gap is {gap:g}"
+        scaled = self.noise is None or self.noise.factor is not None
+        return "" if scaled else f"noise is {type(self.config.noise).__name__}"
+
+    def forecast(self, parameters: int, *, counts: Any = None) -> forecast.Forecast:
         """Noise in the average model against the largest drift of clipped gradients.
 
         Reads the plan and no data; see `dpjax.accounting.forecast`.
@@ -239,12 +237,56 @@ class Plan:
                 ones.
 
         Returns:
-            The forecast: ``ratio``, ``level``, ``affords()``, ``statement()``.
+            The forecast: ``ratio``, ``level``, ``affords()``, ``statement()``; its ratio is 0 for a
+            non-private plan.
 
         Raises:
-            ValueError: For a number of parameters below 1, or counts that are not one an agent.
+            ValueError: For a number of parameters below 1, counts that are not one an agent, or
+                noise of which none is known.
         """
-        return forecasts.of_plan(self, parameters, counts)
+        if self.unforecast:
+            raise ValueError(
+                f"{self.unforecast}, of which no forecast is known: give a plan of clipped "
+                "gradients (clip_norm) whose Gaussian noise has one scale, a design of plans.noise"
+            )
+        config, loss, budget = self.config, self.guarantee.loss, self.config.budget
+        mu, sampled = self.guarantee.mu, None
+        accountant: Any = "gdp" if budget is None else budget.accountant
+        if isinstance(loss, losses.Pld):
+            mu, sampled = loss.unamplified, loss
+        elif isinstance(loss, losses.Concentrated):
+            # Of real noise that has this rho: what is forecast is no guarantee.
+            mu, accountant = math.sqrt(2 * loss.rho), "rdp"
+        assert mu is not None
+        return forecast.forecast(
+            parameters,
+            factor=self.factor,
+            reach=forecast.weights(self.mixing, config.rounds),
+            step_sizes=config.optimizer.relative(config.rounds),
+            patterns=(config.pattern.epochs, config.pattern.separation),
+            clip_norm=config.protect.clip_norm,
+            relation=config.protect.relation,
+            batch_size=self.sampler.divisor,
+            mu=mu,
+            sampled=sampled,
+            # Without noise neither is read.
+            delta=0.5 if budget is None else budget.delta,
+            accountant=accountant,
+            strategy=self.strategy,
+            budgets=None if budget is None or budget.each is None else budget.allowed_mu(),
+            filled=1.0 if counts is None else self._filled(counts),
+        )
+
+    def _filled(self, counts: Any) -> np.ndarray:
+        """How much of each batch is records, [T, n] or [n]."""
+        records = _validate.finite_array("counts", counts, ndim=1)
+        if len(records) != self.agents:
+            raise ValueError(
+                f"counts has {len(records)} entries for {self.agents} agents; give [n]"
+            )
+        if self.config.protect.clips == "agent":
+            return np.ones(self.agents)
+        return self.sampler.filled(records, self.config.rounds)
 
     def save(
         self,
@@ -269,7 +311,27 @@ class Plan:
             ValueError: For a non-private plan or a release, labels that are not n different ones,
                 or a guarantee whose last phase is another.
         """
-        return export.save(self, path, labels, guarantee)
+        return self.export(guarantee).save(path, labels)
+
+    def export(self, total: Guarantee | None = None) -> Export:
+        """What `save` writes, for a loop of one's own.
+
+        Args:
+            total: As ``guarantee`` in `save`.
+
+        Raises:
+            ValueError: As `save`, labels aside.
+        """
+        if self.design is None:
+            remedy = "save a private plan of a design that has one"
+            if self.noise is not None and "noise_scales" in self.noise.arrays:
+                remedy = "noise by schedule is its noise.scales, one a round: write these"
+            raise ValueError(
+                f"plan is {self.config.label}, which has no noise design over agents to save; "
+                f"{remedy}"
+            )
+        assert isinstance(self.noise, Factored)
+        return Export(self.config, self.mixing, self.noise, self.sampler, self.guarantee, total)
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, noise, strategy and counts that it needs, in hexadecimal.
@@ -343,8 +405,8 @@ def make(
     n = matrix.shape[-1]
     method: Any = calibration.on_network(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
-    dependence.check_method(method, config.optimizer.shared(), matrix.shape, config.coded)
-    records = guarantees.kept_counts(config, counts, n)
+    dependence.check(method, config.optimizer.shared(), matrix.shape, config.coded)
+    records = guarantees.checked_counts(config, counts, n)
     pieces = {"design": design, "strategy": strategy}
     pieces = {name: piece for name, piece in pieces.items() if piece is not None}
     if pieces and not isinstance(config.noise, Correlated):
@@ -354,9 +416,67 @@ def make(
     if config.noise is None:
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     guarantees.check_delta(config, n, counts)
-    wanted = calibration.target_of(config, matrix, records)
-    ideal = wanted
+    target = ideal = calibration.target_of(config, matrix, records)
     if config.release:
-        ideal = dataclasses.replace(wanted, budget=wanted.budget.without_reserve())
+        ideal = dataclasses.replace(target, budget=target.budget.without_reserve())
     noise = config.noise.calibrate(ideal, **pieces)
-    return Plan(config, matrix, noise, guarantees.of(config, wanted, noise), records)
+    return Plan(config, matrix, noise, guarantees.of(config, target, noise), records)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def described(part: Any, name: str = "config") -> Any:
+    """Return a part as plain values, its class among them: for fingerprints and identities.
+
+    Guarantee: nothing in it is an address, which would be another in each process, so that a
+    run that was stopped could not be told from another one.
+
+    Args:
+        part: A frozen dataclass of plain values, arrays, functions and parts; or such a value.
+        name: Where it stands, for messages.
+
+    Returns:
+        Texts, numbers, lists and dicts. Of a function its name: what it computes is in the
+        program's hash, or in the arrays that it made.
+
+    Raises:
+        ValueError: For a value whose text holds an address, naming the field.
+    """
+    if part is None or type(part) in (str, bool, int, float):
+        return part
+    if isinstance(part, tuple | list):
+        return [described(one, f"{name}[{place}]") for place, one in enumerate(part)]
+    if isinstance(part, Mapping):
+        pairs = {str(key): described(one, f"{name}[{key!r}]") for key, one in part.items()}
+        return dict(sorted(pairs.items()))
+    if isinstance(part, np.ndarray) and part.dtype.hasobject:
+        return described(part.tolist(), name)
+    fields: dict[str, Any] = {}
+    if isinstance(part, functools.partial):
+        fields = {"partial": part.func, "arguments": part.args, "keywords": part.keywords}
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        named = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
+        fields = {"part": type(part).__name__} | named
+    if fields:
+        return {key: described(one, f"{name}.{key}") for key, one in fields.items()}
+    return _text(part, name)
+
+
+def _text(part: Any, name: str) -> str:
+    """The text of a function, an array or another value."""
+    if isinstance(part, np.ndarray | jax.Array):
+        array = np.asarray(part)
+        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return f"{array.dtype.name}{array.shape} {content}"
+    if callable(part):
+        # An object that is called stands for what it computes, as a function does.
+        kind = part if hasattr(part, "__qualname__") else type(part)
+        return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    text = repr(part)
+    if _ADDRESS.search(text):
+        raise ValueError(
+            f"{name} is {_validate.shown(part)}, whose text holds an address, another in each "
+            "process; make its class a frozen dataclass, or give it a __repr__ of its values"
+        )
+    return text

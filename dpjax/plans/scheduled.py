@@ -403,7 +403,7 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
             f"noise is {_validate.shown(part)}; give plans.scheduled.Laplace or Normal"
         )
     matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
-    records = guarantees.kept_counts(config, counts, matrix.shape[-1])
+    records = guarantees.checked_counts(config, counts, matrix.shape[-1])
     target = calibration.target_of(config, matrix, records)
     part.check(target)
     made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
 from dpjax import _validate
-from dpjax.plans.forecasts import HopelessWarning
+from dpjax.plans.statements import HopelessWarning
 from dpjax.results import records
 
 if TYPE_CHECKING:

@@ -91,9 +91,9 @@ class Raw(Federated):
 @pytest.mark.mutant
 def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
     for part in CASES.values():
-        dependence.check_method(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
+        dependence.check(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
     with pytest.raises(ValueError, match="depends on data otherwise"):
-        dependence.check_method(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
+        dependence.check(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
 
 
 def test_a_run_learns_its_clip_norm_at_the_same_loss():

@@ -202,7 +202,7 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::dpjax.plans.forecasts.HopelessWarning")
+@pytest.mark.filterwarnings("ignore::dpjax.plans.statements.HopelessWarning")
 def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     module = load_script("sweep", "examples")
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)

@@ -11,18 +11,15 @@ from dpjax.algorithms.average import Average
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Fixed
 from dpjax.plans import dependence
-from dpjax.plans.optimizers import Sgd
+from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Emission
-from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking, batch, models, parts
+from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_messages_depend_on_data_through_the_noise_alone(name):
     case = CASES[name]
-    arrays, shared = parts(case)
-    dependence.check(
-        case.method, arrays, **shared, models=case.models, batch=batch(agents=case.agents)
-    )
+    dependence.check(case.method, Chain(lambda _: case.optimizer, 0.1), (case.agents, case.agents))
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,8 @@ class Weighed(Midway):
     ],
 )
 def test_a_method_that_leaks_is_refused(method, leaf):
-    arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match=f"(?s)method shows.*{leaf}"):
-        dependence.check(method, arrays, **shared, models=models(), batch=batch())
+        dependence.check(method, Sgd(0.1), (N, N))
 
 
 def test_control_flow_passes_data_on():
@@ -183,9 +179,8 @@ class LastRounds(Dsgd):
 @pytest.mark.mutant
 @pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
 def test_a_payload_that_is_no_answer_is_refused(method):
-    arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match="state a sensitivity"):
-        dependence.check(method, arrays, **shared, models=models(), batch=batch())
+        dependence.check(method, Sgd(0.1), (N, N))
 
 
 def test_what_is_written_in_place_is_followed():
@@ -216,9 +211,8 @@ class KeyInMemory(Dsgd):
 
 @pytest.mark.mutant
 def test_a_key_outside_the_secret_slot_is_refused():
-    arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match="state has a key in"):
-        dependence.check(KeyInMemory(), arrays, **shared, models=models(), batch=batch())
+        dependence.check(KeyInMemory(), Sgd(0.1), (N, N))
 
 
 @dataclass(frozen=True)
@@ -228,9 +222,8 @@ class OtherPayload(Dsgd):
 
 
 def test_a_payload_of_other_shapes_is_refused():
-    arrays, shared = parts(CASES["dsgd"])
     with pytest.raises(ValueError, match="payload says"):
-        dependence.check(OtherPayload(), arrays, **shared, models=models(), batch=batch())
+        dependence.check(OtherPayload(), Sgd(0.1), (N, N))
 
 
 @dataclass(frozen=True)
@@ -269,5 +262,5 @@ class Talking(Fixed):
 def test_encoders_that_talk_to_the_host_are_refused(way):
     method = Federated(sketch=Talking(2, way=way))
     with pytest.raises(ValueError, match="_callback that gets what depends on data"):
-        dependence.check_method(method, Sgd(0.1), (3, 3))
-    dependence.check_method(Federated(sketch=Fixed(2)), Sgd(0.1), (3, 3))
+        dependence.check(method, Sgd(0.1), (3, 3))
+    dependence.check(Federated(sketch=Fixed(2)), Sgd(0.1), (3, 3))

@@ -8,7 +8,7 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import calibration, export, noise, plan, protect, samplers
+from dpjax.plans import calibration, noise, plan, protect, samplers
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config
 
@@ -83,7 +83,7 @@ def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, g
     assert len(set(found)) == groups
     if "subgroups" in changes:
         assert found[0] == found[3] == found[4] != found[1] == found[2] == found[5]
-    assert said in export.instructions(made, made.guarantee)
+    assert said in made.export().instructions()
 
 
 def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
@@ -179,7 +179,7 @@ def test_a_file_says_where_messages_need_float64(network, tmp_path):
         own = noise.Covariance(np.eye(6), "own", strategy=strategy)
         made = plan.make(make_config(noise=own), network)
         assert made.factor.max() > 1e6 or scale < 1e6
-        assert export.wide(made) is None
+        assert made.export().precision is None
 
 
 def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):

@@ -17,7 +17,7 @@ from dpjax.algorithms.tracking import DPOP
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import forecasts, links, noise, plan, protect, samplers, scheduled
+from dpjax.plans import links, noise, plan, protect, samplers, scheduled, statements
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
@@ -221,7 +221,7 @@ def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
     noisy = plan.make(make_config(design="whisper_horizon", **changes), network)
     clean = plan.make(make_config(design="non_private", **changes), network)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", forecasts.HopelessWarning)
+        warnings.simplefilter("ignore", statements.HopelessWarning)
         noise = run(noisy, flat_problem(6, 0.0), seeds=[0]).params[0, 0].mean(axis=0)
         drift = run(clean, flat_problem(6, 1e3), seeds=[0]).params[0, 0].mean(axis=0)
     ratio = np.linalg.norm(noise) / np.linalg.norm(drift)
@@ -288,17 +288,17 @@ def test_a_plan_tells_the_model_that_it_affords(network):
 
 def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
     task = make_problem(6)
-    assert forecasts.entries(jax.eval_shape(task.init, jax.random.key(0))) == 6
+    assert statements.entries(jax.eval_shape(task.init, jax.random.key(0))) == 6
     hopeless = plan.make(make_config(epsilon=0.05, rounds=2), network)
-    with pytest.warns(forecasts.HopelessWarning, match="nothing to learn; forecast for 6 param"):
+    with pytest.warns(statements.HopelessWarning, match="nothing to learn; forecast for 6 param"):
         run(hopeless, task, seeds=[0])
     fair = plan.make(make_config(epsilon=20.0, rounds=2), network)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(fair, task, seeds=[0], progress=True)
     assert "forecast: d = 6: noise 0." in capsys.readouterr().err
-    with pytest.warns(forecasts.HopelessWarning, match="1 of 2 plans"):
-        line = forecasts.tell([hopeless, fair], 6)
+    with pytest.warns(statements.HopelessWarning, match="1 of 2 plans"):
+        line = statements.forecast([hopeless, fair], 6)
     assert line.startswith("forecast: d = 6: noise 0.") and "; up to " in line
 
 

@@ -228,7 +228,11 @@ def test_a_plan_of_other_numbers_is_refused():
             dataclasses.replace(
                 one, noise=Lattice(one.config.noise, dataclasses.replace(code, **change))
             )
-    for dealt, message in [(None, "even over rounds"), ((4, 4), "runs .4, 3."), ((2, 3), "runs")]:
+    for dealt, message in [
+        (None, "participation is None"),
+        ((4, 4), "runs .4, 3."),
+        ((2, 3), "runs"),
+    ]:
         loss = dataclasses.replace(one.guarantee.loss, participation=dealt)
         stated = one.guarantee.replace(other_loss=loss)
         with pytest.raises(ValueError, match=message):

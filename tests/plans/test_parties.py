@@ -21,7 +21,7 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, Enc
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
-from dpjax.plans import compatibility, forecasts, noise, plan, samplers, scheduled
+from dpjax.plans import compatibility, noise, plan, samplers, scheduled, statements
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.noise import Aggregate
@@ -510,5 +510,5 @@ def test_a_run_warns_where_the_plan_did_not_know_its_records():
         make_config(design="independent", rounds=2, relation="replace_record", delta=0.01), MATRIX
     )
     with pytest.warns(UserWarning, match="delta is 0.01 for 144 records"):
-        forecasts.tell([one], 5, np.full(N, 24))
-    forecasts.tell([one], 5, np.full(N, 16))
+        statements.forecast([one], 5, np.full(N, 24))
+    statements.forecast([one], 5, np.full(N, 16))

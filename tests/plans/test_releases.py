@@ -19,7 +19,7 @@ from dpjax.data.partition import Partition
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import plan, problem, protect, releases
+from dpjax.plans import plan, problem, protect, statements
 from dpjax.topology import mixing
 from dpjax.transforms import noise
 from tests.support import composed, make_config, make_problem
@@ -128,15 +128,15 @@ def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_
     for epsilon in (0.1, (0.1, *[8.0] * (len(network) - 1))):
         config = make_config(epsilon=epsilon, release=True, design="independent", rounds=100)
         made = plan.make(config, network)
-        stated = releases.priced(made, 1000).guarantee
+        stated = statements.priced(made, 1000).guarantee
         assert stated.epsilon == made.guarantee.epsilon
         assert stated.per_agent_epsilon == made.guarantee.per_agent_epsilon
         with pytest.raises(ValueError, match="reserve is 0.001 of epsilon") as refusal:
-            releases.priced(made, 10**6)
+            statements.priced(made, 10**6)
         enough = float(str(refusal.value).partition("Budget(..., reserve=")[2].partition(")")[0])
         larger = protect.Budget(epsilon, 1e-5, reserve=enough)
         wider = plan.make(dataclasses.replace(config, budget=larger), network)
-        assert releases.priced(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
+        assert statements.priced(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
     for reserve in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="reserve is"):
             protect.Budget(1.0, 1e-5, reserve=reserve)
@@ -160,7 +160,7 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
         design=design, epsilon=asked, delta=delta, accountant=accountant, release=release, rounds=8
     )
     made = plan.make(config, network)
-    stated = releases.priced(made, 20).guarantee
+    stated = statements.priced(made, 20).guarantee
     assert stated.epsilon == max(np.atleast_1d(asked)) >= stated.after(8).epsilon
     assert stated.per_agent_epsilon == (asked if differ else None)
     spent = made.noise.loss(made.target).epsilon
@@ -170,9 +170,9 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
 
 def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
     made = plan.make(make_config(release=True, design="prefix_sum"), network)
-    assert releases.priced(made, 1000).guarantee.added_epsilon > 0
+    assert statements.priced(made, 1000).guarantee.added_epsilon > 0
     with pytest.raises(ValueError, match="more than 1%; run fewer rounds or a smaller model"):
-        releases.priced(made, 10**14)
+        statements.priced(made, 10**14)
     # In a run before there is a key, let alone a message.
     monkeypatch.setattr(finite, "LIMIT", 1e-12)
     key = tmp_path / "key"
@@ -181,7 +181,7 @@ def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, 
     assert not key.exists() and not (tmp_path / "folder").exists()
     # A simulation has no such cost.
     free = plan.make(make_config(), network)
-    assert releases.priced(free, 10**14) is free
+    assert statements.priced(free, 10**14) is free
 
 
 @pytest.mark.mutant
@@ -242,7 +242,7 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
     assert agents.guarantees[0].sum_rounding == 0
     assert "Sums of records" not in agents.guarantees[0].statement()
     with pytest.raises(ValueError, match="more than 83,886 records"):
-        releases.priced(made, 100, 0.02, None)
+        statements.priced(made, 100, 0.02, None)
 
 
 def on(platform, monkeypatch):

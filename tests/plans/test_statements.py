@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dpjax.plans import plan
-from dpjax.plans.endings import stopping_rule
+from dpjax.plans.statements import stopping_rule
 from tests.support import make_config
 
 

@@ -1,0 +1,293 @@
+"""What a run states: its forecast, the price of finite precision, and its guarantee at the end."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+
+from dpjax import _validate
+from dpjax._numerics import MARGIN, up
+from dpjax.accounting import finite, gdp
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.plans import guarantees, strategies
+from dpjax.plans.plan import Plan
+from dpjax.transforms import rounds as rounds_
+
+__all__ = ["HopelessWarning"]
+
+Stopping = Literal["plan", "curve"]
+"""What a run that may be stopped states; see `dpjax.engine.run.run`."""
+
+LIMIT = 0.01
+"""Share of the clip norm that rounding sums of records may take in a release."""
+
+
+class HopelessWarning(UserWarning):
+    """A run was started whose noise leaves nothing to learn."""
+
+
+def entries(params: Any) -> int:
+    """Number of entries of one model.
+
+    Args:
+        params: Its pytree, of arrays or of their shapes.
+    """
+    return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
+    """Return a line about plans that are to run, and warn where one of them cannot learn.
+
+    Args:
+        plans: The plans.
+        parameters: d.
+        counts: As in `Plan.forecast`.
+
+    Returns:
+        The line; empty where no plan is private.
+
+    Warns:
+        HopelessWarning: Once, with the best of the hopeless plans' statement.
+        UserWarning: For a delta above one over the number of records.
+    """
+    for plan in plans:
+        # Others have been checked when they were made.
+        if plan.counts is None and plan.config.protect.unit == "record":
+            guarantees.check_delta(plan.config, plan.agents, counts, stacklevel=4)
+    forecasts = [plan.forecast(parameters, counts=counts) for plan in plans if not plan.unforecast]
+    private = sorted((each for each in forecasts if each.rate > 0), key=lambda each: each.ratio)
+    if not private:
+        return ""
+    hopeless = [each for each in private if each.level == "hopeless"]
+    if hopeless:
+        many = f"{len(hopeless)} of {len(forecasts)} plans: " if len(forecasts) > 1 else ""
+        warnings.warn(
+            f"noise leaves nothing to learn; {many}{hopeless[0].statement()}",
+            HopelessWarning,
+            stacklevel=3,
+        )
+    line = f"forecast: {private[0].caption()}"
+    if len(private) > 1 and private[-1].ratio > private[0].ratio * 1.01:
+        line += f"; up to {private[-1].ratio:.2g} times"
+    return line
+
+
+def priced(plan: Plan, parameters: int, rounding: float = 0.0, enough: int | None = None) -> Plan:
+    """The plan with a guarantee that includes the cost of noise of finite precision.
+
+    A simulation's states what rounding sums takes of the clip norm, and is else returned as it is:
+    whoever knows its seed needs no last bits.
+
+    Guarantee: a release of a model of this size has the guarantee of the plan that is returned,
+    rounding, bits and tails of all its draws included: `dpjax.accounting.finite.cost`. Its epsilon
+    is the budget's, for less of which, `Budget.reserve`, its ideal noise was calibrated.
+
+    Args:
+        plan: The plan, audited again.
+        parameters: d, entries of one agent's model.
+        rounding: Share of the clip norm that rounding sums of records takes; 0 for one gradient.
+        enough: A pass length with a smaller one, if there is one.
+
+    Returns:
+        The plan, with `Guarantee.added_epsilon`, ``added_delta`` and ``sum_rounding`` set.
+
+    Raises:
+        ValueError: Where the cost takes more than 1 % of delta, or more than the reserve, or
+            rounding more than 1 % of the clip norm.
+    """
+    config, protect = plan.config, plan.config.protect
+    if config.release and rounding > LIMIT:
+        remedy = f"give Protect(..., microbatch={enough})"
+        if enough is None:
+            remedy = (
+                f"sums of more than {math.floor(LIMIT * 2**23):,} records are too long for "
+                "float32; give a smaller batch, or spread the records over more agents"
+            )
+        raise ValueError(
+            f"microbatch is {_validate.shown(protect.microbatch)}, and rounding the sums of "
+            f"records would take {rounding:.2g} of the clip norm, more than {LIMIT:.0%}; {remedy}"
+        )
+    changes: dict[str, float] = {}
+    if rounding and plan.guarantee.relation is not None:
+        changes = {"sum_rounding": rounding}
+    if plan.grid is not None:
+        cost = _cost(plan, plan.grid, parameters)
+        changes |= {"added_epsilon": cost.epsilon, "added_delta": cost.delta}
+    if not changes:
+        return plan
+    return dataclasses.replace(plan, guarantee=plan.guarantee.replace(**changes))
+
+
+def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
+    """What noise on a grid costs a release, refused where it takes too much."""
+    config, protect, delta = plan.config, plan.config.protect, plan.guarantee.delta
+    recursive = (
+        plan.strategy is not None
+        and rounds_.route(plan.strategy, config.rounds).kind == "recursion"
+    )
+    assert plan.guarantee.mu is not None and plan.noise is not None and config.budget is not None
+    # The noise is added to one clipped gradient, or to the sum of a batch of them.
+    terms = math.ceil(config.sampler.divisor) if protect.clips == "record" else 1
+    cost = finite.cost(
+        plan.factor,
+        config.rounds,
+        plan.applied_strategy,
+        spacing=grid.spacing,
+        parameters=parameters,
+        mu=plan.guarantee.mu,
+        delta=delta,
+        clip_norm=protect.clip_norm * terms,
+        recursive=recursive,
+    )
+    draws = f"{cost.draws:,} draws of this release (rounds x agents x parameters)"
+    if not cost.delta <= finite.LIMIT * delta:
+        raise ValueError(
+            f"delta is {delta:g}, of which noise of finite precision would take {cost.delta:.2g} "
+            f"over the {draws}, more than {finite.LIMIT:.0%}; run fewer rounds or a smaller model, "
+            "or choose a design with noise that cancels less (condition number of its factor "
+            f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}; "
+            "noise.Whisper(max_variance=20) bounds it)"
+        )
+    if plan.guarantee.unsound:  # The paper's rule stays as false as it was.
+        return cost
+    budget = config.budget
+    mu = plan.noise.loss(plan.target).mu  # type: ignore[union-attr]
+    spent = np.asarray(gdp.epsilon(mu, delta - cost.delta)) + cost.epsilon
+    lacking = float(np.max(spent / np.asarray(budget.epsilon))) - 1
+    if lacking > 0:
+        share = budget.reserve + lacking
+        # A grid is a power of two, and may be finer by half under a little more noise.
+        enough = min(2 * share, (1 + share) / 2)
+        raise ValueError(
+            f"reserve is {budget.reserve:g} of epsilon {_validate.shown(budget.epsilon)}; noise "
+            f"of finite precision takes {up(share, 2)} of it over the {draws}; give "
+            f"Budget(..., reserve={up(enough, 2)}), run fewer rounds or train a smaller model"
+        )
+    return cost
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """What each plan of a run states, fixed before its first round.
+
+    Guarantee: holds for runs stopped by what was released. Where the decision was left to a
+    callback that could read metrics of private data, the record says that it is not covered.
+
+    Attributes:
+        whole: What each of the V plans states after all of the run's rounds.
+        before: What earlier phases have spent, one a plan; None in a first phase.
+        planned: Whether all phases were fixed before the first one.
+        private: Whether a callback reads metrics of private data.
+    """
+
+    whole: tuple[Guarantee, ...]
+    before: tuple[Guarantee, ...] | None = None
+    planned: bool = False
+    private: bool = False
+
+    def at(
+        self,
+        done: int,
+        *,
+        decided: bool = False,
+        lost: Sequence[tuple[int, float] | None] | None = None,
+    ) -> tuple[Guarantee, ...]:
+        """What each plan states if the run ends now.
+
+        Args:
+            done: Rounds done: all of them, or the end of a chunk.
+            decided: True where a callback may have decided it.
+            lost: `Guarantee.lost_noise` of each plan; None where none was lost.
+        """
+        now = [whole.stopped(done) for whole in self.whole]
+        for k, bare in enumerate(lost or [None] * len(now)):
+            if now[k].relation is not None:
+                now[k] = now[k].replace(private_stop=self.private and decided, lost_noise=bare)
+        if self.before is None:
+            return tuple(now)
+        return tuple(
+            first.followed_by(second, planned=self.planned)
+            for first, second in zip(self.before, now, strict=True)
+        )
+
+
+def stopping_rule(
+    plans: Sequence[Plan],
+    ends: Sequence[int],
+    *,
+    stopping: Stopping,
+    callback: bool,
+    before: Sequence[Guarantee] | None,
+    planned: bool,
+    phase: int = 0,
+    private: bool = False,
+) -> StoppingRule:
+    """Fix what a run states, before it begins.
+
+    Args:
+        plans: The V plans.
+        ends: Rounds at which a callback may stop the run; the last is the number of its rounds,
+            fixed beforehand as well.
+        stopping: "plan" or "curve".
+        callback: Whether there is one.
+        before: What earlier phases have spent, one guarantee a plan; None in a first phase.
+        planned: Whether all phases were fixed before the first one. They need not be where
+            ``before`` states totals that were.
+        phase: Number of the run among several in a row.
+        private: Whether the callback reads metrics of private data.
+
+    Returns:
+        What it states.
+
+    Raises:
+        ValueError: For a curve without a callback or in planned phases, or phases that were not
+            planned without a total, pass it, or do not compose.
+    """
+    _validate.one_of("stopping", stopping, get_args(Stopping))
+    _validate.flag("planned", planned)
+    totals = before is not None and all(one.phases for one in before)
+    if stopping == "curve" and (not callback or (before is not None and not totals)):
+        raise ValueError(
+            f"stopping is 'curve' {'in a later phase' if before is not None else 'and no callback'}"
+            "; a curve costs epsilon for a callback that may stop a run of one phase, leave it out"
+        )
+    if planned != (before is not None) and not totals:
+        raise ValueError(
+            f"planned is {planned} and spent is {'given' if before is not None else 'None'}; say "
+            "planned=True where this phase, its length and its noise were fixed before the first "
+            "one began, and only then. A phase added because of what was released is covered where "
+            "a total was fixed before the first one: give spent=[first.within(total)], with "
+            "first the guarantee of the first phase"
+        )
+    whole = []
+    for plan in plans:
+        one = plan.guarantee
+        if one.relation is not None:
+            one = one.replace(phase=phase)
+        if ends[-1] != plan.config.rounds:
+            one = one.after(ends[-1])
+        if stopping == "curve" and one.relation is not None:
+            one = one.stopping_at(ends, shares=_shares(plan, ends))
+        whole.append(one)
+    result = StoppingRule(tuple(whole), None if before is None else tuple(before), planned, private)
+    # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
+    # refused here.
+    result.at(ends[-1])
+    return result
+
+
+def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
+    """What the rounds up to each end spend at most, for noise correlated over rounds."""
+    if plan.strategy is None:
+        return None
+    whole = plan.target.over_rounds(plan.strategy)
+    parts = strategies.partial_energies(plan.strategy, plan.config.pattern, ends)
+    # A run cut short by stop_at has after all stated its whole plan's loss.
+    shares = np.minimum(np.maximum.accumulate(parts) / whole * MARGIN, 1.0)
+    shares[-1] = 1.0
+    return [float(share) for share in shares]
