@@ -527,10 +527,10 @@ def test_assumptions_are_all_stated():
         "60" in made.statement() and "60" in made.caption() and "whatever batch" in made.statement()
     )
     assert Guarantee.from_dict(made.to_dict()) == made
-    other = dataclasses.replace(made, smoothness=200.0)
+    other = made.replace(smoothness=200.0)
     # Two runs cost what is stated to neighbours within both assumptions, and others more.
     assert made.followed_by(other, planned=True).smoothness == 60.0
-    wider = dataclasses.replace(made, gradient_gap=2.0)
+    wider = made.replace(gradient_gap=2.0)
     assert wider.followed_by(made, planned=True).gradient_gap == 1.0
     with pytest.raises(ValueError, match="smoothness"):
         plan.make(config(), MATRIX).guarantee.replace(smoothness=-1.0)
