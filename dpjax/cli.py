@@ -6,19 +6,18 @@ Only the command that runs imports the packages it needs, so that ``--help`` is 
 import dataclasses
 import os
 import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+import tyro.extras
 
 __all__ = ["main"]
 
-_Algorithm = Literal[
-    "dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"
-]  # fmt: skip
 _Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 
 
@@ -76,6 +75,11 @@ class DesignCommand:
     parameters: int | None = None
     batch_size: int | None = None
 
+    def run(self, typed: str) -> int:
+        from dpjax.commands import design
+
+        return design.run(self)
+
 
 @dataclass(frozen=True)
 class AccountCommand:
@@ -130,7 +134,7 @@ class AccountCommand:
     """
 
     graph: str
-    algorithm: _Algorithm
+    algorithm: Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
     relation: _Relation
     rounds: int
     sigma: float | None = None
@@ -149,26 +153,31 @@ class AccountCommand:
     seed: int = 0
     out: Path | None = None
 
+    def run(self, typed: str) -> int:
+        from dpjax.commands import account
+
+        return account.run(self, typed)
+
 
 @dataclass(frozen=True)
 class PlotCommand:
     """Draw a figure from stored records.
 
-    What varies besides x, y and the series is held at its most frequent value, and the caption
-    says so; --where chooses another.
+    Rows of several settings are refused, with the column that tells them apart: --where chooses
+    one of its values. Unless x is the round, a run's last round is drawn.
 
-    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --y relative
+    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --x rounds
+    --y relative
 
     Attributes:
         source: One or several record files, or folders of them, drawn together.
         out: The figure's file, ending in .svg, .png or .pdf; beside the records by default.
-        x: Column of the horizontal axis.
-        y: Column of the vertical axis.
-        series: Column that tells the lines apart.
+        x: Column of the horizontal axis; the round by default.
+        y: Column of the vertical axis; test_loss, else the first metric, by default.
+        series: Column that tells the lines apart; the algorithm by default.
         where: A condition column=value that rows must keep; may be given again.
-        log_x: Logarithmic across; so by itself where the values span a factor of 100.
-        log_y: Logarithmic up; so by itself where the values span a factor of 100.
-        linear: Neither, whatever the values span.
+        log_x: Logarithmic across.
+        log_y: Logarithmic up.
     """
 
     source: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -179,41 +188,15 @@ class PlotCommand:
     where: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     log_x: bool = False
     log_y: bool = False
-    linear: bool = False
 
+    def run(self, typed: str) -> int:
+        from dpjax.results import plots
 
-@dataclass(frozen=True)
-class List:
-    """List the data sets, which of them are in the cache, and where the others come from."""
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Bring a data set into the cache, or verify the one that is there.
-
-    Attributes:
-        name: The data set.
-    """
-
-    name: Annotated[str, tyro.conf.Positional]
-
-
-@dataclass(frozen=True)
-class Where:
-    """Print the folder of the cache."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Read every data set in the cache and compare its records with the published ones."""
-
-
-_Action = (
-    Annotated[List, tyro.conf.subcommand(name="list")]
-    | Annotated[Fetch, tyro.conf.subcommand(name="fetch")]
-    | Annotated[Where, tyro.conf.subcommand(name="path")]
-    | Annotated[Check, tyro.conf.subcommand(name="check")]
-)
+        if not self.source:
+            raise ValueError("source is missing; name a record file, or a folder of them")
+        options = dataclasses.asdict(self)
+        print(f"written: {plots.from_records(options.pop('source'), **options)}")
+        return 0
 
 
 @dataclass(frozen=True)
@@ -223,10 +206,20 @@ class DataCommand:
     The cache is $DPJAX_DATA, else $XDG_CACHE_HOME/dpjax, else ~/.cache/dpjax.
 
     Attributes:
-        action: What to do; list by default.
+        task: list: the data sets, which of them are in the cache, and where the others come from.
+            fetch: bring one into the cache, or verify the one that is there. path: print the
+            cache's folder. check: read every data set in the cache and compare its records with the
+            published ones.
+        name: With fetch, the data set's name, or facebook_ego.
     """
 
-    action: tyro.conf.OmitSubcommandPrefixes[_Action] = dataclasses.field(default_factory=List)
+    task: Annotated[Literal["list", "fetch", "path", "check"], tyro.conf.Positional] = "list"
+    name: Annotated[str | None, tyro.conf.Positional] = None
+
+    def run(self, typed: str) -> int:
+        from dpjax.commands import data
+
+        return data.run(self.task, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,14 +330,19 @@ class SecaggCommand:
 
     action: tyro.conf.OmitSubcommandPrefixes[_SecaggAction]
 
+    def run(self, typed: str) -> int:
+        from dpjax.commands import secagg
 
-_Command = (
-    Annotated[DesignCommand, tyro.conf.subcommand(name="design")]
-    | Annotated[AccountCommand, tyro.conf.subcommand(name="account")]
-    | Annotated[PlotCommand, tyro.conf.subcommand(name="plot")]
-    | Annotated[DataCommand, tyro.conf.subcommand(name="data")]
-    | Annotated[SecaggCommand, tyro.conf.subcommand(name="secagg")]
-)
+        return getattr(secagg, type(self.action).__name__.lower())(self.action)
+
+
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "design": DesignCommand,
+    "account": AccountCommand,
+    "plot": PlotCommand,
+    "data": DataCommand,
+    "secagg": SecaggCommand,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -363,32 +361,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
-    commands = ("design", "account", "plot", "data", "secagg")
-    known = [name for name in commands if arguments[:1] == [name]]
-    prog, command = " ".join(["dpjax", *known]), None
+    prog = " ".join(["dpjax", *(name for name in arguments[:1] if name in _COMMANDS)])
+    command: Any = None
     try:
-        command = tyro.cli(
-            _Command,
+        command = tyro.extras.subcommand_cli_from_dict(
+            _COMMANDS,
             args=arguments or ["--help"],
             prog="dpjax",
             description="Differentially private learning without a trusted server.",
         )
-        return _COMMANDS[type(command)](command)
+        return command.run(shlex.join(["dpjax", *arguments]))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
         return 1
-    except (ValueError, OSError, ImportError) as error:
-        message = str(error) if command is None else _by_option(command, str(error))
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        message = str(error) or "out of memory; give a smaller network"
+        message = message if command is None else _by_option(command, message)
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
-    except MemoryError:
-        print(f"{prog}: error: out of memory; give a smaller network", file=sys.stderr)
-        return 2
 
 
 _ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
@@ -414,56 +409,6 @@ def _by_option(command: Any, text: str) -> str:
     # Not where it is part of Python: config.clip_norm, clip_norm(...).
     alone = re.compile(r"(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()")
     return alone.sub(lambda word: options.get(word[0], word[0]), text)
-
-
-def _design(command: DesignCommand) -> int:
-    from dpjax.commands import design
-
-    return design.run(command)
-
-
-def _account(command: AccountCommand) -> int:
-    from dpjax.commands import account_report
-
-    return account_report.run(command)
-
-
-def _plot(command: PlotCommand) -> int:
-    from dpjax.results import plots
-
-    if not command.source:
-        raise ValueError("source is missing; name a record file, or a folder of them")
-    if command.linear and (command.log_x or command.log_y):
-        raise ValueError("linear is given with log_x or log_y; take one")
-    names = ("x", "y", "series", "where", "out")
-    options: dict[str, Any] = {name: getattr(command, name) for name in names}
-    plain = False if command.linear else None
-    options |= {"log_x": command.log_x or plain, "log_y": command.log_y or plain}
-    print(f"written: {plots.from_records(command.source, **options)}")
-    return 0
-
-
-def _data(command: DataCommand) -> int:
-    from dpjax.commands import data
-
-    return data.run(command.action)
-
-
-def _secagg(command: SecaggCommand) -> int:
-    from dpjax.commands import secagg
-
-    return {Serve: secagg.serve, Join: secagg.join, Demo: secagg.demo}[type(command.action)](
-        command.action
-    )
-
-
-_COMMANDS: dict[type, Any] = {
-    DesignCommand: _design,
-    AccountCommand: _account,
-    PlotCommand: _plot,
-    DataCommand: _data,
-    SecaggCommand: _secagg,
-}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from dpjax.accounting import views
 from dpjax.commands import account
 from dpjax.mechanism.participation import Participation
 from dpjax.results import plots
-from dpjax.results.plots import ranges
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
@@ -193,14 +192,24 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     columns = len(config.mixing)
     figure, panels = plots.figure(-(-len(names) // columns), columns)
     shown = frame[(frame["scope"] == "attacker 0") & ~frame["distance"].str.startswith(">")]
-    shown = shown.assign(hops=shown["distance"].astype(int), loss=shown["algorithm"].map(LABELS))
+    shown = shown.assign(hops=shown["distance"].astype(int))
+    shown = shown[np.isfinite(shown["max"]) & (shown["min"] > 0)].sort_values("hops")
     for panel, (graph, weights) in zip(panels, names, strict=False):
-        ranges(
-            shown[(shown["graph"] == graph) & (shown["mixing"] == weights)], "hops", "loss",
-            dashed=tuple(LABELS[name] for name in BOUNDS), ax=panel,
-            xlabel="distance from attacker 0", ylabel=f"Renyi loss, order {config.alpha:g}",
-            title=f"{graph}, {weights}",
-        )  # fmt: skip
+        with plots.style():
+            for number, (key, label) in enumerate(LABELS.items()):
+                mine = (shown["graph"] == graph) & (shown["mixing"] == weights)
+                part = shown[mine & (shown["algorithm"] == key)]
+                # Side by side, so that bars do not hide each other.
+                panel.errorbar(
+                    part["hops"] + 0.06 * (number - 1.5), part["mean"],
+                    [part["mean"] - part["min"], part["max"] - part["mean"]], label=label,
+                    marker="os^D"[number], linestyle="--" if key in BOUNDS else "-", capsize=2.5,
+                    elinewidth=0.9,
+                )  # fmt: skip
+            panel.set(
+                yscale="log", title=f"{graph}, {weights}", xlabel="distance from attacker 0",
+                ylabel=f"Renyi loss, order {config.alpha:g}",
+            )  # fmt: skip
     plots.finish(
         figure,
         guarantee=f"none is run: DP-D-SGD at sigma = {config.sigma:g}, zeroing out one agent's "

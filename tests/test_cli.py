@@ -390,11 +390,8 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
         "y": None,
         "series": None,
     }
-    want |= {"where": ("graph=ring", "seed=1"), "log_x": None, "log_y": True}
+    want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True}
     assert seen == want | {"out": Path("f.svg")}
-    assert cli.main(["plot", "a.jsonl", "--linear"]) == 0
-    assert seen["log_y"] is seen["log_x"] is False
-    refused(["plot", "a.jsonl", "--linear", "--log-x"], capsys, "linear is given with --log-x")
     refused(["plot"], capsys, "SOURCE is missing")
 
 

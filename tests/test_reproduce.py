@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from _common import archives
 from dpjax.results import records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,14 +27,15 @@ folder.joinpath("one.svg").write_text("new one.svg")
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout with one experiment, whose environment is this one."""
-    for folder in ("scripts", "experiments", "docs/records"):
+    for folder in ("scripts", "experiments/_common", "docs/records"):
         (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "reproduce", tmp_path / "scripts")
+    for file in ("scripts/reproduce", "experiments/_common/archives.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
     made = f"environment() {{ PYTHON={sys.executable}; }}\n"
     (tmp_path / "scripts" / "_environment.sh").write_text(made)
     (tmp_path / "experiments" / "one.py").write_text(EXPERIMENT)
     precious = records.write(tmp_path / "a.jsonl", [{"text": "precious"}], {})
-    records.pack(tmp_path / "docs" / "records" / "one.jsonl.gz", [precious])
+    archives.pack(tmp_path / "docs" / "records" / "one.jsonl.gz", [precious])
     return tmp_path
 
 
@@ -82,5 +84,5 @@ def test_further_presets_of_a_cpu_are_run_too(checkout: Path) -> None:
     (checkout / "experiments" / "one.py").write_text(FURTHER)
     done = reproduce(checkout)
     assert done.returncode == 0, done.stderr
-    stored = records.unpack(checkout / "docs" / "records" / "one.jsonl.gz", checkout / "unpacked")
+    stored = archives.unpack(checkout / "docs" / "records" / "one.jsonl.gz", checkout / "unpacked")
     assert [path.name for path in stored] == ["a.jsonl", "cpu.jsonl", "cpu_more.jsonl"]

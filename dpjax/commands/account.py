@@ -4,24 +4,29 @@ Noise has standard deviation sigma x clip norm, as `NOISE` says for each algorit
 rounds are scaled to sensitivity 1, so that sigma alone decides their loss to an eavesdropper.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
-from dpjax.accounting import budget, gdp, records, views
+from dpjax._numerics import MARGIN, delta_text, loose_delta, up
+from dpjax.accounting import budget, gdp, parties, views, wording
 from dpjax.accounting.attacker import Gradients
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.zipdl import ZipDLViews
+from dpjax.commands import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import strategies
+from dpjax.results import plots, records, tables
+from dpjax.topology import nodes
 
-__all__ = ["Account", "Setting", "account", "distances", "least"]
+__all__ = ["Account", "account"]
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
 NOISE: dict[str, str] = {
@@ -41,95 +46,38 @@ NOISE: dict[str, str] = {
 }
 """Standard deviation of each algorithm's noise."""
 
-SECRETS: dict[str, records.Secrets] = {
-    name: "links" if name in ("decor", "zip_dl") else "own" for name in NOISE
-}
-"""Who draws each algorithm's noise from which secret."""
-
 ROUNDING = 1e-9
 """Losses agree with exact arithmetic to 1e-10; stated losses are rounded up by this share."""
 
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """An algorithm on a network, less its noise multiplier.
-
-    Attributes:
-        algorithm: A key of `NOISE`.
-        mixing: [n, n] W.
-        participation: Which rounds a record takes part in.
-        relation: Neighbouring relation; "replace_agent" asks for every round.
-        gossip_steps: Gossip rounds a gradient; 1 for Zip-DL.
-        shared: DECOR: variance of a link's secret over that of an agent's own noise.
-        zero_sum: Zip-DL: over what its noises sum to zero.
-    """
-
-    algorithm: str
-    mixing: Float[np.ndarray, "n n"]
-    participation: Participation
-    relation: budget.Relation
-    gossip_steps: int = 1
-    shared: float | None = None
-    zero_sum: Literal["messages", "with_own_copy"] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse options of another algorithm."""
-        _validate.one_of("algorithm", self.algorithm, NOISE)
-        _validate.one_of("relation", self.relation, budget.RELATIONS)
-        steps = _validate.integer("gossip_steps", self.gossip_steps)
-        if steps > 1 and self.algorithm == "zip_dl":
-            raise ValueError(f"gossip_steps is {steps} with zip_dl, which takes one; leave it out")
-        for name, owner in (("shared", "decor"), ("zero_sum", "zip_dl")):
-            value = getattr(self, name)
-            if value is not None and self.algorithm != owner:
-                raise ValueError(
-                    f"{name} is {value} with {self.algorithm}; it is {owner}'s, leave it out"
-                )
-        when = self.participation
-        if self.relation == "replace_agent" and when.epochs != when.rounds:
-            raise ValueError(
-                f"relation is 'replace_agent' with {when.epochs} of {when.rounds} rounds; an agent "
-                "takes part in every round: leave out epochs and separation, or take a record's"
-            )
-
-    @property
-    def unit_shift(self) -> float:
-        """How far a round's gradient moves at clip 1: 1 for zero-out, else 2."""
-        return budget.sensitivity(self.relation, 1.0)
-
-    def make(self) -> "views.LinearAlgorithm | ZipDLViews":
-        """The algorithm at clip 1 and noise 1."""
-        options: dict[str, Any] = {"gossip_steps": self.gossip_steps}
-        if self.algorithm == "zip_dl":
-            return views.zip_dl(self.mixing, zero_sum=self.zero_sum or "with_own_copy")
-        if self.algorithm == "decor":
-            return views.decor(self.mixing, 1.0, 1.0 if self.shared is None else self.shared)
-        if self.algorithm in strategies.DESIGNS:
-            strategy = strategies.make(self.algorithm, self.mixing, self.participation).strategy
-            options["strategy"] = strategy / temporal.sensitivity(strategy, self.participation)
-        return views.dsgd(self.mixing, **options)
+_ASSUMPTIONS = {
+    "any": "whatever the other agents' gradients depend on, as in training",
+    "view": (
+        "only if the other agents' gradients are fixed in advance or functions of what the "
+        "attacker sees and knows, and messages are not rounded; training and releases round them, "
+        "which an attacker who does not see every message can gain from"
+    ),
+}
+_SEES = {
+    "ldp": "LDP: an eavesdropper of every message on every link",
+    "pndp": "PNDP: {who}, seeing what arrives, knowing own gradients and noise",
+    "secldp": "SecLDP: {who}, who also knows every pairwise secret but those among {protected}",
+}
 
 
 class Account(NamedTuple):
     """What an algorithm costs every victim, against each set of attackers on its own.
 
     Attributes:
-        setting: The algorithm and what is protected.
-        trust: "ldp", "pndp" or "secldp".
         attackers: Sets of nodes that collude; one empty set for an eavesdropper alone.
-        protected: With "secldp", agents whose secrets among themselves stay unknown, or None.
+        participation: Which rounds a record takes part in.
         sigma: Noise multiplier: standard deviation over the clip norm, as `NOISE` says.
-        delta: At which epsilon is stated.
         rows: By gradients, then attackers, then victim: gradients, attackers, victim, distance
             (None without attackers), mu, epsilon, upper_bound.
     """
 
-    setting: Setting
-    trust: str
     attackers: tuple[tuple[int, ...], ...]
-    protected: tuple[int, ...] | None
+    participation: Participation
     sigma: float
-    delta: float
     rows: list[dict[str, Any]]
 
     def worst(self, gradients: Gradients = "any") -> dict[str, Any]:
@@ -157,7 +105,9 @@ def account(
     epochs: int | None = None,
     separation: int | None = None,
     gradients: Gradients = "any",
-    **options: Any,
+    gossip_steps: int = 1,
+    shared: float | None = None,
+    zero_sum: Literal["messages", "with_own_copy"] | None = None,
 ) -> Account:
     """What an algorithm costs every agent; or the least noise that keeps a budget.
 
@@ -183,10 +133,12 @@ def account(
         epochs: Rounds in which a record takes part; with ``separation``. Every round by default.
         separation: Rounds from one of them to the next.
         gradients: Under which assumption the budget must hold.
-        options: ``gossip_steps``, ``shared``, ``zero_sum``, see `Setting`.
+        gossip_steps: Gossip rounds a gradient; 1 for Zip-DL.
+        shared: DECOR: variance of a link's secret over that of an agent's own noise; 1 by default.
+        zero_sum: Zip-DL: over what its noises sum to zero; with_own_copy by default.
 
     Returns:
-        The losses, the noise multiplier and the setting.
+        The losses and the noise multiplier.
 
     Raises:
         ValueError: For options that do not go together, a view too large, or a loss that no noise
@@ -199,33 +151,72 @@ def account(
         >>> round(spent.sigma, 2), spent.worst()["epsilon"] <= 3
         (19.67, True)
     """
-    pattern = participation(rounds, epochs, separation)
-    setting = Setting(algorithm, mixing, pattern, relation, **options)
-    delta = _validate.probability("delta", delta)
-    if (sigma is None) == (epsilon is None):
-        raise ValueError(f"sigma is {sigma} and epsilon {epsilon}; give one of the two")
-    if attackers is None:
-        attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
-    model = setting.make()
-    each = [_view(model, trust, one, protected) for one in attackers]
-    losses = _stated(each, pattern)
-    if sigma is None:
-        sigma = _least_sigma(setting, each, losses[gradients], epsilon, delta, gradients)
-    rows = _rows(setting, each, losses, _validate.positive("sigma", sigma), delta)
-    nodes = tuple(tuple(map(int, one.attackers)) for one in each)
-    return Account(
-        setting, trust, nodes, None if protected is None else tuple(protected), sigma, delta, rows
-    )
-
-
-def participation(rounds: int, epochs: int | None, separation: int | None) -> Participation:
-    """When a record takes part; in every round without epochs and separation."""
     if (epochs is None) != (separation is None):
         raise ValueError(f"epochs is {epochs} and separation {separation}; give both or neither")
-    rounds = _validate.integer("rounds", rounds)
-    if epochs is None or separation is None:
-        return Participation(rounds, rounds, 1)
-    return Participation(rounds, epochs, separation)
+    if (sigma is None) == (epsilon is None):
+        raise ValueError(f"sigma is {sigma} and epsilon {epsilon}; give one of the two")
+    pattern = Participation(rounds, epochs or rounds, separation or 1)
+    if relation == "replace_agent" and pattern.epochs != rounds:
+        raise ValueError(
+            f"relation is 'replace_agent' with {epochs} of {rounds} rounds; an agent takes part in "
+            "every round: leave out epochs and separation, or take a record's"
+        )
+    shift = budget.sensitivity(relation, 1.0)
+    delta = _validate.probability("delta", delta)
+    model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
+    if attackers is None:
+        attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
+    seen = [_view(model, trust, one, protected) for one in attackers]
+    wide = views.losses(seen, pattern, gradients="any")
+    losses = {
+        "any": [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide],
+        "view": least(views.losses(seen, pattern, gradients="view"), wide),
+    }
+    if epsilon is not None:
+        mu = shift * max(float(np.nanmax(each.mu)) for each in losses[gradients])
+        if math.isinf(mu):
+            remedy = "" if gradients == "view" else ", or gradients 'view'"
+            raise ValueError(
+                f"gradients is {gradients!r}: the largest loss is infinite under {algorithm}, "
+                f"whatever the noise; take another algorithm{remedy}"
+            )
+        sigma = mu / float(gdp.mu(_validate.positive("epsilon", epsilon), delta)) * (1 + 1e-12)
+        while float(gdp.epsilon(mu / sigma * MARGIN, delta)) > epsilon:
+            sigma *= 1 + 1e-10
+    sigma = _validate.positive("sigma", sigma)
+    rows: list[dict[str, Any]] = []
+    for kind, stated in losses.items():
+        for view, loss in zip(seen, stated, strict=True):
+            rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
+    nodes = tuple(tuple(map(int, one.attackers)) for one in seen)
+    return Account(nodes, pattern, sigma, rows)
+
+
+def _model(
+    algorithm: str,
+    mixing: Float[np.ndarray, "n n"],
+    pattern: Participation,
+    gossip_steps: int,
+    shared: float | None,
+    zero_sum: Any,
+) -> "views.LinearAlgorithm | ZipDLViews":
+    """The algorithm at clip 1 and noise 1."""
+    _validate.one_of("algorithm", algorithm, NOISE)
+    steps = _validate.integer("gossip_steps", gossip_steps)
+    owners = {"gossip_steps": {*NOISE} - {"zip_dl"}, "shared": {"decor"}, "zero_sum": {"zip_dl"}}
+    values = {"gossip_steps": None if steps == 1 else steps, "shared": shared, "zero_sum": zero_sum}
+    for name, value in values.items():
+        if value is not None and algorithm not in owners[name]:
+            raise ValueError(f"{name} is {value} with {algorithm}, which has none; leave it out")
+    if algorithm == "zip_dl":
+        return views.zip_dl(mixing, zero_sum=zero_sum or "with_own_copy")
+    if algorithm == "decor":
+        return views.decor(mixing, 1.0, 1.0 if shared is None else shared, gossip_steps=steps)
+    if algorithm not in strategies.DESIGNS:
+        return views.dsgd(mixing, gossip_steps=steps)
+    strategy = strategies.make(algorithm, mixing, pattern).strategy
+    strategy = strategy / temporal.sensitivity(strategy, pattern)
+    return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
 
 
 def _view(
@@ -235,9 +226,11 @@ def _view(
     protected: Sequence[int] | None,
 ) -> views.View:
     """What the attacker of a trust model sees."""
-    _validate.one_of("trust", trust, ("ldp", "pndp", "secldp"))
+    _validate.one_of("trust", trust, _SEES)
     if protected is not None and trust != "secldp":
         raise ValueError(f"protected is {list(protected)} with trust {trust!r}; it is secldp's")
+    if trust == "pndp":
+        return model.pndp(list(attackers))
     if trust == "ldp":
         if attackers:
             raise ValueError(
@@ -245,8 +238,6 @@ def _view(
                 "leave it out, or take --trust pndp"
             )
         return model.ldp()
-    if trust == "pndp":
-        return model.pndp(list(attackers))
     if isinstance(model, ZipDLViews) or not any(model.secret):
         raise ValueError(
             "trust is 'secldp', about pairwise secrets, and this algorithm has none; take ldp or "
@@ -272,40 +263,6 @@ def least(plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> li
     return losses
 
 
-def _stated(seen: Sequence[views.View], pattern: Participation) -> dict[str, list[views.ViewLoss]]:
-    """Losses by gradients, at clip 1, noise 1 and zero-out, rounded up."""
-    wide = views.losses(seen, pattern, gradients="any")
-    narrow = views.losses(seen, pattern, gradients="view")
-    rounded = [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide]
-    return {"any": rounded, "view": least(narrow, wide)}
-
-
-def _least_sigma(
-    setting: Setting,
-    seen: Sequence[views.View],
-    losses: Sequence[views.ViewLoss],
-    epsilon: Any,
-    delta: float,
-    gradients: str,
-) -> float:
-    """The noise multiplier at which every victim keeps a budget, rounded up."""
-    epsilon = _validate.positive("epsilon", epsilon)
-    mu = np.nan_to_num(np.array([each.mu for each in losses]), nan=-1.0, posinf=np.inf)
-    where, victim = map(int, np.unravel_index(np.argmax(mu), mu.shape))
-    shift = float(mu[where, victim]) * setting.unit_shift
-    if math.isinf(shift):
-        remedy = "take another algorithm" + ("" if gradients == "view" else ", or gradients 'view'")
-        raise ValueError(
-            f"gradients is {gradients!r}: the loss of the agent at index {victim} to those at "
-            f"{seen[where].attackers} is infinite under {setting.algorithm}, whatever the noise; "
-            f"{remedy}"
-        )
-    sigma = shift / float(gdp.mu(epsilon, delta)) * (1 + 1e-12)
-    while float(gdp.epsilon(shift / sigma * MARGIN, delta)) > epsilon:
-        sigma *= 1 + 1e-10
-    return sigma
-
-
 def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
     """Links that a message passes from each agent to the nearest attacker.
 
@@ -316,41 +273,226 @@ def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int
     Returns:
         [n] distances, -1 where no message arrives.
     """
-    hops_to = np.full(len(mixing), -1)
-    hops_to[list(attackers)] = 0
-    reached, hops = np.array(sorted(attackers)), 0
-    while len(reached):
-        hops += 1
-        senders = (mixing[reached] != 0).any(axis=0) & (hops_to < 0)
-        hops_to[senders] = hops
-        reached = np.flatnonzero(senders)
-    return hops_to
+    from scipy.sparse import csgraph
+
+    links = (mixing != 0).astype(float)
+    hops = csgraph.dijkstra(links, indices=list(attackers), unweighted=True, min_only=True)
+    return np.where(np.isinf(hops), -1, hops).astype(int)
 
 
 def _rows(
-    setting: Setting,
-    seen: Sequence[views.View],
-    losses: dict[str, list[views.ViewLoss]],
-    sigma: float,
+    mixing: Float[np.ndarray, "n n"],
+    kind: str,
+    view: views.View,
+    loss: views.ViewLoss,
     delta: float,
-) -> list[dict[str, Any]]:
-    scale, rows = setting.unit_shift / sigma, []
-    for gradients, stated in losses.items():
-        for view, loss in zip(seen, stated, strict=True):
-            attackers = tuple(map(int, view.attackers))
-            away = distances(setting.mixing, attackers) if attackers else None
-            victims = [u for u in range(len(setting.mixing)) if u not in attackers]
-            mu = loss.mu[victims] * scale * MARGIN
-            for u, one, epsilon in zip(victims, mu, np.ravel(gdp.epsilon(mu, delta)), strict=True):
-                rows.append(
-                    {
-                        "gradients": gradients,
-                        "attackers": attackers,
-                        "victim": u,
-                        "distance": None if away is None else int(away[u]),
-                        "mu": float(one),
-                        "epsilon": float(epsilon),
-                        "upper_bound": bool(loss.upper_bound[u]),
-                    }
-                )
-    return rows
+) -> Iterable[dict[str, Any]]:
+    """A row for each victim of a set of attackers."""
+    attackers = tuple(map(int, view.attackers))
+    away = distances(mixing, attackers) if attackers else None
+    victims = [u for u in range(len(mixing)) if u not in attackers]
+    mu = loss.mu[victims] * MARGIN
+    for u, one, epsilon in zip(victims, mu, np.ravel(gdp.epsilon(mu, delta)), strict=True):
+        yield {
+            "gradients": kind,
+            "attackers": attackers,
+            "victim": u,
+            "distance": None if away is None else int(away[u]),
+            "mu": float(one),
+            "epsilon": float(epsilon),
+            "upper_bound": bool(loss.upper_bound[u]),
+        }
+
+
+def run(command: Any, typed: str) -> int:
+    """Account for an algorithm on a network: print the losses, write records and figure.
+
+    Args:
+        command: The options, `dpjax.cli.AccountCommand`.
+        typed: The command line, for the records.
+
+    Returns:
+        Exit status.
+
+    Raises:
+        ValueError: For options that do not go together.
+    """
+    graph, matrix, title = inputs.network(command)
+    out, names = inputs.free(command.out, "dpjax-account.jsonl"), nodes.labels(graph)
+    figure = out.with_suffix(".svg")
+    if os.path.exists(figure):
+        raise ValueError(
+            f"out is {str(out)!r}, whose figure {figure.name!r} exists; name another file or "
+            "delete it"
+        )
+    same = ("algorithm", "relation", "rounds", "sigma", "epsilon", "delta", "trust", "epochs",
+            "separation", "gradients", "gossip_steps", "shared", "zero_sum")  # fmt: skip
+    options = {name: getattr(command, name) for name in same}
+    protected = command.protected
+    if protected is not None:
+        protected = nodes.find_all(names, protected, "protected")
+    attackers = _attackers(command, names)
+    spent = account(matrix, attackers=attackers, protected=protected, **options)
+    outside = options | {"trust": "ldp", "gradients": "any"}
+    print(title)
+    print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
+    print(f"attacker: {_who(command.trust, spent, names, protected)}")
+    print("\n".join(_lines(spent, command, names)))
+    noise = {"sigma": spent.sigma, "epsilon": None}
+    print("\n".join(_parties(spent, command, len(names), account(matrix, **outside | noise))))
+    if command.epsilon is not None:
+        bare = {"algorithm": "dsgd", "gossip_steps": 1, "shared": None, "zero_sum": None}
+        for what, each in ((command.algorithm, {}), ("independent noise (dsgd)", bare)):
+            try:
+                sigma = account(matrix, **outside | each).sigma
+                found = f"sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this"
+            except ValueError:
+                found = "no noise is enough"
+            print(f"{what} against an eavesdropper of every message: {found}")
+    inputs.note_delta(command.delta, len(names), command.relation)
+    when = spent.participation
+    about = dataclasses.asdict(command) | {"sigma": spent.sigma, "out": None}
+    about |= {"epochs": when.epochs, "separation": when.separation}
+    setting = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation",
+               "sigma", "delta", "mixing", "gossip_steps")  # fmt: skip
+    rows = []
+    for row in spent.rows:
+        words = {
+            "attackers": " ".join(map(str, row["attackers"])),
+            "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
+            "victim_label": names[row["victim"]],
+        }
+        rows.append({name: about[name] for name in setting} | row | words)
+    metadata = records.metadata(typed, command.seed, experiment="account", config=about)
+    x = "distance" if spent.attackers[0] else "victim"
+    metadata |= {"labels": names, "plot": {"x": x, "y": "epsilon", "series": "gradients"}}
+    print(f"\nwritten: {records.write(out, rows, metadata)}")
+    print(f"written: {plots.from_records(out, out=figure)}")
+    return 0
+
+
+def _attackers(command: Any, names: Sequence[str]) -> list[tuple[int, ...]] | None:
+    """Sets of attackers that a command line names; None is the default of the trust model."""
+    words = command.attacker or (("all",) if command.trust == "pndp" else ())
+    if words != ("all",):
+        return [nodes.find_all(names, words, "attacker")]
+    if "all" in names:
+        raise ValueError("attacker is 'all', which is also an agent; write label:all for it alone")
+    return [(agent,) for agent in range(len(names))]
+
+
+def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
+    """The report: by distance, and by agent in a small network."""
+    when, gradients = spent.participation, command.gradients
+    every = "every round" if when.epochs == when.rounds else f"{when.epochs:,} rounds"
+    apart = "" if when.epochs in (1, when.rounds) else f", {when.separation:,} apart"
+    what = "an agent" if command.relation == "replace_agent" else "a record"
+    steps = f", {command.gossip_steps} gossip steps" if command.gossip_steps > 1 else ""
+    report = [
+        f"participation: {what} in {every} of {when.rounds:,}{apart}",
+        f"algorithm: {command.algorithm}{steps}; sigma = {up(spent.sigma)}",
+        f"noise: {NOISE[command.algorithm]}",
+    ]
+    for table in (_by_distance, _by_agent):
+        for kind in _ASSUMPTIONS:
+            rows = table([row for row in spent.rows if row["gradients"] == kind], names)
+            report += ["", f"gradients: {kind}:", tables.text(rows)] if rows else []
+    report += ["", *(f"gradients: {name}: holds {text}" for name, text in _ASSUMPTIONS.items())]
+    if flagged := sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view"):
+        report.append(f"<= : {flagged} are upper bounds, the loss of an attacker who sees more")
+    worst = spent.worst(gradients)
+    whom = nodes.title(names, worst["victim"])
+    whom += f" against {_together(worst['attackers'], names)}" if len(spent.attackers) > 1 else ""
+    if math.isinf(worst["mu"]):
+        return [*report, f"no guarantee for {whom}: the loss is infinite"]
+    return [
+        *report,
+        f"guarantee: every victim is {up(worst['mu'])}-Gaussian-DP, (epsilon = "
+        f"{up(worst['epsilon'])}, delta = {delta_text(command.delta)})-DP ({command.relation}), "
+        f"{_ASSUMPTIONS[gradients]}; the worst is {whom}. It presumes that every agent draws "
+        "its noise from a secret of its own",
+    ]
+
+
+def _by_distance(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Mean, least and largest loss over the victims (of every attacker) at each distance."""
+    several, table = len({row["attackers"] for row in rows}) > 1, []
+    for distance in sorted({-2 if row["distance"] is None else row["distance"] for row in rows}):
+        part = [row for row in rows if distance in (-2, row["distance"])]
+        mu, bounds = [row["mu"] for row in part], sum(row["upper_bound"] for row in part)
+        table.append(
+            {
+                "distance": {-2: "all", -1: "none"}.get(distance, str(distance)),
+                "pairs" if several else "victims": len(part),
+                "mu: mean": up(sum(mu) / len(mu), 4),
+                "min": up(min(mu), 4),
+                "max": up(max(mu), 4),
+                "epsilon": up(max(row["epsilon"] for row in part), 4)
+                + (f"  <= ({bounds})" if bounds else ""),
+            }
+        )
+    return table
+
+
+def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The largest loss of every agent of a small network."""
+    if len(names) > inputs.FEW:
+        return []
+    several, table = len({row["attackers"] for row in rows}) > 1, []
+    for victim in sorted({row["victim"] for row in rows}):
+        row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
+        line = {"agent": names[victim]}
+        if not several and row["distance"] is not None:
+            line["distance"] = "none" if row["distance"] < 0 else str(row["distance"])
+        line |= {"mu": up(row["mu"]), "epsilon": up(row["epsilon"])}
+        if several:
+            line["to"] = ", ".join(names[each] for each in row["attackers"])
+        table.append(line)
+    return table
+
+
+def _parties(spent: Account, command: Any, agents: int, outside: Account) -> list[str]:
+    """Who else is protected, a sentence a party: all but those whom the tables are about.
+
+    Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.
+    """
+    worst = outside.worst()
+    if math.isinf(worst["mu"]):
+        return ["NOT protected from an outsider: the loss is infinite."]
+    stated = Guarantee.of(
+        epsilon=worst["epsilon"],
+        delta=command.delta,
+        mu=worst["mu"],
+        relation=command.relation,
+        attacker="outsider",
+        rounds=command.rounds,
+        clip_norm=1.0,
+        accountant="gdp",
+        release=False,
+        secrets="links" if command.algorithm in ("decor", "zip_dl") else "own",
+    )
+    subjects = {"an outsider"} if command.trust == "ldp" else set()
+    if command.trust == "pndp" and len(spent.attackers) == agents:
+        subjects.add(parties.ANOTHER)
+    rows = [row for row in stated.protection()[:-2] if row.party not in subjects]
+    if loose_delta(command.delta, agents, "agent"):
+        why = f"delta = {delta_text(command.delta)} is above one over the number of agents"
+        return [str(row._replace(epsilon=None, why=why)) for row in rows]
+    several = wording.records(stated, "an outsider").strip()
+    return [*map(str, rows), *([several] if several else [])]
+
+
+def _who(trust: str, spent: Account, names: Sequence[str], protected: Sequence[int] | None) -> str:
+    """The attacker in words."""
+    attackers = spent.attackers[0]
+    who = _together(attackers, names) + (", who collude" if len(attackers) > 1 else "")
+    if len(spent.attackers) > 1:
+        who = "any single agent"
+    hidden = "all other agents" if attackers else "all agents"
+    if protected is not None:
+        hidden = ", ".join(nodes.title(names, agent) for agent in protected)
+    return _SEES[trust].format(who=who or "an eavesdropper of every message", protected=hidden)
+
+
+def _together(agents: Sequence[int], names: Sequence[str]) -> str:
+    return " and ".join(nodes.title(names, agent) for agent in agents)

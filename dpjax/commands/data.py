@@ -2,75 +2,72 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from dpjax.data import cache, canonical, catalog, load, networks
 from dpjax.topology import graphs
 
 __all__: list[str] = []
 
-_BAD = "BAD"
 
-
-def run(action: Any) -> int:
+def run(task: str, name: str | None) -> int:
     """Do what the command line asks.
 
     Args:
-        action: One of `dpjax.cli.DataCommand`'s.
+        task: list, fetch, path or check.
+        name: Of what is fetched.
 
     Returns:
         Exit status.
+
+    Raises:
+        ValueError: For a name that is missing, unknown or not read.
     """
-    name = type(action).__name__.lower()
-    return (
-        _fetch(action.name)
-        if name == "fetch"
-        else {"list": _list, "where": _where, "check": _check}[name]()
-    )
+    if (name is not None) != (task == "fetch"):
+        raise ValueError(f"name is {name} with {task}; give a data set to fetch, and to it alone")
+    if name is not None:
+        return _fetch(name)
+    if task == "path":
+        print(cache.folder())
+        return 0
+    return _list() if task == "list" else _check()
 
 
 def _list() -> int:
     """List the data sets, which are whole in the cache, and where the others come from."""
-    root = cache.folder()
-    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    bad = False
+    root, states = cache.folder(), {}
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
+    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
     for name in [*catalog.SETS, *own]:
         known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
         path = root / f"{name}.npz"
+        state = "can be fetched" if known.obtainable else "to be put there"
         if known.bundled:
             state = "with scikit-learn"
         elif os.path.lexists(path):
-            state = _state(path, known)
-            bad = bad or state == _BAD
-        else:
-            state = "can be fetched" if known.obtainable else "to be put there"
-        print(f"  {name:<15}{state:<18}{known.source}")
-    ego = "can be fetched"
-    if os.path.lexists(root / f"{networks.NAME}.edgelist"):
-        ego = "here" if _is_ego(root) else _BAD
-    print(f"  {networks.NAME:<15}{ego:<18}{networks.SOURCE}")
-    if bad:
+            state = "BAD" if _fault(path) else f"here, {path.stat().st_size / 1e6:.1f} MB"
+        states[name] = state, known.source
+    states[networks.NAME] = "can be fetched", networks.SOURCE
+    ego = root / f"{networks.NAME}.edgelist"
+    if os.path.lexists(ego):
+        states[networks.NAME] = "BAD" if _fault(ego) else "here", networks.SOURCE
+    for name, (state, source) in states.items():
+        print(f"  {name:<15}{state:<18}{source}")
+    if any(state == "BAD" for state, _ in states.values()):
         print("`dpjax data check` says what is wrong with a bad file")
     return 0
 
 
-def _state(path: Path, known: catalog.Known) -> str:
-    """Whether a file is here and whole."""
+def _fault(path: Path) -> Exception | None:
+    """What is wrong with a file."""
+    known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
     try:
-        canonical.read(path, known.sha256, in_any_order=known.in_any_order)
-    except (ValueError, OSError):
-        return _BAD
-    return f"here, {path.stat().st_size / 1e6:.1f} MB"
-
-
-def _is_ego(root: Path) -> bool:
-    """Whether the ego network's file holds that network."""
-    try:
-        graphs.facebook_ego(root / f"{networks.NAME}.edgelist")
-    except (ValueError, OSError):
-        return False
-    return True
+        if path.suffix == ".edgelist":
+            graphs.facebook_ego(path)
+        else:
+            canonical.read(path, known.sha256, in_any_order=known.in_any_order)
+    except (ValueError, OSError) as error:
+        return error
+    return None
 
 
 def _fetch(name: str) -> int:
@@ -88,16 +85,9 @@ def _fetch(name: str) -> int:
     return 0
 
 
-def _where() -> int:
-    """Print the folder of the cache."""
-    print(cache.folder())
-    return 0
-
-
 def _check() -> int:
-    """Read every data set in the cache; the status is 1 where one is bad."""
-    bad = 0
-    paths = sorted(cache.folder().glob("*.npz"))
+    """Read every data set in the cache again; the status is 1 where one is bad."""
+    bad, paths = 0, sorted(cache.folder().glob("*.npz"))
     for path in paths:
         known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
         try:
@@ -112,4 +102,4 @@ def _check() -> int:
             how = "as published" if any(known.sha256) else "whole; no published hash is known"
             print(f"{path.stem}: {how}, sha256 {sha256}")
     print(f"{len(paths)} files, {bad} bad")
-    return 1 if bad else 0
+    return int(bad > 0)

@@ -1,6 +1,7 @@
 """Noise for a network and a budget: `dpjax.design`, and what `dpjax design` prints of it."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -121,7 +122,7 @@ def run(command: Any) -> int:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
         plans = {kind: design(matrix, kind, **terms) for kind in KINDS}
-    plan, independent = plans[command.design], plans["independent"]
+    plan = plans[command.design]
     chosen = plan.design
     assert chosen is not None
     comparison = _comparison(plans, command)
@@ -130,8 +131,9 @@ def run(command: Any) -> int:
     inputs.note_delta(command.delta, len(matrix), command.relation, command.batch_size or 1)
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
     print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
-    figures = spatial.figures(plan.covariance(), matrix)
-    others = spatial.figures(independent.covariance(), matrix)
+    figures, others = (
+        spatial.figures(each.covariance(), matrix) for each in (plan, plans["independent"])
+    )
     if plan.guarantee.secrets not in ("own", "alone"):
         ratio = others["network_mean_variance"] / figures["network_mean_variance"]
         print(
@@ -149,24 +151,35 @@ def run(command: Any) -> int:
     print(f"certified gap: excess over the optimum, at most {gap}")
     if len(names) <= inputs.FEW:
         print("\n" + tables.text(_by_agent(plan, names)))
-    _note(plan, figures)
-    print("\n" + comparison)
-    print(f'\nwritten: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
+    if figures["largest_variance_ratio"] > 100:
+        print(
+            f"NOTE: some agents' noise has {figures['largest_variance_ratio']:,.0f} times "
+            "independent noise's variance before it cancels (agents with the same neighbours do); "
+            "messages must carry that range. Bound it from Python, by a plan with "
+            "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
+            "command has no option for it"
+        )
+    if (wide := plan.export().precision) is not None:
+        print(f"NOTE: {wide}")
+    if not chosen.converged:
+        print("the solver stopped at a limit: the bound holds, the energy is not the least")
+    print(f"\n{comparison}\n")
+    print(f'written: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
     return 0
 
 
-def _by_agent(plan: plan_.Plan, names: Any) -> list[dict[str, Any]]:
+def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     """What every agent adds and is promised, from the covariance alone."""
-    assert plan.design is not None and plan.config.budget is not None
-    covariance, budget, protect = plan.design.covariance, plan.config.budget, plan.config.protect
+    config, covariance = plan.config, plan.covariance()
+    assert config.budget is not None
     spent = budget_.loss(
         covariance,
-        budget.delta,
-        rounds=plan.config.rounds,
-        clip_norm=protect.clip_norm,
-        relation=protect.relation,
-        accountant=budget.rule,
-        allow_unsound=budget.allow_unsound,
+        config.budget.delta,
+        rounds=config.rounds,
+        clip_norm=config.protect.clip_norm,
+        relation=config.protect.relation,
+        accountant=config.budget.rule,
+        allow_unsound=config.budget.allow_unsound,
     )
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     return [
@@ -180,71 +193,43 @@ def _by_agent(plan: plan_.Plan, names: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _note(plan: plan_.Plan, figures: dict[str, float]) -> None:
-    """Print what a reader of the figures should know."""
-    assert plan.design is not None
-    if figures["largest_variance_ratio"] > 100:
-        print(
-            f"NOTE: some agents' noise has {figures['largest_variance_ratio']:,.0f} times "
-            "independent noise's variance before it cancels (agents with the same neighbours do); "
-            "messages must carry that range. Bound it from Python, by a plan with "
-            "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
-            "command has no option for it"
-        )
-    if (wide := plan.export().precision) is not None:
-        print(f"NOTE: {wide}")
-    if not plan.design.converged:
-        print("the solver stopped at a limit: the bound holds, the energy is not the least")
-
-
 def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
     """Noise energy and forecast of every design under the same guarantee."""
     horizon, rows = command.horizon or command.rounds, []
     size = 1 if command.parameters is None else command.parameters
     forecasts = {kind: plan.forecast(size) for kind, plan in plans.items()}
-    of_plan, matrix = forecasts[command.design], plans[command.design].mixing
-    bound = plans[command.design].design.precision_bound  # type: ignore[union-attr]
+    chosen, plan = forecasts[command.design], plans[command.design]
+    central = spatial.central(plan.mixing, plan.design.precision_bound)  # type: ignore[union-attr]
     compared = [(KINDS[kind], plan.covariance(), forecasts[kind]) for kind, plan in plans.items()]
-    central = ("CDP (reference only)", spatial.central(matrix, bound), None)
-    for title, covariance, forecast in (*compared, central):
+    for title, covariance, forecast in (*compared, ("CDP (reference only)", central, None)):
         row = {"under the same guarantee": title}
-        row["noise energy, one step"] = f"{spatial.energy(covariance, matrix):.5g}"
-        row[f"{horizon:,} rounds"] = f"{spatial.energy(covariance, matrix, horizon):.5g}"
+        row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
+        row[f"{horizon:,} rounds"] = f"{spatial.energy(covariance, plan.mixing, horizon):.5g}"
         if command.parameters is not None:
             row["noise / drift"] = "" if forecast is None else f"{forecast.ratio:.3g}"
         row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"
         rows.append(row)
-    batches = "" if of_plan.unit == "agent" else f"; batches of {of_plan.batch_size:,}"
     head = (
         f"affords: the largest model for which noise in the average model stays within "
-        f"{of_plan.good:g} of the largest drift of clipped gradients{batches}"
+        f"{chosen.good:g} of the largest drift of clipped gradients"
     )
-    if command.parameters is not None:
-        head = f"{of_plan.statement()}{batches}"
-    return "\n".join(
-        [
-            head,
-            tables.text(rows),
-            "CDP is what a trusted server would need: it gives outsiders no such guarantee, and "
-            "runs refuse it",
-        ]
+    head = head if command.parameters is None else chosen.statement()
+    head += "" if chosen.unit == "agent" else f"; batches of {chosen.batch_size:,}"
+    return (
+        f"{head}\n{tables.text(rows)}\nCDP is what a trusted server would need: it gives outsiders "
+        "no such guarantee, and runs refuse it"
     )
 
 
 def _refuse_unread(command: Any) -> None:
     """Refuse options that the others leave without a meaning, or ask for; names the first one."""
-    if command.batch_size is not None and command.relation == "replace_agent":
+    of_records = budget_.clips(command.relation) == "record"
+    if (command.batch_size is not None) != of_records:
         raise ValueError(
-            f"batch_size is {command.batch_size} under relation 'replace_agent', which clips an "
-            "agent's gradient as a whole, so that batches change no noise; leave it out, or "
-            "protect records"
-        )
-    if command.batch_size is None and budget_.clips(command.relation) == "record":
-        raise ValueError(
-            f"batch_size is None under relation {command.relation!r}: the noisy sum of a batch's "
-            "records is divided by it, in the forecast and in the file's instructions; give the "
-            "records in a site's batch"
-        )
+            f"batch_size is {command.batch_size} under relation {command.relation!r}; "
+            + ("give the records in a site's batch, by which noise is divided" if of_records
+               else "an agent's gradient is clipped as a whole, leave it out")
+        )  # fmt: skip
     if command.allow_unsound and command.accountant != "paper":
         raise ValueError(
             f"allow_unsound is True with accountant {command.accountant!r}, which is never "

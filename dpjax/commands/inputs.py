@@ -1,5 +1,6 @@
 """What commands share: the network that is named, the file to write, what relations hide."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,21 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
     Raises:
         ValueError: For a graph that cannot be read, or a seed that nothing reads.
     """
-    graph = graphs.parse(seeded(command.graph, command.seed))
-    matrix = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}[
-        command.mixing
-    ](graph)
-    seed = graph.graph.get("seed")
+    spec, seed = command.graph, command.seed
+    if spec.startswith("er:") and spec.count(":") == 2:
+        spec = f"{spec}:{seed}"
+    elif seed:
+        raise ValueError(
+            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
+            "out, or give er:AGENTS:PROBABILITY"
+        )
+    graph = graphs.parse(spec)
+    weights = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}
+    matrix = weights[command.mixing](graph)
+    used = f", seed {graph.graph['seed']}" if "seed" in graph.graph else ""
     title = (
-        f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges"
-        + (f", seed {seed}" if seed is not None else "")
-        + f"; {command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
+        f"network: {command.graph}, {len(matrix)} agents, {graph.number_of_edges()} edges{used}; "
+        f"{command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
     )
     return graph, matrix, title
 
@@ -54,20 +61,20 @@ def free(out: Path | None, default: str) -> Path:
     Raises:
         ValueError: For a folder, an existing file, or a folder that does not exist.
     """
-    if out is not None:
-        if not out.name or os.path.isdir(out):
-            raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
-        out = out if out.suffix else out.with_suffix(Path(default).suffix)
-        if os.path.exists(out):
-            raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
-        if not os.path.exists(out.parent):
-            raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
-        return out
-    path, number = Path(default), 1
-    while os.path.exists(path):
-        number += 1
-        path = Path(default).with_stem(f"{Path(default).stem}-{number}")
-    return path
+    path = Path(default)
+    if out is None:
+        numbers = itertools.count(2)
+        while os.path.exists(path):
+            path = Path(default).with_stem(f"{Path(default).stem}-{next(numbers)}")
+        return path
+    if not out.name or os.path.isdir(out):
+        raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
+    out = out if out.suffix else out.with_suffix(path.suffix)
+    if os.path.exists(out):
+        raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
+    if not os.path.exists(out.parent):
+        raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
+    return out
 
 
 def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> None:
@@ -83,24 +90,3 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
     units, unit = (agents, "agent") if whole else (agents * records, "record")
     if wrong := _numerics.loose_delta(delta, units, unit, more=not whole):
         print(f"NOTE: {wrong}")
-
-
-def seeded(spec: str, seed: int) -> str:
-    """Return a random graph's spec with its seed, any other unchanged.
-
-    Args:
-        spec: As in `dpjax.topology.graphs.parse`.
-        seed: The first seed of a random graph.
-
-    Raises:
-        ValueError: For a seed that nothing reads.
-    """
-    parts = spec.split(":")
-    if parts[0] == "er" and len(parts) == 3:
-        return f"{spec}:{seed}"
-    if seed:
-        raise ValueError(
-            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
-            "out, or give er:AGENTS:PROBABILITY"
-        )
-    return spec

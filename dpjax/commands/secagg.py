@@ -18,12 +18,8 @@ __all__: list[str] = []
 
 _Write = Callable[[np.ndarray], None]
 
-LEFT = {
-    "share": "after its keys",
-    "mask": "after its shares",
-    "confirm": "after its vector",
-    "unmask": "before it unmasked",
-}
+_SENT = {"share": "keys", "mask": "shares", "confirm": "vector", "unmask": "masked vector"}
+"""What a client has sent when it leaves at a stage."""
 
 
 def serve(command: Any) -> int:
@@ -91,9 +87,8 @@ def demo(command: Any) -> int:
     fractions = command.corrupt, command.dropout
     terms = Terms(command.clients, command.length, 48, bound, *fractions, command.adversary)
     print(_said(terms))
-    values = np.random.default_rng().integers(
-        -bound, bound, (terms.clients, terms.length), endpoint=True
-    )
+    shape = terms.clients, terms.length
+    values = np.random.default_rng().integers(-bound, bound, shape, endpoint=True)
     rows = random.sample(range(terms.clients), terms.clients - terms.minimum)
     stages = terms.stages[1:]
     leaves = {row: stages[at % len(stages)] for at, row in enumerate(rows)}
@@ -101,27 +96,20 @@ def demo(command: Any) -> int:
     total, received, sent = local.over_tcp(terms, values, leaves)[:3]
     seconds = time.perf_counter() - started
     for row, stage in sorted(leaves.items()):
-        print(f"  client {row} left {LEFT[stage]}")
+        print(f"  client {row} left after its {_SENT[stage]}")
     right = np.array_equal(total.values, values[list(total.survivors)].sum(axis=0))
+    kilobytes = [each / terms.clients / 1e3 for each in (received, sent)]
     print(
         f"the sum of {len(total.survivors)} vectors is {'exact' if right else 'WRONG'}: "
-        f"{seconds:.2f} s, {received / terms.clients / 1e3:.1f} kB from and "
-        f"{sent / terms.clients / 1e3:.1f} kB to a client, "
+        f"{seconds:.2f} s, {kilobytes[0]:.1f} kB from and {kilobytes[1]:.1f} kB to a client, "
         f"{terms.vector_bytes() / 1e3:.1f} kB of either its vector or the sum"
     )
     return int(not right)
 
 
 def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:
-    terms = Terms(
-        command.clients,
-        command.length,
-        command.bits,
-        command.bound,
-        command.corrupt,
-        command.dropout,
-        command.adversary,
-    )
+    names = ("clients", "length", "bits", "bound", "corrupt", "dropout", "adversary")
+    terms = Terms(**{name: getattr(command, name) for name in names})
     return terms, tcp.Limits(enrol=command.enrol, stage=command.stage)
 
 
@@ -140,24 +128,24 @@ def _written(what: str, path: Path | None, empty: tuple[int, ...]) -> Iterator[_
     if path is None:
         yield lambda array: None
         return
-    if path.suffix != ".npy":
-        raise ValueError(f"out is {path}; give a file that ends in .npy")
-    if path.exists():
-        raise ValueError(f"out is {path}, which exists; give another file")
-    written = False
+    if path.suffix != ".npy" or path.exists():
+        why = (
+            "which exists; give another file" if path.exists() else "give a file that ends in .npy"
+        )
+        raise ValueError(f"out is {path}, {why}")
+    sums: list[np.ndarray] = []
 
     def write(array: np.ndarray) -> None:
-        nonlocal written
         with _files.writing("out", path):
             _files.replace(path, lambda file: np.save(file, array))
-        written = True
+        sums.append(array)
 
     with _files.writing("out", path):
         _files.create(path, lambda file: np.save(file, np.zeros(empty, np.int64)))
     try:
         yield write
     finally:
-        if written:
+        if sums:
             print(f"{what}: {path}", flush=True)
         else:
             path.unlink(missing_ok=True)

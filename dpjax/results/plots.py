@@ -8,7 +8,7 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax import _files, _validate
 from dpjax.plans import compatibility
-from dpjax.results import captions, choice, records, tables
+from dpjax.results import captions, records, tables
 
 if TYPE_CHECKING:
     import pandas
@@ -31,7 +31,6 @@ __all__ = [
     "finish",
     "from_records",
     "lines",
-    "ranges",
     "save",
     "style",
 ]
@@ -54,11 +53,8 @@ _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0
 _OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
 _OTHER_LINES = ("-", "--", ":", "-.")
 _REFERENCES = ("non_private", "central")  # dashed: no design that an outsider's guarantee covers
-_NAMED = 24  # agents that a figure names
-_BANDS = ("standard error", "none")
-_APART = 0.06  # bars of ranges
 _LARGEST = 200_000  # bytes of a figure that is kept with the code
-INK = "#333333"
+_INK = "#333333"
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -70,11 +66,11 @@ _STYLE: Any = {
     "ytick.labelsize": 8.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.color": INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "text.color": _INK,
     "axes.linewidth": 0.8,
     "axes.grid": True,
     "grid.color": "#E4E4E4",
@@ -96,10 +92,9 @@ _STYLE: Any = {
 
 
 @dataclass
-class Notes:
-    """What a figure's panels have drawn, for the one legend and the one caption."""
+class _Notes:
+    """What a figure's panels have drawn, for the one caption."""
 
-    handles: dict[str, Any] = field(default_factory=dict)
     guarantees: list[Any] = field(default_factory=list)
     counts: set[int] = field(default_factory=set)
     over: set[str] = field(default_factory=set)
@@ -108,7 +103,7 @@ class Notes:
     finished: bool = False
 
 
-_NOTES: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
+_NOTES: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
 
 
 def lines(
@@ -159,134 +154,34 @@ def lines(
         ValueError: For a missing column, cells that are lists or no numbers where there must be
             some, no rows, or rows that only a column not named tells apart.
     """
-    if band is not None:
-        _validate.one_of("band", band, _BANDS)
+    if band not in (None, "standard error"):
+        raise ValueError(f"band is {band!r}; choose 'standard error' or None")
     if not len(frame):
         raise ValueError("frame has no rows; nothing to draw")
     keys = list(dict.fromkeys([series, x]))
     means = tables.summary(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
-    _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys)
+    _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys, y)
     with style():
-        if ax is None:
-            ax = figure()[1][0]
-        notes = notes_of(ax.get_figure(root=True))
+        ax = figure()[1][0] if ax is None else ax
+        sheet = ax.get_figure(root=True)
+        notes = _NOTES.setdefault(sheet, _Notes())
         # An empty cell is a series of its own.
-        several = means.groupby(series, sort=False, dropna=False)
-        for number, (name, part) in enumerate(several):
-            part = part.sort_values(x)
-            look = _look(name, number)
-            finite = np.isfinite(part[x].to_numpy(np.float64))
-            if not finite.any():
-                for level in part["mean"]:
-                    handle = ax.axhline(level, **{**look, "linestyle": "--", "marker": ""})
-            else:
-                part = part[finite]
-                handle = _draw(ax, part, x, look, band == "standard error", notes)
-                notes.counts |= set(map(int, part["count"]))
-            notes.handles.setdefault(look["label"], handle)
-        notes.over.add("seed" if "seed" in frame.columns else "row")
+        for number, (name, part) in enumerate(means.groupby(series, sort=False, dropna=False)):
+            _draw(ax, part.sort_values(x), x, _look(name, number), band is not None, notes)
         for name, level in (hlines or {}).items():
-            handle = ax.axhline(level, color=INK, linestyle=":", linewidth=1.1, label=name)
-            notes.handles.setdefault(name, handle)
-        _dress(ax, frame, x, y, xlabel, ylabel, title, logx, logy)
+            ax.axhline(level, color=_INK, linestyle=":", linewidth=1.1, label=name)
+        ax.set_xlabel(xlabel or x.replace("_", " "))
+        place, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
+        if place is None or place.is_first_col() or len(siblings) == 1:
+            ax.set_ylabel(ylabel or y.replace("_", " "))
+        ax.set_title(title or "")
+        _scale(ax, frame[x], logx, logy)
     if guarantee is None and "guarantee" in frame.columns:
         guarantee = frame["guarantee"]
+    notes.over.add("seed" if "seed" in frame.columns else "row")
     notes.guarantees += captions.listed(guarantee)
     notes.remarks += [note] if note else []
-    sheet = ax.get_figure(root=True)
-    return sheet if path is None else save(sheet, path)
-
-
-def ranges(
-    frame: "pandas.DataFrame",
-    x: str,
-    series: str,
-    *,
-    columns: tuple[str, str, str] = ("mean", "min", "max"),
-    dashed: tuple[str, ...] = (),
-    ax: Any = None,
-    path: str | os.PathLike[str] | None = None,
-    xlabel: str | None = None,
-    ylabel: str | None = None,
-    title: str | None = None,
-    logy: bool = True,
-    ticks: Sequence[str] | None = None,
-    guarantee: str | None = None,
-    note: str | None = None,
-) -> Any:
-    """Draw means with bars from the least to the largest, a line for each series.
-
-    Args:
-        frame: One row for each x and series; infinite means are left out.
-        x: Column of whole numbers across.
-        series: Column that tells the lines apart.
-        columns: Columns of the mean, the least and the largest.
-        dashed: Series that are published bounds.
-        ax: Panel to draw on; by default a figure of its own.
-        path: Save the figure there.
-        xlabel: By default the column's name.
-        ylabel: By default none.
-        title: Of the panel.
-        logy: Logarithmic up; what is not above 0 is then left out.
-        ticks: Names of x = 0, 1, ..., written in their stead.
-        guarantee: For the caption.
-        note: A sentence for the caption.
-
-    Returns:
-        The path written when one is given, else the figure.
-
-    Raises:
-        ValueError: For a missing column or nothing to draw.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    for name in (x, series, *columns):
-        if name not in frame.columns:
-            raise ValueError(f"column {name!r} is not in the rows; they have {', '.join(frame)}")
-    mean, least, most = columns
-    frame = frame[np.isfinite(frame[most].to_numpy(np.float64))]
-    if logy:
-        frame = frame[frame[least] > 0]
-    if not len(frame):
-        raise ValueError("frame has no finite rows; nothing to draw")
-    with style():
-        if ax is None:
-            ax = figure()[1][0]
-        notes = notes_of(ax.get_figure(root=True))
-        names = list(dict.fromkeys(frame[series]))
-        for number, name in enumerate(names):
-            part = frame[frame[series] == name].sort_values(x)
-            middle = part[mean].to_numpy(np.float64)
-            bars = [middle - part[least].to_numpy(), part[most].to_numpy() - middle]
-            # Side by side, so that bars do not hide each other.
-            across = part[x].to_numpy(np.float64) + _APART * (number - (len(names) - 1) / 2)
-            handle = ax.errorbar(
-                across,
-                middle,
-                np.maximum(bars, 0.0),
-                color=_OTHERS[number % len(_OTHERS)],
-                marker=_OTHER_MARKERS[number % len(_OTHER_MARKERS)],
-                linestyle="--" if name in dashed else "-",
-                capsize=2.5,
-                elinewidth=0.9,
-                label=str(name),
-            )
-            notes.handles.setdefault(str(name), handle)
-        ax.set_xlabel(xlabel or x.replace("_", " "))
-        if ticks is None:
-            ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        else:
-            ax.set_xticks(range(len(ticks)), ticks, rotation=60, ha="right")
-        if ylabel:
-            ax.set_ylabel(ylabel)
-        if title:
-            ax.set_title(title)
-        if logy:
-            ax.set_yscale("log")
-    notes.guarantees += [guarantee] if guarantee else []
-    notes.remarks += [note] if note else []
-    sheet = ax.get_figure(root=True)
     return sheet if path is None else save(sheet, path)
 
 
@@ -297,96 +192,118 @@ def from_records(
     y: str | None = None,
     series: str | None = None,
     where: Iterable[str] = (),
-    log_x: bool | None = None,
-    log_y: bool | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Draw a figure from stored records.
 
-    Of an experiment's rows the tuning phase is left out, and unless ``x`` is the round, so are
-    all rounds but the last. Whatever else varies is held at its most frequent value, which the
-    caption tells; see `dpjax.results.choice`. Losses of several victims become their mean, least
-    and largest.
+    What is not given is what the metadata's ``plot`` says, a dict of x, y and series; else the
+    first metric over rounds, by algorithm. Unless ``x`` is the round, only a run's last round
+    is drawn. Rows of several settings are refused until ``where`` chooses one.
 
     Args:
         path: A file of records, a folder, or several.
-        x: Column across; by default what varies of a budget, a distance, rounds.
-        y: Column up; by default test_loss, an energy, else the first metric.
-        series: Column that tells the lines apart; by default the algorithm.
-        where: Conditions ``column=value`` that rows must keep.
-        log_x: Logarithmic across; by default where the values span a factor of 100.
-        log_y: The same up.
+        x: Column across.
+        y: Column up; by default test_loss, else the column after the round.
+        series: Column that tells the lines apart.
+        where: Conditions ``column=value`` that rows must keep, compared as numbers where both are.
+        log_x: Logarithmic across.
+        log_y: Logarithmic up.
         out: File to write, ending in .svg, .png or .pdf; by default beside the records.
 
     Returns:
         The path written.
 
     Raises:
-        ValueError: For records that cannot be read, or a column that they lack.
+        ValueError: For records that cannot be read, a column that they lack, a value of no row, or
+            rows of several settings.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
     frame = records.read(paths)
     if not len(frame):
         raise ValueError(f"path is {path!r}, whose records have no rows; nothing to draw")
-    drawn = choice.choose(choice.where(frame, where), x, y, series)
-    if out is None:
-        first = Path(paths[0])
-        folder = first if os.path.isdir(first) else first.parent
-        stem = folder.resolve().name if os.path.isdir(first) else first.stem
-        more = f"_and_{len(paths) - 1}_more" if len(paths) > 1 else ""
-        out = folder / f"{stem}{more}_{drawn.label}_{drawn.x}.svg"
-    logs = (drawn.logx if log_x is None else log_x, drawn.logy if log_y is None else log_y)
-    if drawn.ranges:
-        return ranges(
-            drawn.frame,
-            drawn.x,
-            drawn.series,
-            ylabel=drawn.label.replace("_", " "),
-            logy=logs[1],
-            ticks=drawn.ticks if drawn.ticks and len(drawn.ticks) <= _NAMED else None,
-            note=" ".join(filter(None, ["Bars from the least to the largest.", drawn.note])),
-            path=out,
-        )
-    return lines(
-        drawn.frame,
-        drawn.x,
-        drawn.y,
-        drawn.series,
-        note=drawn.note,
-        path=out,
-        logx=logs[0],
-        logy=logs[1],
+    stored = {} if os.path.isdir(paths[0]) else records.read_metadata(paths[0]).get("plot", {})
+    columns = list(map(str, frame.columns))
+    x = _validate.one_of("x", x or stored.get("x", "round"), columns)
+    metrics = columns[columns.index("round") + 1 :] if "round" in columns else columns
+    first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
+    y = _validate.one_of("y", y or stored.get("y", first), columns)
+    series = series or stored.get("series", "algorithm")
+    series = _validate.one_of("series", series, columns)
+    for condition in where:
+        frame = _chosen(frame, condition)
+    present = frame[[x, y, series]].notna().all(axis=1)
+    if not present.any():
+        raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
+    note = (
+        None if present.all() else f"{(~present).sum()} rows without {x}, {y} or {series} left out."
     )
+    frame = frame[present]
+    if x != "round" and "round" in columns and frame["round"].notna().any():
+        runs = frame["rounds"] if "rounds" in columns else np.zeros(len(frame))
+        last = frame.groupby(runs, dropna=False)["round"].transform("max")
+        frame = frame[frame["round"] == last]
+    if frame[series].dtype.kind in "fiu" and series != x:
+        # A number alone would not say what it is.
+        name = series.replace("_", " ")
+        frame = frame.sort_values(series, kind="stable")
+        frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
+    if out is None:
+        folder = paths[0] if os.path.isdir(paths[0]) else paths[0].parent
+        name = paths[0].resolve().name.partition(".")[0]
+        out = folder / f"{name}_{y}_{x}.svg"
+    band = "standard error" if "seed" in columns else None
+    return lines(frame, x, y, series, band=band, note=note, path=out, logx=log_x, logy=log_y)
 
 
-def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str]) -> None:
+def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
+    """The rows that keep a condition ``column=value``."""
+    name, equals, value = condition.partition("=")
+    if not equals:
+        raise ValueError(f"where is {condition!r}; write column=value, as in graph=ring")
+    cells = frame[_validate.one_of("where", name, list(map(str, frame.columns)))]
+
+    def keeps(cell: Any) -> bool:
+        try:
+            return float(cell) == float(value)
+        except (TypeError, ValueError):
+            return str(cell).lower() == value.lower()
+
+    chosen = frame[cells.map(keeps).astype(bool)]
+    if not len(chosen):
+        shown = ", ".join(sorted(set(map(str, cells)))[:12])
+        raise ValueError(f"where is {condition!r}, of which there is no row; it is {shown}")
+    return chosen
+
+
+def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None:
     """Refuse a mean over rows that are not repetitions of one setting."""
     if "seed" not in frame.columns:
         return
     tables.comparable(frame, ["seed"])
-    twice = frame.duplicated([*keys, "seed"], keep=False)
-    if not twice.any():
+    keys = [*keys, "seed"]
+    twice = frame[frame.duplicated(keys, keep=False)]
+    if not len(twice):
         return
-    first = frame[twice].iloc[0]
-    alike = frame[(frame[[*keys, "seed"]] == first[[*keys, "seed"]]).all(axis=1)]
-    varying = [
-        str(name)
-        for name in alike.columns
-        if name in choice.SETTINGS and name != "guarantee" and alike[name].map(str).nunique() > 1
-    ]
+    first = twice.iloc[0]
+    alike = twice[(twice[keys].astype(str) == first[keys].astype(str)).all(axis=1)]
+    # Measurements are floats, and stand after the settings.
+    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    later = set(floats) & set(frame.columns[list(frame.columns).index(y) :])
+    names = [name for name in frame if name not in later | {y, "guarantee"}]
+    varying = [str(name) for name in names if alike[name].map(str).nunique() > 1]
+    remedy = (
+        "no column tells them apart: draw one file at a time, or write the rows of every run with "
+        "a column of its own, result.rows(run='first')"
+    )
     if varying:
         remedy = (
             f"choose one value of {', '.join(varying)} first (--where {varying[0]}="
-            f"{alike[varying[0]].iloc[0]}, say)"
-        )
-    else:
-        remedy = (
-            "no column tells them apart: draw one file at a time, or write the rows of every run "
-            "with a column of its own, result.rows(run='first')"
+            f"{first[varying[0]]}, say)"
         )
     raise ValueError(
-        f"records hold several rows for {', '.join(f'{k} = {first[k]}' for k in [*keys, 'seed'])}; "
-        f"{remedy}"
+        f"records hold several rows for {', '.join(f'{k} = {first[k]}' for k in keys)}; {remedy}"
     )
 
 
@@ -401,56 +318,46 @@ def _look(name: Any, number: int) -> dict[str, Any]:
     return look | {"linestyle": _OTHER_LINES[lap % len(_OTHER_LINES)]}
 
 
-def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: Notes) -> Any:
-    across, mean = part[x].to_numpy(np.float64), part["mean"].to_numpy(np.float64)
-    error = part["standard error"].to_numpy(np.float64)
+def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: _Notes) -> None:
+    """One series: a line with its band, or levels where x is not finite."""
+    finite = np.isfinite(part[x].to_numpy(np.float64))
+    if not finite.any():
+        for level in part["mean"]:
+            ax.axhline(level, **{**look, "linestyle": "--", "marker": ""})
+        return
+    part = part[finite]
+    notes.counts |= set(map(int, part["count"]))
+    columns = (x, "mean", "standard error")
+    across, mean, error = (part[name].to_numpy(np.float64) for name in columns)
     # Markers at a dozen places: more of them hide the line.
-    every = max(1, math.ceil(len(across) / 12))
-    (handle,) = ax.plot(across, mean, markevery=every, **look)
+    ax.plot(across, mean, markevery=max(1, math.ceil(len(across) / 12)), **look)
     if band and np.isfinite(error).any():
         notes.banded = True
-        low, high = mean - error, mean + error
         if len(across) == 1:
             ax.errorbar(across, mean, error, color=look["color"], capsize=3)
         else:
+            low, high = mean - error, mean + error
             ax.fill_between(across, low, high, color=look["color"], alpha=0.18, linewidth=0)
-    return handle
 
 
-def _dress(
-    ax: Any,
-    frame: "pandas.DataFrame",
-    x: str,
-    y: str,
-    xlabel: str | None,
-    ylabel: str | None,
-    title: str | None,
-    logx: bool,
-    logy: bool,
-) -> None:
+def _scale(ax: Any, across: Any, logx: bool, logy: bool) -> None:
+    """Scales and ticks of a panel."""
     from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
-    ax.set_xlabel(xlabel or x.replace("_", " "))
-    place = ax.get_subplotspec()
-    shared = len(ax.get_shared_y_axes().get_siblings(ax)) > 1
-    if place is None or place.is_first_col() or not shared:
-        ax.set_ylabel(ylabel or y.replace("_", " "))
-    if title:
-        ax.set_title(title)
     if logx:
         ax.set_xscale("log")
         _plain_decades(ax.xaxis)
-        values = sorted(set(frame[x][np.isfinite(frame[x].to_numpy(np.float64))]))
+        values = sorted(set(across[np.isfinite(across.to_numpy(np.float64))]))
         if len(values) <= 10:
             ax.xaxis.set_major_locator(FixedLocator(values))
             ax.xaxis.set_minor_locator(NullLocator())
-    elif frame[x].dtype.kind == "i":
+    elif across.dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if across.name == "round" and not logx and across.max() >= 10_000:
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if logy:
         ax.set_yscale("log")
         _plain_decades(ax.yaxis)
-    if x == "round" and not logx and frame[x].max() >= 10_000:
-        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _plain_decades(axis: Any) -> None:
@@ -514,7 +421,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     Returns:
         The caption. A figure that is finished already is left as it is.
     """
-    notes = notes_of(figure)
+    notes = _NOTES.setdefault(figure, _Notes())
     if guarantee is not None:
         notes.guarantees = captions.listed(guarantee)
     notes.remarks += [note] if note else []
@@ -524,7 +431,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     notes.finished = True
     with style():
         width, height = figure.get_size_inches()
-        legend = _legend(figure, list(notes.handles.values()), width)
+        legend = _legend(figure, width)
         above = _height(figure, legend) + 0.1 if legend is not None else 0.0
         text = _wrapped(figure, caption, width - 0.3) if caption else None
         below = _height(figure, text) + 0.14 if text is not None else 0.0
@@ -580,19 +487,7 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def notes_of(figure: Any) -> Notes:
-    """The notes that a figure's legend and caption are made from.
-
-    Args:
-        figure: The figure.
-
-    Returns:
-        Its notes, new for a new figure.
-    """
-    return _NOTES.setdefault(figure, Notes())
-
-
-def _caption(notes: Notes) -> str:
+def _caption(notes: _Notes) -> str:
     """Guarantees, what the bands are, remarks."""
     sentences = []
     if text := captions.guarantees(notes.guarantees):
@@ -609,11 +504,15 @@ def _caption(notes: Notes) -> str:
     return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
 
 
-def _legend(figure: Any, handles: list[Any], width: float) -> Any:
-    """A legend of as few rows as fit, or none for a single line."""
+def _legend(figure: Any, width: float) -> Any:
+    """A legend of as few rows as fit, each label once, or none for a single line."""
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    handles, labels = list(named.values()), list(named)
     if len(handles) < 2:
         return None
-    labels = [handle.get_label() for handle in handles]
     for columns in range(len(handles), 0, -1):
         rows = math.ceil(len(handles) / columns)
         if columns > 1 and math.ceil(len(handles) / (columns - 1)) == rows:

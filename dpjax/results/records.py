@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import fnmatch
 import gzip
-import io
 import json
 import math
 import os
@@ -74,29 +73,26 @@ def write(
     reserved = [name for name in _RESERVED if name in metadata]
     if reserved:
         raise ValueError(f"metadata holds {', '.join(reserved)}, which write adds; rename them")
-    guarantees: list[dict[str, Any]] = []
     numbers: dict[str, int] = {}
     lines = []
     for count, row in enumerate(rows):
         plain = {str(name): _plain(f"rows[{count}].{name}", row[name]) for name in row}
         guarantee = plain.get("guarantee")
         if isinstance(guarantee, dict):
-            text = _dump(guarantee)
-            if text not in numbers:
-                numbers[text] = len(guarantees)
-                guarantees.append(guarantee)
-            plain["guarantee"] = numbers[text]
+            plain["guarantee"] = numbers.setdefault(_dump(guarantee), len(numbers))
         elif guarantee is not None:
             raise ValueError(
                 f"rows[{count}].guarantee is {guarantee!r}; give its to_dict() or None"
             )
         lines.append(_dump(plain))
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
-    head |= {"format": _FORMAT, "rows": len(lines), "guarantees": guarantees}
+    head |= {"format": _FORMAT, "rows": len(lines), "guarantees": list(map(json.loads, numbers))}
     content = ("\n".join([_dump({"metadata": head}), *lines]) + "\n").encode()
     with _files.writing("path", path):
         try:
-            _files.create(path, _compressed(content) if path.suffix == ".gz" else content)
+            _files.create(
+                path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
+            )
         except FileExistsError:
             raise taken from None
     return path
@@ -147,68 +143,6 @@ def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, An
     return next(_files_in(path, file))[1]
 
 
-def pack(
-    archive: str | os.PathLike[str],
-    files: Iterable[str | os.PathLike[str]],
-    overwrite: bool = False,
-) -> list[str]:
-    """Add files of records to an archive, written anew as a whole; equal files make equal bytes.
-
-    Args:
-        archive: The archive, ``*.jsonl.gz``.
-        files: Files from `write`.
-        overwrite: Whether a file takes the place of one of its name that differs.
-
-    Returns:
-        Names of files that differ from the archive's, which were left as they are.
-
-    Raises:
-        ValueError: For a truncated or foreign file, or an archive that cannot be written.
-    """
-    archive, differing = Path(archive), []
-    texts = (
-        {name: b"".join(lines) for name, _, lines in _files_in(archive)} if archive.exists() else {}
-    )
-    for path in map(Path, files):
-        ((_, head, lines),) = _files_in(path)
-        _rows(path, head, lines)
-        value = json.loads(lines[0])
-        value["metadata"]["file"] = path.stem
-        text = (_dump(value) + "\n").encode() + b"".join(lines[1:])
-        if texts.setdefault(path.stem, text) != text:
-            if not overwrite:
-                differing.append(path.name)
-                continue
-            texts[path.stem] = text
-    with _files.writing("archive", archive):
-        _files.replace(archive, _compressed(b"".join(texts[name] for name in sorted(texts))))
-    return differing
-
-
-def unpack(archive: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the files of an archive into a folder, as they were.
-
-    Args:
-        archive: From `pack`.
-        folder: Where to; files that are there are not overwritten.
-
-    Returns:
-        Their paths.
-
-    Raises:
-        ValueError: For a damaged archive, or a file that is there.
-    """
-    paths = []
-    for name, _, lines in _files_in(Path(archive)):
-        value = json.loads(lines[0])
-        del value["metadata"]["file"]
-        path = Path(folder) / f"{name}.jsonl"
-        with _files.writing("folder", path):
-            _files.create(path, (_dump(value) + "\n").encode() + b"".join(lines[1:]))
-        paths.append(path)
-    return paths
-
-
 def metadata(
     command: str | None = None, seed: int | Sequence[int] | None = None, **extra: Any
 ) -> dict[str, Any]:
@@ -225,18 +159,11 @@ def metadata(
     """
     import jax
 
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in _VERSIONS:
-        try:
-            versions[name] = packages.version(name)
-        except packages.PackageNotFoundError:
-            versions[name] = None
-    devices = jax.devices()
-    now = datetime.datetime.now(datetime.UTC)
+    devices, now = jax.devices(), datetime.datetime.now(datetime.UTC)
     return {
         "command": command,
         "seed": seed if seed is None or isinstance(seed, int) else list(seed),
-        "versions": versions,
+        "versions": {"python": platform.python_version()} | {n: _version(n) for n in _VERSIONS},
         "device": {"kind": devices[0].device_kind, "count": len(devices)},
         "platform": {
             "backend": devices[0].platform,
@@ -249,20 +176,22 @@ def metadata(
     }
 
 
+def _version(name: str) -> str | None:
+    with contextlib.suppress(packages.PackageNotFoundError):
+        return packages.version(name)
+    return None
+
+
 def _commit() -> dict[str, Any]:
     """The commit that the package's own checkout is at, if it is one."""
     package = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         # No optional locks: a run must not get in the way of other work in the checkout.
-        done = subprocess.run(
-            ["git", "-C", str(package), "--no-optional-locks", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-        return done.stdout.strip()
+        words = ["git", "-C", str(package), "--no-optional-locks", *arguments]
+        return subprocess.check_output(
+            words, stderr=subprocess.DEVNULL, text=True, timeout=20
+        ).strip()
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         # Installed inside somebody else's checkout, the package is not what its commit names.
@@ -274,20 +203,17 @@ def _commit() -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """The value as strict JSON can hold it."""
-    if value is None or isinstance(value, bool | str):
-        return str(value) if isinstance(value, str) else value
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy and JAX
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{name}.{key}", entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(name, entry) for entry in value]
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # NumPy and JAX
-        return _plain(name, value.tolist())
     raise ValueError(f"{name} is a {type(value).__name__}, {value!r}; give plain values")
 
 
@@ -313,27 +239,25 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
-    remedy = "give a whole file that dpjax wrote, or make it again"
-    if not line.endswith(b"\n"):
-        raise ValueError(f"{path}, line {number}, is truncated; {remedy}")
     try:
+        if not line.endswith(b"\n"):
+            raise ValueError("truncated")
         value = json.loads(line.decode(), parse_constant=refuse)
+        if not isinstance(value, dict):
+            raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number}, is not a record ({error}); {remedy}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}, line {number}, is no JSON object; {remedy}")
+        raise ValueError(
+            f"{path}, line {number}, is not a record ({error}); give a whole file that dpjax "
+            "wrote, or make it again"
+        ) from None
     return value
 
 
 def _head(path: Path, line: bytes) -> dict[str, Any]:
     """The metadata, checked."""
     head = _parse(path, 1, line).get("metadata")
-    if not (
-        isinstance(head, dict)
-        and type(head.get("rows")) is int
-        and isinstance(head.get("guarantees"), list)
-        and all(isinstance(each, dict) for each in head["guarantees"])
-    ):
+    kinds = {"rows": int, "guarantees": list}
+    if not isinstance(head, dict) or any(type(head.get(k)) is not kinds[k] for k in kinds):
         raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
     if head.get("format") != _FORMAT:
         raise ValueError(
@@ -343,28 +267,20 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     return _rich(head)
 
 
-def _compressed(content: bytes) -> bytes:
-    """Compressed without a clock: equal content makes equal bytes."""
-    return gzip.compress(content, mtime=0)
-
-
 def _files_in(path: Path, wanted: str = "*") -> Iterator[tuple[str, dict[str, Any], list[bytes]]]:
     """Name, metadata and lines of each file in an archive that is wanted, or of the one file."""
-    if path.suffix != ".gz":
-        with path.open("rb") as opened:
-            lines = opened.readlines()
-        yield path.stem, _head(path, lines[0] if lines else b""), lines
-        return
+    content, packed = path.read_bytes(), path.suffix == ".gz"
     try:
-        lines = io.BytesIO(gzip.decompress(path.read_bytes())).readlines()
+        content = gzip.decompress(content) if packed else content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}); get the whole archive again") from None
-    count = 0
+    lines, count = content.splitlines(keepends=True) or [b""], 0
     while lines:
         head = _head(path, lines[0])
-        one, lines = lines[: head["rows"] + 1], lines[head["rows"] + 1 :]
-        name = str(head.get("file"))
-        if fnmatch.fnmatchcase(name, wanted):
+        size = head["rows"] + 1 if packed else len(lines)
+        one, lines = lines[:size], lines[size:]
+        name = str(head.get("file", path.stem))
+        if not packed or fnmatch.fnmatchcase(name, wanted):
             count += 1
             yield name, head, one
     if not count:
@@ -374,40 +290,30 @@ def _files_in(path: Path, wanted: str = "*") -> Iterator[tuple[str, dict[str, An
 def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:
     """The rows of a file, checked."""
     rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
-    if len(rows) != head["rows"]:
-        raise ValueError(
-            f"{path}, line {len(rows) + 1}, is the last one, and not of {head['rows']} rows; the "
-            "file was truncated or changed, make it again"
-        )
-    for number, row in enumerate(rows, start=2):
+    fault = None if len(rows) == head["rows"] else f"the last one, and not of {head['rows']} rows"
+    number = len(rows) + 1
+    for at, row in enumerate(rows, start=2):
         index = row.get("guarantee")
-        if index is not None:
-            known = type(index) is int and 0 <= index < len(head["guarantees"])
-            if not known:
-                raise ValueError(
-                    f"{path}, line {number}: guarantee is {index!r}, unknown to the metadata; the "
-                    "file was changed, make it again"
-                )
+        if type(index) is int and 0 <= index < len(head["guarantees"]):
             row["guarantee"] = head["guarantees"][index]
-    if "experiment" in head:
-        rows = [{"experiment": head["experiment"], **row} for row in rows]
-    return rows
+        elif index is not None:
+            fault, number = f"of guarantee {index!r}, unknown to the metadata", at
+    if fault:
+        raise ValueError(
+            f"{path}, line {number}, is {fault}; the file was truncated or changed, make it again"
+        )
+    return [({"experiment": head["experiment"]} if "experiment" in head else {}) | r for r in rows]
 
 
 def _meant(paths: Any) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
-    single = isinstance(paths, str | os.PathLike)
-    count = 0
-    for path in map(Path, [paths] if single else list(paths)):
-        if os.path.isdir(path):
-            inside = sorted(p for p in path.rglob("*") if p.name.endswith((".jsonl", ".jsonl.gz")))
-            if not inside:
-                raise ValueError(f"path is {str(path)!r}, a folder without *.jsonl; name another")
-            yield from inside
-        elif os.path.isfile(path):
-            yield path
-        else:
-            raise ValueError(f"path is {str(path)!r}, which is not there; name a file of records")
-        count += 1
-    if not count:
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not listed:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
+    for path in map(Path, listed):
+        inside = [path] if os.path.isfile(path) else sorted(path.rglob("*.jsonl*"))
+        inside = [p for p in inside if p == path or p.name.endswith((".jsonl", ".jsonl.gz"))]
+        if not inside:
+            what = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"
+            raise ValueError(f"path is {str(path)!r}, {what}; name a file of records")
+        yield from inside

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from _common import leakage
+from _common import archives, leakage
 from dpjax.accounting.leakage import mutual_information
 from dpjax.engine import keys
 from dpjax.results import records
@@ -100,7 +100,7 @@ def test_records_of_images_are_read_as_stored(tmp_path, capsys):
     """With the seeds and networks that were recorded; the spread is one more, of all three."""
     stored = ROOT / "docs" / "records" / "tracking_mnist.jsonl.gz"
     seeds = records.read_metadata(stored, "gap_none")["seed"]
-    paths = records.unpack(stored, tmp_path / "stored")
+    paths = archives.unpack(stored, tmp_path / "stored")
     sizes = sorted({int(path.stem.split("_")[2]) for path in paths if "network_" in path.name})
     lines = read_again(
         tmp_path, capsys, "tracking_mnist", "--parts", *SWEEPS,
@@ -115,7 +115,7 @@ def test_records_of_images_are_read_as_stored(tmp_path, capsys):
 
 def read_again(tmp_path, capsys, name, *options):
     """What is printed of the records in the documentation, none of which may be made anew."""
-    records.unpack(ROOT / "docs" / "records" / f"{name}.jsonl.gz", tmp_path / name / "cpu")
+    archives.unpack(ROOT / "docs" / "records" / f"{name}.jsonl.gz", tmp_path / name / "cpu")
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / name).rglob("*.jsonl")}
     module = load_script(name)
     assert module.main(["--output", str(tmp_path), "--quiet", *options]) == 0

@@ -71,13 +71,13 @@ def test_refusals_name_column_and_cell(tmp_path: Path) -> None:
             use(worded, "algorithm", "test_loss")
 
 
-def test_what_is_left_out_is_said_and_lists_are_told_apart(tmp_path: Path) -> None:
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     path = stored(tmp_path / "a", "test_loss", [1, 2], False)
-    made = plots.from_records(path, y="test_loss").read_text()
-    assert "1 row without test loss left out" in made
-    listed = [{**row, "algorithm": [row["algorithm"], 2]} for row in rows()]
-    path = records.write(tmp_path / "b" / "run.jsonl", listed, {})
-    assert plots.from_records(path, x="round", where=["epsilon=1"]).exists()
+    with pytest.raises(ValueError, match=r"column 'test_loss' holds \[1, 2\]"):
+        plots.from_records(path, y="test_loss", where=["epsilon=3"])
+    path = stored(tmp_path / "b", "test_loss", None, False)
+    made = plots.from_records(path, y="test_loss", where=["epsilon=3"]).read_text()
+    assert "1 rows without round, test_loss or algorithm left out." in made
     # An empty value makes the mean nan: what diverged is not passed over.
     empty = records.read(stored(tmp_path / "c", "test_loss", None, False))
     assert tables.summary(empty, "algorithm", "test_loss")["mean"].isna().tolist() == [True, False]

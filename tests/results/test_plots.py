@@ -283,12 +283,13 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
     swept = records.write(tmp_path / "swept" / "run.jsonl", make_rows(), {})
     tuning = [{**row, "phase": "tuning", "seed": 99} for row in make_rows()]
     records.write(tmp_path / "swept" / "tuning.jsonl", tuning, {})
-    made = plots.from_records(tmp_path / "swept")
+    across = {"x": "budget_epsilon", "where": ["phase=final"]}
+    made = plots.from_records(tmp_path / "swept", **across)
     assert made == tmp_path / "swept" / "swept_test_loss_budget_epsilon.svg"
     assert "over 3 seeds" in made.read_text()
-    assert plots.from_records(swept).name == "run_test_loss_budget_epsilon.svg"
-    held = plots.from_records(swept, x="round", out=tmp_path / "held.svg")
-    assert "At budget epsilon = 3" in held.read_text()
+    assert plots.from_records(swept, **across).name == "run_test_loss_budget_epsilon.svg"
+    with pytest.raises(ValueError, match="choose one value of budget_epsilon first"):
+        plots.from_records(swept)
     one = records.write(tmp_path / "one.jsonl", make_rows(epsilons=(3.0,)), {})
     assert plots.from_records(one).name == "one_test_loss_round.svg"
     assert plots.from_records(one, y="accuracy").name == "one_accuracy_round.svg"
@@ -296,13 +297,13 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
 
 def test_the_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
     rows = [
-        {"algorithm": a, "agents": 20, "seed": s, "probability": p, "energy": p + s, "other": 1.0}
+        {"algorithm": a, "agents": 20, "seed": s, "round": r, "energy": r + s, "other": 1.0}
         for a in ("whisper", "independent")
         for s in (0, 1)
-        for p in (0.2, 0.6)
+        for r in (2, 6)
     ]
     path = records.write(tmp_path / "run.jsonl", rows, {})
-    assert plots.from_records(path).name == "run_energy_probability.svg"
+    assert plots.from_records(path).name == "run_energy_round.svg"
 
 
 def test_records_without_what_is_asked_are_refused(tmp_path):
@@ -313,7 +314,7 @@ def test_records_without_what_is_asked_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no rows"):
         plots.from_records(empty)
     bare = records.write(tmp_path / "bare.jsonl", [{"algorithm": "whisper", "loss": 1.0}], {})
-    with pytest.raises(ValueError, match="x is None"):
+    with pytest.raises(ValueError, match="x is 'round'; choose one of"):
         plots.from_records(bare)
 
 
@@ -346,9 +347,8 @@ def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
     assert "k = 20, b = 15" in caption and "k = 60, b = 5" in caption
     alone = rows(None, range(3), algorithm="non_private")
     records.write(tmp_path / "r.jsonl", both + alone, {})
-    made = plots.from_records(tmp_path / "r.jsonl", x="round").read_text()
-    assert "participation = k = 20, b = 15" in made and "k = 60" not in made
-    assert "non-private" in made or "non_private" in made
+    with pytest.raises(ValueError, match="k = 20, b = 15; k = 60, b = 5"):
+        plots.from_records(tmp_path / "r.jsonl")
 
 
 def test_runs_that_nothing_tells_apart_are_refused_with_a_way_out():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from _common import archives
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import records
 
@@ -234,29 +235,29 @@ def test_an_archive_holds_a_folder_s_files_as_they_were(tmp_path):
         for name in ("b", "a_1", "a_2")
     ]
     archive = tmp_path / "all.jsonl.gz"
-    assert records.pack(archive, paths) == []
+    assert archives.pack(archive, paths) == []
     content = archive.read_bytes()
     assert records.read(archive)["name"].tolist() == [n for n in ("a_1", "a_2", "b") for _ in "012"]
     assert set(records.read(archive, "a_*")["name"]) == {"a_1", "a_2"}
     assert records.read_metadata(archive, "b")["rows"] == 3
     with pytest.raises(ValueError, match="file is 'c'"):
         records.read(archive, "c")
-    copies = records.unpack(archive, tmp_path / "copies")
+    copies = archives.unpack(archive, tmp_path / "copies")
     assert {p.name: p.read_bytes() for p in copies} == {p.name: p.read_bytes() for p in paths}
     with pytest.raises(ValueError, match="exists"):
-        records.unpack(archive, tmp_path / "copies")
+        archives.unpack(archive, tmp_path / "copies")
     # A file that differs is kept, unless asked.
     copies[0].unlink()
     records.write(copies[0], [{"name": "new"}], {})
-    assert records.pack(archive, copies) == [copies[0].name] and archive.read_bytes() == content
-    assert records.pack(archive, copies, overwrite=True) == []
+    assert archives.pack(archive, copies) == [copies[0].name] and archive.read_bytes() == content
+    assert archives.pack(archive, copies, overwrite=True) == []
     assert "new" in set(records.read(archive)["name"]) and len(records.read(archive)) == 7
 
 
 def test_a_damaged_archive_is_refused_by_name(tmp_path):
     path = records.write(tmp_path / "a.jsonl", [{"x": x} for x in range(99)], {})
     archive = tmp_path / "all.jsonl.gz"
-    records.pack(archive, [path])
+    archives.pack(archive, [path])
     whole = archive.read_bytes()
     for damaged in (whole[:-9], whole[:40] + b"!" + whole[41:], b"", b"no archive"):
         archive.write_bytes(damaged)

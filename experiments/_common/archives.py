@@ -1,0 +1,69 @@
+"""Archives of records: the files of one experiment, one after the other, sorted and compressed."""
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from dpjax import _files
+from dpjax.results import records
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(archive: Path, files: Iterable[Path], overwrite: bool = False) -> list[str]:
+    """Add files of records to an archive, written anew as a whole; equal files make equal bytes.
+
+    Args:
+        archive: The archive, ``*.jsonl.gz``.
+        files: Files of records.
+        overwrite: Whether a file takes the place of one of its name that differs.
+
+    Returns:
+        Names of files that differ from the archive's, which were left as they are.
+
+    Raises:
+        ValueError: For a truncated or foreign file, or an archive that cannot be written.
+    """
+    texts, differing = _texts(archive) if archive.exists() else {}, []
+    for path in files:
+        records.read(path)
+        head, _, rows = path.read_bytes().partition(b"\n")
+        text = _changed(head, file=path.stem) + rows
+        if texts.setdefault(path.stem, text) != text and not overwrite:
+            differing.append(path.name)
+        elif overwrite:
+            texts[path.stem] = text
+    content = gzip.compress(b"".join(texts[name] for name in sorted(texts)), mtime=0)
+    with _files.writing("archive", archive):
+        _files.replace(archive, content)
+    return differing
+
+
+def unpack(archive: Path, folder: Path) -> list[Path]:
+    """Write the files of an archive into a folder, as they were, over none that is there."""
+    paths = []
+    for name, text in _texts(archive).items():
+        head, _, rows = text.partition(b"\n")
+        paths.append(folder / f"{name}.jsonl")
+        with _files.writing("folder", paths[-1]):
+            _files.create(paths[-1], _changed(head) + rows)
+    return paths
+
+
+def _texts(archive: Path) -> dict[str, bytes]:
+    """Each file's text, by name."""
+    records.read(archive)
+    lines, texts = gzip.decompress(archive.read_bytes()).splitlines(keepends=True), {}
+    while lines:
+        head = json.loads(lines[0])["metadata"]
+        texts[head["file"]] = b"".join(lines[: head["rows"] + 1])
+        lines = lines[head["rows"] + 1 :]
+    return texts
+
+
+def _changed(head: bytes, **name: str) -> bytes:
+    """A first line with a name, or without the one that it has."""
+    metadata = {k: v for k, v in json.loads(head)["metadata"].items() if k != "file"} | name
+    text = json.dumps({"metadata": metadata}, ensure_ascii=False, separators=(",", ":"))
+    return text.encode() + b"\n"

@@ -1,0 +1,103 @@
+"""What `dpjax plot` draws: every committed record by its columns, and what it must not mix."""
+
+from pathlib import Path
+
+import pytest
+
+from dpjax import cli
+from dpjax.results import plots, records
+
+pandas = pytest.importorskip("pandas")
+
+STORED = Path(__file__).parents[2] / "docs" / "records"
+FINAL = "phase=final"
+DRAWN = {
+    "cifar_doppler": ("epsilon", "test_loss", "algorithm",
+                      [FINAL, "dataset=cifar10_small", "setting=SGD"]),
+    "compare": ("bytes_sent", "test_loss", "system", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
+    "dome_benchmark": ("k", "test_loss", "algorithm", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
+    "dome_gossip": ("hops", "test_loss", "system",
+                    [FINAL, "epsilon=3", "graph=complete", "rule=sgd"]),
+    "dome_spectrum": ("directions", "share", "k",
+                      ["dataset=a9a", "budget_epsilon=10", "trained=dome"]),
+    "dome_tcp": ("round", "test_accuracy", "way", [FINAL, "sketch=16"]),
+    "doppler_ablations": ("round", "value", "series", []),
+    "doppler_decentralised": ("round", "test_loss", "filter", [FINAL, "algorithm=independent"]),
+    "doppler_spectra": ("frequency", "gain", "series", ["kind=gain"]),
+    "glue_doppler": ("round", "test_loss", "algorithm", [FINAL, "budget_epsilon=8"]),
+    "mafalda_housing": ("epsilon", "test_loss", "algorithm", ["graph=florentine"]),
+    "pndp_accounting": ("pairs", "mean", "algorithm", ["mixing=uniform"]),
+    "spacetime_tradeoff": ("rounds", "test_loss", "algorithm", [FINAL, "graph=ring"]),
+    "tracking_fusion": ("gamma", "rounds", "algorithm",
+                        ["setting=1", "norm=an agent", "steps=tuned"]),
+    "tracking_leakage": ("round", "value", "algorithm", []),
+    "tracking_leakage_few": ("round", "value", "algorithm", []),
+    "tracking_mnist": ("beta", "test_loss", "algorithm",
+                       ["part=border", "gamma=0.1", "step_size=0.1"]),
+    "whisper_departure": ("round", "test_loss", "policy", ["algorithm=whisper"]),
+    "whisper_logistic": ("budget_epsilon", "test_loss", "algorithm",
+                         [FINAL, "probability=0.5", "budget_name=gdp", "unit=agent"]),
+    "whisper_quadratic": ("budget_epsilon", "optimality_gap", "algorithm",
+                          ["start=origin", "probability=0.5", "step_size=0.01"]),
+    "whisper_variance": ("epsilon", "energy", "algorithm", ["budget=gdp", "probability=0.5"]),
+}  # fmt: skip
+"""Columns across, up and of series, and what rows must keep."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name.partition(".")[0] for path in STORED.iterdir()))
+def test_every_committed_record_is_drawn(name: str, tmp_path: Path) -> None:
+    x, y, series, conditions = DRAWN[name]
+    words = [word for condition in conditions for word in ("--where", condition)]
+    command = ["plot", str(STORED / f"{name}.jsonl.gz"), "--x", x, "--y", y, "--series", series]
+    assert cli.main([*command, *words, "--out", str(tmp_path / "it.svg")]) == 0
+    assert any(path.stat().st_size > 5000 for path in tmp_path.iterdir())
+
+
+def test_conditions_keep_rows_or_say_what_there_is() -> None:
+    frame = pandas.DataFrame({"a": [0.1, 0.5, 1.0], "b": ["x", "y", "y"], "c": [True, False, True]})
+    assert list(plots._chosen(plots._chosen(frame, "b=y"), "a=0.50")["a"]) == [0.5]
+    assert list(plots._chosen(frame, "c=true")["a"]) == [0.1, 1.0]
+    with pytest.raises(ValueError, match="where is 'b=z', of which there is no row; it is x, y"):
+        plots._chosen(frame, "b=z")
+    with pytest.raises(ValueError, match="where is 'd'; choose one of a, b, c"):
+        plots._chosen(frame, "d=1")
+    with pytest.raises(ValueError, match="write column=value"):
+        plots._chosen(frame, "b")
+
+
+def test_the_metadata_say_what_is_drawn_unless_asked(tmp_path: Path) -> None:
+    rows = [{"kind": k, "distance": d, "mu": 1.0 + d} for k in "ab" for d in (1, 1, 2)]
+    told = {"plot": {"x": "distance", "y": "mu", "series": "kind"}}
+    path = records.write(tmp_path / "r.jsonl", rows, told)
+    made = plots.from_records(path)
+    assert made.name == "r_mu_distance.svg" and "means over 1 to 2 rows" in made.read_text()
+    with pytest.raises(ValueError, match="series is 'size'; choose one of kind, distance, mu"):
+        plots.from_records(path, series="size")
+
+
+def test_axes_are_logarithmic_where_asked(tmp_path: Path) -> None:
+    rows = [{"algorithm": "a", "epsilon": e, "seed": 0, "loss": 10 / e} for e in (0.1, 1, 20.0)]
+    path = records.write(tmp_path / "r.jsonl", rows, {})
+    plain = plots.from_records(path, x="epsilon", y="loss").read_bytes()
+    assert plots.from_records(path, x="epsilon", y="loss", log_y=True).read_bytes() != plain
+
+
+def test_lines_told_apart_by_a_number_say_which(tmp_path: Path) -> None:
+    rows = [{"clip_norm": c, "epsilon": e, "seed": 0, "loss": 1.0} for e in (1.0, 2.0)
+            for c in (1.0, 0.3)]  # fmt: skip
+    path = records.write(tmp_path / "r.jsonl", rows, {})
+    text = plots.from_records(path, x="epsilon", y="loss", series="clip_norm").read_text()
+    assert text.index("<!-- clip norm 0.3 -->") < text.index("<!-- clip norm 1 -->")
+
+
+def test_several_files_and_pdf(tmp_path: Path) -> None:
+    for name in ("whisper", "pairwise"):
+        rows = [{"algorithm": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]
+        records.write(tmp_path / f"{name}.jsonl", rows, {})
+    both = [tmp_path / "whisper.jsonl", tmp_path / "pairwise.jsonl"]
+    text = plots.from_records(both).read_text()
+    assert "DECOR" in text and "Whisper" in text
+    first = plots.from_records(both, out=tmp_path / "a.pdf").read_bytes()
+    assert first.startswith(b"%PDF") and b"CreationDate" not in first and b"One seed." in first
+    assert plots.from_records(both, out=tmp_path / "b.pdf").read_bytes() == first
