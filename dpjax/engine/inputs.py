@@ -20,7 +20,7 @@ from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
-from dpjax.plans.query import AgentQuery, Passes, RecordQuery
+from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.protocols import State
 from dpjax.topology import nodes
 
@@ -242,7 +242,8 @@ class Inputs:
         shapes = self._agents_models(), self._batch()
         share = query.share(*shapes)
         lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
-        enough = (m for m in lengths if query.by(m).share(*shapes) <= statements.LIMIT)
+        shares = ((m, dataclasses.replace(query, microbatch=m).share(*shapes)) for m in lengths)
+        enough = (m for m, one in shares if one <= statements.LIMIT)
         return share, next(enough, None)
 
     def start(self, values: Any, plans: int) -> Any:
@@ -359,11 +360,10 @@ def make_statics(
         "clip_norm": protect.clip_norm, "clipping": protect.clipping,
         "copies": task.variants, "per_layer": protect.per_layer,
     }  # fmt: skip
-    query: AgentQuery | RecordQuery | Passes
+    query: AgentQuery | RecordQuery
     if protect.clips == "record":
-        query = RecordQuery(task.loss, task.weighted, microbatch=protect.microbatch, **clip)
-        if sampler.capacity is not None:
-            query = Passes(query, sampler.capacity)
+        clip |= {"microbatch": protect.microbatch, "capacity": sampler.capacity}
+        query = RecordQuery(task.loss, task.weighted, **clip)
     else:
         query = AgentQuery(task.loss, task.batch_loss, norm=protect.norm, **clip)
     return Statics(

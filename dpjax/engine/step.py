@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax.plans.query import AgentQuery, Drawn, Passes, RecordQuery, keyed
+from dpjax.plans.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
     Algorithm,
     Info,
@@ -193,7 +193,7 @@ class Statics(NamedTuple):
 
     agents: int
     method: Method
-    query: AgentQuery | RecordQuery | Passes
+    query: AgentQuery | RecordQuery
     sampler: Sampler
     optimizer: Optimizer
     divisor: float

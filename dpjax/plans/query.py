@@ -1,6 +1,7 @@
 """How gradients are read: one clipped gradient an agent, or a sum of clipped ones of records."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,40 +20,19 @@ from dpjax.transforms import clipping
 __all__ = ["AgentQuery", "Drawn", "RecordQuery"]
 
 
-def own_alone(x: Any, y: Any, padding: Bool[Array, " b"]) -> tuple[Any, Any]:
-    """Return a batch with its first record in the places of padding.
-
-    These hold records of others, whose loss may have no finite gradient: times zero that is nan,
-    which the clip would make zero of. A loss may be undefined at zero, so that is no stand-in.
+def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -> Any:
+    """Return a tree of leaves [b, ...] with other entries where a mask is True.
 
     Args:
-        x: Records [b, ...].
-        y: Their labels.
-        padding: True where a place holds no record.
+        mask: Over the leading axis.
+        inside: ``inside(leaf)``: what stands there.
+        tree: The leaves.
     """
-    first = jnp.argmin(padding)
 
     def one(leaf: Array) -> Array:
-        return jnp.where(padding.reshape(-1, *[1] * (leaf.ndim - 1)), leaf[first], leaf)
+        return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), inside(leaf), leaf)
 
-    return jax.tree.map(one, (x, y))
-
-
-def none_of_nobody(answers: Any, padding: Bool[Array, "n b"] | None) -> Any:
-    """Return answers with zero for agents without a record in the batch.
-
-    Args:
-        answers: Agent-stacked.
-        padding: True where a place holds no record; None where none is.
-    """
-    if padding is None:
-        return answers
-    nobody = jnp.all(padding, axis=1)
-
-    def one(leaf: Array) -> Array:
-        return jnp.where(nobody.reshape(-1, *[1] * (leaf.ndim - 1)), jnp.zeros_like(leaf), leaf)
-
-    return jax.tree.map(one, answers)
+    return jax.tree.map(one, tree)
 
 
 Augment = Callable[[PRNGKeyArray, Any], Any]
@@ -146,64 +126,50 @@ def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
     number = _validate.integer("copies", copies)
     if augment is None:
         if number != 1:
-            raise ValueError(
-                f"copies is {number} without augment, and all would be alike; give augment"
-            )
+            raise ValueError(f"copies is {number} without augment, all of them alike; give augment")
         return None
-    remedy = "give a function of a key and of one record that returns a record like it"
-    if not callable(augment):
-        raise ValueError(f"augment is {_validate.shown(augment)}; {remedy}")
     one = jax.ShapeDtypeStruct(jnp.shape(record), record.dtype)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
-    try:
-        made = jax.eval_shape(augment, key, one)
-    except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"augment fails on a record of {one.shape}: {said}; {remedy}") from error
-    if getattr(made, "shape", None) != one.shape or made.dtype != one.dtype:
-        raise ValueError(f"augment turns a record of {one.shape} {one.dtype} into {made}; {remedy}")
+    variant = jax.eval_shape(augment, key, one)
+    if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (one.shape, one.dtype):
+        raise ValueError(
+            f"augment turns a record of {one.shape} {one.dtype} into {variant}; give a function of "
+            "a key and of one record that returns a record like it"
+        )
     return Copies(augment, number)
 
 
 _Loss = Callable[[Any, Any, Any], Any]
 
 
-class Walk(NamedTuple):
-    """Plain local steps x_{j+1} = x_j - step_size grad f(x_j), from the model that is asked at.
+def locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> Callable[..., Any]:
+    """Return a loss with the mean gradient along plain steps x_{j+1} = x_j - step_size grad f(x_j).
 
-    Attributes:
+    Its gradient at x_0 is (x_0 - x_K) / (K step_size).
+
+    Args:
+        loss: ``loss(params, *data) -> scalar``, of a batch or one example.
         steps: K.
         step_size: Of each.
     """
 
-    steps: int
-    step_size: float
+    def trained(params: Any, *data: Any) -> Any:
+        start = jax.lax.stop_gradient(params)
 
-    def of(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """A loss whose gradient at a model is (x_0 - x_K) / (K step_size): the mean of K gradients.
+        def step(_: Any, state: Any) -> Any:
+            x, total = state
+            gradient = jax.grad(loss)(x, *data)
+            x = jax.tree.map(lambda p, g: p - step_size * g, x, gradient)
+            return x, jax.tree.map(jnp.add, total, gradient)
 
-        Args:
-            loss: ``loss(params, *data) -> scalar``, of a batch or one example.
-        """
+        zeros = jax.tree.map(jnp.zeros_like, start)
+        # One gradient is one, to the bit.
+        _, total = jax.lax.fori_loop(0, steps, step, (start, zeros))
+        mean = jax.tree.map(lambda leaf: leaf * (1 / steps), total)
+        products = jax.tree.map(lambda m, p: jnp.sum(m * p), mean, params)
+        return sum(jax.tree.leaves(products))
 
-        def walked(params: Any, *data: Any) -> Any:
-            start = jax.lax.stop_gradient(params)
-            gradient = jax.grad(loss)
-
-            def step(_: Any, at: Any) -> Any:
-                x, total = at
-                found = gradient(x, *data)
-                moved = jax.tree.map(lambda p, g: p - self.step_size * g, x, found)
-                return moved, jax.tree.map(jnp.add, total, found)
-
-            zeros = jax.tree.map(jnp.zeros_like, start)
-            # One gradient is one, to the bit.
-            _, total = jax.lax.fori_loop(0, self.steps, step, (start, zeros))
-            mean = jax.tree.map(lambda leaf: leaf * (1 / self.steps), total)
-            products = jax.tree.map(lambda m, p: jnp.sum(m * p), mean, params)
-            return sum(jax.tree.leaves(products))
-
-        return walked
+    return trained
 
 
 @dataclass(frozen=True)
@@ -227,7 +193,7 @@ class AgentQuery:
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
         norm: Which norm is bounded, "l2" or "l1".
-        walk: Local steps, whose mean gradient takes the place of one; or None.
+        walk: (K, step size) of local steps, whose mean gradient takes the place of one; or None.
     """
 
     loss: _Loss
@@ -238,7 +204,7 @@ class AgentQuery:
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
-    walk: Walk | None = None
+    walk: tuple[int, float] | None = None
 
     metrics = ("gradient_norm", "clip_fraction")
     one_by_one = False
@@ -247,7 +213,9 @@ class AgentQuery:
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        loss = self._mean_loss if self.walk is None else self.walk.of(self._mean_loss)
+        loss = self._mean_loss
+        if self.walk is not None:
+            loss = locally_trained(loss, *self.walk)
         gradients = jax.vmap(jax.grad(loss))(models, batch)
         encode = _combining(self.weights, encode)
         if encode is not None:
@@ -256,11 +224,12 @@ class AgentQuery:
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
         )
         clipped, _ = clip.update(gradients, optax.EmptyState())
-        clipped = none_of_nobody(clipped, batch[-1])
+        if batch[-1] is not None:
+            clipped = masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
         norms = clipping.norms(gradients, self.norm)
-        taken = (jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms)))
-        narrow = [value.astype(jnp.float32) for value in taken]
-        return Answer(clipped, dict(zip(self.metrics, narrow, strict=True)))
+        values = jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms))
+        metrics = zip(self.metrics, (value.astype(jnp.float32) for value in values), strict=True)
+        return Answer(clipped, dict(metrics))
 
     def merging(self, frozen: Any) -> "AgentQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
@@ -276,11 +245,11 @@ class AgentQuery:
 
     def along(self, steps: int, step_size: float) -> "AgentQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
-        return dataclasses.replace(self, walk=Walk(steps, step_size))
+        return dataclasses.replace(self, walk=(steps, step_size))
 
-    def _of(self, made: Callable[[_Loss], _Loss]) -> "AgentQuery":
-        whole = None if self.batch_loss is None else made(self.batch_loss)
-        return dataclasses.replace(self, loss=made(self.loss), batch_loss=whole)
+    def _of(self, change: Callable[[_Loss], _Loss]) -> "AgentQuery":
+        whole = None if self.batch_loss is None else change(self.batch_loss)
+        return dataclasses.replace(self, loss=change(self.loss), batch_loss=whole)
 
     def _exceeded(self, gradients: Any, norms: Float[Array, " n"]) -> Bool[Array, " n"]:
         """Whose gradient, or a layer of it, is longer than it may be."""
@@ -300,7 +269,11 @@ class AgentQuery:
         if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
         if padding is not None:
-            x, y = own_alone(x, y, padding)
+            # Padding holds records of others, whose loss may have no finite gradient: times zero
+            # that is nan, of which the clip would make zero. A loss may be undefined at zero, so
+            # the agent's first record stands in.
+            first = jnp.argmin(padding)
+            x, y = masked(padding, lambda leaf: leaf[first], (x, y))
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
         if padding is None:
             return jnp.mean(losses)
@@ -321,12 +294,16 @@ class RecordQuery:
         weighted: A model's own sum of weighted gradients, or None.
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
-        microbatch: Records a pass; None chooses by cost.
+        microbatch: Records a pass of the clipped sum; None chooses by cost.
         copies: Variants over which a record's loss is averaged, before its gradient is clipped;
             the batch then has the records' keys. None is the record itself. No model's own sum
             knows of them.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
+        capacity: Records that are gathered at a time from a batch of any size, which then is
+            `Drawn`, and whose places it divides; None takes gathered batches. Microbatches with no
+            agent's record are left out, which changes no sum. How many there are shows in the time
+            of a round, which no attacker here sees.
     """
 
     loss: _Loss
@@ -337,6 +314,7 @@ class RecordQuery:
     copies: Copies | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
+    capacity: int | None = None
 
     metrics = ()
 
@@ -347,85 +325,84 @@ class RecordQuery:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether gradients of single records are formed."""
-        return not self._summed
-
-    @property
-    def _summed(self) -> bool:
-        """Whether the model's own sum is taken, which may not know layers or passes."""
+        """Whether single gradients are formed: no model's sum, which may know no layers."""
         asked = self.per_layer or self.microbatch is not None
-        return self.weighted is not None and (hasattr(self.weighted, "by_layer") or not asked)
-
-    def _own(self, encode: Any) -> bool:
-        """Whether an answer is the model's own sum."""
-        return encode is None and self._summed
+        return self.weighted is None or (asked and not hasattr(self.weighted, "by_layer"))
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        places = batch[1].shape[1]
-        return Answer(self.rounded(self.wide(models, batch, encode, places), models, encode))
-
-    def wide(self, models: Any, batch: Any, encode: Any, places: int) -> Any:
-        """Part of every agent's answer, in float64.
-
-        Args:
-            models: Of every agent.
-            batch: x, y and padding of a part of the agents' records.
-            encode: As in `__call__`.
-            places: Records of an agent in the whole answer.
-        """
-        of_agent = self._wide(encode)
-        return jax.vmap(lambda params, batch: of_agent(params, *batch, places))(models, batch)
-
-    def rounded(self, total: Any, models: Any, encode: Any) -> Any:
-        """Every agent's answer from the sum of its parts, in the dtypes of gradients.
-
-        Args:
-            total: From `wide`.
-            models: Of every agent.
-            encode: As in `__call__`.
-        """
-        combined = None if self._own(encode) else _combining(self.weights, encode)
+        wide = self._wide if self.capacity is None else self._wide_in_microbatches
+        total = wide(models, batch, encode, self._places(batch))
+        weights = self.weights if encode is not None or self.one_by_one else None
+        combined = _combining(weights, encode)
         like = models if combined is None else jax.eval_shape(jax.vmap(combined), models)
-        return _numerics.rounded_sum(total, like)
+        return Answer(_numerics.rounded_sum(total, like))
 
-    def share(self, models: Any, batch: Any, places: int | None = None) -> float:
+    def share(self, models: Any, batch: Any) -> float:
         """The share r of the clip norm by which rounding of an answer lowers a record's.
 
         Args:
             models: Shapes of every agent's parameters.
             batch: Shapes of a batch.
-            places: Records of an agent in the whole answer; None is the batch's.
         """
-        one, x = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, batch[0])
+        places, x = self._places(batch), batch[0]
+        one, record = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, x)
         )
-        places = batch[1].shape[1] if places is None else places
-        if self._summed:
-            return clipping.weighted_share(self.weighted, one, x, places, self.microbatch)
-        return clipping.share(places, one)
+        if self.one_by_one:
+            return clipping.share(places, one)
+        if self.capacity is not None:
+            record = jax.ShapeDtypeStruct((self.capacity, *x.shape[1:]), x.dtype)
+        return clipping.weighted_share(self.weighted, one, record, places, self.microbatch)
 
-    def by(self, microbatch: int) -> "RecordQuery":
-        """The query with another number of records a pass."""
-        return dataclasses.replace(self, microbatch=microbatch)
+    def _places(self, batch: Any) -> int:
+        """Records of an agent in a whole batch, padding included."""
+        return (batch[1] if self.capacity is None else batch.rows).shape[1]
 
-    def _wide(self, encode: Callable[[Any], Any] | None) -> Callable[..., Any]:
-        """The sum of one agent's records in float64, of parameters, batch and `places`."""
-        if self._own(encode):
+    def _wide(self, models: Any, batch: Any, encode: Any, places: int) -> Any:
+        """The sum over some of ``places`` records of every agent, in float64."""
+        if encode is None and not self.one_by_one:
             given = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
-            return lambda *batch: _summed(given, batch[-1], *batch[:-1])
-        loss = self.loss if self.copies is None else self.copies.averaged(self.loss)
-        return clipping.wide_per_example(
-            loss,
-            self.clip_norm,
-            method=self.clipping,
-            stability=clipping.STABILITY,
-            microbatch=self.microbatch,
-            encode=_combining(self.weights, encode),
-            per_layer=self.per_layer,
-        )
+            of_agent: Callable[..., Any] = functools.partial(_summed, given, places)
+        else:
+            clipped_sum = clipping.wide_per_example(
+                self.loss if self.copies is None else self.copies.averaged(self.loss),
+                self.clip_norm,
+                method=self.clipping,
+                stability=clipping.STABILITY,
+                microbatch=self.microbatch,
+                encode=_combining(self.weights, encode),
+                per_layer=self.per_layer,
+            )
+            of_agent = lambda *data: clipped_sum(*data, places)  # noqa: E731
+        return jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch)
+
+    def _wide_in_microbatches(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
+        """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
+        size: Any = self.capacity
+
+        def of_microbatch(number: Any) -> Any:
+            rows, padding = (
+                jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)
+                for part in (batch.rows, batch.padding)
+            )
+            x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
+            return self._wide(models, (keyed(batch.key, x, rows), y, padding), encode, places)
+
+        used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
+
+        def more(carry: Any) -> Any:
+            return carry[0] * size < used
+
+        def add(carry: Any) -> Any:
+            number, total = carry
+            return number + 1, _numerics.wide_sum(total, of_microbatch(number))
+
+        start = jnp.int32(0), _numerics.wide_zeros(jax.eval_shape(of_microbatch, jnp.int32(0)))
+        total = jax.lax.while_loop(more, add, start)[1]
+        return total
 
     def merging(self, frozen: Any) -> "RecordQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
@@ -438,23 +415,23 @@ class RecordQuery:
 
     def points(self, weights: Sequence[float] | None = None) -> "RecordQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        plain, own = _plain(weights), None
+        plain, weighted = _plain(weights), None
         # A model's own sum knows of linear combinations at most.
-        if plain is not None and (made := getattr(self.weighted, "at_points", None)):
-            own = made(plain)
+        if plain is not None and (at_points := getattr(self.weighted, "at_points", None)):
+            weighted = at_points(plain)
         loss = _over_points(self.loss)
-        return dataclasses.replace(self, loss=loss, weighted=own, weights=plain)
+        return dataclasses.replace(self, loss=loss, weighted=weighted, weights=plain)
 
     def along(self, steps: int, step_size: float) -> "RecordQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
-        walk = Walk(steps, step_size)
         if self.copies is not None:
             raise ValueError(
                 "copies are given with local steps, which would see other variants in each; give "
                 "one variant, or no local steps"
             )
         # A model's own sum knows of one model.
-        return dataclasses.replace(self, loss=walk.of(self.loss), weighted=None)
+        loss = locally_trained(self.loss, steps, step_size)
+        return dataclasses.replace(self, loss=loss, weighted=None)
 
 
 @compiled(static=2, inline=True)
@@ -518,88 +495,3 @@ class Drawn(NamedTuple):
     rows: Int[Array, "n places"]
     padding: Bool[Array, "n places"]
     key: PRNGKeyArray | None = None
-
-
-@dataclass(frozen=True)
-class Passes:
-    """A query of records, for batches of any size: in passes of ``capacity`` records.
-
-    Guarantee: the inner query's, over the whole batch; passes with no agent's record are left out,
-    which changes no sum. How many there are shows in the time of a round, which no attacker here
-    sees.
-
-    Attributes:
-        inner: The query of one pass.
-        capacity: Records a pass; divides the batch's places.
-    """
-
-    inner: RecordQuery
-    capacity: int
-
-    metrics = ()
-
-    @property
-    def copies(self) -> Copies | None:
-        """Variants in the place of each record, or None."""
-        return self.inner.copies
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether gradients of single records are formed."""
-        return self.inner.one_by_one
-
-    def merging(self, frozen: Any) -> "Passes":
-        """The query of models that lack these leaves.
-
-        Args:
-            frozen: Values of one model, None in the places of trained ones.
-        """
-        return dataclasses.replace(self, inner=self.inner.merging(frozen))
-
-    def points(self, weights: Sequence[float] | None = None) -> "Passes":
-        """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        return dataclasses.replace(self, inner=self.inner.points(weights))
-
-    def along(self, steps: int, step_size: float) -> "Passes":
-        """The query of local training; see `dpjax.protocols.Query`."""
-        return dataclasses.replace(self, inner=self.inner.along(steps, step_size))
-
-    def share(self, models: Any, batch: Any) -> float:
-        """The share r of the clip norm; see `RecordQuery.share`."""
-        agents, places = batch.rows.shape
-        of_pass = (agents, self.capacity, *batch.x.shape[1:])
-        x = jax.ShapeDtypeStruct(of_pass, batch.x.dtype)
-        return self.inner.share(models, (x, batch.y), places)
-
-    def by(self, microbatch: int) -> "Passes":
-        """The query with another number of records a pass of the inner one."""
-        return dataclasses.replace(self, inner=self.inner.by(microbatch))
-
-    def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
-    ) -> Answer:
-        """Answer for every agent; the batch is `Drawn`."""
-
-        def of_pass(number: Any) -> Any:
-            def places(part: Any) -> Any:
-                start = number * self.capacity
-                return jax.lax.dynamic_slice_in_dim(part, start, self.capacity, axis=1)
-
-            rows = places(batch.rows)
-            x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
-            x = keyed(batch.key, x, rows)
-            return self.inner.wide(models, (x, y, places(batch.padding)), encode, in_all)
-
-        in_all = batch.rows.shape[1]
-        used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
-
-        def more(carry: Any) -> Any:
-            return carry[0] * self.capacity < used
-
-        def add(carry: Any) -> Any:
-            number, total = carry
-            return number + 1, _numerics.wide_sum(total, of_pass(number))
-
-        start = jnp.int32(0), _numerics.wide_zeros(jax.eval_shape(of_pass, jnp.int32(0)))
-        total = jax.lax.while_loop(more, add, start)[1]
-        return Answer(self.inner.rounded(total, models, encode))

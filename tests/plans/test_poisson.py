@@ -15,7 +15,7 @@ from dpjax.engine.run import run
 from dpjax.plans import plan as plan_
 from dpjax.plans.links import PairKeys
 from dpjax.plans.protect import Protect
-from dpjax.plans.query import Drawn, Passes, RecordQuery
+from dpjax.plans.query import Drawn, RecordQuery
 from dpjax.plans.samplers import Poisson
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
@@ -79,8 +79,8 @@ def test_a_batch_of_all_records_and_rates_that_never_exceed_what_is_stated():
     assert (most <= 7 / counts).all() and (most > (1 - 1e-5) * 7 / counts).all()
 
 
-def query(task):
-    return RecordQuery(task.loss, task.weighted, 0.5, "flat", None)
+def query(task, capacity=None):
+    return RecordQuery(task.loss, task.weighted, 0.5, "flat", None, capacity=capacity)
 
 
 def test_batches_beyond_the_capacity_are_computed_in_passes():
@@ -89,7 +89,7 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
     x, y = jnp.asarray(task.x), jnp.asarray(task.y)
     most = 0
     passes = {
-        size: jax.jit(lambda *given, size=size: Passes(query(task), size)(*given).total)
+        size: jax.jit(lambda *given, size=size: query(task, size)(*given).total)
         for size in (2, 5, 24)
     }
     at_once = jax.jit(lambda *given: query(task)(*given).total)
@@ -115,7 +115,7 @@ def test_an_empty_batch_is_zero():
     batch = Drawn(
         jnp.asarray(task.x), jnp.asarray(task.y), jnp.zeros((4, 6), int), jnp.ones((4, 6), bool)
     )
-    total = Passes(query(task), 3)(models, batch).total
+    total = query(task, 3)(models, batch).total
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(total))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _numerics
 from dpjax.models import layer_norms
-from dpjax.plans.query import Drawn, Passes, RecordQuery
+from dpjax.plans.query import Drawn, RecordQuery
 from dpjax.transforms import clipping
 
 CLIP = 1.01
@@ -96,7 +96,7 @@ def _of_a_function(x, padding):
 
 def _in_queries(x, padding):
     """As a run with Poisson batches asks, of one agent."""
-    query = Passes(RecordQuery(_loss, None, CLIP, "flat", microbatch=1), 1)
+    query = RecordQuery(_loss, None, CLIP, "flat", microbatch=1, capacity=1)
     rows = jnp.arange(len(x))[None]
     batch = Drawn(x[:, None], jnp.zeros(len(x)), rows, padding[None])
     return query(jnp.zeros((1, 1)), batch).total
