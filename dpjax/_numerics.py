@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
@@ -309,3 +309,25 @@ def loose_delta(delta: float, units: int, unit: str, *, more: bool = False) -> s
         f"over their number it lets a method publish one of them as it is; give a delta "
         f"below {1 / units:.2g}"
     )
+
+
+def jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Every jaxpr within a jaxpr or within an operation's parameter, with its constants."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from jaxprs(part)
+    elif hasattr(value, "eqns"):
+        inner = getattr(value, "jaxpr", value)
+        yield inner, getattr(value, "consts", ())
+        for equation in inner.eqns:
+            yield from jaxprs(equation.params)
+
+
+def constants(closed: Any) -> Iterator[Any]:
+    """Every array that a program holds, at any depth: constants and literals."""
+    for jaxpr, held in jaxprs(closed):
+        yield from held
+        for equation in jaxpr.eqns:
+            yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))

@@ -23,7 +23,7 @@ import jaxlib
 import numpy as np
 
 import dpjax
-from dpjax import _files, _validate
+from dpjax import _files, _numerics, _validate
 from dpjax.engine import keys
 from dpjax.plans.plan import Plan, described
 from dpjax.plans.problem import Problem
@@ -173,7 +173,7 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
         if release:
             _refuse_outside(each.jaxpr, text)
         hasher.update(text.encode())
-        for constant in _constants(each.jaxpr):
+        for constant in _numerics.constants(each.jaxpr):
             hasher.update(digest(constant).encode())
     return hasher.hexdigest()
 
@@ -181,7 +181,7 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
 def _refuse_outside(closed: Any, text: str) -> None:
     called = {
         equation.primitive.name
-        for jaxpr, _ in _jaxprs(closed)
+        for jaxpr, _ in _numerics.jaxprs(closed)
         for equation in jaxpr.eqns
         if any(part in equation.primitive.name for part in _OUTSIDE)
     }
@@ -193,28 +193,6 @@ def _refuse_outside(closed: Any, text: str) -> None:
             "run resumes: the same noise on other gradients would cancel. Compute it in JAX, or "
             "before the run"
         )
-
-
-def _constants(closed: Any) -> Iterator[Any]:
-    """Every array that a program holds, at any depth: constants and literals."""
-    for jaxpr, constants in _jaxprs(closed):
-        yield from constants
-        for equation in jaxpr.eqns:
-            yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))
-
-
-def _jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Every jaxpr within a jaxpr or within an operation's parameter, with its constants."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _jaxprs(part)
-    elif hasattr(value, "eqns"):
-        inner = getattr(value, "jaxpr", value)
-        yield inner, getattr(value, "consts", ())
-        for equation in inner.eqns:
-            yield from _jaxprs(equation.params)
 
 
 def _threads() -> str:

@@ -2,11 +2,10 @@
 
 import functools
 import hashlib
-import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -26,15 +25,13 @@ from dpjax.plans import parameters, query
 __all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
 
 
-def check_closure(
-    name: str, function: Callable[..., Any], arguments: Any, x: np.ndarray
-) -> list[Any]:
+def check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> Any:
     """Refuse a function of one record that holds records: every term would move with theirs.
 
     The clip bounds a record's own term. Where other terms are made of that record too, as when
     records are mixed, zeroing it out moves all of those, and no guarantee here covers it. What is
-    found are arrays in the function's program of which half the rows or more are rows of ``x``, as
-    they are; rows that were changed before are not.
+    refused are arrays in the function's program of which half the rows or more are rows of ``x``,
+    as they are; rows that were changed before are not noticed.
 
     Args:
         name: What a message calls the function.
@@ -43,44 +40,24 @@ def check_closure(
         x: [N, ...] all records.
 
     Returns:
-        Shapes of what the function returns, in a list of one; nothing where it fails.
+        Shapes of what the function returns.
 
     Raises:
         ValueError: Naming the function, and the array that it holds.
     """
-    try:
-        program, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    except Exception:  # What fails is told where it is called.
-        return []
-    rows: set[bytes] | None = None
-    for constant in _constants(program):
-        shape = np.shape(constant)
-        if len(shape) < 2 or shape[1:] != x.shape[1:] or len(shape) != x.ndim or shape[0] < 2:
-            continue
-        if rows is None:
-            rows = set(map(bytes, _flat(x, x.dtype)))
-        found = [row for row in map(bytes, _flat(constant, x.dtype)) if row in rows]
-        if len(set(found)) > 1 and 2 * len(found) >= shape[0]:
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    held = [each for each in _numerics.constants(program) if np.ndim(each) > 1]
+    held = [each for each in held if np.shape(each)[1:] == x.shape[1:]]
+    records = {row.tobytes() for row in x} if held else set()
+    for array in held:
+        rows = {row.tobytes() for row in np.asarray(array).astype(x.dtype)}
+        if len(rows & records) > 1 and 2 * len(rows & records) >= len(rows):
             raise ValueError(
-                f"{name} holds an array {shape} of the training records; give a function of one "
-                "record and of public values alone: a record that enters the terms of others moves "
-                "more than its own, clipped one, which no guarantee here covers"
+                f"{name} holds an array {np.shape(array)} of the training records; give a function "
+                "of one record and of public values alone: a record that enters the terms of "
+                "others moves more than its own, clipped one, which no guarantee here covers"
             )
-    return [returned]
-
-
-def _flat(rows: Any, kind: np.dtype) -> np.ndarray:
-    return np.ascontiguousarray(np.asarray(rows).astype(kind).reshape(len(rows), -1))
-
-
-def _constants(program: Any) -> Iterator[Any]:
-    """Arrays of a program, and of the programs that it calls."""
-    yield from getattr(program, "consts", ())
-    for equation in getattr(program, "jaxpr", program).eqns:
-        for value in equation.params.values():
-            for each in value if isinstance(value, list | tuple) else (value,):
-                if hasattr(getattr(each, "jaxpr", each), "eqns"):
-                    yield from _constants(each)
+    return shapes
 
 
 LOSSES: dict[str, tuple[Callable, Callable | None]] = {
@@ -94,70 +71,79 @@ _EVALUATED = 2**27
 """Numbers of one layer, of all agents and evaluation records together, that are held at once."""
 
 
-class Functions(NamedTuple):
-    """What a module and a loss give a problem, see `dpjax.plans.problem.Problem`."""
-
-    init: Callable[[PRNGKeyArray], Any]
-    loss: Callable[[Any, Any, Any], Any]
-    metrics: Callable[..., dict[str, Any]]
-    batch_loss: Callable[[Any, Any, Any], Any]
-    weighted: Callable[[Any, Any, Any, Any], Any] | None
-    predict: Callable[[Any, Any], Any]
-
-
-def inputs(split: str, x: Any) -> np.ndarray:
-    """Return examples as a run reads them: integers as they are, other numbers as float32.
+def numbers(name: str, x: Any) -> np.ndarray:
+    """Return examples or labels as an array of numbers, with rows.
 
     Args:
-        split: "train" or "test", for messages.
-        x: [N, ...] examples; integers of 32 bits and more become int32.
+        name: What messages call it.
+        x: [N, ...] numbers.
 
     Raises:
-        ValueError: For NaN, or numbers beyond 32 bits.
+        ValueError: For NaN, numbers beyond 32 bits, or no rows.
     """
-    name = f"{split} x"
-    _validate.unmasked(name, x)
-    try:
-        array = np.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is no array of numbers ({error}); give one") from None
-    if not array.ndim:
-        raise ValueError(f"{name} is {_validate.shown(x)}; give examples [N, ...]")
-    kind = array.dtype
-    if kind.kind not in "iu":
-        return _validate.single(name, x)
-    if not array.size:
-        raise ValueError(f"{name} has shape {array.shape}; give at least one entry")
+    wide = _validate.finite_array(name, x)
+    if not wide.ndim:
+        raise ValueError(f"{name} is {_validate.shown(x)}; give one entry a record, [N, ...]")
+    array = np.asarray(x)
+    array = wide if array.dtype == object else array
     _validate.check_range(name, array)
-    return array.astype(np.int32) if kind.itemsize >= 4 else array
+    return array
 
 
-def labels(loss: str, split: str, y: Any) -> np.ndarray:
+def table(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return examples and labels as arrays that belong together, row by row.
+
+    Args:
+        split: "train " or "test ", or "", for messages.
+        x: [N, ...] examples.
+        y: [N, ...] labels.
+
+    Raises:
+        ValueError: As `numbers`, or for rows that do not belong together.
+    """
+    _validate.check_rows(split, x, y)
+    arrays = numbers(f"{split}x", x), numbers(f"{split}y", y)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(
+            f"{split}x has {len(arrays[0])} rows, {split}y {len(arrays[1])}; give one label a row"
+        )
+    return arrays
+
+
+def inputs(x: np.ndarray) -> np.ndarray:
+    """Return examples as a run reads them: integers stay (up to int32), others are float32.
+
+    Args:
+        x: [N, ...] examples.
+    """
+    if x.dtype.kind not in "iu":
+        return x.astype(np.float32)
+    return x.astype(np.int32) if x.dtype.itemsize >= 4 else x
+
+
+def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     """Return labels that a loss takes, float32, or int32 for classes.
 
     Args:
         loss: One of `LOSSES`.
-        split: "train" or "test", for messages.
+        split: "train " or "test ", for messages.
         y: [N] labels.
 
     Raises:
         ValueError: For labels that it cannot take.
     """
-    y = _validate.finite_array(f"{split} y", y, ndim=1)
-    if loss == "logistic" and not np.isin(y, (-1, 1)).all():
+    fits, kind = np.ones(y.shape, bool), "one number a record, [N]"
+    if loss == "logistic":
+        fits, kind = np.isin(y, (-1, 1)), "-1 and +1"
+    elif loss == "cross_entropy":
+        fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
+        kind = "classes 0 .. c-1, numbered from 0"
+    if y.ndim != 1 or not fits.all():
         raise ValueError(
-            f"{split} y holds {sorted(set(y.tolist()))[:4]}; the logistic loss takes -1 and +1"
+            f"{split}y holds {_validate.shown(y[~fits].tolist()[:4])} in shape {y.shape}; the "
+            f"{loss} loss takes {kind}"
         )
-    if loss == "cross_entropy":
-        if (y != np.round(y)).any() or y.min() < 0:
-            raise ValueError(f"{split} y holds {y.min()}; cross_entropy takes classes 0 .. c-1")
-        if y.max() > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"{split} y reaches {y.max():.10g}; cross_entropy takes classes 0 .. c-1: number "
-                "them from 0"
-            )
-        return y.astype(np.int32)
-    return _validate.single(f"{split} y", y)
+    return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
 
 
 def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> None:
@@ -174,39 +160,33 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
             than parameters and examples.
     """
     one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
-    outputs = _outputs(model, one)
-    wanted = 2 if loss == "cross_entropy" else 1
-    if len(outputs.shape) != wanted:
-        shape = "[batch, classes]" if wanted == 2 else "[batch]"
+    shape = _outputs(model, one).shape
+    classes = loss == "cross_entropy"
+    if len(shape) != 1 + classes:
+        wanted = "[batch, classes]" if classes else "[batch]"
+        raise ValueError(f"model maps {one.shape} to {shape}; the {loss} loss takes {wanted}")
+    if classes and largest >= shape[-1]:
         raise ValueError(
-            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {shape}"
-        )
-    if loss == "cross_entropy" and largest >= outputs.shape[-1]:
-        raise ValueError(
-            f"y reaches class {int(largest)}, the model has {outputs.shape[-1]} outputs for "
-            f"classes 0 .. {outputs.shape[-1] - 1}; number the classes from 0, or widen the model"
+            f"y reaches class {int(largest)}, the model has {shape[-1]} outputs; number the "
+            "classes from 0, or widen the model"
         )
 
 
 def _outputs(model: nn.Module, x: Any) -> Any:
     """Shape of what a model makes of examples, with what ``init`` gave it and nothing else."""
-    remedy = (
-        "give a module whose apply(params, x) returns one array and needs no random keys and no "
-        "state: dropout that is deterministic, GroupNorm in the place of BatchNorm"
-    )
     try:
         params = jax.eval_shape(model.init, jax.random.key(0), x)
         outputs = jax.eval_shape(model.apply, params, x)
+        if not isinstance(outputs, jax.ShapeDtypeStruct):
+            raise TypeError(f"it returns a {type(outputs).__name__}")
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0].partition(" (http")[0]
+        text = (str(error).splitlines() or [""])[0].partition(" (http")[0]
         raise ValueError(
             f"model is {type(model).__name__}, which fails on x {x.shape} {x.dtype}: "
-            f"{type(error).__name__}: {said}; {remedy}"
+            f"{type(error).__name__}: {text}; give a module whose apply(params, x) returns one "
+            "array and needs no random keys and no state: dropout that is deterministic, GroupNorm "
+            "in the place of BatchNorm"
         ) from error
-    if not isinstance(outputs, jax.ShapeDtypeStruct):
-        raise ValueError(
-            f"model is {type(model).__name__}, which returns {type(outputs).__name__}; {remedy}"
-        )
     return outputs
 
 
@@ -221,30 +201,27 @@ def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
     # From two on, since some modules take one by another way.
     two, three = (jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size in (2, 3))
     params = jax.eval_shape(model.init, jax.random.key(0), two)
-    sizes = [list(_sizes(jax.make_jaxpr(model.apply)(params, x).jaxpr)) for x in (two, three)]
+    sizes = [_sizes(jax.make_jaxpr(model.apply)(params, x)) for x in (two, three)]
     if len(sizes[0]) == len(sizes[1]):
         # Not weights that are turned round or cast, which are as large for any number of records.
         widest = max((more - less for less, more in zip(*sizes, strict=True)), default=1)
-    else:  # another program for another number; all of it bounds what grows
+    else:  # Another program for another number: all of it bounds what grows.
         widest = max(sizes[1])
     allowed = max(1, _EVALUATED // (agents * max(1, widest)))
     return None if len(x) <= allowed else allowed
 
 
-def _sizes(jaxpr: Any) -> Iterator[int]:
+def _sizes(program: Any) -> list[int]:
     """Numbers in every result of a program, and of the programs that it calls."""
-    for equation in jaxpr.eqns:
-        yield from (math.prod(variable.aval.shape) for variable in equation.outvars)
-        for value in equation.params.values():
-            if hasattr(inner := getattr(value, "jaxpr", value), "eqns"):
-                yield from _sizes(inner)
+    equations = (equation for jaxpr, _ in _numerics.jaxprs(program) for equation in jaxpr.eqns)
+    return [math.prod(variable.aval.shape) for one in equations for variable in one.outvars]
 
 
 @functools.lru_cache(maxsize=64)
 def module_functions(
     model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None
-) -> Functions:
-    """Functions of one model and loss; the same objects each time, so compiled code is shared.
+) -> dict[str, Any]:
+    """Functions of a `Problem` by name; the same objects each time, so compiled code is shared.
 
     Args:
         model: The module.
@@ -267,20 +244,25 @@ def module_functions(
         return jnp.mean(loss_fn(model.apply(params, x), y))
 
     gradients = Gradients(model.apply, loss_fn)
-    found = gradients.chosen(
+    # Without a layer whose gradient is a product there is nothing to gain.
+    layers = gradients.chosen(
         jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((1, *shape), kind)
     )
-    # Without a layer whose gradient is a product there is nothing to gain.
-    weighted = gradients if found else None
-    metrics = _metrics(model, loss, batch)
-    return Functions(init, example_loss, metrics, batch_loss, weighted, model.apply)
+    return {
+        "init": init,
+        "loss": example_loss,
+        "metrics": _metrics(model, loss, batch),
+        "batch_loss": batch_loss,
+        "weighted": gradients if layers else None,
+        "predict": model.apply,
+    }
 
 
-def started(functions: Functions, params: Any, frozen: Any) -> tuple[Functions, Any]:
-    """Return the functions of a model that starts from given values, and which of these stay.
+def started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, Any]:
+    """Return the functions of a model that starts from given values, with which of these stay.
 
     Args:
-        functions: From `functions`.
+        functions: From `module_functions`.
         params: Of one agent; None leaves the model's own start.
         frozen: As in `dpjax.plans.problem.supervised`.
 
@@ -288,62 +270,54 @@ def started(functions: Functions, params: Any, frozen: Any) -> tuple[Functions, 
         ValueError: For another model's values, a choice of all or none, or trained leaves that are
             no parameters.
     """
-    wanted = jax.eval_shape(functions.init, jax.random.key(0))
-    values = wanted if params is None else parameters.starting_values(params, wanted)
-    trained, kept = (values, None) if frozen is None else parameters.split(values, frozen)
-    parameters.check_trained(trained, wanted)
+    wanted = jax.eval_shape(functions["init"], jax.random.key(0))
     if params is None:
-        return functions, None
-    weighted = functions.weighted if frozen is None else None
-    return functions._replace(init=parameters.Given.of(trained), weighted=weighted), kept
+        if frozen is not None:
+            raise ValueError("frozen is given without params; give the values that stay")
+        parameters.check_trained(wanted, wanted)
+        return functions
+    trained, fixed_values = parameters.starting_values(params, wanted), None
+    if frozen is not None:
+        trained, fixed_values = parameters.split(trained, frozen)
+        functions = functions | {"weighted": None}
+    parameters.check_trained(trained, wanted)
+    return functions | {"init": parameters.Given.of(trained), "frozen": fixed_values}
 
 
 def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., dict[str, Any]]:
     """Loss (and score) of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = LOSSES[loss]
 
-    def each(params: Any, x: Any, y: Any) -> dict[str, Any]:
-        outputs = model.apply(params, x)
-        values = {"test_loss": loss_fn(outputs, y)}
-        return values if score_fn is None else values | {"test_accuracy": score_fn(outputs, y)}
-
-    def over_agents(of_agent: Callable[[Any], Any], params: Any) -> Any:
-        # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
-        deep = type(model) is MLP and jax.default_backend() == "cpu"
-        return jax.lax.map(of_agent, params) if deep else jax.vmap(of_agent)(params)
+    def summed(params: Any, part: Any) -> dict[str, Any]:
+        outputs = model.apply(params, part[0])
+        values = {"test_loss": loss_fn(outputs, part[1])}
+        if score_fn is not None:
+            values["test_accuracy"] = score_fn(outputs, part[1])
+        return jax.tree.map(jnp.sum, values)
 
     def metrics(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
-        x, y = evaluation
+        records = len(evaluation[0])
+        size = min(batch or records, records)
+        whole = records - records % size
+        batches = [leaf[:whole].reshape(-1, size, *leaf.shape[1:]) for leaf in evaluation]
+        rest = [leaf[whole:] for leaf in evaluation]
 
         def of_agent(one: Any) -> Any:
-            return jax.tree.map(jnp.mean, each(parameters.merge(one, frozen), x, y))
+            of_part = functools.partial(summed, parameters.merge(one, frozen))
+            if size == records:
+                total = of_part(evaluation)
+            else:
+                total = jax.tree.map(jnp.sum, jax.lax.map(of_part, batches))
+                if whole < records:
+                    total = jax.tree.map(jnp.add, total, of_part(rest))
+            return jax.tree.map(lambda value: value / records, total)
 
-        taken = over_agents(of_agent, params)
-        return jax.tree.map(jnp.mean, taken)
+        # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
+        deep = type(model) is MLP and jax.default_backend() == "cpu"
+        each = jax.lax.map(of_agent, params) if deep else jax.vmap(of_agent)(params)
+        return jax.tree.map(jnp.mean, each)
 
-    def in_batches(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
-        x, y = evaluation
-        size = min(batch or len(x), len(x))
-
-        def of_batch(number: Any) -> Any:
-            # The last one begins earlier where it would be short, and counts what is new alone.
-            begin = jnp.minimum(number * size, len(x) - size)
-            new = begin + jnp.arange(size) >= number * size
-            part = [jax.lax.dynamic_slice_in_dim(whole, begin, size) for whole in (x, y)]
-
-            def total(values: Any) -> Any:
-                return jnp.sum(jnp.where(new, values, 0))
-
-            def of_agent(one: Any) -> Any:
-                return jax.tree.map(total, each(parameters.merge(one, frozen), *part))
-
-            taken = over_agents(of_agent, params)
-            return jax.tree.map(jnp.mean, taken)
-
-        sums = jax.lax.map(of_batch, jnp.arange(-(-len(x) // size)))
-        return jax.tree.map(lambda each: jnp.sum(each) / len(x), sums)
-
-    return metrics if batch is None else in_batches
+    return metrics
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -399,7 +373,7 @@ class Problem:
     batch_loss: Callable[[Any, Any, Any], Any] | None = None
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
     evaluation_data: Literal["private", "public"] = "private"
-    frozen: Any = parameters.Lasting()
+    frozen: Any = None
     predict: Callable[[Any, Any], Any] | None = None
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
     copies: int = 1
@@ -418,67 +392,44 @@ class Problem:
         for name in ("init", "loss", "metrics"):
             if not callable(value := getattr(self, name)):
                 raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
-        if not _validate.finite_array("x", self.x).ndim:
-            raise ValueError(f"x is {_validate.shown(self.x)}; give examples [N, ...]")
-        if not np.ndim(self.y):
-            raise ValueError(f"y is {_validate.shown(self.y)}; give one label a row")
-        if len(self.x) != len(self.y):
-            raise ValueError(f"x has {len(self.x)} rows and y {len(self.y)}; give one label a row")
-        _validate.check_rows("", self.x, self.y)
-        _validate.finite_array("y", self.y)
-        _check_partition(self.partition)
+        columns = _validate.columns(self.x) if self.columns is None else self.columns
+        # Copies that nobody can change after the check.
+        x, y = map(fixed, table("", self.x, self.y))
+        partition = checked_partition(self.partition, len(x))
+        values = {"x": x, "y": y, "columns": columns, "partition": partition}
         if self.frozen is not None:
             parameters.check_split(self.init, self.frozen)
-            object.__setattr__(self, "frozen", parameters.held("frozen", self.frozen))
-            _check_metrics(self.metrics)
-            if self.weighted is not None:
-                raise ValueError(
-                    "weighted is given with frozen values, whose gradients it would take; leave "
-                    "it None"
-                )
-        if self.columns is None:
-            object.__setattr__(self, "columns", _validate.columns(self.x))
-        # Copies that nobody can change after the check.
-        for name in ("x", "y"):
-            array = fixed(getattr(self, name))
-            _validate.check_range(name, array)
-            object.__setattr__(self, name, array)
-        indices, counts = (fixed(part, np.int32) for part in self.partition[:2])
-        object.__setattr__(
-            self, "partition", self.partition._replace(indices=indices, counts=counts)
-        )
-        if indices.min() < 0:
-            raise ValueError(
-                f"partition.indices hold {indices.min()}; give rows of x from 0, and fill an "
-                "agent's places beyond its count with its first record"
-            )
-        if indices.max() >= len(self.x):
-            raise ValueError(
-                f"partition.indices reach {indices.max()}, x has {len(self.x)} rows; "
-                "partition the same data"
-            )
+            values["frozen"] = parameters.held("frozen", self.frozen)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         for leaf in jax.tree.leaves(self.evaluation):
             _validate.unmasked("evaluation", leaf)
         self._check_functions()
-        if self.variants is not None and self.weighted is not None:
+        if self.weighted is not None and (self.frozen is not None or self.variants is not None):
             raise ValueError(
-                "weighted is given with augment, whose variants it would leave out; leave it None"
+                "weighted is given with frozen values or augment, of which it would not know; "
+                "leave it None"
             )
 
     def _check_functions(self) -> None:
         """Refuse functions of one record that hold others, and what cannot be trained."""
         one, y = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (self.x, self.y))
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
-        if self.augment is not None:
+        if self.variants is not None:
             check_closure("augment", self.augment, (key, one), self.x)
-        for params in _returned(self.init, jax.random.key(0)):
-            _check_trained(params)
-            params = parameters.merge(params, self.frozen)
-            for value in check_closure("loss", self.loss, (params, one, y), self.x):
-                _check_loss("loss", "one example", value)
+        trained = jax.eval_shape(self.init, jax.random.key(0))
+        leaves = jax.tree.leaves(trained)
+        floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        if not floating or not sum(leaf.size for leaf in leaves):
+            raise ValueError(
+                f"init returns {_validate.shown(trained)}; return a pytree of floating-point "
+                "arrays to train, and move others to frozen"
+            )
+        params = parameters.merge(trained, self.frozen)
+        _check_loss("loss", check_closure("loss", self.loss, (params, one, y), self.x))
+        if self.batch_loss is not None:
             two = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (one, y))
-            for value in _returned(self.batch_loss, params, *two):
-                _check_loss("batch_loss", "a batch", value)
+            _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *two))
 
     @property
     def variants(self) -> query.Copies | None:
@@ -564,121 +515,75 @@ def supervised(
     _validate.one_of("loss", loss, LOSSES)
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
-    arrays = []
-    names: list[tuple[Any, ...] | None] = []
-    for split, (x, y) in (("train", train), ("test", test)):
-        names.append(_validate.columns(x))
-        _validate.check_rows(f"{split} ", x, y)
-        _validate.check_columns(f"{split} x", x, names[0])
-        x, y = inputs(split, x), labels(loss, split, y)
-        if len(x) != len(y):
-            raise ValueError(f"{split} x has {len(x)} rows, y {len(y)}; give one label a row")
-        arrays.append((x, y))
-    (x, y), (x_test, y_test) = arrays
-    if x.shape[1:] != x_test.shape[1:]:
+    columns = _validate.columns(train[0])
+    _validate.check_columns("test x", test[0], columns)
+    splits = []
+    for split, data in (("train ", train), ("test ", test)):
+        features, targets = table(split, *data)
+        splits.append((inputs(features), labels(loss, split, targets)))
+    (x, y), (x_test, y_test) = splits
+    if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
         raise ValueError(
-            f"test x has records of shape {x_test.shape[1:]}, train x of {x.shape[1:]}; give both "
-            "the same columns, in the same order"
-        )
-    if x.dtype != x_test.dtype:
-        raise ValueError(
-            f"test x is {x_test.dtype} and train x {x.dtype}; give both as numbers of one kind"
+            f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
+            f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
         )
     check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
-        eval_batch = at_once(model, x_test, _agents(partition))
+        eval_batch = at_once(model, x_test, len(checked_partition(partition, len(x)).counts))
     parts = loss, x.shape[1:], x.dtype, eval_batch
     try:
         functions = module_functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = module_functions.__wrapped__(model, *parts)
-    if frozen is not None and params is None:
-        raise ValueError("frozen is given without params; give the values that stay as they are")
-    functions, kept = started(functions, params, frozen)
-    weighted = functions.weighted if augment is None else None
+    functions = started(functions, params, frozen)
+    if augment is not None:
+        functions = functions | {"weighted": None}
     return Problem(
-        functions.init, functions.loss, functions.metrics, x, y, partition, (x_test, y_test), name,
-        functions.batch_loss, weighted, evaluation_data, kept, functions.predict, augment, copies,
-        columns=names[0],
-    )  # fmt: skip
+        **functions,
+        x=x,
+        y=y,
+        partition=partition,
+        evaluation=splits[1],
+        name=name,
+        evaluation_data=evaluation_data,
+        augment=augment,
+        copies=copies,
+        columns=columns,
+    )
 
 
-def _agents(partition: Any) -> int:
-    _check_partition(partition)
-    return len(partition.counts)
-
-
-def _returned(function: Any, *arguments: Any) -> list[Any]:
-    """Shapes of what a function returns, in a list of one; nothing where it fails, or is None."""
-    try:
-        return [jax.eval_shape(function, *arguments)]
-    except Exception:  # What fails is told where it is called.
-        return []
-
-
-def _check_trained(params: Any) -> None:
-    """Refuse initial values of which something cannot be trained."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not sum(leaf.size for _, leaf in leaves):
-        raise ValueError(
-            f"init returns {_validate.shown(params)}, which holds no parameters; return a pytree "
-            "with an array to train"
-        )
-    for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"init returns params{jax.tree_util.keystr(path)} of dtype {leaf.dtype}, which no "
-                "gradient trains; make them float32, or move them to frozen"
-            )
-
-
-def _check_loss(name: str, of: str, value: Any) -> None:
+def _check_loss(name: str, value: Any) -> None:
     """Refuse a loss that is no real scalar."""
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        raise ValueError(
-            f"{name} returns {_validate.shown(value)}; return one scalar, the loss of {of}"
-        )
-    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"{name} returns {value.dtype}{list(value.shape)}; return one real scalar, the loss of "
-            f"{of}: take a sum or a mean"
-        )
+    kind = getattr(value, "dtype", jnp.dtype(bool))
+    if not jnp.issubdtype(kind, jnp.floating) or value.shape:
+        raise ValueError(f"{name} returns {_validate.shown(value)}; return one real scalar")
 
 
-def _check_metrics(metrics: Callable[..., Any]) -> None:
-    """Refuse metrics that do not take frozen values, before a run has begun."""
-    try:
-        signature = inspect.signature(metrics)
-    except (TypeError, ValueError):  # compiled code does not say
-        return
-    try:
-        signature.bind(None, None, frozen=None)
-    except TypeError as error:
-        raise ValueError(
-            f"metrics cannot be called with frozen values ({error}); write it as metrics(params, "
-            "evaluation, frozen=None), of trained params"
-        ) from None
+def checked_partition(partition: Any, records: int) -> Partition:
+    """Return a partition as arrays that nobody can change.
 
+    A record that is given twice is refused: it would move a clipped sum more than once.
 
-def _check_partition(partition: Any) -> None:
-    """Refuse shards that repeat a record: a repeated one moves a clipped sum more than once."""
+    Args:
+        partition: Which rows belong to which agent.
+        records: Rows that there are.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
     remedy = "make it with dpjax.data.partition"
     if not isinstance(partition, Partition):
         raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
     named = zip(partition._fields, partition[:2], strict=False)
     indices, counts = (np.asarray(_validate.unmasked(*each)) for each in named)
-    if indices.dtype.kind not in "iu" or counts.dtype.kind not in "iu":
-        raise ValueError(f"partition has dtypes {indices.dtype}, {counts.dtype}; {remedy}")
-    if indices.ndim != 2 or counts.shape != indices.shape[:1] or not counts.size:
-        raise ValueError(f"partition has shapes {indices.shape}, {counts.shape}; {remedy}")
-    if counts.min() < 1 or counts.max() > indices.shape[1]:
+    fits = indices.dtype.kind in "iu" and counts.dtype.kind in "iu" and indices.ndim == 2
+    fits = fits and counts.shape == indices.shape[:1] and counts.size > 0
+    fits = fits and ((counts >= 1) & (counts <= indices.shape[1])).all()
+    fits = fits and (partition.names is None or len(partition.names) == len(counts))
+    if not fits:
         raise ValueError(
-            f"partition.counts go from {counts.min()} to {counts.max()} in rows of "
-            f"{indices.shape[1]}; {remedy}"
-        )
-    if partition.names is not None and len(partition.names) != len(counts):
-        raise ValueError(
-            f"partition has {len(partition.names)} names for {len(counts)} agents; {remedy}"
+            f"partition has indices {indices.dtype}{list(indices.shape)} and counts "
+            f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
         )
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)
@@ -687,6 +592,12 @@ def _check_partition(partition: Any) -> None:
             f"partition gives record {values[times.argmax()]} {times.max()} times; every record "
             "belongs to one agent, once, or its sensitivity would be more than stated"
         )
+    if indices.min() < 0 or indices.max() >= records:
+        raise ValueError(
+            f"partition.indices reach from {indices.min()} to {indices.max()}, x has {records} "
+            "rows; partition the same data"
+        )
+    return partition._replace(indices=fixed(indices, np.int32), counts=fixed(counts, np.int32))
 
 
 def quadratics(agents: int, *, start: str = "origin") -> Problem:
@@ -721,7 +632,7 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
     x = np.concatenate([objectives.matrices.reshape(agents, 4), objectives.centers], axis=1)
     rows = np.arange(agents, dtype=np.int32)
     return Problem(
-        _start_at(tuple(map(float, at))),
+        parameters.Given.of(jnp.asarray(at, jnp.float32)),
         _quadratic,
         _gaps,
         x.astype(np.float32),
@@ -731,11 +642,6 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
         f"quadratics from the {start}",
         evaluation_data="public",
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _start_at(point: tuple[float, ...]) -> Callable[[PRNGKeyArray], Any]:
-    return lambda key: jnp.asarray(point, jnp.float32)
 
 
 def _quadratic(params: Any, x: Any, y: Any) -> Any:

@@ -99,7 +99,7 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
     ],
 )  # fmt: skip
 def test_integers_stay_and_other_numbers_are_float32(kind, kept):
-    assert modules.inputs("train", np.ones((3, 2), kind)).dtype == kept
+    assert modules.inputs(modules.numbers("x", np.ones((3, 2), kind))).dtype == kept
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_integers_stay_and_other_numbers_are_float32(kind, kept):
 )
 def test_integers_that_no_run_can_hold(x, message):
     with pytest.raises(ValueError, match=message):
-        modules.inputs("train", x)
+        modules.numbers("train x", x)
 
 
 def test_test_data_of_another_kind_are_refused():
     x, y = texts()
-    with pytest.raises(ValueError, match="test x is float32 and train x int32"):
+    with pytest.raises(ValueError, match="is float32, train x of .* and int32"):
         problem.supervised(
             Reader(), "cross_entropy", (x, y), (x + 0.5, y), partition.iid(len(x), AGENTS, 0)
         )
