@@ -19,28 +19,26 @@ __all__ = ["Clients", "Cyclic", "Full", "Poisson", "Random"]
 _UNIT = float(np.finfo(np.float64).eps)
 
 
-def _known(records: int | None) -> int:
-    """The most records of an agent, where the plan has said it."""
-    if records is None:
-        raise ValueError("records is None; draw with plan.sampler")
-    return records
+class _Sampler:
+    """By default a record may take part in every round, and no amplification is claimed."""
 
+    capacity: int | None = None
+    counted: ClassVar[bool] = False
+    numbers: ClassVar[tuple[str, ...]]
+    """Fields that are whole numbers from 1, or None where that is their default."""
 
-def _same(given: int | None, records: int) -> None:
-    """Refuse a number of records that the counts do not have; none is replaced unseen."""
-    if given not in (None, records):
-        raise ValueError(
-            f"records is {given}, but the most records of an agent are {records}; leave records "
-            "out of the sampler: the plan fills it in"
-        )
-
-
-class _Anytime:
-    """Samplers by which a record may take part in every round."""
+    def __post_init__(self) -> None:
+        """Refuse what is no number of records or rounds."""
+        for name in self.numbers:
+            value = getattr(self, name)
+            if value is not None or name != "records":
+                value = _validate.integer(name, value, most=2**31 - 2)
+                object.__setattr__(self, name, value)
 
     @property
-    def participation(self) -> None:
+    def participation(self) -> tuple[int, int] | None:
         """Nothing is fixed: a record may take part in every round."""
+        return None
 
     def pattern(self, rounds: int) -> Participation:
         """Rounds in which one record may take part: all."""
@@ -50,91 +48,29 @@ class _Anytime:
         """How much of a batch, of the size divided by, is records, [n]."""
         return np.ones(len(counts))
 
-
-class _Plain:
-    """Samplers that claim no amplification, whose batches have one size."""
-
-    capacity = None
-    counted: ClassVar[bool] = False
-
-    def rates(self, counts: Int[np.ndarray, " n"]) -> None:
+    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
         """No amplification is claimed, whatever the counts."""
+        return None
 
     def holding(self, records: int) -> Self:
         """Itself, whatever the number of records."""
         return self
 
 
-@dataclass(frozen=True)
-class Random(_Anytime, _Plain):
-    """Distinct records drawn in every round; see `dpjax.data.batches.draw`.
+class _Counted(_Sampler):
+    """Samplers with ``records``, the most records of an agent."""
 
-    No amplification by subsampling is claimed: a record may take part in every round.
-
-    Attributes:
-        batch_size: Distinct records an agent draws each round.
-
-    Example:
-        >>> Random(batch_size=8).divisor
-        8
-    """
-
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        """Refuse a batch that is no number of records."""
-        size = _validate.integer("batch_size", self.batch_size, most=2**31 - 2)
-        object.__setattr__(self, "batch_size", size)
+    counted = True
+    records: int | None
 
     @property
-    def divisor(self) -> float:
-        """Sums are divided by the batch size."""
-        return self.batch_size
+    def places(self) -> int:
+        """The most records of an agent, where the plan has said it."""
+        if self.records is None:
+            raise ValueError("records is None; draw with plan.sampler")
+        return self.records
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse agents with fewer records than a batch has."""
-        batches.check(counts, self.batch_size, agents)
-
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """Draw a round's records; no place is padding."""
-        del round
-        return Draw(batches.draw(key, counts, self.batch_size), None)
-
-
-@dataclass(frozen=True)
-class Full(_Anytime, _Plain):
-    """All records, in every round; agents with fewer than the most have padding.
-
-    Where records are protected, every agent's sum is divided by ``records``, the largest number
-    of an agent's: a public number, the same for all, so that every record weighs alike in the
-    average model, and no count is told. The numbers themselves are the plan's, and public: the
-    relations of records keep them. Where agents are protected, one gradient of an agent's mean
-    loss over its own records is clipped, whatever their number.
-
-    Attributes:
-        records: Most records of an agent; the plan fills it in, and refuses another number.
-
-    Example:
-        >>> Full().holding(40).divisor
-        40
-    """
-
-    records: int | None = None
-
-    counted: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number of records."""
-        if self.records is not None:
-            records = _validate.integer("records", self.records, most=2**31 - 2)
-            object.__setattr__(self, "records", records)
-
-    @property
-    def divisor(self) -> float:
-        """Sums are divided by the largest number of records; nan before a plan has said it."""
-        return float("nan") if self.records is None else self.records
-
-    def holding(self, records: int) -> "Full":
+    def holding(self, records: int) -> Self:
         """The same sampler, for agents of at most so many records.
 
         Args:
@@ -143,66 +79,20 @@ class Full(_Anytime, _Plain):
         Raises:
             ValueError: For a sampler of another number.
         """
-        _same(self.records, records)
-        return dataclasses.replace(self, records=records)
-
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse agents without records, or with more than there are places."""
-        counts = np.asarray(counts)
-        most = counts.max() if self.records is None else self.records
-        wrong = np.flatnonzero((counts < 1) | (counts > most))
-        if len(wrong):
-            agent = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
+        if self.records not in (None, records):
             raise ValueError(
-                f"sampler is {self}, but {agent} has {counts[wrong[0]]} records; give each at "
-                "least one, and make the plan with counts=shards.counts"
+                f"records is {self.records}, but the most records of an agent are {records}; leave "
+                "records out of the sampler: the plan fills it in"
             )
-
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """All records, whatever the key and the round.
-
-        Raises:
-            ValueError: Where ``records`` is None.
-        """
-        del key, round
-        positions = jnp.arange(_known(self.records), dtype=jnp.int32)
-        padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
-        return Draw(jnp.where(padding, 0, positions), padding)
-
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of the largest batch is records, [n]."""
-        del rounds
-        return np.asarray(counts) / _known(self.records)
+        return dataclasses.replace(self, records=records)  # type: ignore[type-var]
 
 
-@dataclass(frozen=True)
-class Cyclic(_Plain):
-    """Every record ``epochs`` times, exactly ``separation`` rounds apart, in a fixed order.
-
-    Record r of an agent is in the batches of the rounds r mod b, r mod b + b, ..., see
-    `dpjax.data.batches.cyclic`. For relations of records only.
-
-    Attributes:
-        epochs: How often a record takes part, k.
-        separation: Rounds between two times, b; a run has k b rounds.
-        batch_size: Places in a batch, padding included: at least the largest number of an agent's
-            records over the separation, rounded up. Sums are divided by it.
-
-    Example:
-        >>> from dpjax.plans.samplers import Cyclic
-        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(6).patterns.tolist()
-        [[0, 3], [1, 4], [2, 5]]
-    """
+class _Dealt(_Sampler):
+    """Samplers that deal every record in a fixed order, ``epochs`` times, ``separation`` apart."""
 
     epochs: int
     separation: int
     batch_size: int
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number of rounds or records."""
-        for name in ("epochs", "separation", "batch_size"):
-            value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
-            object.__setattr__(self, name, value)
 
     @property
     def divisor(self) -> float:
@@ -211,7 +101,7 @@ class Cyclic(_Plain):
 
     @property
     def participation(self) -> tuple[int, int]:
-        """(epochs, separation)."""
+        """(epochs, separation) of a record."""
         return self.epochs, self.separation
 
     def pattern(self, rounds: int) -> Participation:
@@ -244,7 +134,122 @@ class Cyclic(_Plain):
 
 
 @dataclass(frozen=True)
-class Clients(_Plain):
+class Random(_Sampler):
+    """Distinct records drawn in every round; see `dpjax.data.batches.draw`.
+
+    No amplification by subsampling is claimed: a record may take part in every round.
+
+    Attributes:
+        batch_size: Distinct records an agent draws each round.
+
+    Example:
+        >>> Random(batch_size=8).divisor
+        8
+    """
+
+    batch_size: int
+
+    numbers = ("batch_size",)
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the batch size."""
+        return self.batch_size
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents with fewer records than a batch has."""
+        batches.check(counts, self.batch_size, agents)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """Draw a round's records; no place is padding."""
+        del round
+        return Draw(batches.draw(key, counts, self.batch_size), None)
+
+
+@dataclass(frozen=True)
+class Full(_Counted):
+    """All records, in every round; agents with fewer than the most have padding.
+
+    Where records are protected, every agent's sum is divided by ``records``, the largest number
+    of an agent's: a public number, the same for all, so that every record weighs alike in the
+    average model, and no count is told. The numbers themselves are the plan's, and public: the
+    relations of records keep them. Where agents are protected, one gradient of an agent's mean
+    loss over its own records is clipped, whatever their number.
+
+    Attributes:
+        records: Most records of an agent; the plan fills it in, and refuses another number.
+
+    Example:
+        >>> Full().holding(40).divisor
+        40
+    """
+
+    records: int | None = None
+
+    numbers = ("records",)
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the largest number of records; nan before a plan has said it."""
+        return float("nan") if self.records is None else self.records
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents without records, or with more than there are places."""
+        counts = np.asarray(counts)
+        most = counts.max() if self.records is None else self.records
+        wrong = np.flatnonzero((counts < 1) | (counts > most))
+        if len(wrong):
+            agent = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
+            raise ValueError(
+                f"sampler is {self}, but {agent} has {counts[wrong[0]]} records; give each at "
+                "least one, and make the plan with counts=shards.counts"
+            )
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """All records, whatever the key and the round.
+
+        Raises:
+            ValueError: Where ``records`` is None.
+        """
+        del key, round
+        positions = jnp.arange(self.places, dtype=jnp.int32)
+        padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
+        return Draw(jnp.where(padding, 0, positions), padding)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of the largest batch is records, [n]."""
+        del rounds
+        return np.asarray(counts) / self.places
+
+
+@dataclass(frozen=True)
+class Cyclic(_Dealt):
+    """Every record ``epochs`` times, exactly ``separation`` rounds apart, in a fixed order.
+
+    Record r of an agent is in the batches of the rounds r mod b, r mod b + b, ..., see
+    `dpjax.data.batches.cyclic`. For relations of records only.
+
+    Attributes:
+        epochs: How often a record takes part, k.
+        separation: Rounds between two times, b; a run has k b rounds.
+        batch_size: Places in a batch, padding included: at least the largest number of an agent's
+            records over the separation, rounded up. Sums are divided by it.
+
+    Example:
+        >>> from dpjax.plans.samplers import Cyclic
+        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(6).patterns.tolist()
+        [[0, 3], [1, 4], [2, 5]]
+    """
+
+    epochs: int
+    separation: int
+    batch_size: int
+
+    numbers = ("epochs", "separation", "batch_size")
+
+
+@dataclass(frozen=True)
+class Clients(_Dealt):
     """Clients who take turns at the agents' places, each time with another of their records.
 
     An agent is a place at the server, taken by M clients in turn: client c in the rounds c mod M,
@@ -279,12 +284,11 @@ class Clients(_Plain):
     epochs: int
     batch: int = 1
 
+    numbers = ("clients", "examples", "epochs", "batch")
+
     def __post_init__(self) -> None:
         """Refuse what is no number of clients, records or rounds."""
-        for name in ("clients", "examples", "epochs", "batch"):
-            value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
-            object.__setattr__(self, name, value)
-
+        super().__post_init__()
         if self.examples % self.batch:
             raise ValueError(
                 f"batch is {self.batch}, which does not divide examples, {self.examples}; give one "
@@ -292,62 +296,23 @@ class Clients(_Plain):
             )
 
     @property
-    def divisor(self) -> float:
-        """Sums over records are divided by those of a client in a round."""
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Records of a client in a round, b."""
         return self.batch
 
     @property
-    def _dealt(self) -> Cyclic:
-        return Cyclic(self.epochs, self.clients * self.examples // self.batch, self.batch)
-
-    @property
-    def participation(self) -> tuple[int, int]:
-        """(epochs, separation) of a record."""
-        return self._dealt.participation
+    def separation(self) -> int:  # type: ignore[override]
+        """Rounds from one in which a record takes part to the next, M N / b."""
+        return self.clients * self.examples // self.batch
 
     @property
     def turns(self) -> tuple[int, int]:
         """(times, separation) of a client: N E / b rounds, M apart."""
         return self.epochs * self.examples // self.batch, self.clients
 
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record takes part.
-
-        Raises:
-            ValueError: For another number of rounds than E M N / b.
-        """
-        wanted = self.epochs * self.clients * self.examples // self.batch
-        if rounds != wanted:
-            raise ValueError(
-                f"rounds is {rounds} for sampler {self}; give {wanted}, epochs x clients x "
-                "examples / batch, or other epochs"
-            )
-        return self._dealt.pattern(rounds)
-
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse places with more records than their clients have."""
-        held, most = self.clients * self.examples, int(np.argmax(counts))
-        if counts[most] > held:
-            place = f"agent {most}" if agents is None else str(agents[most])
-            needed = -(-int(counts[most]) // self.examples)
-            raise ValueError(
-                f"clients is {self.clients} with examples {self.examples}, {held} records a place, "
-                f"but {place} has {counts[most]}; give clients={needed}, more examples, or fewer "
-                "records"
-            )
-        self._dealt.check(counts, agents)
-
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """The round's records of every place, whatever the key."""
-        return self._dealt.draw(key, round, counts)
-
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of a place's batch is records, [T, n]."""
-        return self._dealt.filled(counts, rounds)
-
 
 @dataclass(frozen=True)
-class Poisson(_Anytime):
+class Poisson(_Counted):
     """Every record is in a batch with probability ``expected / count_i``, apart from all others.
 
     With a ``separation`` b records are dealt to b groups, record r to r mod b, and those of group
@@ -378,20 +343,17 @@ class Poisson(_Anytime):
     """
 
     expected: float
-    capacity: int
+    capacity: int = dataclasses.field()  # No default: the base's is for samplers without one.
     records: int | None = None
     separation: int = 1
 
-    counted: ClassVar[bool] = True
+    numbers = ("capacity", "records", "separation")
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
+        super().__post_init__()
         expected = _validate.single_precision("expected", self.expected, 1e-6, 2**31)
         object.__setattr__(self, "expected", expected)
-        for name in ("capacity", "records", "separation"):
-            if getattr(self, name) is not None or name != "records":
-                value = _validate.integer(name, getattr(self, name), most=2**31 - 2)
-                object.__setattr__(self, name, value)
 
     @property
     def divisor(self) -> float:
@@ -410,18 +372,6 @@ class Poisson(_Anytime):
                 "which every group has as many rounds"
             )
         return Participation(rounds, rounds // self.separation, self.separation)
-
-    def holding(self, records: int) -> "Poisson":
-        """The same sampler, for agents of at most so many records.
-
-        Args:
-            records: Most records of an agent.
-
-        Raises:
-            ValueError: For a sampler of another number.
-        """
-        _same(self.records, records)
-        return dataclasses.replace(self, records=records)
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than are expected in batches of all groups."""
@@ -445,7 +395,7 @@ class Poisson(_Anytime):
         Raises:
             ValueError: Where ``records`` is None.
         """
-        most_records = _known(self.records)
+        most_records = self.places
         counts = jnp.asarray(counts, jnp.int32)[:, None]
         # Slightly fewer than asked for, so that float32 does not draw more often than it says.
         share = self.expected * self.separation * (1 - 2.0**-20)
