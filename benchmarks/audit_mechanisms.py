@@ -328,7 +328,7 @@ def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
 def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> np.ndarray:
     """All that the plan's attacker sees and knows, [S, ...]; ``nodes`` are those that attack."""
     config, messages = made.config, record.messages
-    if config.coded:
+    if config.integer_encoded:
         # A colluder's message is taken off the sum, modulo 2^32; the signs of rotations are public.
         total = messages.reshape(*messages.shape[:2], -1)
         for agent in range(config.noise.colluders):
@@ -594,7 +594,7 @@ def _again(made: Any) -> Any:
 
 
 def _unclipped(made: Any) -> Any:
-    if made.config.coded:
+    if made.config.integer_encoded:
         return None  # Longer vectors than the limit count as zero.
     return _protecting(made, clip_norm=math.inf)
 
@@ -768,7 +768,7 @@ def row(
 
     A bound that is loose may hide a small fault: then with the next one.
     """
-    if made.config.coded:
+    if made.config.integer_encoded:
         seeds //= 2  # Whole numbers take long to draw.
     found, victim = audited(made, range(seeds), test=test)
     while True:

@@ -474,7 +474,7 @@ class Privatizer(Protocol):
         """Add the noise to a payload; its state is the only place with a key.
 
         An `IntegerEncoded` one gives the payload another form. Methods read its sums by
-        `Round.mean` alone, and its noise design says so: ``coded = True``.
+        `Round.mean` alone, and its noise design says so: ``integer_encoded = True``.
 
         Scalars of whole numbers in that state count rounds; what is neither these nor a key is
         past noise, which is drawn again on resume.

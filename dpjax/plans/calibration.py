@@ -148,17 +148,17 @@ class Calibrated(Protocol):
         [n, q], in units of what is clipped; correlated noise over agents is drawn with it. None
         where no one map says it: noise that is not Gaussian, or another in each round.
         """
-        ...
+        return None
 
     @property
     def strategy(self) -> Float[np.ndarray, "t t"] | None:
         """C over rounds; None where noise is fresh in every round."""
-        ...
+        return None
 
     @property
     def design(self) -> design_.Design | None:
         """The optimised design over agents; None where there is none to save."""
-        ...
+        return None
 
     @property
     def secrets(self) -> records.Secrets | None:
@@ -174,7 +174,7 @@ class Calibrated(Protocol):
 
     def frozen(self) -> "Calibrated":
         """The same on copies that nobody can change afterwards."""
-        ...
+        return self
 
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
@@ -187,8 +187,12 @@ class Calibrated(Protocol):
         ...
 
     def grid(self, target: Target) -> finite.Grid:
-        """The grid that a release's noisy sums are rounded to."""
-        ...
+        """The grid that a release's noisy sums are rounded to; refused for simulated noise.
+
+        Raises:
+            ValueError: By default.
+        """
+        raise ValueError(f"release is True with {type(self).__name__}, noise of simulations alone")
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn; hashable."""

@@ -359,7 +359,7 @@ def check(config: Any) -> None:
         )
     _check_variance(config, method_row, noise_row)
     aggregate = getattr(getattr(config.method, "exchange", None), "aggregate", None)
-    if getattr(aggregate, "whole", False) and not config.coded:
+    if getattr(aggregate, "whole", False) and not config.integer_encoded:
         raise ValueError(
             f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
             "plans.integers.Discrete, or algorithms.exchange.Trusted"

@@ -111,9 +111,9 @@ class Config:
         return "non_private" if self.noise is None else self.noise.label
 
     @property
-    def coded(self) -> bool:
+    def integer_encoded(self) -> bool:
         """Whether noise makes integers of the payload, see `dpjax.protocols.IntegerEncoded`."""
-        return getattr(self.noise, "coded", False)
+        return getattr(self.noise, "integer_encoded", False)
 
     @property
     def accountant(self) -> str | None:

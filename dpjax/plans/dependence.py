@@ -107,7 +107,7 @@ def _loop(
 
 @functools.lru_cache(maxsize=64)
 def check(
-    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], coded: bool = False
+    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], integer_encoded: bool = False
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.
 
@@ -124,7 +124,7 @@ def check(
         method: What agents compute, keep and send.
         optimizer: What turns noisy means into updates.
         mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
-        coded: Whether noise gives the payload another form, of whole numbers.
+        integer_encoded: Whether noise gives the payload another form, of whole numbers.
 
     Raises:
         ValueError: Naming the first leaf of a message, of what is public or of what is released
@@ -138,7 +138,7 @@ def check(
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query, chain = _Query(), optimizer.chain(arrays)
     noisy = payload = jax.eval_shape(method.payload, models)
-    if coded:
+    if integer_encoded:
         entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
         noisy = like((n, entries), jnp.uint32)
 
@@ -149,7 +149,9 @@ def check(
         return jax.tree.map(of_all, payload)
 
     def context(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
-        return Round(arrays, batch, query, chain, 1.0, key, round, opened if coded else None)
+        return Round(
+            arrays, batch, query, chain, 1.0, key, round, opened if integer_encoded else None
+        )
 
     def start(arrays: Any, models: Any, key: Any) -> Any:
         return method.start(context(arrays, key, 0, None), models)

@@ -11,10 +11,9 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, records
-from dpjax.mechanism import design as design_
 from dpjax.plans import compatibility
-from dpjax.plans.calibration import Target
-from dpjax.plans.noise import check_sum_only
+from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans.noise import InShares, check_one_epsilon
 from dpjax.protocols import IntegerEncoded, Privatizer
 from dpjax.secagg import lattice
 from dpjax.secagg.lattice import SumCode
@@ -30,7 +29,7 @@ _LONGER = 1.01
 
 
 @dataclass(frozen=True)
-class Discrete:
+class Discrete(InShares):
     """Whole numbers with discrete Gaussian noise in shares, for a sum that is opened alone.
 
     A payload of k entries is rotated by public signs and a Hadamard matrix, rounded on a grid,
@@ -78,35 +77,16 @@ class Discrete:
     variance: int | None = None
 
     label: ClassVar[str] = "discrete"
-    coded: ClassVar[bool] = True
-    sealed: ClassVar[bool] = True
+    integer_encoded: ClassVar[bool] = True
     temporal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse what is no vector, no number of agents, or too little noise for a grid."""
+        super().__post_init__()
         object.__setattr__(self, "size", _validate.integer("size", self.size, most=2**24))
-        for name in ("dropouts", "colluders"):
-            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
-            object.__setattr__(self, name, value)
         if self.variance is not None:
             variance = _validate.integer("variance", self.variance, least=_LEAST, most=lattice.MOST)
             object.__setattr__(self, "variance", variance)
-
-    def cohort(self, agents: int) -> discrete.Cohort:
-        """The agents of a round.
-
-        Args:
-            agents: Number of agents n.
-
-        Raises:
-            ValueError: Where none is left to hide the others.
-        """
-        if agents - self.dropouts - self.colluders < 1:
-            raise ValueError(
-                f"noise is {self} for {agents} agents, of whom none is left to hide the others; "
-                "give fewer dropouts and colluders"
-            )
-        return discrete.Cohort(agents, self.dropouts, self.colluders)
 
     def calibrate(self, target: Target) -> "Lattice":
         """Choose grid and modulus for a budget.
@@ -127,11 +107,12 @@ class Discrete:
         variance = _LEAST
         while variance <= lattice.MOST:
             try:
-                made = self._on_grid(target, variance)
+                noise = self._on_grid(target, variance)
             except ValueError:  # Rounding alone takes the budget, or the grid is too fine.
-                made = None
-            if made is not None and made.code.sensitivity <= _LONGER * made.code.bound:
-                return made
+                pass
+            else:
+                if noise.code.sensitivity <= _LONGER * noise.code.bound:
+                    return noise
             variance *= 2
         raise ValueError(
             f"budget is {target.budget}, and there is no grid on which rounding {self.size} "
@@ -149,13 +130,9 @@ class Discrete:
             ValueError: As `calibrate`.
         """
         compatibility.check_noise(self, target.method, target.protect)
-        check_sum_only(self, target)
+        self.check_sums(target)
         self.cohort(target.agents)
-        _validate.one_of("accountant", target.budget.accountant, ("zcdp",))
-        if target.budget.each is not None:
-            raise ValueError(
-                f"epsilon is {target.budget.epsilon} for noise {self.label!r}; give one for all"
-            )
+        check_one_epsilon(self, target.budget)
         if target.divisor != 1:
             raise ValueError(
                 f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
@@ -175,14 +152,11 @@ class Discrete:
             participations=target.pattern.epochs,
             relation=relation(target),
         )
-        made = Lattice(self, self._code(target, grid, variance))
-        while float(made.loss(target).epsilon[0]) > budget.largest:
+        while True:
+            noise = Lattice(self, SumCode(self.size, clip_norm, grid, target.agents, variance))
+            if float(noise.loss(target).epsilon[0]) <= budget.largest:
+                return noise
             grid *= 1 + 1e-9
-            made = Lattice(self, self._code(target, grid, variance))
-        return made
-
-    def _code(self, target: Target, grid: float, variance: int) -> SumCode:
-        return SumCode(self.size, target.protect.clip_norm, grid, target.agents, variance)
 
 
 def relation(target: Target) -> Literal["zero_out", "replace"]:
@@ -195,7 +169,7 @@ def relation(target: Target) -> Literal["zero_out", "replace"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice:
+class Lattice(Calibrated):
     """Whole numbers and their noise, at the grid that keeps a budget.
 
     Guarantee: `loss` is that of `Discrete`, from the very code that runs.
@@ -208,8 +182,6 @@ class Lattice:
     part: Discrete
     code: SumCode
 
-    strategy: ClassVar[None] = None
-    design: ClassVar[design_.Design | None] = None
     secrets: ClassVar[records.Secrets] = "shares"
 
     @property
@@ -227,10 +199,6 @@ class Lattice:
         """The loss says itself what the first rounds spend."""
         return True
 
-    def frozen(self) -> "Lattice":
-        """Itself: nothing in it changes."""
-        return self
-
     def check(self, target: Target) -> None:
         """Refuse a code of other vectors, agents or noise than the target's.
 
@@ -238,21 +206,13 @@ class Lattice:
             ValueError: Naming what does not fit.
         """
         self.part.check(target)
-        wanted = {
-            "size": self.part.size,
-            "clients": target.agents,
-            "bound": target.protect.clip_norm,
-            "variance": self.part.variance or self.code.variance,
-        }
-        for name, value in wanted.items():
-            if getattr(self.code, name) != value:
-                raise ValueError(
-                    f"code has {name} {getattr(self.code, name)}, the plan {value}; make the plan "
-                    "from one config with plan.make"
-                )
-        if self.code.variance < _LEAST:
+        code = self.code
+        variance = self.part.variance or max(code.variance, _LEAST)
+        wanted = self.part.size, target.agents, target.protect.clip_norm, variance
+        if (code.size, code.clients, code.bound, code.variance) != wanted:
             raise ValueError(
-                f"code has variance {self.code.variance} squared grid units; give 4 or more"
+                f"code is {code} for noise {self.part}, {target.agents} agents and clip norm "
+                f"{target.protect.clip_norm:g}; make the plan from one config with plan.make"
             )
 
     def loss(self, target: Target) -> budget_.ConcentratedLoss:
@@ -267,16 +227,6 @@ class Lattice:
         every = np.ones(target.agents)
         epsilon = spent.epsilon(target.budget.delta)
         return budget_.ConcentratedLoss(spent.rho * every, epsilon * every, 0)
-
-    def grid(self, target: Target) -> finite.Grid:
-        """Refused: its releases are many processes, each with keys of its own.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"release is True with noise {self.part.label!r}; a run in one process holds all"
-        )
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> "DiscretePrivatizer":
         """How it is drawn."""

@@ -5,6 +5,7 @@ the attacker, what it cannot take away is calibrated by `dpjax.accounting.views`
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,9 @@ from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Target
-from dpjax.plans.noise import Shaped
+from dpjax.plans.noise import ScaledNoise
 from dpjax.plans.protect import Protect
+from dpjax.plans.strategies import Fixed
 from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 
@@ -30,7 +32,7 @@ _ROUNDING = 1 + 2.0**-20
 
 
 @dataclass(frozen=True)
-class PairKeys(Shaped):
+class PairKeys(ScaledNoise):
     """DECOR with keys at both ends: own noise, and a secret of the two ends of every link.
 
     Agent i adds s (z_i + sqrt(shared) sum over its links of +-z_e), each z from a key of its own:
@@ -74,7 +76,8 @@ class PairKeys(Shaped):
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
             steps = target.method.gossip_steps  # type: ignore[union-attr]
-        each = _decor(*_key(target), self.shared, steps, target.protect, target.pattern)
+        options = (("shared", self.shared), ("gossip_steps", steps))
+        each = _largest(views.decor, options, Fixed(target.mixing), target.protect, target.pattern)
         return each * (target.protect.sensitivity * _ROUNDING)
 
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
@@ -88,7 +91,7 @@ class PairKeys(Shaped):
 
 
 @dataclass(frozen=True)
-class ZeroSum(Shaped):
+class ZeroSum(ScaledNoise):
     """Zip-DL's noise: another one on each message of a sender, summing to zero over them.
 
     Guarantee: against "node" (each single agent) or a "coalition", and only for gradients that do
@@ -121,8 +124,9 @@ class ZeroSum(Shaped):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
-        each = _zipped(*_key(target), self.over, target.protect, target.pattern)
-        return each * (target.protect.sensitivity * self._moved(target) * _ROUNDING)
+        options, network = (("zero_sum", self.over),), Fixed(target.mixing)
+        each = _largest(views.zip_dl, options, network, target.protect, target.pattern)
+        return each * (target.protect.sensitivity * self._sensitivity(target) * _ROUNDING)
 
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
         """What the messages' noise adds to the models after the exchange, over the step."""
@@ -130,7 +134,9 @@ class ZeroSum(Shaped):
         gather = np.zeros((target.agents, len(sent.sender)))
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
         return (
-            gather @ noise_.projection(sent.sender, sent.receiver, self.over) / self._moved(target)
+            gather
+            @ noise_.projection(sent.sender, sent.receiver, self.over)
+            / self._sensitivity(target)
         )
 
     def drawn(self, target: Target) -> "ZeroSumPrivatizer":
@@ -139,7 +145,7 @@ class ZeroSum(Shaped):
         pairs = tuple(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
         return ZeroSumPrivatizer(target.rounds, pairs, self.over)
 
-    def _moved(self, target: Target) -> float:
+    def _sensitivity(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
         step = max(target.first_step, float(np.float32(target.first_step)))
         method: Any = target.method
@@ -205,39 +211,16 @@ class ZeroSumPrivatizer(Privatizer):
         return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
 
 
-def _key(target: Target) -> tuple[bytes, tuple[int, ...]]:
-    matrix = np.ascontiguousarray(target.mixing, np.float64)
-    return matrix.tobytes(), matrix.shape
-
-
 @functools.lru_cache(maxsize=64)
-def _decor(
-    mixing: bytes,
-    shape: tuple[int, ...],
-    shared: float,
-    gossip_steps: int,
+def _largest(
+    view: Callable[..., Any],
+    options: tuple[tuple[str, Any], ...],
+    network: Fixed,
     protect: Protect,
     pattern: Participation,
 ) -> Float[np.ndarray, " n"]:
-    matrix = np.frombuffer(mixing).reshape(shape)
-    algorithm = views.decor(matrix, 1.0, shared, gossip_steps=gossip_steps)
-    return _largest(algorithm, protect, pattern, shape[-1])
-
-
-@functools.lru_cache(maxsize=64)
-def _zipped(
-    mixing: bytes,
-    shape: tuple[int, ...],
-    over: noise_.Over,
-    protect: Protect,
-    pattern: Participation,
-) -> Float[np.ndarray, " n"]:
-    algorithm = views.zip_dl(np.frombuffer(mixing).reshape(shape), zero_sum=over)
-    return _largest(algorithm, protect, pattern, shape[-1])
-
-
-def _largest(algorithm: Any, protect: Protect, pattern: Participation, n: int) -> np.ndarray:
     """[n] largest loss to the attackers, at clip 1, noise 1 and zero-out; 0 for attackers."""
+    algorithm, n = view(network.matrix, **dict(options)), network.matrix.shape[-1]
     if protect.attacker == "outsider":
         every = [algorithm.ldp()]
     elif protect.attacker == "coalition":

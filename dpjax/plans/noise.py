@@ -5,6 +5,7 @@ stands here once: the bound that a budget asks for, the factor that runs, and wh
 """
 
 import abc
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from dpjax import _validate
 from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, precision, records
+from dpjax.accounting import discrete, finite, precision, records
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.plans import compatibility, strategies
-from dpjax.plans.calibration import Factored, Target
+from dpjax.plans.calibration import Calibrated, Factored, Target
+from dpjax.plans.protect import Budget
 from dpjax.protocols import Privatizer
-from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
 
 __all__ = [
@@ -95,7 +96,7 @@ class Correlated:
         if design is None:
             design = self.over_agents(target, bound, joint)
         else:
-            self.check(design, target)
+            _check_design(design, *self.described(target))
         design.check(target.mixing, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
@@ -114,22 +115,12 @@ class Correlated:
         self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
     ) -> design_.Design:
         """The design over agents; ``joint`` is what a strategy brings with it."""
-        kind = "independent" if self.temporal else self.label
-        return design_.make(kind, target.mixing, bound)
+        kind, horizon, options = self.described(target)
+        return design_.make(kind, target.mixing, bound, horizon=horizon, **options)
 
-    def check(self, design: design_.Design, target: Target) -> None:
-        """Refuse a given design of another kind."""
-        kind = "independent" if self.temporal else self.label
-        if design.kind != kind or design.horizon is not None:
-            raise ValueError(
-                f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
-                f"{kind!r} with horizon None; make a design for this config"
-            )
-        if design.options.get("subgroups") is not None:
-            raise ValueError(
-                f"design has subgroups {design.options['subgroups']}, the config None; make a "
-                "design for this config"
-            )
+    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+        """Kind, horizon and options of the design over agents, as it is made and saved."""
+        return "independent" if self.temporal else self.label, None, {}
 
 
 class Independent(Correlated):
@@ -188,55 +179,24 @@ class Whisper(Correlated):
         if self.max_variance is not None:
             ratio = _validate.number("max_variance", self.max_variance)
             object.__setattr__(self, "max_variance", ratio)
-        groups: Any = self.subgroups
-        if groups is None:
-            return
-        listed = isinstance(groups, list | tuple) and len(groups)
-        if not listed or not all(isinstance(group, list | tuple) for group in groups):
-            raise ValueError(
-                f"subgroups is {_validate.shown(groups)}; give a sequence of sequences of agents, "
-                "or None"
-            )
-        plain = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
-        object.__setattr__(self, "subgroups", plain)
+        if self.subgroups is not None:
+            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in self.subgroups)
+            object.__setattr__(self, "subgroups", groups)
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """What records call it: "whisper" for one step, "whisper_horizon" for more."""
         return "whisper" if self.horizon is None else "whisper_horizon"
 
-    def _horizon(self, target: Target) -> int | None:
-        return target.rounds if self.horizon == "run" else self.horizon
-
-    def over_agents(
-        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
-    ) -> design_.Design:
-        """The design over agents."""
-        options: dict[str, Any] = {}
-        if self.max_variance is not None:
-            options["max_variance"] = self.max_variance
-        if self.subgroups is not None:
-            options["subgroups"] = self.subgroups
-        horizon = self._horizon(target)
+    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+        """Its horizon, limit and groups, and step sizes where these differ."""
+        horizon = target.rounds if self.horizon == "run" else self.horizon
+        names = ("max_variance", "subgroups")
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         # A horizon may lie beyond the run's rounds.
         if horizon is not None and ((steps := target.steps(horizon)) != 1).any():
             options["step_sizes"] = steps
-        return design_.make(self.label, target.mixing, bound, horizon=horizon, **options)
-
-    def check(self, design: design_.Design, target: Target) -> None:
-        """Refuse a given design of another kind, horizon or grouping."""
-        horizon = self._horizon(target)
-        if design.kind != self.label or design.horizon != horizon:
-            raise ValueError(
-                f"design is {design.kind!r} with horizon {design.horizon}, the config asks for "
-                f"{self.label!r} with horizon {horizon}; make a design for this config"
-            )
-        groups = None if self.subgroups is None else [list(group) for group in self.subgroups]
-        if design.options.get("subgroups") != groups:
-            raise ValueError(
-                f"design has subgroups {design.options.get('subgroups')}, the config {groups}; "
-                "make a design for this config"
-            )
+        return self.label, horizon, options
 
 
 class AntiPgd(Correlated):
@@ -317,13 +277,9 @@ class SpaceTime(Correlated):
         assert joint is not None
         return strategies.spatial(target.mixing, joint, bound)
 
-    def check(self, design: design_.Design, target: Target) -> None:
-        """Refuse a given design of another kind."""
-        if design.kind != self.label:
-            raise ValueError(
-                f"design is {design.kind!r}, the config asks for {self.label!r}; make a design "
-                "for this config"
-            )
+    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+        """A part of a joint design."""
+        return self.label, None, {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,20 +348,33 @@ class Covariance(Correlated):
     def over_agents(
         self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
     ) -> design_.Design:
-        """The design, scaled to the bound."""
-        if self.matrix is None:
+        """The least multiple of R that keeps the bound: its shape matters, not its scale."""
+        matrix, n = self.matrix, target.agents
+        shape = getattr(matrix, "shape", None)
+        if matrix is None or shape != (n, n):
             raise ValueError(
-                f"matrix is None for the covariance {self.name!r}; give it, or a design made of it"
+                f"covariance {self.name!r} is {shape} for {n} agents; give {(n, n)}, or a design "
+                "that was made of it"
             )
-        return _scaled_design(self.matrix, target.mixing, bound, self.name)
+        if matrix.any():
+            # A power of two: nothing is rounded, and squares neither vanish nor overflow.
+            matrix = matrix * 2.0 ** -np.round(np.log2(float(np.max(np.abs(matrix)))))
+        # Refuses a matrix that is not symmetric, or indefinite, or singular in its messages.
+        diagonal = precision.inverse_diagonal(matrix)
+        excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
+        scaled = (matrix + matrix.T) / 2 * excess
+        kind, _, options = self.described(target)
+        return dataclasses.replace(
+            design_.make("independent", target.mixing, bound),
+            kind=kind,
+            covariance=scaled,
+            value=spatial.energy(scaled, target.mixing),
+            options=options,
+        )
 
-    def check(self, design: design_.Design, target: Target) -> None:
-        """Refuse a design of another covariance."""
-        if design.kind != _KIND or design.options.get("name") != self.name:
-            raise ValueError(
-                f"design is {design.kind!r} of the covariance {design.options.get('name')!r}, the "
-                f"config's is {self.name!r}; give the config that name"
-            )
+    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+        """The user's name for it."""
+        return "covariance", None, {"name": self.name}
 
 
 PARTS: tuple[Correlated, ...] = (
@@ -434,70 +403,41 @@ def named(label: str | None) -> Correlated | None:
     """
     if label is None or label == "non_private":
         return None
-    if label == "central":
-        raise ValueError(
-            "design is 'central', the trusted-server reference, whose covariance is singular: "
-            f"outsiders are not defended against; choose one of {', '.join(LABELS)}"
-        )
     _validate.one_of("design", label, LABELS)
     return PARTS[LABELS.index(label) - 1]
 
 
-_KIND = "covariance"
-"""What a design made of a covariance of the user's is called in its file."""
+def _check_design(
+    design: design_.Design, kind: str, horizon: int | None, options: dict[str, Any]
+) -> None:
+    """Refuse a given design of another kind, horizon, grouping or name."""
+    groups = options.get("subgroups")
+    wanted = {
+        "kind": (design.kind, kind),
+        "horizon": (design.horizon, horizon),
+        "subgroups": (design.options.get("subgroups"), groups and [*map(list, groups)]),
+        "name": (design.options.get("name"), options.get("name")),
+    }
+    for name, (given, own) in wanted.items():
+        if given != own:
+            raise ValueError(
+                f"design is {design.kind!r} of {name} {given!r}, the config's is {own!r}; make a "
+                "design for this config"
+            )
 
 
-def _scaled_design(
-    covariance: Float[np.ndarray, "n n"],
-    mixing: Float[np.ndarray, "*p n n"],
-    precision_bound: float | Float[np.ndarray, " n"],
-    name: str,
-) -> design_.Design:
-    """Return c R with the least c that keeps the bound.
-
-    c = max_i [R^-1]_ii / b_i, so only the shape of R matters, never its scale.
-
-    Guarantee: [(c R)^-1]_ii <= b_i for every agent, with a proven bound on the rounding; the plan
-    that is made from it audits the factor that will run, as for every design. It defends against
-    outsiders, who do not know the seed from which all agents draw: `Guarantee`.
+def check_one_epsilon(part: Any, budget: Budget) -> None:
+    """Refuse one epsilon an agent for noise that gives all the same.
 
     Args:
-        covariance: [n, n] R over agents, symmetric positive definite, at any scale.
-        mixing: [n, n] W, or a schedule [P, n, n].
-        precision_bound: b, or [n] b_i.
-        name: What records and figures call it.
-
-    Returns:
-        The design of kind "covariance"; its value is the energy of one step, tr(W R W').
+        part: The noise.
+        budget: What it may cost.
 
     Raises:
-        ValueError: For a matrix of another size, not symmetric, or singular, indefinite or nearly
-            so: some combination of the messages would then go without noise.
+        ValueError: Naming both.
     """
-    matrix = _validate.square("covariance", covariance)
-    weights = np.asarray(mixing, np.float64)
-    n = weights.shape[-1]
-    if len(matrix) != n:
-        raise ValueError(f"covariance is {matrix.shape} for {n} agents; give {(n, n)}")
-    largest = float(np.max(np.abs(matrix)))
-    if largest > 0:
-        # A power of two: nothing is rounded, and squares neither vanish nor overflow.
-        matrix = matrix * 2.0 ** -np.round(np.log2(largest))
-    limits = spatial.bounds(precision_bound, n)
-    diagonal = precision.inverse_diagonal(matrix)
-    matrix = (matrix + matrix.T) / 2
-    scaled = matrix * (float(np.max(diagonal / limits)) * (1 + 1e-12))
-    return design_.Design(
-        kind=_KIND,
-        covariance=scaled,
-        mixing_fingerprint=mixing_.fingerprint(weights),
-        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
-        horizon=None,
-        value=spatial.energy(scaled, weights),
-        lower_bound=None,
-        converged=True,
-        options={"name": name},
-    )
+    if budget.each is not None:
+        raise ValueError(f"epsilon is {budget.epsilon} for noise {part.label!r}; give one for all")
 
 
 def _rounded(
@@ -544,7 +484,58 @@ def _rounded(
     )
 
 
-class Shaped(abc.ABC):
+class InShares:
+    """Noise of which every agent adds a share, for sums whose parts nobody sees."""
+
+    dropouts: int
+    colluders: int
+    sealed: ClassVar[bool] = True
+    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of agents."""
+        for name in ("dropouts", "colluders"):
+            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
+            object.__setattr__(self, name, value)
+
+    def cohort(self, agents: int) -> discrete.Cohort:
+        """The agents of a round.
+
+        Args:
+            agents: Number of agents n.
+
+        Raises:
+            ValueError: Where none is left to hide the others.
+        """
+        return discrete.Cohort(agents, self.dropouts, self.colluders)
+
+    def check_sums(self, target: Target) -> None:
+        """Refuse an exchange that shows single messages, or opens sums of too few.
+
+        Args:
+            target: What the noise is for.
+
+        Raises:
+            ValueError: Naming the exchange and the remedy.
+        """
+        exchange = getattr(target.method, "exchange", None)
+        aggregate: Any = exchange.aggregate if isinstance(exchange, Server) else None
+        if not getattr(aggregate, "sealed", False):
+            raise ValueError(
+                f"method has exchange {exchange}, which shows single messages, with noise {self}, "
+                "of which each has a share; give an aggregate that shows the sum alone, or "
+                "noise.Independent() and attacker='outsider'"
+            )
+        agents, survivors = target.agents, max(aggregate.least(target.agents), 0)
+        if survivors < agents - self.dropouts:
+            remedy = f"dropouts={agents - survivors}, or " if survivors else ""
+            raise ValueError(
+                f"aggregate opens sums of {survivors} of {agents} agents with noise {self}; give "
+                f"{remedy}an aggregate that aborts earlier"
+            )
+
+
+class ScaledNoise(abc.ABC):
     """A noise design that is one shape times one scale."""
 
     label = ""
@@ -564,7 +555,7 @@ class Shaped(abc.ABC):
     def drawn(self, target: Target) -> Privatizer:
         """How it is drawn, from ``arrays["noise_scale"]``."""
 
-    def calibrate(self, target: Target) -> "Scaled":
+    def calibrate(self, target: Target) -> "CalibratedScale":
         """Make the noise for a budget on a network.
 
         Args:
@@ -587,15 +578,15 @@ class Shaped(abc.ABC):
             )
         largest = float(np.max(unit / budget.allowed_mu()))
         scale = np.float32(_validate.spread("scale", largest))
-        allowed = np.broadcast_to(budget.epsilon, unit.shape)
-        scaled = Scaled(self, scale, self.source(target))
-        while (scaled.loss(target).epsilon > allowed).any():
-            scaled = Scaled(self, np.nextafter(scaled.scale, np.float32(np.inf)), scaled.source)
-        return scaled
+        noise = CalibratedScale(self, scale, self.source(target))
+        while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
+            more = np.nextafter(noise.scale, np.float32(np.inf))
+            noise = CalibratedScale(self, more, noise.source)
+        return noise
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class CalibratedScale(Calibrated):
     """A shape of noise at the scale that keeps a budget.
 
     Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
@@ -603,15 +594,12 @@ class Scaled:
     Attributes:
         part: The design.
         scale: Float32 factor of all noise.
-        source: [n, q] as `Shaped.source`, at scale 1.
+        source: [n, q] as `ScaledNoise.source`, at scale 1.
     """
 
-    part: Shaped
+    part: ScaledNoise
     scale: np.float32
     source: Float[np.ndarray, "n q"]
-
-    strategy: ClassVar[None] = None
-    design: ClassVar[design_.Design | None] = None
 
     @property
     def secrets(self) -> records.Secrets | None:
@@ -632,9 +620,9 @@ class Scaled:
         """Not under "view": what a round costs there depends on how many follow."""
         return target.protect.gradients == "any"
 
-    def frozen(self) -> "Scaled":
+    def frozen(self) -> "CalibratedScale":
         """The same on a copy that nobody can change afterwards."""
-        return Scaled(self.part, np.float32(self.scale), fixed(self.source))
+        return CalibratedScale(self.part, np.float32(self.scale), fixed(self.source))
 
     def check(self, target: Target) -> None:
         """Refuse a scale that float32 noise cannot have, and what the design does not join.
@@ -651,23 +639,13 @@ class Scaled:
         squared = target.protect.sensitivity**2 * target.over_rounds(None)
         return target.budget.spent(mu, mu**2 / squared)
 
-    def grid(self, target: Target) -> finite.Grid:
-        """Refused: its releases are many processes, each with keys of its own.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"release is True with noise {self.part.label!r}; a run in one process holds all"
-        )
-
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""
         return self.part.drawn(target)
 
 
 @dataclass(frozen=True)
-class Aggregate(Shaped):
+class Aggregate(ScaledNoise, InShares):
     """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
 
     Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
@@ -700,38 +678,13 @@ class Aggregate(Shaped):
     colluders: int = 0
 
     label, secrets = "aggregate", "shares"
-    sealed = True
-    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number of agents."""
-        for name in ("dropouts", "colluders"):
-            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
-            object.__setattr__(self, name, value)
-
-    def shares(self, agents: int) -> int:
-        """Shares of noise in a sum that the aggregator does not know, at least.
-
-        Args:
-            agents: Number of agents n.
-
-        Raises:
-            ValueError: Where none is left.
-        """
-        left = agents - self.dropouts - self.colluders
-        if left < 1:
-            raise ValueError(
-                f"noise is {self} for {agents} agents, of whom none is left to hide the others; "
-                "give fewer dropouts and colluders"
-            )
-        return left
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
-        check_sum_only(self, target)
+        self.check_sums(target)
         rounds = target.over_rounds(None)
-        mu = target.protect.sensitivity * math.sqrt(rounds / self.shares(target.agents)) * MARGIN
-        return np.full(target.agents, mu)
+        root = math.sqrt(rounds / self.cohort(target.agents).honest)
+        return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
     def source(self, target: Target) -> Float[np.ndarray, "n n"]:
         """Every agent's own normals."""
@@ -740,33 +693,6 @@ class Aggregate(Shaped):
     def drawn(self, target: Target) -> "AggregatePrivatizer":
         """Independent normals."""
         return AggregatePrivatizer(target.rounds, target.agents)
-
-
-def check_sum_only(part: Any, target: Target) -> None:
-    """Refuse an exchange that shows single messages, or opens sums of too few.
-
-    Args:
-        part: Noise in shares, with the ``dropouts`` that it makes up for.
-        target: What it is for.
-
-    Raises:
-        ValueError: Naming the exchange and the remedy.
-    """
-    exchange = getattr(target.method, "exchange", None)
-    aggregate: Any = exchange.aggregate if isinstance(exchange, Server) else None
-    if not getattr(aggregate, "sealed", False):
-        raise ValueError(
-            f"method has exchange {exchange}, which shows single messages, with noise {part}, of "
-            "which each has a share; give an aggregate that shows the sum alone, or "
-            "noise.Independent() and attacker='outsider'"
-        )
-    agents, least = target.agents, aggregate.least(target.agents)
-    if least < agents - part.dropouts:
-        remedy = f"dropouts={agents - least}, or " if least > 0 else ""
-        raise ValueError(
-            f"aggregate opens sums of {max(least, 0)} of {agents} agents with noise {part}; give "
-            f"{remedy}an aggregate that aborts earlier"
-        )
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Plan:
             object.__setattr__(self, "noise", self.noise.frozen())
         method: Any = self.method  # Hashable, as all parts are.
         dependence.check(
-            method, self.config.optimizer.shared(), self.mixing.shape, self.config.coded
+            method, self.config.optimizer.shared(), self.mixing.shape, self.config.integer_encoded
         )
         guarantees.audit(self.config, self.mixing, self.noise, self.guarantee, self.counts)
 
@@ -405,7 +405,7 @@ def make(
     n = matrix.shape[-1]
     method: Any = calibration.on_network(config.method, matrix)  # Hashable, as all parts are.
     # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
-    dependence.check(method, config.optimizer.shared(), matrix.shape, config.coded)
+    dependence.check(method, config.optimizer.shared(), matrix.shape, config.integer_encoded)
     records = guarantees.checked_counts(config, counts, n)
     pieces = {"design": design, "strategy": strategy}
     pieces = {name: piece for name, piece in pieces.items() if piece is not None}

@@ -6,8 +6,8 @@ said how far its private payload moves in each round.
 
 import abc
 import dataclasses
-import warnings
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,9 +20,10 @@ from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, pure, records
-from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility, guarantees
-from dpjax.plans.calibration import Target
+from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans.noise import check_one_epsilon
+from dpjax.plans.protect import Budget
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
@@ -55,26 +56,26 @@ class _Scheduled(abc.ABC):
     temporal: ClassVar[bool] = True
     kind: ClassVar[Literal["laplace", "normal"]]
     norm: ClassVar[Literal["l1", "l2"]]
+    total: ClassVar[Callable[..., float]]
+    """``total(moves, scales)``: epsilon or mu of all rounds together."""
+    allowed: ClassVar[Any]
+    """What a budget allows of that."""
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule, and keep plain numbers."""
-        given: Any = self.schedule
-        scales = _validate.numbers("schedule", given)
-        if scales is None:
-            ratio = _validate.positive("schedule", given)
-            if ratio > 1:
-                raise ValueError(
-                    f"schedule is {_validate.shown(given)}; give a ratio of at most 1, or relative "
-                    "scales, one a round"
-                )
-            object.__setattr__(self, "schedule", ratio)
-            return
-        if min(scales) < 0 or max(scales) == 0:
+        schedule: Any = _validate.numbers("schedule", self.schedule)
+        if schedule is None:
+            schedule = _validate.positive("schedule", self.schedule)
+            fits = schedule <= 1
+        else:
+            fits = min(schedule) >= 0 and max(schedule) > 0
+        if not fits:
             raise ValueError(
-                f"schedule is {_validate.shown(given)}; give relative scales, one a round, none "
-                "below 0 and one above; 0 is for rounds whose payload does not move"
+                f"schedule is {_validate.shown(self.schedule)}; give a ratio of at most 1, or "
+                "relative scales, one a round, none below 0 and one above; 0 is for rounds whose "
+                "payload does not move"
             )
-        object.__setattr__(self, "schedule", scales)
+        object.__setattr__(self, "schedule", schedule)
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
         """Scales over the largest one.
@@ -107,7 +108,7 @@ class _Scheduled(abc.ABC):
                 norm of other noise, or scales that float32 cannot hold.
         """
         self.check(target)
-        moves, profile = moved(target), self.relative(target.rounds)
+        moves, profile = sensitivities(target), self.relative(target.rounds)
         if not (moves > 0).any():
             raise ValueError(
                 f"method {type(target.method).__name__} shows no gradient in {target.rounds} "
@@ -118,21 +119,12 @@ class _Scheduled(abc.ABC):
                 f"schedule is {_validate.shown(self.schedule)}, with a scale of 0 in a round whose "
                 "payload moves; give noise to every round that a step is seen in, the one after it"
             )
-        scale = self.largest_scale(moves, profile, target)
-        made = self.at(scale, profile, moves)
-        while (made.loss(target).epsilon > target.budget.largest).any():
+        scale = self.total(moves, profile) / float(self.allowed(target.budget))
+        noise = self.at(scale, profile, moves)
+        while (noise.loss(target).epsilon > target.budget.largest).any():
             scale *= 1 + 2.0**-22
-            made = self.at(scale, profile, moves)
-        lost = np.flatnonzero((made.scales > 0) & (made.scales < 2.0**-23))
-        if lost.size and jnp.result_type(float) == np.float32:
-            warnings.warn(
-                f"scale is {made.scales[lost[0]]:.2g} from round {lost[0] + 1:,} on, finer than "
-                "float32 numbers of size 1 (1.2e-7), which then go out without noise; train in "
-                "float64 (JAX_ENABLE_X64=1), or give fewer rounds or a larger ratio",
-                LostNoiseWarning,
-                stacklevel=2,
-            )
-        return made
+            noise = self.at(scale, profile, moves)
+        return noise
 
     def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "ScheduledNoise":
         """The noise of a largest scale, rounded up to float32.
@@ -143,11 +135,12 @@ class _Scheduled(abc.ABC):
             moves: [T, P] how far the payload moves.
         """
         wide = scale * profile
-        _check_scales(wide)
         scales = wide.astype(np.float32)
         low = scales < wide
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        return ScheduledNoise(self, scales, moves)
+        noise = ScheduledNoise(self, scales, moves)
+        noise.check_scales()
+        return noise
 
     def check(self, target: Target) -> None:
         """Refuse a target of other noise.
@@ -156,21 +149,8 @@ class _Scheduled(abc.ABC):
             target: What the noise is for.
         """
         compatibility.check_noise(self, target.method, target.protect)
-        if target.budget.each is not None:
-            raise ValueError(
-                f"epsilon is {target.budget.epsilon} for noise {self.label!r}; give one for all"
-            )
-        wanted = ("pure",) if self.kind == "laplace" else budget_.ACCOUNTANTS
-        _validate.one_of("accountant", target.budget.accountant, wanted)
-        if target.protect.norm != self.norm:
-            raise ValueError(
-                f"norm is {target.protect.norm!r} for noise {self.label!r}, whose loss is of "
-                f"moves in {self.norm!r}: give Protect(..., norm={self.norm!r})"
-            )
-
-    @abc.abstractmethod
-    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
-        """The largest scale at which the budget is met, up to rounding."""
+        check_one_epsilon(self, target.budget)
+        _validate.one_of("norm", target.protect.norm, (self.norm,))
 
     @abc.abstractmethod
     def loss(
@@ -200,14 +180,12 @@ class Laplace(_Scheduled):
 
     label, kind, norm = "laplace", "laplace", "l1"
 
-    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
-        """Epsilon at scale 1 over the budget's."""
-        return pure.epsilon_of_moves(moves, profile) / target.budget.largest
+    total = staticmethod(pure.epsilon_of_moves)
+    allowed = staticmethod(operator.attrgetter("largest"))
 
     def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.PureLoss:
         """Epsilons add up."""
-        epsilon = pure.epsilon_of_moves(moves, scales)
-        return budget_.PureLoss(np.full(target.agents, epsilon), 0)
+        return budget_.PureLoss(np.full(target.agents, self.total(moves, scales)), 0)
 
 
 @dataclass(frozen=True)
@@ -229,19 +207,18 @@ class Normal(_Scheduled):
 
     label, kind, norm = "normal", "normal", "l2"
 
-    def largest_scale(self, moves: np.ndarray, profile: np.ndarray, target: Target) -> float:
-        """Mu at scale 1 over the one that the budget allows."""
-        return pure.mu_of_moves(moves, profile) / float(target.budget.allowed_mu())
+    total = staticmethod(pure.mu_of_moves)
+    allowed = staticmethod(Budget.allowed_mu)
 
     def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.CovarianceLoss:
         """Squares of mu add up."""
-        mu = np.full(target.agents, pure.mu_of_moves(moves, scales))
+        mu = np.full(target.agents, self.total(moves, scales))
         squared = target.protect.sensitivity**2 * target.rounds
         return target.budget.spent(mu, mu**2 / squared)
 
 
 @dataclass(frozen=True, eq=False)
-class ScheduledNoise:
+class ScheduledNoise(Calibrated):
     """Noise of a schedule at the scale that keeps a budget.
 
     Guarantee: `loss` is that of the moves and of these very scales, for an outsider.
@@ -256,9 +233,6 @@ class ScheduledNoise:
     scales: Float[np.ndarray, " t"]
     moves: Float[np.ndarray, "t p"]
 
-    strategy: ClassVar[None] = None
-    design: ClassVar[design_.Design | None] = None
-    factor: ClassVar[None] = None
     secrets: ClassVar[records.Secrets] = "own"
 
     @property
@@ -287,21 +261,16 @@ class ScheduledNoise:
                 f"scales is {self.scales.dtype} {self.scales.shape}; give float32 "
                 f"{(target.rounds,)}"
             )
-        _check_scales(self.scales)
+        self.check_scales()
+
+    def check_scales(self) -> None:
+        """Refuse scales that float32 noise cannot have; 0 is none."""
+        for scale in (self.scales.max(), self.scales[self.scales > 0].min(initial=np.inf)):
+            _validate.spread("scale", float(scale))
 
     def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
         """What every agent loses, its moves those of the target."""
-        return self.part.loss(moved(target), self.scales.astype(np.float64), target)
-
-    def grid(self, target: Target) -> finite.Grid:
-        """Refused.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError(
-            f"release is True with noise {self.part.label!r}; it runs in simulations alone"
-        )
+        return self.part.loss(sensitivities(target), self.scales.astype(np.float64), target)
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""
@@ -331,18 +300,7 @@ class ScheduledPrivatizer(Privatizer):
         return noise_.lost(payload, scale, self.kind)
 
 
-def _check_scales(scales: np.ndarray) -> None:
-    """Refuse scales that float32 noise cannot have; 0 is none."""
-    for k in (int(np.argmax(scales)), int(np.argmin(np.where(scales > 0, scales, np.inf)))):
-        if not 1e-30 <= scales[k] <= 1e30:
-            raise ValueError(
-                f"scale is {scales[k]:.3g} in round {k + 1} of {len(scales)}, at which float32 "
-                "noise vanishes or overflows; give fewer rounds, a ratio nearer to 1, or rescale "
-                "the costs"
-            )
-
-
-def moved(target: Target) -> Float[np.ndarray, "t p"]:
+def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
     """How far one agent's private payload moves in each round, in the norm of its clip.
 
     Given all messages before: what the method says of it, and of one that emits answers of the
@@ -365,10 +323,6 @@ def moved(target: Target) -> Float[np.ndarray, "t p"]:
         return np.full((target.rounds, 1), protect.sensitivity)
     steps = np.asarray(target.steps(target.rounds), np.float64) * target.first_step * _ROUNDING
     moves = np.asarray(of_method(protect.apart, steps, target.divisor, target.mixing), np.float64)
-    if moves.shape[:1] != (target.rounds,) or not (moves >= 0).all():
-        raise ValueError(
-            f"method says moves of shape {moves.shape}; give [rounds, payloads], none below 0"
-        )
     if not np.isfinite(moves).all():
         raise ValueError(
             f"method is {type(method).__name__}, whose payload moves without bound under relation "
@@ -397,14 +351,11 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
     Raises:
         ValueError: As `plan.make`.
     """
-    part = getattr(config, "noise", None)
-    if not isinstance(part, _Scheduled):
-        raise ValueError(
-            f"noise is {_validate.shown(part)}; give plans.scheduled.Laplace or Normal"
-        )
-    matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
+    part, matrix = config.noise, mixing_.check(mixing, stochastic=config.method.stochastic)
     records = guarantees.checked_counts(config, counts, matrix.shape[-1])
     target = calibration.target_of(config, matrix, records)
     part.check(target)
-    made = part.at(_validate.positive("scale", scale), part.relative(target.rounds), moved(target))
-    return float(np.max(made.loss(target).epsilon))
+    noise = part.at(
+        _validate.positive("scale", scale), part.relative(target.rounds), sensitivities(target)
+    )
+    return float(np.max(noise.loss(target).epsilon))

@@ -1,5 +1,6 @@
 """Strategies over rounds for plans: made once, checked, and as the run applies them."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -152,19 +153,11 @@ def spatial(
         The design of kind "spacetime"; its value is tr R, since the joint objective has no part of
         its own over agents.
     """
-    limits = bounds(precision_bound, len(covariance))
-    roots = np.sqrt(limits)
+    roots = np.sqrt(bounds(precision_bound, len(covariance)))
     scaled = covariance / np.outer(roots, roots)
-    return design_.Design(
-        kind="spacetime",
-        covariance=scaled,
-        mixing_fingerprint=mixing_.fingerprint(mixing),
-        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
-        horizon=None,
-        value=float(np.trace(scaled)),
-        lower_bound=None,
-        converged=True,
-    )
+    base = design_.make("independent", mixing, precision_bound)
+    value = float(np.trace(scaled))
+    return dataclasses.replace(base, kind="spacetime", covariance=scaled, value=value)
 
 
 def check(strategy: np.ndarray | None, rounds: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
+from dpjax.accounting.discrete import Cohort
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
@@ -103,7 +104,7 @@ def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
     needed = CLIP * math.sqrt(EPOCHS * EACH) / mu
     assert found == pytest.approx(needed, rel=0.05)
     # The broken twin: the shares of who is missing are counted.
-    monkeypatch.setattr(Aggregate, "shares", lambda part, agents: agents)
+    monkeypatch.setattr(Aggregate, "cohort", lambda part, agents: Cohort(agents))
     _, twin = spread(Aggregate(dropouts=2))
     assert twin < 0.9 * needed
 
@@ -158,11 +159,11 @@ def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
     [
         ({"aggregate": Sum()}, "shows single messages"),
         ({"aggregate": Trusted(2)}, "give dropouts=2"),
-        ({"part": Aggregate(3, 3)}, "none is left"),
+        ({"part": Aggregate(3, 3)}, "may drop out or collude"),
         ({"method": DSGD()}, "which noise Aggregate does not join"),
         ({"sampler": Random(1)}, "knows no clients"),
         ({"sampler": Cyclic(EPOCHS, M * EACH, 1)}, "knows no clients"),
-        ({"rounds": T + 1}, "give 12"),
+        ({"rounds": T + 1}, "give rounds=12"),
         ({"release": True}, "release is True"),
         ({"protect": Protect("zero_out_client", CLIP, attacker="node")}, "attacker 'node'"),
         ({"protect": Protect("replace_agent", CLIP, attacker="aggregator")}, "replace_agent"),

@@ -127,7 +127,7 @@ def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_pa
     read = Design.load(made.save(tmp_path / "it.npz"))
     again = plan.make(own_config(None), network, design=read)
     np.testing.assert_array_equal(again.factor, made.factor)
-    with pytest.raises(ValueError, match="covariance 'mine', the config's is 'yours'"):
+    with pytest.raises(ValueError, match="name 'mine', the config's is 'yours'"):
         plan.make(own_config(None, "yours"), network, design=read)
     with pytest.raises(ValueError, match="design is 'covariance'"):
         plan.make(make_config(), network, design=read)
@@ -140,10 +140,10 @@ def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_pa
         (np.zeros((6, 6)), "covariance is singular"),
         (np.eye(6) - 2 * np.diag(np.eye(6)[0]), "covariance is singular, nearly"),
         (np.eye(6) + np.eye(6, k=1) / 10, "covariance is not symmetric"),
-        (np.eye(5), r"covariance is \(5, 5\) for 6 agents"),
+        (np.eye(5), r"covariance '\w+' is \(5, 5\) for 6 agents"),
         (np.full((6, 6), np.nan), "covariance holds nan"),
         ("no matrix", "covariance is not an array"),
-        (None, "matrix is None for the covariance"),
+        (None, r"covariance '\w+' is None for 6 agents"),
     ],
 )
 def test_what_cannot_defend_is_refused(network, covariance, message):

@@ -208,7 +208,7 @@ def test_the_table_of_designs_and_the_plans_here_have_the_same_rows():
 @pytest.mark.parametrize("row", [row for row in PLANS if not row.endswith("any design")])
 def test_plans_protect_from_whom_security_says(row):
     if row == "central (CDP)":
-        with pytest.raises(ValueError, match="outsiders are not defended against"):
+        with pytest.raises(ValueError, match="design is 'central'; choose one of"):
             noise.named("central")
     for one in made(row):
         assert told(one) == tuple(WORDS[cell] for cell in table()[row])

@@ -159,7 +159,7 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"design": "central"}, "trusted-server reference"),
+        ({"design": "central"}, "design is 'central'; choose one of"),
         ({"design": "nothing"}, "design is 'nothing'; choose one of"),
         ({"relation": "replace"}, "relation is 'replace'"),
         ({"epsilon": 0.0}, "epsilon is 0.0"),

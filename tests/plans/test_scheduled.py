@@ -547,8 +547,8 @@ def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
         run(made, narrow, seeds=(0,), eval_every=10)
 
 
-def test_scales_that_float32_has_not_are_told_with_their_round():
-    with pytest.raises(ValueError, match="scale is .*e-3[1-9] in round 30 of 30.*fewer rounds"):
+def test_scales_that_float32_has_not_are_refused():
+    with pytest.raises(ValueError, match="scale is .*e-3[1-9], at which noise vanishes"):
         plan.make(config(noise=Laplace(0.09), optimizer=Sgd(GAMMA, decay=0.05)), MATRIX)
 
 
