@@ -32,7 +32,6 @@ from dpjax.transforms import noise as noise_
 
 __all__ = [
     "LABELS",
-    "PARTS",
     "Aggregate",
     "AntiPgd",
     "Correlated",

@@ -22,7 +22,7 @@ from dpjax.models.layer_norms import Gradients
 from dpjax.models.mlp import MLP
 from dpjax.plans import parameters, query
 
-__all__ = ["LOSSES", "Problem", "quadratics", "supervised"]
+__all__ = ["Problem", "quadratics", "supervised"]
 
 
 def check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> Any:
@@ -160,34 +160,31 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
             than parameters and examples.
     """
     one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
-    shape = _outputs(model, one).shape
-    classes = loss == "cross_entropy"
-    if len(shape) != 1 + classes:
-        wanted = "[batch, classes]" if classes else "[batch]"
-        raise ValueError(f"model maps {one.shape} to {shape}; the {loss} loss takes {wanted}")
-    if classes and largest >= shape[-1]:
-        raise ValueError(
-            f"y reaches class {int(largest)}, the model has {shape[-1]} outputs; number the "
-            "classes from 0, or widen the model"
-        )
-
-
-def _outputs(model: nn.Module, x: Any) -> Any:
-    """Shape of what a model makes of examples, with what ``init`` gave it and nothing else."""
     try:
-        params = jax.eval_shape(model.init, jax.random.key(0), x)
-        outputs = jax.eval_shape(model.apply, params, x)
+        # With what ``init`` gave it and nothing else.
+        params = jax.eval_shape(model.init, jax.random.key(0), one)
+        outputs = jax.eval_shape(model.apply, params, one)
         if not isinstance(outputs, jax.ShapeDtypeStruct):
             raise TypeError(f"it returns a {type(outputs).__name__}")
     except Exception as error:
         text = (str(error).splitlines() or [""])[0].partition(" (http")[0]
         raise ValueError(
-            f"model is {type(model).__name__}, which fails on x {x.shape} {x.dtype}: "
+            f"model is {type(model).__name__}, which fails on x {one.shape} {x.dtype}: "
             f"{type(error).__name__}: {text}; give a module whose apply(params, x) returns one "
             "array and needs no random keys and no state: dropout that is deterministic, GroupNorm "
             "in the place of BatchNorm"
         ) from error
-    return outputs
+    classes = loss == "cross_entropy"
+    if len(outputs.shape) != 1 + classes:
+        wanted = "[batch, classes]" if classes else "[batch]"
+        raise ValueError(
+            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {wanted}"
+        )
+    if classes and largest >= outputs.shape[-1]:
+        raise ValueError(
+            f"y reaches class {int(largest)}, the model has {outputs.shape[-1]} outputs; number "
+            "the classes from 0, or widen the model"
+        )
 
 
 def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:

@@ -17,7 +17,7 @@ from dpjax.plans import parameters
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 
-__all__ = ["AgentQuery", "Drawn", "RecordQuery"]
+__all__ = ["RecordQuery"]
 
 
 def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -> Any:
