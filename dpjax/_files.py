@@ -17,11 +17,12 @@ from dpjax import _validate
 __all__ = ["Lock", "archive", "create", "npz", "reading", "replace", "writing"]
 
 Content = bytes | Callable[[BinaryIO], None]
+_Path = str | os.PathLike[str]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def npz(path: str | os.PathLike[str]) -> Path:
+def npz(path: _Path) -> Path:
     """Return where a path's archive is, to write or to read: ``.npz`` is appended to bare names.
 
     Args:
@@ -39,7 +40,7 @@ def npz(path: str | os.PathLike[str]) -> Path:
     return file if file.suffix else file.with_suffix(".npz")
 
 
-def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def archive(path: _Path) -> dict[str, np.ndarray]:
     """Return all arrays of an npz file.
 
     Args:
@@ -70,7 +71,7 @@ def archive(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
+def reading(path: _Path, remedy: str) -> Iterator[None]:
     """Name the file when what reads it fails, whatever it raises: damage takes every shape.
 
     Args:
@@ -98,7 +99,7 @@ def _brief(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
+def writing(name: str, path: _Path) -> Iterator[None]:
     """Name the place when the system refuses to write there: read-only, full, no folder.
 
     Args:
@@ -138,14 +139,7 @@ class Lock:
             locks.
     """
 
-    def __init__(
-        self,
-        name: str,
-        path: str | os.PathLike[str],
-        at: Path | None = None,
-        *,
-        passing: bool = False,
-    ) -> None:
+    def __init__(self, name: str, path: _Path, at: Path | None = None, *, passing: bool = False):
         self._name, self._path, self._process = name, os.fspath(path), os.getpid()
         self._at, self._passing = Path(at or path).absolute(), passing
         with writing(name, path):

@@ -11,8 +11,6 @@ import numpy as np
 
 __all__: list[str] = []
 
-_BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
 
 def shown(value: Any) -> str:
     """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
@@ -63,12 +61,10 @@ def share(name: str, value: Any) -> float:
 
 def single_precision(name: str, value: Any, least: float, most: float) -> float:
     """Return ``value`` as a float from ``least`` to ``most``, which float32 can work with."""
+    remedy = f"give a number from {least:g} to {most:g}, which float32 can work with"
     result = positive(name, value)
     if not least <= result <= most:
-        raise ValueError(
-            f"{name} is {result!r}; give a number from {least:g} to {most:g}, which float32 "
-            "can work with"
-        )
+        raise ValueError(f"{name} is {result!r}; {remedy}")
     return result
 
 
@@ -84,24 +80,19 @@ def probability(
 
 def spread(name: str, value: Any) -> float:
     """Return a standard deviation that float32 noise can have, else raise ValueError."""
-    result = positive(name, value)
-    if not 1e-30 <= result <= 1e30:
-        raise ValueError(f"{name} is {shown(value)}, at which noise vanishes or overflows; rescale")
-    return result
+    return single_precision(name, value, 1e-30, 1e30)
 
 
 def integer(
     name: str, value: Any, *, least: int = 1, most: int | None = None, remedy: str | None = None
 ) -> int:
     """Return ``value`` as an int from ``least`` to ``most``, else raise ValueError."""
-    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-    remedy = remedy or f"give a whole number {limits}"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
-    if value < least or (most is not None and value > most):
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
-    if value >= 2**63:  # beyond the integers that arrays hold
-        raise ValueError(f"{name} is {shown(value)}; give a whole number below 2**63")
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    top = 2**63 - 1 if most is None else most  # arrays hold no more
+    if not whole or not least <= value <= top:
+        above = most is None and not (whole and value > top)
+        limits = f"of at least {least}" if above else f"from {least} to {top}"
+        raise ValueError(f"{name} is {shown(value)}; {remedy or f'give a whole number {limits}'}")
     return int(value)
 
 
@@ -117,10 +108,7 @@ def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
         raise ValueError(f"{name} is {shown(values)}; give a list, [{shown(values)}]")
     values = list(values)
     if named := [value for value in values if isinstance(value, str)]:
-        raise ValueError(
-            f"{name} names {shown(named[0])}; give agents' indices, 0 to n - 1: "
-            f"nodes.find(nodes.labels(graph), {shown(named[0])}) of dpjax.topology"
-        )
+        raise ValueError(f"{name} names {shown(named[0])}; give agents' indices (topology.nodes)")
     return [integer(name, value, least=0, most=most) for value in values]
 
 
@@ -145,10 +133,7 @@ def unmasked(name: str, value: Any) -> Any:
     """
     several = isinstance(value, list | tuple)
     if any(np.ma.is_masked(part) for part in (value if several else (value,))):
-        raise ValueError(
-            f"{name} is a masked array with masked entries, whose values would be used; leave "
-            "those records out, or fill the entries: x.filled(0.0)"
-        )
+        raise ValueError(f"{name} is a masked array with masked entries; leave out or fill these")
     return value
 
 
@@ -184,12 +169,8 @@ def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> Non
     # Another number of columns is refused by its shape.
     if own is None or trained is None or len(own) != len(trained) or own == trained:
         return
-    place = next(
-        i for i, names in enumerate(zip(own, trained, strict=True)) if names[0] != names[1]
-    )
     raise ValueError(
-        f"{name} has column {shown(own[place])} at position {place}, train x has "
-        f"{shown(trained[place])}; give the columns of train x, in its order: "
+        f"{name} has columns {shown(list(own))}; give those of train x, in its order: "
         f"{shown(list(trained))}"
     )
 
@@ -201,12 +182,10 @@ def check_rows(name: str, x: Any, y: Any) -> None:
     # Lists have a method of this name.
     if not hasattr(one, "equals") or not hasattr(two, "equals") or one.equals(two):
         return
-    for row, (of_x, of_y) in enumerate(zip(one, two, strict=False)):
-        if of_x != of_y:
-            raise ValueError(
-                f"{name}y has index {shown(of_y)} in row {row}, {name}x has {shown(of_x)}; give "
-                "y.loc[x.index], or y.to_numpy() where rows belong together as they stand"
-            )
+    raise ValueError(
+        f"{name}y has another index than {name}x; give y.loc[x.index], or y.to_numpy() where rows "
+        "belong together as they stand"
+    )
 
 
 def single(name: str, value: Any) -> np.ndarray:
@@ -311,16 +290,11 @@ def memory(
     size, most = math.prod(map(int, shape)) * item, memory_limit() if most is None else most
     if size > most:
         raise ValueError(
-            f"{name} is {value!r}, for which {what} takes {_size_text(size)}; this machine has "
-            f"{_size_text(most)}: give a smaller one"
+            f"{name} is {value!r}, for which {what} takes {size / 2**30:,.1f} GiB; this machine "
+            f"has {most / 2**30:,.1f} GiB: give a smaller one"
         )
 
 
 def rounds_in_memory(rounds: int) -> None:
     """Refuse a number of rounds whose strategy cannot be made: a few [T, T] at a time."""
     memory("rounds", rounds, "a strategy [T, T] and what makes it", 3, rounds, rounds)
-
-
-def _size_text(size: int) -> str:
-    power = min(int(math.log(size, 1024)), len(_BYTES) - 1) if size > 1 else 0
-    return f"{size / 1024**power:,.1f} {_BYTES[power]}"

@@ -11,43 +11,38 @@ import jax
 import numpy as np
 from _replica import Feed, Replica
 
+import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
-from dpjax.algorithms.federated import Federated, dome
-from dpjax.data import load, partition, split
+from dpjax.data import split
 from dpjax.engine.host import local
-from dpjax.engine.run import run
-from dpjax.plans import plan, problem, protect, samplers
-from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import UpdateRule
-from dpjax.topology import graphs, mixing
 
 PLACES, CLIENTS = 40, 35
 
 
 def main() -> None:
     """Train with and without a sketch, then follow the first run as a client."""
-    train, test = split.with_test(load.load("digits"), 0.2, seed=1)
+    train, test = split.with_test(dp.datasets.load("digits"), 0.2, seed=1)
     train = tuple(part[: PLACES * CLIENTS] for part in train)
-    shards = partition.iid(PLACES * CLIENTS, PLACES, 0)
-    task = problem.supervised(nn.Dense(10), "cross_entropy", train, test, shards)
-    network = mixing.metropolis_hastings(graphs.complete(PLACES))
+    shards = dp.partition.iid(PLACES * CLIENTS, PLACES, 0)
+    task = dp.supervised(nn.Dense(10), "cross_entropy", train, test, shards)
+    network = dp.mixing.metropolis_hastings(dp.graphs.complete(PLACES))
 
     plans = {}
     for name, method in {
-        "DOME": dome(40, Trusted(2)),
-        "all numbers": Federated(Trusted(2)),
+        "DOME": dp.methods.dome(40, Trusted(2)),
+        "all numbers": dp.methods.Federated(Trusted(2)),
     }.items():
-        config = plan.Config(
-            protect=protect.Protect("zero_out_client", clip_norm=1.0, attacker="aggregator"),
-            budget=protect.Budget(epsilon=4.0, delta=1e-5),
+        config = dp.Config(
+            protect=dp.Protect("zero_out_client", clip_norm=1.0, attacker="aggregator"),
+            budget=dp.Budget(epsilon=4.0, delta=1e-5),
             method=method,
-            noise=Aggregate(dropouts=2, colluders=2),
-            sampler=samplers.Clients(CLIENTS, examples=1, epochs=1),
-            optimizer=UpdateRule("adam", floor=1e-4).chain(0.02),
+            noise=dp.noise.Aggregate(dropouts=2, colluders=2),
+            sampler=dp.samplers.Clients(CLIENTS, examples=1, epochs=1),
+            optimizer=dp.optimizers.UpdateRule("adam", floor=1e-4).chain(0.02),
             rounds=CLIENTS,
         )
-        plans[name] = made = plan.make(config, network)
-        result = run(made, task, seeds=range(3))
+        plans[name] = made = dp.make_plan(config, network)
+        result = dp.run(made, task, seeds=range(3))
         found = result.metrics["test_accuracy"][-1]
         entries = sum(leaf.size for leaf in jax.tree.leaves(result.model(seed=0)))
         sent = entries if method.sketch is None else method.sketch.k
@@ -62,7 +57,7 @@ def main() -> None:
         return sums[-1]
 
     transport.colluders = carry.colluders  # what its sums withstand
-    run(made, task, seeds=[0], transport=transport)
+    dp.run(made, task, seeds=[0], transport=transport)
     server, client = Feed(Replica(made, task)), Replica(made, task)
     for received in sums:
         server.publish(received)

@@ -1,29 +1,27 @@
 """Noise correlated over rounds, and what single agents learn: python examples/over_rounds.py"""
 
+import dpjax as dp
 from dpjax.accounting import views
-from dpjax.data import load, partition, split
-from dpjax.engine.run import run
+from dpjax.data import split
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.topology import graphs, mixing
 
 
 def main(epochs=20, batches=8):
-    weights = mixing.metropolis_hastings(graphs.ring(10))
-    data = load.load("breast_cancer")
+    weights = dp.mixing.metropolis_hastings(dp.graphs.ring(10))
+    data = dp.datasets.load("breast_cancer")
     train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
-    shards = partition.iid(len(train[1]), 10, seed=0)
-    task = problem.supervised(Linear(), "logistic", train, test, shards)
+    shards = dp.partition.iid(len(train[1]), 10, seed=0)
+    task = dp.supervised(Linear(), "logistic", train, test, shards)
     places = -(-int(shards.counts.max()) // batches)  # A record comes back once an epoch.
-    config = plan.Config(
-        noise=noise.Mafalda(), budget=protect.Budget(epsilon=3.0, delta=1e-5),
-        protect=protect.Protect("replace_record", clip_norm=1.0), rounds=epochs * batches,
-        sampler=samplers.Cyclic(epochs, batches, places), optimizer=optimizers.Sgd(step_size=0.1),
+    config = dp.Config(
+        noise=dp.noise.Mafalda(), budget=dp.Budget(epsilon=3.0, delta=1e-5),
+        protect=dp.Protect("replace_record", clip_norm=1.0), rounds=epochs * batches,
+        sampler=dp.samplers.Cyclic(epochs, batches, places), optimizer=dp.optimizers.Sgd(0.1),
     )  # fmt: skip
     results = {}
-    for design in (None, noise.Independent(), noise.Mafalda(), noise.SpaceTime()):
-        made = plan.make(config.using(design), weights)
-        results[made.config.label] = result = run(made, task, seeds=range(5))
+    for design in (None, dp.noise.Independent(), dp.noise.Mafalda(), dp.noise.SpaceTime()):
+        made = dp.make_plan(config.using(design), weights)
+        results[made.config.label] = result = dp.run(made, task, seeds=range(5))
         print(f"{made.config.label:12} test loss {result.metrics['test_loss'][-1].mean():.3f}")
         if design == config.noise:
             print(made.guarantee.statement())

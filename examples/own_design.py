@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from dpjax.data import load, partition, split
-from dpjax.engine.run import run
+import dpjax as dp
+from dpjax.data import split
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.topology import graphs, mixing
 
 
 def half_half(n):
@@ -16,21 +14,20 @@ def half_half(n):
 
 
 def main(rounds=200):
-    weights = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, seed=0))
-    data = load.load("breast_cancer")
+    weights = dp.mixing.metropolis_hastings(dp.graphs.erdos_renyi(12, 0.4, seed=0))
+    data = dp.datasets.load("breast_cancer")
     train, test = split.split(data.x_train, data.y_train, 0.3, seed=0)
-    task = problem.supervised(
-        Linear(), "logistic", train, test, partition.iid(len(train[1]), 12, 0)
-    )
+    task = dp.supervised(Linear(), "logistic", train, test, dp.partition.iid(len(train[1]), 12, 0))
     # Any symmetric positive definite matrix, at any scale: the plan scales it to the budget.
-    mine = noise.Covariance(half_half(12), name="half-half")
-    config = plan.Config(noise=mine, budget=protect.Budget(10.0, delta=1e-5), rounds=rounds,
-                         protect=protect.Protect("replace_agent", clip_norm=1.0),
-                         sampler=samplers.Random(16), optimizer=optimizers.Sgd(0.02))  # fmt: skip
-    designs = None, noise.Independent(), noise.Whisper("run"), mine
-    plans = [plan.make(config.using(design), weights) for design in designs]
+    mine = dp.noise.Covariance(half_half(12), name="half-half")
+    config = dp.Config(noise=mine, budget=dp.Budget(10.0, delta=1e-5), rounds=rounds,
+                       protect=dp.Protect("replace_agent", clip_norm=1.0),
+                       sampler=dp.samplers.Random(16),
+                       optimizer=dp.optimizers.Sgd(0.02))  # fmt: skip
+    designs = None, dp.noise.Independent(), dp.noise.Whisper("run"), mine
+    plans = [dp.make_plan(config.using(design), weights) for design in designs]
     print(plans[-1].guarantee.statement())
-    result = run(plans, task, seeds=range(5))
+    result = dp.run(plans, task, seeds=range(5))
     for each, loss in zip(plans, result.metrics["test_loss"][-1].mean(0), strict=True):
         print(f"{each.config.label:16} test loss {loss:.3f}   {each.forecast(31).caption()}")
     return result

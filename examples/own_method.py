@@ -8,17 +8,15 @@ import numpy as np
 import optax
 import pandas
 
-from dpjax.algorithms.dsgd import DSGD
-from dpjax.data import load, partition, split
-from dpjax.engine.run import run
+import dpjax as dp
+from dpjax.data import split
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.protocols import Emission
 from dpjax.results import plots
 
 
 @dataclasses.dataclass(frozen=True)
-class Push(DSGD):
+class Push(dp.methods.DSGD):
     """x <- W (x + opt(G(x / w))), w <- W w: w corrects for who is heard more than others."""
 
     stochastic = "columns"  # An agent divides what it sends.
@@ -42,15 +40,15 @@ class Push(DSGD):
 
 def main(rounds=300, output="own_method.svg", n=12):
     sends = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + np.eye(n, k=-3)
-    train, test = split.split(*load.load("breast_cancer")[1:3], 0.3, seed=0)
-    shards = partition.iid(len(train[1]), n, seed=0)
-    task = problem.supervised(Linear(), "logistic", train, test, shards)
-    config = plan.Config(method=Push(), noise=noise.Independent(), rounds=rounds,
-                         budget=protect.Budget(10.0, delta=1e-5), sampler=samplers.Random(8),
-                         protect=protect.Protect("replace_agent", clip_norm=1.0),
-                         optimizer=optimizers.Sgd(0.05))  # fmt: skip
-    plans = [plan.make(config.using(x), sends / sends.sum(0)) for x in (None, config.noise)]
-    result = run(plans, task, seeds=range(5))
+    train, test = split.split(*dp.datasets.load("breast_cancer")[1:3], 0.3, seed=0)
+    shards = dp.partition.iid(len(train[1]), n, seed=0)
+    task = dp.supervised(Linear(), "logistic", train, test, shards)
+    config = dp.Config(method=Push(), noise=dp.noise.Independent(), rounds=rounds,
+                       budget=dp.Budget(10.0, delta=1e-5), sampler=dp.samplers.Random(8),
+                       protect=dp.Protect("replace_agent", clip_norm=1.0),
+                       optimizer=dp.optimizers.Sgd(0.05))  # fmt: skip
+    plans = [dp.make_plan(config.using(x), sends / sends.sum(0)) for x in (None, config.noise)]
+    result = dp.run(plans, task, seeds=range(5))
     print(result.guarantees[-1].statement())
     plots.lines(pandas.DataFrame(result.rows()), "round", "test_loss", path=output)
     return result

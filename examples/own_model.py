@@ -4,10 +4,7 @@ import flax.linen as nn
 import networkx as nx
 import numpy as np
 
-from dpjax.data import partition
-from dpjax.engine.run import run
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.topology import mixing
+import dpjax as dp
 
 
 class Net(nn.Module):
@@ -17,17 +14,19 @@ class Net(nn.Module):
 
 
 def main(rounds=400):
-    weights = mixing.metropolis_hastings(nx.connected_watts_strogatz_graph(12, 4, 0.3, seed=1))
+    weights = dp.mixing.metropolis_hastings(nx.connected_watts_strogatz_graph(12, 4, 0.3, seed=1))
     x = np.random.default_rng(0).normal(size=(3600, 8))
     y = np.argmax(x @ np.random.default_rng(1).normal(size=(8, 3)), axis=1)
     train, test = (x[600:], y[600:]), (x[:600], y[:600])
-    shards = partition.iid(len(train[0]), len(weights), seed=0)
-    task = problem.supervised(Net(), "cross_entropy", train, test, shards)
-    config = plan.Config(noise=noise.Whisper("run"), budget=protect.Budget(8.0, delta=1e-5),
-                         protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=rounds,
-                         sampler=samplers.Random(32), optimizer=optimizers.Sgd(0.02))  # fmt: skip
-    plans = [plan.make(config.using(d), weights) for d in (None, noise.Independent(), config.noise)]
-    result = run(plans, task, seeds=[0, 1, 2], progress=True)
+    shards = dp.partition.iid(len(train[0]), len(weights), seed=0)
+    task = dp.supervised(Net(), "cross_entropy", train, test, shards)
+    config = dp.Config(noise=dp.noise.Whisper("run"), budget=dp.Budget(8.0, delta=1e-5),
+                       protect=dp.Protect("replace_agent", clip_norm=1.0), rounds=rounds,
+                       sampler=dp.samplers.Random(32),
+                       optimizer=dp.optimizers.Sgd(0.02))  # fmt: skip
+    designs = None, dp.noise.Independent(), config.noise
+    plans = [dp.make_plan(config.using(design), weights) for design in designs]
+    result = dp.run(plans, task, seeds=[0, 1, 2], progress=True)
     for each, accuracy in zip(plans, result.metrics["test_accuracy"][-1].mean(0), strict=True):
         print(f"{each.config.label:16} test accuracy {accuracy:.3f}")
     predict = result.predictor(task, seed=0, plan="whisper_horizon")  # the average model

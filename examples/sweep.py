@@ -7,11 +7,8 @@ from pathlib import Path
 import flax.linen as nn
 import numpy as np
 
-from dpjax.data import partition
-from dpjax.engine.run import run
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+import dpjax as dp
 from dpjax.results import plots, records
-from dpjax.topology import graphs, mixing
 
 DESIGNS = ("independent", "whisper_horizon")
 
@@ -21,9 +18,9 @@ def tasks(agents):
     x = np.random.default_rng(0).normal(size=(4800, 8))
     y = np.argmax(x @ np.random.default_rng(1).normal(size=(8, 3)), axis=1)
     held_out = (slice(0, 600), slice(600, 1200))
-    shards = partition.iid(3600, agents, seed=0)
+    shards = dp.partition.iid(3600, agents, seed=0)
     train = (x[1200:], y[1200:])
-    return [problem.supervised(nn.Dense(3), "cross_entropy", train, (x[part], y[part]), shards)
+    return [dp.supervised(nn.Dense(3), "cross_entropy", train, (x[part], y[part]), shards)
             for part in held_out]  # fmt: skip
 
 
@@ -33,30 +30,30 @@ def grid(config, steps, weights):
     for step in steps:
         optimizer = dataclasses.replace(config.optimizer, step_size=step)
         design = plans[0].design if plans else None
-        plans.append(plan.make(dataclasses.replace(config, optimizer=optimizer), weights,
+        plans.append(dp.make_plan(dataclasses.replace(config, optimizer=optimizer), weights,
                                design=design))  # fmt: skip
     return plans
 
 
 def main(folder="results/sweep", clips=(0.1, 0.3, 1.0), epsilons=(1.0, 3.0, 10.0, 30.0),
          steps=(0.03, 0.1, 0.3, 1.0), rounds=300, seeds=5):  # fmt: skip
-    folder, weights = Path(folder), mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4))
+    folder, weights = Path(folder), dp.mixing.metropolis_hastings(dp.graphs.erdos_renyi(12, 0.4))
     tuning, final = tasks(len(weights))
     for clip in clips:
         for epsilon in epsilons:
             path = folder / f"clip_{clip:g}_epsilon_{epsilon:g}.jsonl"
             if path.exists():  # The sweep was stopped, and has this point.
                 continue
-            base = plan.Config(
-                noise=noise.Independent(), budget=protect.Budget(epsilon, delta=1e-5),
-                protect=protect.Protect("replace_record", clip_norm=clip), rounds=rounds,
-                sampler=samplers.Random(32), optimizer=optimizers.Sgd(steps[0]),
+            base = dp.Config(
+                noise=dp.noise.Independent(), budget=dp.Budget(epsilon, delta=1e-5),
+                protect=dp.Protect("replace_record", clip_norm=clip), rounds=rounds,
+                sampler=dp.samplers.Random(32), optimizer=dp.optimizers.Sgd(steps[0]),
             )  # fmt: skip
-            configs = [base.using(noise.named(name)) for name in DESIGNS]
+            configs = [base.using(dp.noise.named(name)) for name in DESIGNS]
             # Steps are chosen on other seeds and records than those that are reported; the
             # guarantee is one run's, and does not cover the choice.
             tried = [each for config in configs for each in grid(config, steps, weights)]
-            losses = run(
+            losses = dp.run(
                 tried,
                 tuning,
                 seeds=[100, 101],
@@ -65,7 +62,7 @@ def main(folder="results/sweep", clips=(0.1, 0.3, 1.0), epsilons=(1.0, 3.0, 10.0
             ).metrics["test_loss"]
             losses = np.nan_to_num(losses[-1].mean(axis=0), nan=np.inf).reshape(len(configs), -1)
             plans = [tried[d * len(steps) + best] for d, best in enumerate(losses.argmin(axis=1))]
-            result = run(plans, final, seeds=range(seeds), eval_every=rounds, progress=True,
+            result = dp.run(plans, final, seeds=range(seeds), eval_every=rounds, progress=True,
                          checkpoint=folder / "final" / path.stem)  # fmt: skip
             rows = result.rows(clip_norm=clip, budget_epsilon=epsilon)
             records.write(path, rows, records.metadata("python examples/sweep.py"))

@@ -28,11 +28,12 @@ def test_import_is_quick_and_loads_no_library() -> None:
 
 def test_names_are_those_of_their_modules() -> None:
     from dpjax.engine.run import run
-    from dpjax.plans import noise, plan
+    from dpjax.plans import noise, plan, scheduled
     from dpjax.topology import graphs
 
     assert (dp.run, dp.make_plan, dp.Config) == (run, plan.make, plan.Config)
-    assert (dp.noise, dp.graphs) == (noise, graphs)
+    assert (dp.noise.Whisper, dp.noise.Laplace) == (noise.Whisper, scheduled.Laplace)
+    assert dp.graphs is graphs
     assert dp.methods.DSGD.__module__ == "dpjax.algorithms.dsgd"
 
 

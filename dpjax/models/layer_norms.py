@@ -105,18 +105,19 @@ def _marking(
         found = {name: places.get(("params", *module.path, name), -1) for name in values}
         # Not values that a lifted transform has made of the parameters.
         own = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in found.items())
-        shape_in, shape_out = (
-            jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (given, out)
-        )
         if product is not None and own:
             numbers = tuple(found[name] for name in product.names)
             bare = module.clone(parent=None, name=None)
             calls[number] = _Call(
-                number, module.path, numbers, shape_in, shape_out, product, bare, found
+                number, module.path, numbers, _shape(given), _shape(out), product, bare, found
             )
         return out
 
     return _numbered(of_call)
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _alone(program: Any, call: _Call) -> bool:
@@ -199,15 +200,6 @@ def _with_zeros(
         return apply(params, x), inputs
 
 
-def _name_of(part: Any) -> str:
-    """Return a name on the way to a parameter.
-
-    Args:
-        part: Of a path of ``jax.tree_util``.
-    """
-    return str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
-
-
 @dataclass(frozen=True, eq=False)
 class Gradients:
     """A weighted sum of per-example gradients whose weights depend on the gradients' norms.
@@ -266,10 +258,7 @@ class Gradients:
     def __post_init__(self) -> None:
         """Refuse routes that there are not."""
         if not isinstance(self.routes, Mapping):
-            raise ValueError(
-                f"routes is {_validate.shown(self.routes)}; give routes by the layer's place, as "
-                "{'block_0/qkv': 'formed'}, or {}"
-            )
+            raise ValueError(f"routes is {_validate.shown(self.routes)}; give {{'layer': 'norm'}}")
         for place, route in self.routes.items():
             _validate.one_of(f"routes[{place!r}]", route, ROUTES)
 
@@ -285,11 +274,7 @@ class Gradients:
         Returns:
             A tree like params.
         """
-
-        total = self.wide(
-            params, x, y, lambda norms, _: weights(norms), by_layer=False, places=len(x)
-        )
-        return _numerics.rounded_sum(total, self.like(params))
+        return self._rounded(params, x, y, weights, by_layer=False)
 
     def by_layer(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
         """Return the sum in which every layer has a weight of its own.
@@ -303,10 +288,11 @@ class Gradients:
         Returns:
             A tree like params.
         """
+        return self._rounded(params, x, y, weights, by_layer=True)
 
-        total = self.wide(
-            params, x, y, lambda norms, _: weights(norms), by_layer=True, places=len(x)
-        )
+    def _rounded(self, params: Any, x: Any, y: Any, weights: Weights, *, by_layer: bool) -> Any:
+        options: Any = {"by_layer": by_layer, "places": len(x)}
+        total = self.wide(params, x, y, lambda norms, _: weights(norms), **options)
         return _numerics.rounded_sum(total, self.like(params))
 
     def at_points(self, coefficients: Sequence[float]) -> "Gradients":
@@ -476,16 +462,13 @@ class Gradients:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        places = {tuple(map(_name_of, path)): number for number, path in enumerate(paths)}
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+        places = {tuple(name.split("/")): number for number, name in enumerate(names)}
         for route in self.routes:
             place = ("params", *route.split("/"))
             if not any(leaf[: len(place)] == place for leaf in places):
-                raise ValueError(
-                    f"routes names {route!r}, where no parameters are; give places of layers, as "
-                    "in 'block_0/qkv'"
-                )
+                raise ValueError(f"routes names {route!r}, where no parameters are; see `chosen`")
         leaves, tree = jax.tree.flatten(params)
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         calls: dict[int, _Call] = {}
 
         def example(leaves: list[Array], x: Any) -> Any:
@@ -493,7 +476,7 @@ class Gradients:
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
         one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        program = jax.make_jaxpr(example)(shapes, one).jaxpr
+        program = jax.make_jaxpr(example)([*map(_shape, leaves)], one).jaxpr
         return [
             call
             for call in calls.values()

@@ -161,13 +161,11 @@ def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
     positions, size = matrix.shape
     number, length = _blocks(size)
     if number == 1:
-        gram = jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST)
-    else:
-        matrix = jnp.pad(matrix, [(0, 0), (0, number * length - size)])
-        blocks = matrix.reshape(positions, number, length)
-        partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
-        gram = jnp.sum(jax.lax.optimization_barrier(partial), axis=0)
-    return gram, number + length
+        return jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST), 1 + length
+    matrix = jnp.pad(matrix, [(0, 0), (0, number * length - size)])
+    blocks = matrix.reshape(positions, number, length)
+    partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
+    return jnp.sum(jax.lax.optimization_barrier(partial), axis=0), number + length
 
 
 def _shifted_gram(
@@ -220,24 +218,24 @@ def known(module: nn.Module) -> bool:
 
 
 def _dense(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    if module.dot_general is not None or module.dot_general_cls is not None:
+    axes, features = _flat(getattr(module, "axis", -1)), _flat(module.features)
+    last = list(range(len(shape) - len(axes), len(shape)))
+    special = (
+        module.dot_general or module.dot_general_cls or _flat(getattr(module, "batch_dims", ()))
+    )
+    if special or [axis % len(shape) for axis in axes] != last:
         return None
-    axes, features = _several(getattr(module, "axis", -1)), _several(module.features)
-    if _several(getattr(module, "batch_dims", ())):
-        return None
-    length = len(axes)
-    if [axis % len(shape) for axis in axes] != list(range(len(shape) - length, len(shape))):
-        return None
-    size = math.prod(shape[-length:])
+    size = math.prod(shape[-len(axes) :])
     return Product(
-        ("kernel",),
-        (size, math.prod(features)),
-        lambda x: x.astype(kind).reshape(-1, size),
+        ("kernel",), (size, math.prod(features)), lambda x: x.astype(kind).reshape(-1, size)
     )
 
 
-def _several(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, Sequence) else (value,)
+def _flat(value: Any) -> tuple[Any, ...]:
+    """The numbers of a tree of sequences; one that is none is the only one."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(number for each in value for number in _flat(each))
+    return (value,)
 
 
 def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
@@ -256,51 +254,39 @@ def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
 
 
 def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    if len(shape) < 3 or len(module.kernel_size) != 2:
-        return None
     return _patches(module, module.strides, module.padding, module.groups, shape, kind)
 
 
 def _standardized(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
     made = _convolution(module, shape, kind)
-    if made is None:
-        return None
     names = ("kernel", "gain") if module.scaled else ("kernel",)
-    return replace(made, names=names, back=conv.standardized)
+    return made and replace(made, names=names, back=conv.standardized)
 
 
 def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    strides, padding = module.strides, module.padding
-    strides = {1} if strides is None else set(_several(strides))
-    padding = padding if isinstance(padding, str) else set(_flat(padding))
+    strides = {1 if each is None else each for each in _flat(module.strides)}
+    paddings = set(_flat(module.padding))
+    special = (module.mask, module.conv_general_dilated, module.conv_general_dilated_cls)
     plain = (
         isinstance(module.kernel_size, Sequence)
-        and len(module.kernel_size) == 2
-        and len(shape) >= 3
-        and len(strides) == 1
-        and (padding in ("SAME", "VALID") or (isinstance(padding, set) and len(padding) == 1))
-        and {*_several(module.input_dilation), *_several(module.kernel_dilation)} <= {1, None}
-        and module.mask is None
-        and module.conv_general_dilated is None
-        and module.conv_general_dilated_cls is None
+        and len(strides) == len(paddings) == 1
+        and all(isinstance(each, int) or each in ("SAME", "VALID") for each in paddings)
+        and {*_flat(module.input_dilation), *_flat(module.kernel_dilation)} <= {1, None}
+        and all(each is None for each in special)
     )
     if not plain:
         return None
-    zeros = padding if isinstance(padding, str) else padding.pop()
-    return _patches(module, strides.pop(), zeros, module.feature_group_count, shape, kind)
-
-
-def _flat(value: Any) -> tuple[int, ...]:
-    if isinstance(value, Sequence):
-        return tuple(number for each in value for number in _flat(each))
-    return (value,)
+    groups = module.feature_group_count
+    return _patches(module, strides.pop(), paddings.pop(), groups, shape, kind)
 
 
 def _patches(
     module: Any, strides: int, padding: Any, groups: int, shape: tuple[int, ...], kind: Any
-) -> Product:
+) -> Product | None:
     """A convolution as a product of its patches."""
     window = tuple(module.kernel_size)
+    if len(shape) < 3 or len(window) != 2:
+        return None
     pads = conv.padding_of((shape[-3], shape[-2]), window, strides, padding)
     size = math.prod(window) * shape[-1] // groups
 

@@ -59,10 +59,10 @@ REORDERED = FRAME[["weight", "age", "pulse"]]
     ("arguments", "message"),
     [
         ({"train": (FRAME, Y), "test": (REORDERED, Y)},
-         "test x has column 'weight' at position 0, train x has 'age'; give the columns of"),
+         r"test x has columns .*; give those of train x, in its order: .*'pulse'"),
         ({"train": (FRAME, pandas.Series(Y).sample(frac=1, random_state=0))},
-         r"train y has index \d+ in row 0, train x has 0; give y.loc\[x.index\]"),
-        ({"test": (FRAME.iloc[::-1], pandas.Series(Y))}, "test y has index 0 in row 0"),
+         r"train y has another index than train x; give y.loc\[x.index\]"),
+        ({"test": (FRAME.iloc[::-1], pandas.Series(Y))}, "test y has another index"),
     ],
 )  # fmt: skip
 def test_data_frames_are_not_joined_by_position(arguments, message):
@@ -77,7 +77,7 @@ def test_data_frames_that_agree_are_what_their_arrays_are():
     assert made.fingerprint() == make(train=(X[rows], Y[rows])).fingerprint()
     assert made.columns == ("age", "weight", "pulse") and make().columns is None
     own = {"init": made.init, "loss": made.loss, "metrics": made.metrics, "partition": SHARDS}
-    with pytest.raises(ValueError, match="y has index 0 in row 0, x has 11"):
+    with pytest.raises(ValueError, match="y has another index than x"):
         problem.Problem(**own, x=frame, y=pandas.Series(Y), evaluation=())
     assert problem.Problem(**own, x=frame, y=labels, evaluation=()).columns == made.columns
 
@@ -191,7 +191,7 @@ def masked(array, place=0):
 )
 def test_masked_entries_are_refused(name, make):
     """A plain array of them would hold the values that were masked."""
-    with pytest.raises(ValueError, match=rf"^{name} is a masked array .*; leave those records out"):
+    with pytest.raises(ValueError, match=rf"^{name} is a masked array .*; leave out or fill these"):
         make()
 
 
