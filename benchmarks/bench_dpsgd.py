@@ -19,8 +19,10 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,8 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import _timing as timing
-from dpjax.models import images, layer_norms, losses
+from dpjax.models import layer_norms, losses
 from dpjax.transforms import clipping
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+from _common import networks
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 
@@ -76,7 +81,7 @@ def privacy_sum(model: Any) -> Callable[..., Any]:
 
 def jax_step(name: str, way: str, batch: int, size: int) -> Step:
     """A step in JAX: one compiled pass, called for each part of the batch."""
-    model = images.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
+    model = networks.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
     if way == "dpjax":
         gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         of_pass = clipping.clipped_sum(gradients, CLIP_NORM, microbatch=size)

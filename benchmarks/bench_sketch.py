@@ -46,8 +46,8 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.models import images
 from dpjax.models.linear import Linear
+from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import UpdateRule
@@ -246,7 +246,7 @@ def task(dataset: str) -> problem.Problem:
     train = x[:count], y[:count]
     if dataset == "a9a":
         return problem.supervised(Linear(), "logistic", train, test, shards, name=dataset)
-    model = images.network("mlp", 10, "patches", pixels=False)
+    model = MLP((32,), 10)
     return problem.supervised(model, "cross_entropy", train, test, shards, name=dataset)
 
 

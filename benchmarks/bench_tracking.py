@@ -190,7 +190,6 @@ def network(agents: int) -> np.ndarray:
 
 def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object]:
     """Trial after trial in NumPy, with a loop over agents or without."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
     from _common import fusion
 
     costs, weights = fusion.make(options.agents, seed=0), network(options.agents)

@@ -106,7 +106,7 @@ class Config:
 
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
-        model: One of `dpjax.models.images.NETWORKS`.
+        model: One of `_common.networks.NETWORKS`.
         weights: A safetensors file of vit_small_patch16_224, to fine-tune vit_small from; None is a
             start at random.
         optimizer: What stands behind the filters.

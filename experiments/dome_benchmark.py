@@ -23,13 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import claims, launch, tables, tune
+from _common import claims, launch, networks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
-from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
@@ -64,7 +63,7 @@ class Config:
 
     Attributes:
         dataset: a9a, mnist and the cifar10 come from the data cache, the others need no download.
-        model: One of `dpjax.models.images.NETWORKS`, or "linear" for two classes.
+        model: One of `_common.networks.NETWORKS`, or "linear" for two classes.
         layout: How convolutions are computed.
         records: Training records, at most; 0 is all.
         public: Further records, of which the oracle knows all.
@@ -273,7 +272,7 @@ def read(
         network, loss = Linear(), "logistic"
     else:
         classes = int(y.max()) + 1
-        network = images.network(model, classes, layout, pixels=x.dtype == np.uint8)
+        network = networks.network(model, classes, layout, pixels=x.dtype == np.uint8)
         loss = "cross_entropy"
     last = public + records if records else None
     test = tuple(part[: test_records or None] for part in test)

@@ -21,13 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, sketching, tables
+from _common import launch, networks, sketching, tables
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.models import images
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
@@ -57,7 +56,7 @@ class Config:
 
     Attributes:
         dataset: a9a and mnist come from the data cache, digits needs no download.
-        model: One of `dpjax.models.images.NETWORKS`; "linear" for a9a.
+        model: One of `_common.networks.NETWORKS`; "linear" for a9a.
         records: Training records, at most; 0 is all.
         sample: Of these, how many make the gradient that is looked at.
         trained: Names of `TITLES`.
@@ -147,7 +146,7 @@ def learn(config: Config) -> problem.Problem:
         model, loss = Linear(), "logistic"
     else:
         pixels = x.dtype == np.uint8
-        model = images.network(config.model, int(y.max()) + 1, "patches", pixels=pixels)
+        model = networks.network(config.model, int(y.max()) + 1, "patches", pixels=pixels)
         loss = "cross_entropy"
     each = config.places * config.batch_size
     count = len(y[: config.records or None]) // each * each

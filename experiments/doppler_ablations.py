@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, images, launch, tables, tune
+from _common import ablations, claims, images, launch, networks, tables, tune
 from _common.central import Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine.run import run
-from dpjax.models.images import NETWORKS
 from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
@@ -148,7 +147,7 @@ class Config:
         for name, given, known in (
             ("study", self.study, STUDIES),
             ("optimizers", (*self.optimizers, self.stepped), BASES),
-            ("models", (*self.models, self.model, self.tuned_model), NETWORKS),
+            ("models", (*self.models, self.model, self.tuned_model), networks.NETWORKS),
         ):
             unknown = [each for each in given if each not in known]
             if unknown:

@@ -7,9 +7,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from _common import networks
 from dpjax import _validate
 from dpjax.data import augmentation, load, partition, split
-from dpjax.models import images, vit
+from dpjax.models import vit
 from dpjax.models.conv import Layout
 from dpjax.plans import problem
 
@@ -64,7 +65,7 @@ def read(
     Args:
         dataset: As `dpjax.data.load.load` takes it; a fifth is split off as the test part where
             there is none.
-        model: One of `dpjax.models.images.NETWORKS`.
+        model: One of `_common.networks.NETWORKS`.
         layout: How convolutions are computed.
         records: Use only that many training records; 0 is all.
         weights: A safetensors file of vit_small_patch16_224 to start from, which is then the
@@ -81,7 +82,7 @@ def read(
         (100, 359)
     """
     records = _validate.integer("records", records, least=0)
-    _validate.one_of("model", model, images.NETWORKS)
+    _validate.one_of("model", model, networks.NETWORKS)
     train, test = split.with_test(load.load(dataset), 0.2, seed=1)
     x, y = (part[: records or None] for part in train)
     classes = int(y.max()) + 1
@@ -92,7 +93,7 @@ def read(
                 "model='vit_small' and a data set of pictures, or no weights"
             )
         return Images(dataset, (x, y), test, *_pretrained(weights, classes, layout))
-    network = images.network(model, classes, layout, pixels=x.dtype == np.uint8)
+    network = networks.network(model, classes, layout, pixels=x.dtype == np.uint8)
     return Images(dataset, (x, y), test, network)
 
 
@@ -100,4 +101,4 @@ def _pretrained(weights: Path, classes: int, layout: Layout) -> tuple[nn.Module,
     """The network of the file on enlarged pictures, and its parameters."""
     body = vit.ViT(classes, layout=layout)
     loaded = vit.load(weights, body, key=jax.random.key(0))
-    return images.Pixels(body, side=224), {"params": {"body": loaded["params"]}}
+    return networks.Pixels(body, side=224), {"params": {"body": loaded["params"]}}

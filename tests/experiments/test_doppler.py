@@ -9,9 +9,9 @@ import pytest
 from scipy import linalg
 
 from _common import filtered, snr
+from _common.networks import NETWORKS
 from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
-from dpjax.models.images import NETWORKS
 from dpjax.plans import noise, optimizers, plan, protect, samplers
 from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from dpjax.topology import graphs, mixing

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import images
+from _common import images, networks
 from dpjax.data import augmentation
-from dpjax.models import images as networks
 from dpjax.models import vit
 
 

@@ -62,8 +62,8 @@ def network(name: str, classes: int, layout: Layout = "conv", *, pixels: bool = 
         ValueError: For another name, or a number of classes below 1.
 
     Example:
-        >>> from dpjax.models import images
-        >>> type(images.network("small_cnn", 10)).__name__
+        >>> from _common import networks
+        >>> type(networks.network("small_cnn", 10)).__name__
         'SmallCNN'
     """
     _validate.one_of("name", name, NETWORKS)
