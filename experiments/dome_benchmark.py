@@ -92,7 +92,7 @@ class Config:
         "mnist"
     )
     model: str = "small_cnn"
-    layout: Literal["conv", "patches", "slices"] = "patches"
+    layout: Literal["conv", "patches"] = "patches"
     records: int = 3_840
     public: int = 400
     test_records: int = 2_000

@@ -111,7 +111,7 @@ class Config:
     validation: float = 0.1
     tested: int = 0
     measurements: int = 20
-    layout: Literal["conv", "patches", "slices"] = "conv"
+    layout: Literal["conv", "patches"] = "conv"
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""

@@ -77,7 +77,7 @@ class Config:
 
     dataset: Literal["mnist", "digits"] = "mnist"
     model: str = "cnn2"
-    layout: Literal["conv", "patches", "slices"] = "conv"
+    layout: Literal["conv", "patches"] = "conv"
     parts: tuple[str, ...] = PARTS
     agents: int = 100
     probability: float = 0.1

@@ -5,7 +5,6 @@ dtype, for ``problem.supervised(..., augment=..., copies=K)``. None looks at oth
 statistics of the data.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,27 +14,7 @@ from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from dpjax import _validate
 
-__all__ = ["InTurn", "Shift", "mirror", "standard"]
-
-Image = Shaped[Array, "h w c"]
-
-
-def mirror(key: PRNGKeyArray, x: Image) -> Image:
-    """Return an image, its left and right exchanged with probability 1/2.
-
-    Args:
-        key: Decides.
-        x: [height, width, channels].
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from dpjax.data import augmentation
-        >>> image = np.arange(4).reshape(1, 2, 2)
-        >>> made = [augmentation.mirror(jax.random.key(seed), image) for seed in range(20)]
-        >>> sorted({each.ravel().tolist()[0] for each in made})
-        [0, 2]
-    """
-    return jnp.where(jax.random.bernoulli(key), jnp.flip(x, axis=1), x)
+__all__ = ["Shift", "standard"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +24,7 @@ class Shift:
     Attributes:
         pixels: Padding on each side.
         filling: What comes in: "reflect", the image mirrored at its edge, or "zeros".
+        mirror: Whether left and right are exchanged first, with probability 1/2.
 
     Example:
         >>> import jax, numpy as np
@@ -55,13 +35,15 @@ class Shift:
 
     pixels: int = 4
     filling: Literal["reflect", "zeros"] = "reflect"
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no number of pixels."""
         object.__setattr__(self, "pixels", _validate.integer("pixels", self.pixels))
         _validate.one_of("filling", self.filling, ("reflect", "zeros"))
+        _validate.flag("mirror", self.mirror)
 
-    def __call__(self, key: PRNGKeyArray, x: Image) -> Image:
+    def __call__(self, key: PRNGKeyArray, x: Shaped[Array, "h w c"]) -> Shaped[Array, "h w c"]:
         """Return a shifted image.
 
         Args:
@@ -76,45 +58,16 @@ class Shift:
                 f"x has the shape {jnp.shape(x)}; give [height, width, channels] of more than "
                 f"{self.pixels} pixels each way, or fewer pixels to shift by"
             )
+        if self.mirror:
+            turn, key = (jax.random.fold_in(key, number) for number in (0, 1))
+            x = jnp.where(jax.random.bernoulli(turn), jnp.flip(x, axis=1), x)
         around = [(self.pixels, self.pixels)] * 2 + [(0, 0)]
         mode: Any = "reflect" if self.filling == "reflect" else "constant"
         begin = jax.random.randint(key, (2,), 0, 2 * self.pixels + 1)
         return jax.lax.dynamic_slice(jnp.pad(x, around, mode), (*begin, 0), jnp.shape(x))
 
 
-@dataclass(frozen=True)
-class InTurn:
-    """Several augmentations, one after the other, each with a key of its own.
-
-    Attributes:
-        steps: The augmentations, first ones first.
-    """
-
-    steps: tuple[Callable[[PRNGKeyArray, Any], Any], ...]
-
-    def __post_init__(self) -> None:
-        """Refuse what is no sequence of functions."""
-        listed = isinstance(self.steps, list | tuple) and self.steps
-        if not listed or not all(map(callable, self.steps)):
-            raise ValueError(
-                f"steps is {_validate.shown(self.steps)}; give functions of a key and a record, "
-                "(mirror, Shift(4)), say"
-            )
-        object.__setattr__(self, "steps", tuple(self.steps))
-
-    def __call__(self, key: PRNGKeyArray, x: Any) -> Any:
-        """Return a variant.
-
-        Args:
-            key: Decides.
-            x: One record.
-        """
-        for number, step in enumerate(self.steps):
-            x = step(jax.random.fold_in(key, number), x)
-        return x
-
-
-standard = InTurn((mirror, Shift(4)))
+standard = Shift(mirror=True)
 """Mirrored or not, and shifted by up to four pixels: the customary ones for CIFAR.
 
 Reference:

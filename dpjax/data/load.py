@@ -31,6 +31,11 @@ def load(
     Raises:
         ValueError: For an unknown name, a file that is missing and cannot be had, or one that is
             damaged or holds other records; the message says what to put where.
+
+    Example:
+        >>> from dpjax.data import load
+        >>> load.load("digits").x_train.shape
+        (1438, 64)
     """
     root = cache_.folder() if cache is None else Path(cache).expanduser()
     known = catalog.SETS.get(name)
@@ -77,6 +82,13 @@ def from_file(
 
     Raises:
         ValueError: Naming the file, what is wrong with it and what to change.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dpjax.data import load
+        >>> _ = Path("ages.csv").write_text("age,label\\n30,yes\\n40,no\\n")
+        >>> load.from_file("ages.csv").y_train.tolist()
+        [1, 0]
     """
     path = Path(path)
     if not os.path.isfile(path):

@@ -20,6 +20,12 @@ class Partition(NamedTuple):
         indices: [n, m] int32 rows; a row past its agent's count repeats its first record.
         counts: [n] int32 records of each agent.
         names: [n] the agents' names, for messages; None where they have none.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import partition
+        >>> partition.Partition(np.array([[0, 2], [1, 1]]), np.array([2, 1])).counts.tolist()
+        [2, 1]
     """
 
     indices: Int[np.ndarray, "n m"]

@@ -60,6 +60,12 @@ def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any
 
     Raises:
         ValueError: As `split`.
+
+    Example:
+        >>> from dpjax.data import load, split
+        >>> train, test = split.with_test(load.load("digits"), 0.2, seed=0)
+        >>> len(train[1]), len(test[1])
+        (1438, 359)
     """
     x, y = np.asarray(data.x_train), np.asarray(data.y_train)
     if data.x_test is None:
@@ -79,6 +85,13 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Raises:
         ValueError: For other columns in ``test``, NaN, infinity, or values whose squares overflow.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import split
+        >>> train, test = split.standardise(np.array([[1.0], [3.0]]), np.array([[2.0]]))
+        >>> train.ravel().tolist(), test.ravel().tolist()
+        ([-1.0, 1.0], [0.0])
     """
     train = _validate.finite_array("train", train, ndim=2)
     test = _validate.finite_array("test", test, ndim=2)

@@ -61,6 +61,13 @@ class CNN2(nn.Module):
     Reference:
         Xie, Liu and Chai (2025), section 6.2, whose channels are not
         printed.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import cnn
+        >>> model, x = cnn.CNN2(), jax.ShapeDtypeStruct((2, 28, 28, 1), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10
@@ -89,6 +96,13 @@ class SmallCNN(nn.Module):
     Reference:
         Papernot et al. (2021), Tempered Sigmoid Activations for Deep Learning with Differential
         Privacy, arXiv 2007.14191, Table 1.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import cnn
+        >>> model, x = cnn.SmallCNN(), jax.ShapeDtypeStruct((2, 28, 28, 1), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10

@@ -1,4 +1,4 @@
-"""Convolutions, in one place: three layouts of the same sum, and standardised kernels."""
+"""Convolutions, in one place: two layouts of the same sum, and standardised kernels."""
 
 import math
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from dpjax import _validate
 
 __all__ = ["LAYOUTS", "Conv", "StandardizedConv", "convolve"]
 
-Layout = Literal["conv", "patches", "slices"]
+Layout = Literal["conv", "patches"]
 Padding = Literal["SAME", "VALID"] | int
-LAYOUTS = ("conv", "patches", "slices")
+LAYOUTS = ("conv", "patches")
 """How a convolution is computed, see `convolve`."""
 
 
@@ -28,14 +28,13 @@ def convolve(
     groups: int = 1,
     layout: Layout = "conv",
 ) -> Float[Array, "*b p q o"]:
-    """Return the convolution of ``x`` with ``kernel``, computed in one of three ways.
+    """Return the convolution of ``x`` with ``kernel``, computed in one of two ways.
 
     They differ by rounding alone. Gradients per example or per agent map over kernels, where which
     one is fastest depends on the backend and the shape:
 
     - "conv": the backend's own convolution.
     - "patches": kh kw shifted slices side by side, [*b, p, q, kh kw c], and one product.
-    - "slices": kh kw products, one a shifted slice, added up; no patches in memory.
 
     Args:
         x: Images, with any axes in front.
@@ -55,7 +54,7 @@ def convolve(
         >>> import numpy as np
         >>> from dpjax.models import conv
         >>> x, kernel = np.ones((1, 4, 4, 1)), np.ones((3, 3, 1, 1))
-        >>> conv.convolve(x, kernel, padding="VALID", layout="slices")[0, :, :, 0].tolist()
+        >>> conv.convolve(x, kernel, padding="VALID", layout="patches")[0, :, :, 0].tolist()
         [[9.0, 9.0], [9.0, 9.0]]
     """
     _validate.one_of("layout", layout, LAYOUTS)
@@ -80,12 +79,9 @@ def convolve(
         return out.reshape(*front, *out.shape[1:])
     parts = shifted(x, kernel.shape[:2], strides, pads)
     flat = kernel.reshape(-1, *kernel.shape[2:])
-    if layout == "slices":
-        products = [_product(part, each, groups) for part, each in zip(parts, flat, strict=True)]
-        return sum(products[1:], start=products[0])
     if groups == 1:
         return jnp.concatenate(parts, axis=-1) @ flat.reshape(-1, flat.shape[-1])
-    stacked = jnp.stack([_grouped(part, groups) for part in parts], axis=-1)
+    stacked = jnp.stack([part.reshape(*part.shape[:-1], groups, -1) for part in parts], axis=-1)
     blocks = flat.reshape(len(flat), flat.shape[1], groups, -1)
     out = jnp.einsum("...gik,kigo->...go", stacked, blocks)
     return out.reshape(*out.shape[:-2], -1)
@@ -130,23 +126,6 @@ def shifted(
             across = slice(column, column + (wide - 1) * strides + 1, strides)
             parts.append(x[..., down, across, :])
     return parts
-
-
-def _grouped(x: Array, groups: int) -> Array:
-    return x.reshape(*x.shape[:-1], groups, -1)
-
-
-def _product(part: Array, kernel: Array, groups: int) -> Array:
-    """One place of the kernel, [i, o], times its slice."""
-    if groups == 1:
-        return part @ kernel
-    blocks = kernel.reshape(kernel.shape[0], groups, -1)
-    if kernel.shape[0] == 1:
-        # Depthwise: nothing is summed.
-        out = _grouped(part, groups) * blocks[0]
-    else:
-        out = jnp.einsum("...gi,igo->...go", _grouped(part, groups), blocks)
-    return out.reshape(*out.shape[:-2], -1)
 
 
 def lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
@@ -202,6 +181,13 @@ class Conv(_Convolution):
         use_bias: Whether to learn a bias.
         layout: How it is computed, see `convolve`.
         kernel_init: Of the kernel.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import conv
+        >>> model, x = conv.Conv(8, strides=2), jax.ShapeDtypeStruct((2, 6, 6, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 3, 3, 8)
     """
 
     @nn.compact
@@ -225,6 +211,13 @@ class StandardizedConv(_Convolution):
     Reference:
         Qiao, Wang, Liu, Shen, Yuille (2019), Weight Standardization, arXiv 1903.10520.
         Brock, De, Smith (2021), Characterizing signal propagation ..., arXiv 2101.08692.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import conv
+        >>> model, x = conv.StandardizedConv(8), jax.ShapeDtypeStruct((2, 6, 6, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 6, 6, 8)
     """
 
     scaled: bool = False

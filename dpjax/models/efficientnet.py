@@ -70,6 +70,13 @@ class EfficientNet(nn.Module):
     Reference:
         Tan and Le (2019), EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks,
         arXiv 1905.11946, Table 1.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import efficientnet
+        >>> model, x = efficientnet.EfficientNet(), jax.ShapeDtypeStruct((2, 64, 64, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10

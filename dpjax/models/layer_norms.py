@@ -127,10 +127,8 @@ def _alone(program: Any, call: _Call) -> bool:
         program: Of one example, its first inputs the parameters.
         call: What was noted.
     """
-    names = [
-        str(equation.params["name"]) if equation.primitive.name == "name" else ""
-        for equation in program.eqns
-    ]
+    # Of all equations these alone have a name that is a mark.
+    names = [str(equation.params.get("name", "")) for equation in program.eqns]
     ends = []
     for side, shape in (("begins", call.given), ("ends", call.out)):
         at = [i for i, name in enumerate(names) if name == f"{_MARK} {call.number} {side}"]
@@ -326,11 +324,8 @@ class Gradients:
             return None
         each = 1
         for call in self._calls(params, x):
-            size, features = call.product.shape
-            positions = len(self.coefficients or (1,)) * math.prod(call.out.shape) // features
-            each += positions * (size + features) + (
-                0 if self._route(call) == "norm" else size * features
-            )
+            each += self._positions(call) * sum(call.product.shape)
+            each += 0 if self._route(call) == "norm" else math.prod(call.product.shape)
         # As few passes as memory allows, as even as they can be.
         passes = -(-len(x) // max(1, _HELD // each))
         return None if passes == 1 else -(-len(x) // passes)

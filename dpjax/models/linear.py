@@ -12,6 +12,12 @@ class Linear(nn.Module):
 
     Attributes:
         use_bias: Whether to learn an intercept.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.models.linear import Linear
+        >>> Linear().init(jax.random.key(0), jnp.ones((1, 3)))["params"]["weight"].tolist()
+        [0.0, 0.0, 0.0]
     """
 
     use_bias: bool = True

@@ -17,6 +17,12 @@ def logistic(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Arra
 
     Returns:
         The loss of each example, in nats.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> round(float(losses.logistic(jnp.zeros(()), jnp.ones(()))), 4)
+        0.6931
     """
     return jax.nn.softplus(-label.astype(score.dtype) * score)
 
@@ -30,22 +36,49 @@ def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Floa
 
     Returns:
         The loss of each example, in nats.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> round(float(losses.cross_entropy(jnp.zeros(2), jnp.array(1))), 4)
+        0.6931
     """
     return optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(jnp.int32))
 
 
 def squared(prediction: Float[Array, "*b"], target: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """Squared error ``(prediction - target)^2`` (no factor one half)."""
+    """Squared error ``(prediction - target)^2`` (no factor one half).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> float(losses.squared(jnp.array(3.0), jnp.array(1.0)))
+        4.0
+    """
     return jnp.square(prediction - target.astype(prediction.dtype))
 
 
 def sign_accuracy(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """One where the score has the label's sign (a score of 0 counts as wrong), else zero."""
+    """One where the score has the label's sign (a score of 0 counts as wrong), else zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> float(losses.sign_accuracy(jnp.array(0.3), jnp.array(1)))
+        1.0
+    """
     return (score * label.astype(score.dtype) > 0).astype(score.dtype)
 
 
 def multiclass_accuracy(
     logits: Float[Array, "*b c"], label: Int[Array, "*b"]
 ) -> Float[Array, "*b"]:
-    """One where the largest logit is the label's, else zero."""
+    """One where the largest logit is the label's, else zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> float(losses.multiclass_accuracy(jnp.array([0.1, 0.9]), jnp.array(1)))
+        1.0
+    """
     return (jnp.argmax(logits, axis=-1) == label).astype(logits.dtype)

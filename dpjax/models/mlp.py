@@ -19,6 +19,13 @@ class MLP(nn.Module):
         outputs: Width of the last layer (the number of classes); None is one number an example,
             without an axis of its own, for regression.
         activation: "tanh", bounded, which suits clipped training, or "relu".
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import mlp
+        >>> model, x = mlp.MLP((32,), 5), jax.ShapeDtypeStruct((2, 8), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 5)
     """
 
     hidden: Sequence[int] = (64,)

@@ -58,6 +58,13 @@ class WideResNet(nn.Module):
         Zagoruyko and Komodakis (2016), Wide Residual Networks, arXiv 1605.07146.
         De, Berrada, Hayes, Smith, Balle (2022), Unlocking High-Accuracy Differentially Private
         Image Classification through Scale, arXiv 2204.13650, and its public code.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import resnet
+        >>> model, x = resnet.WideResNet(depth=10), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10
@@ -127,6 +134,13 @@ class ResNet(nn.Module):
     Reference:
         He, Zhang, Ren, Sun (2016), Identity Mappings in Deep Residual Networks, arXiv 1603.05027.
         Kolesnikov et al. (2019), Big Transfer (BiT), arXiv 1912.11370, and its public code.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import resnet
+        >>> model, x = resnet.ResNet(stem="small"), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10

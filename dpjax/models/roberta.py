@@ -64,6 +64,13 @@ class RoBERTa(nn.Module):
     Reference:
         Liu et al. (2019), RoBERTa: A Robustly Optimized BERT Pretraining Approach,
         arXiv 1907.11692.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import roberta
+        >>> model, x = roberta.RoBERTa(depth=1), jax.ShapeDtypeStruct((2, 6), "int32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 2)
     """
 
     classes: int = 2

@@ -57,6 +57,13 @@ class ViT(nn.Module):
     Reference:
         Dosovitskiy et al. (2021), An Image is Worth 16x16 Words, arXiv 2010.11929.
         Touvron et al. (2021), Training data-efficient image transformers, arXiv 2012.12877: small.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.models import vit
+        >>> model, x = vit.ViT(patch=4, depth=1), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
+        (2, 10)
     """
 
     classes: int = 10

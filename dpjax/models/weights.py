@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _files
@@ -54,9 +55,8 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
                         "float32, float16 or bfloat16"
                     )
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    integers = {name for name, tensor in tensors.items() if tensor.dtype.kind in "iub"}
     return {
-        name: tensor if name in integers else np.asarray(tensor, np.float32)
+        name: tensor if tensor.dtype.kind in "iub" else np.asarray(tensor, np.float32)
         for name, tensor in tensors.items()
     }
 
@@ -94,32 +94,24 @@ def load(
     """
     tensors = read(path)
     shapes = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    wanted, rest, params = {}, set(tensors), {}
+    shapes, params = flatten_dict(shapes), {}
+    names = {parts: _public(parts, name) for parts in shapes}
     if key is not None:
         fresh = jax.jit(lambda key: model.init(key, example)["params"][head])(key)
-        params[head] = jax.tree.map(np.asarray, fresh)
-    for place, shape in jax.tree.flatten_with_path(shapes)[0]:
-        parts = tuple(part.key for part in place)
-        public = _public(parts, name)
-        if key is not None and parts[0] == head:
-            rest.discard(public)
-        else:
-            wanted[parts] = public, shape.shape
-    rest -= {public for public, _ in wanted.values()}
-    _refuse(path, "lacks", (public for public, _ in wanted.values() if public not in tensors))
-    _refuse(
-        path, "holds the unknown", (each for each in rest if not each.startswith(tuple(ignored)))
-    )
+        params = {(head, *parts): np.asarray(leaf) for parts, leaf in flatten_dict(fresh).items()}
+    stored = {parts: public for parts, public in names.items() if parts not in params}
+    unknown = tensors.keys() - set(names.values())
+    _refuse(path, "lacks", set(stored.values()) - tensors.keys())
+    _refuse(path, "holds the unknown", [e for e in unknown if not e.startswith(tuple(ignored))])
     wrong = []
-    for parts, (public, shape) in wanted.items():
-        tensor = _turned(parts[-1], tensors[public])
-        if tensor.shape != shape or tensor.dtype != np.float32:
+    for parts, public in stored.items():
+        params[parts] = tensor = _turned(parts[-1], tensors[public])
+        if tensor.shape != shapes[parts].shape or tensor.dtype != np.float32:
             wrong.append(f"{public} {tensors[public].dtype} {tensors[public].shape}")
         elif not np.isfinite(tensor).all():
             wrong.append(f"{public} with numbers that are not finite")
-        _put(params, parts, tensor)
     _refuse(path, f"does not fit {model.__class__.__name__}'s shapes by", wrong)
-    return {"params": params}
+    return {"params": unflatten_dict(params)}
 
 
 def _public(parts: tuple[str, ...], name: Callable[[tuple[str, ...]], str]) -> str:
@@ -133,12 +125,6 @@ def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
     if leaf != "kernel" or tensor.ndim not in (2, 4):
         return tensor
     return np.ascontiguousarray(tensor.T if tensor.ndim == 2 else tensor.transpose(2, 3, 1, 0))
-
-
-def _put(tree: dict[str, Any], parts: tuple[str, ...], leaf: np.ndarray) -> None:
-    for part in parts[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[parts[-1]] = leaf
 
 
 def _refuse(path: str | Path, what: str, names: Iterable[str]) -> None:

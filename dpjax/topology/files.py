@@ -13,6 +13,7 @@ __all__: list[str] = []
 _EGO = "facebook_ego.edgelist"
 _EGO_SHAPE = (148, 1692)
 _FIELD = re.compile(r'"([^"]*)"|([^\s,"]+)')
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
@@ -75,29 +76,19 @@ def _edge(path: Path, number: int, line: str) -> tuple[str, str] | None:
     else:
         words = [quoted or plain for quoted, plain in _FIELD.findall(text)]
 
-    def bad(remedy: str) -> ValueError:
-        return ValueError(f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}")
-
-    # In `New York,Boston` nobody can tell whether York is a node.
+    # In `New York,Boston` York may be a node, and in `St Mary North` nobody knows where one ends.
     parts = text.partition("{")[0].split(",")[:2]
-    if len(parts) > 1 and '"' not in text and any(len(part.split()) > 1 for part in parts):
-        raise bad("put names that hold spaces in double quotes, or separate by one of the two")
+    unclear = len(parts) > 1 and '"' not in text and any(len(part.split()) > 1 for part in parts)
+    weighted = len(words) < 3 or words[2].startswith("{") or all(map(_NUMBER.fullmatch, words[2:]))
     if text.count('"') % 2 or not all(word and word.isprintable() for word in words[:2]):
-        raise bad("give names of visible characters, and close every double quote")
-    # In `St Mary North` nobody can tell where the first name ends.
-    if len(words) > 2 and not words[2].startswith("{") and not all(map(_number, words[2:])):
-        raise bad("give two names a line, and then numbers only; quote names that hold spaces")
-    if len(words) < 2 or words[0] == words[1]:
-        raise bad("give the names of two different nodes")
-    return words[0], words[1]
-
-
-def _number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+        remedy = "give names of visible characters, and close every double quote"
+    elif unclear or not weighted:
+        remedy = "put names that hold spaces in double quotes; after two names, give numbers only"
+    elif len(words) < 2 or words[0] == words[1]:
+        remedy = "give the names of two different nodes"
+    else:
+        return words[0], words[1]
+    raise ValueError(f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}")
 
 
 def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:

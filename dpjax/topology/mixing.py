@@ -121,34 +121,28 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     return receives / receives.sum(axis=0, keepdims=True)
 
 
-def push_sum_weights(
-    mixing: Float[np.ndarray, "n n"], rounds: int | None = None
-) -> Float[np.ndarray, " n"]:
-    """Return the weights y that models mixed by a column-stochastic W are divided by.
+def push_sum_weights(mixing: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"]:
+    """Return the weights y = W y that models mixed by a column-stochastic W are divided by.
 
     Args:
-        mixing: [n, n] column-stochastic W.
-        rounds: t, for y_t = W^t 1; None for the limit, the fixed point y = W y.
+        mixing: [n, n] column-stochastic W; W^t 1 tends to y.
 
     Returns:
         [n] positive weights that sum to n.
 
     Raises:
-        ValueError: when W is not column-stochastic, or its limit does not exist.
+        ValueError: when W is not column-stochastic.
+
+    Example:
+        >>> from dpjax.topology import graphs, mixing
+        >>> mixing.push_sum_weights(mixing.push_sum(graphs.path(3))).round(2)
+        array([0.86, 1.29, 0.86])
     """
-    matrix = check(mixing, stochastic="columns")
-    n = matrix.shape[-1]
-    if matrix.ndim != 2:
-        raise ValueError(f"mixing has shape {matrix.shape}; give one [n, n] matrix")
-    if rounds is not None:
-        rounds = _validate.integer("rounds", rounds, least=0)
-        return np.linalg.matrix_power(matrix, rounds) @ np.ones(n)
+    matrix = check(_validate.square("mixing", mixing), stochastic="columns")
     # The null vector of I - W, with the sum in place of one of its dependent rows.
-    system = np.eye(n) - matrix
+    system = np.eye(len(matrix)) - matrix
     system[-1] = 1.0
-    target = np.zeros(n)
-    target[-1] = n
-    return np.linalg.solve(system, target)
+    return np.linalg.solve(system, len(matrix) * np.eye(len(matrix))[-1])
 
 
 def survivors(
@@ -292,6 +286,11 @@ def fingerprint(*arrays: Float[np.ndarray, "..."] | float) -> str:
     """Return the sha256 of the arrays' shapes and float64 values (little-endian, -0 as 0).
 
     Equal exactly when every bit of every entry is equal, on any platform.
+
+    Example:
+        >>> from dpjax.topology import mixing
+        >>> len(mixing.fingerprint([[1.0]], 2.0))
+        64
     """
     digest = hashlib.sha256()
     for array in arrays:

@@ -22,6 +22,11 @@ def labels(graph: nx.Graph) -> tuple[str, ...]:
 
     Returns:
         n names; those of a graph without names are "0", "1", ...
+
+    Example:
+        >>> from dpjax.topology import graphs, nodes
+        >>> nodes.labels(graphs.florentine())[:2]
+        ('Acciaiuoli', 'Medici')
     """
     return tuple(str(graph.nodes[node].get("label", node)) for node in order(graph))
 
@@ -69,6 +74,11 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
 
     Raises:
         ValueError: For a word that means no node, or two.
+
+    Example:
+        >>> from dpjax.topology import graphs, nodes
+        >>> nodes.find(nodes.labels(graphs.florentine()), "Medici")
+        1
     """
     word = str(word).strip()
     name = word.removeprefix(_LABEL)

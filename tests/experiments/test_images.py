@@ -51,7 +51,7 @@ def test_a_problem_is_of_the_records_that_it_is_given():
     pictures = np.zeros((6, 28, 28, 1), np.float32), np.arange(6) % 2
     shown = images.Images("mnist", pictures, pictures, networks.network("small_cnn", 2))
     shifted = shown.problem(pictures, pictures, 2)
-    assert isinstance(shifted.augment, augmentation.Shift) and shifted.copies == 2
+    assert shifted.augment == augmentation.Shift(2, "zeros") and shifted.copies == 2
     mirrored = shown._replace(dataset="cifar10").problem(pictures, pictures, 2)
     assert mirrored.augment is augmentation.standard
 

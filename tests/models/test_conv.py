@@ -1,4 +1,4 @@
-"""Convolutions: flax's parameters and numbers, in three layouts, and standardised kernels."""
+"""Convolutions: flax's parameters and numbers, in two layouts, and standardised kernels."""
 
 import flax.linen as nn
 import jax
@@ -89,9 +89,8 @@ def test_layouts_have_one_gradient(size, channels, features, kernel, strides, pa
             return jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (None, 0, 0)))(weight, x, d)
 
         want = gradients("conv")
-        for layout in ("patches", "slices"):
-            for a, b in zip(gradients(layout), want, strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+        for a, b in zip(gradients("patches"), want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", conv.LAYOUTS)
@@ -148,7 +147,7 @@ def test_standardised_kernels_are_their_formula(scaled):
 def test_what_does_not_fit_is_refused():
     x, kernel = np.ones((1, 4, 4, 3)), np.ones((3, 3, 3, 2))
     for arguments, message in [
-        (dict(layout="fast"), "layout is 'fast'; choose one of conv, patches, slices"),
+        (dict(layout="fast"), "layout is 'fast'; choose one of conv, patches"),
         (dict(padding="FULL"), "padding is 'FULL'; choose one of SAME, VALID"),
         (dict(padding=-1), "padding is -1"),
         (dict(groups=2), "2 groups of 3 channels"),

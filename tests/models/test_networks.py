@@ -161,7 +161,6 @@ def test_an_example_s_logits_are_its_own(name):
     [
         pytest.param("cnn5", "patches", marks=pytest.mark.slow),
         ("small_cnn", "patches"),
-        pytest.param("cnn5", "slices", marks=pytest.mark.slow),
         pytest.param("wide_resnet", "patches", marks=pytest.mark.slow),
     ],
 )
