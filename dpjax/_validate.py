@@ -108,7 +108,7 @@ def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
         raise ValueError(f"{name} is {shown(values)}; give a list, [{shown(values)}]")
     values = list(values)
     if named := [value for value in values if isinstance(value, str)]:
-        raise ValueError(f"{name} names {shown(named[0])}; give agents' indices (topology.nodes)")
+        raise ValueError(f"{name} names {shown(named[0])}; give indices, by topology.nodes.find")
     return [integer(name, value, least=0, most=most) for value in values]
 
 
