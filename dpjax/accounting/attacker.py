@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from dpjax import _validate
 from dpjax.accounting import dense, exact, kalman
-from dpjax.accounting.kalman import Model
+from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation, checked
 
 __all__: list[str] = []
@@ -22,21 +22,24 @@ _ROUNDING = 1e-9
 
 
 class ViewLoss(NamedTuple):
-    """Gaussian-DP loss of every victim, and how it was found.
+    """Gaussian-DP loss of every victim, and how exact it is.
 
     Attributes:
         mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, infinite where
             gradients are seen without noise.
         upper_bound: [n] True where rounding left the exact value open: ``mu`` is then the loss of
-            a strictly larger view, or one with room for the rounding.
-        route: "recursion", "dense" or "closed form".
+            a strictly larger view, or one with a margin for the rounding.
         gradients: "view" or "any", as asked for.
     """
 
     mu: Float[np.ndarray, " n"]
     upper_bound: Bool[np.ndarray, " n"]
-    route: str
     gradients: str
+
+
+Judged = tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]
+"""Losses mu, and where they are bounds; entries of attackers mean nothing."""
+Judge = Callable[[Participation], Judged]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +62,9 @@ class View:
     agents: int
     attackers: tuple[int, ...]
     rounds: int | None
-    _model: Callable[[], Model] | None
-    _matrices: Callable[[int, bool], tuple[np.ndarray, np.ndarray]]
-    _all_messages: Callable[[Participation], ViewLoss] | None
-    _sees_all: bool = False
-    _as_given: bool = False
-    _rational: Callable[[], Model] | None = None
+    _matrices: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    _loss: Judge
+    _all_messages: Judge | None
 
     def materialize(
         self, rounds: int, *, check: bool = True
@@ -83,8 +83,9 @@ class View:
         Raises:
             ValueError: If it is too large, or the check fails.
         """
-        rounds = self._check_rounds(_validate.integer("rounds", rounds))
-        a, b = self._matrices(rounds, False)
+        rounds = _validate.integer("rounds", rounds)
+        self._check_rounds(rounds)
+        a, b = self._matrices(rounds)
         if check:
             dense.check_factors(a, b)
         return a, b
@@ -120,18 +121,21 @@ class View:
         Raises:
             ValueError: For rounds beyond the strategy's, or a view too large for this machine.
         """
-        closed = self._closed_form(participation, gradients)
-        if closed is not None:
-            return closed
-        if self._model is not None:
-            energies, route = kalman.energies(self._model(), participation), "recursion"
-        else:
-            energies, route = self._dense(participation), "dense"
-        return self._finished(energies, route, participation, gradients)
-
-    def _dense(self, participation: Participation) -> kalman.Energies:
-        """Energies by the dense route, without rows that repeat what the attacker knows."""
-        return dense.energies(*self._matrices(participation.rounds, True), participation)
+        _validate.one_of("gradients", gradients, ("view", "any"))
+        self._check_rounds(checked(participation).rounds)
+        judge = self._loss if gradients == "view" else self._all_messages
+        if judge is None:
+            raise ValueError(
+                "gradients is 'any', but nothing says what determines the models; give linear(..., "
+                "models=) the rows that read them off the state, or ask for gradients='view' where "
+                "gradients are fixed in advance or functions of what the attacker sees"
+            )
+        mu, upper = judge(participation)
+        # Only an attacker's loss is no number; what overflows is infinite.
+        upper = upper | np.isnan(mu)
+        mu = np.where(np.isnan(mu), np.inf, mu)
+        mu[list(self.attackers)], upper[list(self.attackers)] = np.nan, False
+        return ViewLoss(mu, upper, gradients)
 
     def guaranteed(
         self, participation: Participation, *, gradients: Gradients = "any"
@@ -148,98 +152,22 @@ class View:
         Returns:
             [n] mu.
         """
-        mu = self.loss(participation, gradients=gradients).mu
+        mu = self.gdp(participation, gradients=gradients)
         if gradients == "view" and self._all_messages is not None:
-            mu = np.fmin(mu, self.loss(participation, gradients="any").mu)
+            mu = np.fmin(mu, self.gdp(participation, gradients="any"))
         return mu * (1 + _ROUNDING)
 
-    def _closed_form(self, participation: Participation, gradients: Gradients) -> ViewLoss | None:
-        """The loss where all messages decide it, None where the view itself does."""
-        _validate.one_of("gradients", gradients, ("view", "any"))
-        self._check_rounds(checked(participation).rounds)
-        if gradients == "any" and self._all_messages is None:
-            raise ValueError(
-                "gradients is 'any', but nothing says what determines the models; give linear(..., "
-                "models=) the rows that read them off the state, or ask for gradients='view' where "
-                "gradients are fixed in advance or functions of what the attacker sees"
-            )
-        if self._all_messages is None or (gradients == "view" and not self._sees_all):
-            return None
-        return self._hide(self._all_messages(participation)._replace(gradients=gradients))
-
-    def _finished(
-        self,
-        energies: kalman.Energies,
-        route: str,
-        participation: Participation,
-        gradients: Gradients,
-    ) -> ViewLoss:
-        """The loss of these energies; of a larger view where they leave it open."""
-        if self._model is not None:
-            rational = self._rational or self._model
-            energies = self._settled(self._model, rational, energies, participation)
-        mu, blurred = _losses(energies, participation)
-        open_ = ~kalman.clear(energies)
-        open_[list(self.attackers)] = False
-        if open_.any():
-            larger = self._larger(participation)
-            mu = np.where(open_, larger, mu)
-            # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
-            open_ &= np.isfinite(larger) | (energies.leak < kalman.LEAK) | self._as_given
-        return self._hide(ViewLoss(mu, open_ | blurred, route, gradients))
-
-    def _larger(self, participation: Participation) -> Float[np.ndarray, " n"]:
-        """Loss of a view that holds this one: the state as well, or all messages."""
-        every = np.full(self.agents, np.inf)
-        if self._all_messages is not None:
-            every = self._all_messages(participation).mu
-        if self._model is None:
-            return every
-        wide = _round_by_round(self._model())
-        energies = kalman.energies(wide, participation)
-        energies = self._settled(lambda: wide, lambda: wide, energies, participation)
-        mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], np.inf)
-        return np.fmin(mu, every)
-
-    def _settled(
-        self,
-        model: Callable[[], Model],
-        rational: Callable[[], Model],
-        energies: kalman.Energies,
-        participation: Participation,
-    ) -> kalman.Energies:
-        """The energies with what exact arithmetic can decide of them in little time."""
-        victims = np.ones(self.agents, bool)
-        victims[list(self.attackers)] = False
-        ranks = kalman.clear(energies)[victims].all()
-        if ranks and not _losses(energies, participation)[1][victims].any():
-            return energies
-        # Matrices that the package made are rounded themselves: only their ranks are asked for.
-        exactly = exact.energies(model(), participation) if self._as_given else None
-        if exactly is not None:
-            return exactly
-        return exact.confirmed(model(), energies, rational) if energies.hidden else energies
-
-    def _hide(self, loss: ViewLoss) -> ViewLoss:
-        # Only an attacker's loss is no number; what overflows is infinite.
-        upper = loss.upper_bound | np.isnan(loss.mu)
-        mu = np.where(np.isnan(loss.mu), np.inf, loss.mu)
-        mu[list(self.attackers)] = np.nan
-        upper[list(self.attackers)] = False
-        return loss._replace(mu=mu, upper_bound=upper)
-
-    def _check_rounds(self, rounds: int) -> int:
+    def _check_rounds(self, rounds: int) -> None:
         if self.rounds is not None and rounds != self.rounds:
             raise ValueError(
                 f"rounds is {rounds}, the strategy is made for {self.rounds}; make them equal"
             )
-        return rounds
 
 
 def losses(
     views: Sequence[View], participation: Participation, *, gradients: Gradients = "any"
 ) -> list[ViewLoss]:
-    """Losses of many views, say of every single attacker, vmapped over those of equal shapes.
+    """Losses of many views, say of every single attacker.
 
     Args:
         views: Of one algorithm or of several.
@@ -252,25 +180,86 @@ def losses(
     Raises:
         ValueError: As `View.loss`.
     """
-    by_index: dict[int, ViewLoss] = {}
-    open_: dict[int, Model] = {}
-    for index, view in enumerate(views):
-        closed = view._closed_form(participation, gradients)
-        if closed is not None:
-            by_index[index] = closed
-        elif view._model is None:
-            by_index[index] = view.loss(participation, gradients=gradients)
-        else:
-            open_[index] = view._model()
-    every = kalman.energies_of_each(list(open_.values()), participation)
-    for index, energies in zip(open_, every, strict=True):
-        by_index[index] = views[index]._finished(energies, "recursion", participation, gradients)
-    return [by_index[index] for index in range(len(views))]
+    return [view.loss(participation, gradients=gradients) for view in views]
 
 
-def _losses(
-    energies: kalman.Energies, participation: Participation
-) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+def of_model(
+    model: Callable[[], Model],
+    attackers: tuple[int, ...],
+    all_messages: Judge | None,
+    *,
+    exactly: bool = False,
+    rational: Callable[[], Model] | None = None,
+) -> Judge:
+    """The loss of a state-space model, by the recursion.
+
+    Args:
+        model: Makes what the attacker does not know, and what it sees.
+        attackers: Nodes whose losses nobody asks for.
+        all_messages: Loss of the smallest view that determines every model; None if not known.
+        exactly: The matrices are a user's, without rounding: what float64 leaves open is found
+            exactly where that is quick. Of matrices that are rounded only ranks are.
+        rational: Makes the model in fractions, without any rounding.
+    """
+
+    def settled(
+        given: Model, fractions: Callable[[], Model], participation: Participation
+    ) -> Energies:
+        """The energies with what exact arithmetic can decide of them in little time."""
+        found = kalman.energies(given, participation)
+        victims = np.delete(np.arange(len(found.leak)), attackers)
+        blurred = _losses(found, participation)[1]
+        if kalman.clear(found)[victims].all() and not blurred[victims].any():
+            return found
+        decided = exact.energies(given, participation) if exactly else None
+        if decided is not None or not found.hidden:
+            return decided or found
+        return exact.confirmed(given, found, fractions)
+
+    def loss(participation: Participation) -> Judged:
+        given = model()
+
+        def larger() -> np.ndarray:
+            """Loss of views that hold this one: of the state as well, and of all messages."""
+            wide = _round_by_round(given)
+            found = settled(wide, lambda: wide, participation)
+            mu = np.where(kalman.clear(found), _losses(found, participation)[0], np.inf)
+            return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
+
+        found = settled(given, rational or (lambda: given), participation)
+        return stated(found, participation, attackers, larger, exactly)
+
+    return loss
+
+
+def stated(
+    found: Energies,
+    participation: Participation,
+    attackers: tuple[int, ...],
+    larger: Callable[[], Float[np.ndarray, " n"]],
+    exactly: bool = False,
+) -> Judged:
+    """The loss of these energies; of a larger view where they leave it open.
+
+    Args:
+        found: The energies.
+        participation: The one they were made for.
+        attackers: As in `of_model`.
+        larger: Finds the loss mu of a view that holds this one.
+        exactly: As in `of_model`.
+    """
+    mu, blurred = _losses(found, participation)
+    open_ = ~kalman.clear(found)
+    open_[list(attackers)] = False
+    if open_.any():
+        bound = larger()
+        mu = np.where(open_, bound, mu)
+        # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
+        open_ &= np.isfinite(bound) | (found.leak < kalman.LEAK) | exactly
+    return mu, open_ | blurred
+
+
+def _losses(energies: Energies, participation: Participation) -> Judged:
     """Losses mu [n] of the energies, rounding included, and where that is more than can be seen."""
     squares, blurred = kalman.squares(energies, participation)
     mu = np.sqrt(squares)
@@ -289,33 +278,6 @@ def _round_by_round(model: Model) -> Model:
     return Model(
         np.zeros((1, 1, 1)), np.zeros((1, 1, n)), np.zeros((1, 1, q)), nothing, gradient, noise
     )
-
-
-def of_model(
-    model: Model,
-    attackers: tuple[int, ...],
-    all_messages: Callable[[Participation], ViewLoss] | None,
-    *,
-    as_given: bool = False,
-) -> View:
-    """A view that is a state-space model for any number of rounds.
-
-    Args:
-        model: What the attacker does not know, and what it sees.
-        attackers: Nodes whose entries of a loss are nan.
-        all_messages: Loss of the smallest view that determines every model; None if not known.
-        as_given: The matrices are a user's, without rounding: what float64 leaves open is found
-            exactly where that is quick.
-
-    Returns:
-        The view.
-    """
-
-    def matrices(rounds: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
-        return dense.materialize(model, rounds)
-
-    n = model.gradient.shape[-1]
-    return View(n, attackers, None, lambda: model, matrices, all_messages, _as_given=as_given)
 
 
 def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:

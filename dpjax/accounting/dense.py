@@ -28,31 +28,50 @@ def materialize(
         ValueError: If they would take more than `LARGEST` bytes.
     """
     m, n, q = (part.shape[k] for part, k in ((model[3], 1), (model[1], 2), (model[2], 2)))
-    check_size(rounds * m, rounds * (n + q))
-    a, b = np.zeros((rounds, m, rounds, n)), np.zeros((rounds, m, rounds, q))
-    size = model.transition.shape[-1]
-    by_gradient, by_noise = np.zeros((size, rounds, n)), np.zeros((size, rounds, q))
-    for t in range(rounds):
-        here = model.at(t)
-        a[t] = np.tensordot(here.state_seen, by_gradient, 1)
-        b[t] = np.tensordot(here.state_seen, by_noise, 1)
-        a[t, :, t] += here.gradient_seen
-        b[t, :, t] += here.noise_seen
-        by_gradient = np.tensordot(here.transition, by_gradient, 1)
-        by_noise = np.tensordot(here.transition, by_noise, 1)
-        by_gradient[:, t] += here.gradient
-        by_noise[:, t] += here.noise
-    return a.reshape(rounds * m, -1), b.reshape(rounds * m, -1)
-
-
-def check_size(rows: int, columns: int) -> None:
-    """Refuse a dense view beyond `LARGEST`."""
-    size = 8 * rows * columns
+    size = 8 * rounds * m * rounds * (n + q)
     if size > LARGEST:
         raise ValueError(
-            f"rounds gives a dense view of {rows} x {columns} numbers, {size / 2**30:.1f} GiB; "
-            "account fewer rounds, or a strategy of few bands, which has a small state"
+            f"rounds gives a dense view of {rounds * m} x {rounds * (n + q)} numbers, "
+            f"{size / 2**30:.1f} GiB; account fewer rounds, or a strategy of few bands, which has "
+            "a small state"
         )
+    return stacked(model, rounds)
+
+
+def stacked(
+    model: Model, rounds: int, unit: int = 1, prime: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of `materialize`, for floats or whole numbers.
+
+    Args:
+        model: The model, its entries in units of 1 / ``unit``.
+        rounds: T.
+        unit: Rows of round t come in units of 1 / ``unit`` ^ (t + 1).
+        prime: Modulo which entries are taken, int64; None takes them as they are.
+    """
+
+    def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        if prime is None and left.size:
+            return np.tensordot(left, right, 1)
+        total = np.zeros((len(left), *right.shape[1:]), right.dtype)
+        for k in range(left.shape[1]):
+            total = (total + left[:, k, None, None] * right[None, k]) % prime
+        return total
+
+    sides = []
+    for entering, seen in ((model.gradient, model.gradient_seen), (model.noise, model.noise_seen)):
+        size, columns = entering.shape[1:]
+        state = np.zeros((size, rounds, columns), entering.dtype)
+        rows, power = np.zeros((rounds, seen.shape[1], rounds, columns), seen.dtype), 1
+        for t in range(rounds):
+            step = model.at(t)
+            rows[t] = product(step.state_seen, state)
+            rows[t, :, t] += seen[t % len(seen)] * power
+            state = product(step.transition, state)
+            state[:, t] += entering[t % len(entering)] * power
+            power *= unit
+        sides.append(rows.reshape(rounds * seen.shape[1], -1))
+    return sides[0], sides[1]
 
 
 def check_factors(a: Float[np.ndarray, "a b"], b: Float[np.ndarray, "a c"]) -> None:
@@ -97,12 +116,7 @@ def energies(
     Returns:
         The energies (C' B^+ B C)_(s,u),(t,u), with A = B C.
     """
-    rounds, epochs, separation = (
-        participation.rounds,
-        participation.epochs,
-        participation.separation,
-    )
-    n = a.shape[1] // rounds
+    rounds, n = participation.rounds, a.shape[1] // participation.rounds
     scale = np.abs(b).max(axis=1, initial=0.0)
     # Rows that carry no noise at all must carry no gradient either.
     noisy = scale > 0
@@ -111,29 +125,34 @@ def energies(
     # Twice: squares of tiny entries vanish.
     norms = np.linalg.norm(b, axis=1, keepdims=True)
     a, b = a / norms, b / norms
-    values = np.zeros((rounds, epochs, n))
-    ambiguous, hidden, condition = False, False, 1.0
-    blur = np.zeros((rounds, n))
-    if len(b):
-        u, singular, _ = np.linalg.svd(b, full_matrices=False)
-        kept = singular > DROPPED
-        ambiguous = bool((kept & (singular < KEPT)).any())
-        condition = float(singular[0] / singular[kept].min())
-        hidden = int(kept.sum()) < len(b)
-        turned = u.T @ a
-        if hidden:
-            reached = np.maximum(np.abs(a).max(0), 1e-300)
-            left = np.abs(a - u[:, kept] @ turned[kept]).max(0) / reached
-            leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
-        white = (turned[kept] / singular[kept, None]).reshape(-1, rounds, n)
-        terms = np.abs(u[:, kept].T) @ np.abs(a) / singular[kept, None]
-        rate = 8 * np.finfo(np.float64).eps * (1 + condition)
-        blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
-        for lag in range(epochs):
-            step = lag * separation
-            values[step:, lag] = np.einsum(
-                "rtn,rtn->tn", white[:, step:], white[:, : rounds - step]
-            )
-    leak = leak.reshape(rounds, n).max(0)
-    room = rounding(values, blur, participation)
-    return Energies(values, leak, ambiguous, condition, hidden=hidden, rounding=room)
+    u, singular, _ = np.linalg.svd(b, full_matrices=False)
+    kept = singular > DROPPED
+    least = float(singular[kept].min(initial=np.inf))
+    condition = max(1.0, float(singular.max(initial=0.0)) / least)
+    hidden = int(kept.sum()) < len(b)
+    turned = u[:, kept].T @ a
+    if hidden:
+        left = np.abs(a - u[:, kept] @ turned).max(0) / np.maximum(np.abs(a).max(0), 1e-300)
+        leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
+    values = lagged((turned / singular[kept, None]).reshape(-1, rounds, n), participation)
+    terms = np.abs(u[:, kept].T) @ np.abs(a) / singular[kept, None]
+    rate = 8 * np.finfo(np.float64).eps * (1 + condition)
+    blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
+    leak, margin = leak.reshape(rounds, n).max(0), rounding(values, blur, participation)
+    return Energies(values, leak, least < KEPT, condition, hidden=hidden, rounding=margin)
+
+
+def lagged(white: np.ndarray, participation: Participation) -> Float[np.ndarray, "t k n"]:
+    """Inner products of the responses of rounds that go together; see `Energies.values`.
+
+    Args:
+        white: [r, T, n] whitened responses.
+        participation: Which rounds go together.
+    """
+    rounds, epochs = participation.rounds, participation.epochs
+    values = np.zeros((rounds, epochs, white.shape[2]))
+    for lag in range(epochs):
+        step = lag * participation.separation
+        with np.errstate(over="ignore"):
+            values[step:, lag] = (white[:, step:] * white[:, : rounds - step]).sum(axis=0)
+    return values

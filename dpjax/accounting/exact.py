@@ -6,13 +6,16 @@ by Gram-Schmidt in as many decimal digits as the view costs, with rank decisions
 """
 
 import decimal
+import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
+from dpjax.accounting import dense
 from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation
 
@@ -94,7 +97,8 @@ def energies(model: Model, participation: Participation) -> Energies | None:
         with decimal.localcontext(prec=digits, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
             white, lost = _whitened(a[independent], b[independent])
             if digits >= 40 + 2 * lost:
-                values = _products(white, participation)
+                columns = white.reshape(-1, rounds, model.gradient.shape[-1])
+                values = dense.lagged(columns, participation)
                 return Energies(values, leak, ambiguous=False, condition=1.0)
         digits = 60 + 2 * math.ceil(lost)
     return None
@@ -113,69 +117,26 @@ def _stacked(model: Model, rounds: int) -> tuple[np.ndarray, np.ndarray] | None:
     """A and B as integers, every row times a power of two of its own."""
     least = 0
     for part in model:
-        mantissa, power = np.frexp(part[part != 0])
-        least = min(least, int(power.min(initial=0)) - 53)
+        powers = np.frexp(part[part != 0])[1]
+        least = min(least, int(powers.min(initial=0)) - 53)
     if -least * (rounds + 1) > _MOST_BITS:
         return None
-
-    def whole(part: np.ndarray) -> np.ndarray:
-        scaled = np.zeros(part.shape, object)
-        for place in zip(*np.nonzero(part), strict=True):
-            top, bottom = float(part[place]).as_integer_ratio()
-            scaled[place] = top * (2**-least // bottom)
-        return scaled
-
-    return _impulses([whole(np.asarray(part)) for part in model], rounds, 2**-least, None)
+    whole = np.frompyfunc(lambda value: int(Fraction(value) * 2**-least), 1, 1)
+    return dense.stacked(Model(*map(whole, model)), rounds, 2**-least)
 
 
 def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, np.ndarray]:
     """A and B modulo a prime."""
 
+    @functools.cache
     def residue(value: Any) -> int:
         top, bottom = value.as_integer_ratio()
         return int(top * pow(bottom, -1, prime) % prime)
 
-    def whole(part: np.ndarray) -> np.ndarray:
-        values = {value: residue(value) for value in set(part.ravel().tolist())}
-        residues = [values[value] for value in part.ravel().tolist()]
-        return np.array(residues, np.int64).reshape(part.shape)
-
-    return _impulses([whole(np.asarray(part)) for part in model], rounds, 1, prime)
-
-
-def _impulses(
-    parts: list[np.ndarray], rounds: int, unit: int, prime: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Stack rounds of a model whose entries are integers in units of 1 / ``unit``."""
-    kind = parts[0].dtype
-    size, n, q = parts[0].shape[-1], parts[1].shape[-1], parts[2].shape[-1]
-    m = parts[3].shape[1]
-    state = np.zeros((size, rounds, n + q), kind)
-    rows, power = np.zeros((rounds, m, rounds, n + q), kind), 1
-    for t in range(rounds):
-        here = [part[t % len(part)] for part in parts]
-        rows[t] = _product(here[3], state, prime)
-        rows[t, :, t] += np.concatenate([here[4], here[5]], axis=1) * power
-        state = _product(here[0], state, prime)
-        state[:, t] += np.concatenate([here[1], here[2]], axis=1) * power
-        power *= unit
-        if prime is not None:
-            rows[t], state = rows[t] % prime, state % prime
-    rows = rows.reshape(rounds * m, rounds, n + q)
-    return rows[..., :n].reshape(rounds * m, -1), rows[..., n:].reshape(rounds * m, -1)
-
-
-def _product(left: np.ndarray, right: np.ndarray, prime: int | None) -> np.ndarray:
-    if prime is None:
-        return (
-            np.tensordot(left, right, 1)
-            if left.size
-            else np.zeros((len(left), *right.shape[1:]), object)
-        )
-    total = np.zeros((len(left), *right.shape[1:]), np.int64)
-    for k in range(left.shape[1]):
-        total = (total + left[:, k, None, None] * right[None, k]) % prime
-    return total
+    whole = np.frompyfunc(residue, 1, 1)
+    return dense.stacked(
+        Model(*(whole(part).astype(np.int64) for part in model)), rounds, prime=prime
+    )
 
 
 def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,23 +177,3 @@ def _whitened(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
         ortho = np.concatenate([ortho, (x / left)[None]])
         white = np.concatenate([white, (y / left)[None]])
     return white, lost
-
-
-def _products(white: np.ndarray, participation: Participation) -> Float[np.ndarray, "t k n"]:
-    """Inner products of the columns of rounds that go together."""
-    rounds, epochs = participation.rounds, participation.epochs
-    columns = white.reshape(len(white), rounds, -1)
-    values = np.zeros((rounds, epochs, columns.shape[-1]))
-    for lag in range(epochs if len(white) else 0):
-        step = lag * participation.separation
-        products = (columns[:, step:] * columns[:, : rounds - step]).sum(axis=0)
-        with np.errstate(over="ignore"):
-            values[step:, lag] = np.vectorize(_nearest, otypes=[float])(products)
-    return values
-
-
-def _nearest(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)

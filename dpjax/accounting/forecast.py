@@ -26,6 +26,7 @@ its own part, and variances add up: 2 sqrt(d) / (sqrt(n) mu) in the first, and s
 others. The forecast reads the plan and no data: it costs no privacy and states no guarantee.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -138,10 +139,9 @@ class Forecast:
         """
         if self.level != "poor":
             return None
-        rows = KEPT[self.unit]
-        above = next(place for place, row in enumerate(rows) if row[0] >= self.ratio)
-        (low, *first), (high, *second) = rows[above - 1], rows[above]
-        return low, high, min(first[0], second[0]), max(first[1], second[1])
+        pairs = itertools.pairwise(KEPT[self.unit])
+        below, above = next(pair for pair in pairs if pair[1][0] >= self.ratio)
+        return below[0], above[0], min(below[1], above[1]), max(below[2], above[2])
 
     def affords(self, ratio: float | None = None) -> float:
         """The largest model that keeps a ratio on this network under this budget.
@@ -201,55 +201,48 @@ class Forecast:
         """A few lines: the forecast and, unless it learns, what would help, with numbers."""
         if self.rate == 0:
             return "forecast: no noise is added"
-        lines = [
+        text = (
             f"forecast for {self.parameters:,} parameters: noise in the average model is "
-            f"{self.ratio:.2g} times",
-            f"  the largest drift of clipped gradients; no design has less than {self.floor:.2g}. "
-            f"{_TOLD[self.level].capitalize()}.",
-        ]
+            f"{self.ratio:.2g} times\n  the largest drift of clipped gradients; no design has less "
+            f"than {self.floor:.2g}. {_TOLD[self.level].capitalize()}."
+        )
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
-            return "\n".join([*lines, f"  This network and budget afford {affords}."])
+            return f"{text}\n  This network and budget afford {affords}."
         if (spread := self.kept()) is not None:
             low, high, least, most = spread
-            lines += [
-                f"  Poorly is all from {self.good:g}, where most is kept of what is learned "
-                f"without noise, to {HOPELESS[self.unit]:g},",
-                f"  where next to nothing is; in trials between {low:g} and {high:g} models kept "
-                f"{least} to {most} % of it.",
-            ]
-        return "\n".join(
-            [
-                *lines,
-                f"  To reach {self.good:g}, where it can learn, any one of:",
-                *self._remedies(affords),
-            ]
-        )
+            text += (
+                f"\n  Poorly is all from {self.good:g}, where most is kept of what is learned "
+                f"without noise, to {HOPELESS[self.unit]:g},\n  where next to nothing is; in "
+                f"trials between {low:g} and {high:g} models kept {least} to {most} % of it."
+            )
+        text += f"\n  To reach {self.good:g}, where it can learn, any one of:"
+        return "\n    - ".join([text, *self._remedies(affords)])
 
     def _remedies(self, affords: str) -> list[str]:
-        remedies = [
-            f"a smaller model: this network and budget afford {affords}",
-            f"about {self.agents_needed():,} agents in place of {self.agents:,}",
-            f"epsilon {self.epsilon():.3g} at the same delta",
-        ]
         if self.unit == "agent":
-            least = math.ceil(self.ratio / GOOD["record"])
-            remedies.append(
+            least, good = math.ceil(self.ratio / GOOD["record"]), GOOD["record"]
+            batches = (
                 f"records protected in place of agents, with batches of {least:,}, which divide "
-                f"the noise: to {GOOD['record']:g}, as records need"
+                f"the noise: to {good:g}, as records need"
             )
         else:
             least = math.ceil(self.batch_size * self.ratio / self.good)
-            remedies.append(
+            batches = (
                 f"batches of {least:,} in place of {self.batch_size:,}, or records that take "
                 "part in fewer rounds"
             )
-        if self.apart and self.floor < self.ratio / 2:
-            remedies.append(
-                f"noise that agents share (whisper_horizon), down to {self.floor:.2g} at best; "
-                "they are then not protected from each other"
-            )
-        return [f"    - {remedy}" for remedy in remedies]
+        shared = (
+            f"noise that agents share (whisper_horizon), down to {self.floor:.2g} at best; "
+            "they are then not protected from each other"
+        )
+        return [
+            f"a smaller model: this network and budget afford {affords}",
+            f"about {self.agents_needed():,} agents in place of {self.agents:,}",
+            f"epsilon {self.epsilon():.3g} at the same delta",
+            batches,
+            *([shared] if self.apart and self.floor < self.ratio / 2 else []),
+        ]
 
 
 def weights(
@@ -327,15 +320,25 @@ def forecast(
     n, divisor = len(weights_), batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     drift = clip_norm * float((sent * filled).sum())
+
+    def over_rounds(responses: np.ndarray) -> float:
+        """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""
+        if strategy is not None:
+            responses = scipy.linalg.solve_triangular(strategy, responses, lower=True, trans="T")
+        return float(np.linalg.norm(responses))
+
     if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
-        over_rounds = np.linalg.norm(_over_rounds(strategy, steps[:, None]))
-        noise = float(over_rounds * np.linalg.norm(reach[0] @ weights_)) / divisor
+        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(reach[0] @ weights_)) / divisor
     else:
-        noise = float(np.linalg.norm(_over_rounds(strategy, sent @ weights_))) / divisor
+        noise = over_rounds(sent @ weights_) / divisor
     allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
-    hidden = budget.sensitivity(relation, clip_norm) / divisor * _largest(sent, *patterns)
-    private = bool(weights_.any())
-    least = hidden / allowed if private else np.zeros(n)
+    # The largest sum over the rounds of a pattern, any start.
+    epochs, separation = patterns
+    starts = len(sent) - (epochs - 1) * separation
+    moved = sum(sent[k * separation : k * separation + starts] for k in range(epochs))
+    hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
+    least = hidden / allowed if weights_.any() else np.zeros(n)
+    covariance = weights_ @ weights_.T
     return Forecast(
         parameters=parameters,
         agents=n,
@@ -347,30 +350,6 @@ def forecast(
         rate=noise / drift,
         floor_rate=float(least.max()) / drift,
         apart_rate=float(np.linalg.norm(least)) / drift,
-        apart=_apart(weights_),
+        apart=not np.any(covariance - np.diag(np.diag(covariance))),
         sampled=sampled,
     )
-
-
-def _apart(factor: Float[np.ndarray, "n q"]) -> bool:
-    """Whether every agent draws noise of its own and no other."""
-    covariance = factor @ factor.T
-    return not np.any(covariance - np.diag(np.diag(covariance)))
-
-
-def _over_rounds(
-    strategy: Float[np.ndarray, "t t"] | None, responses: Float[np.ndarray, "t n"]
-) -> Float[np.ndarray, "t n"]:
-    """C^-T Y, whose squared norm is the variance of sum_t y_t' (C^-1 Z)_t."""
-    if strategy is None:
-        return responses
-    return scipy.linalg.solve_triangular(strategy, responses, lower=True, trans="T")
-
-
-def _largest(sent: Float[np.ndarray, "t n"], epochs: int, separation: int) -> np.ndarray:
-    """[n] largest sum over the rounds of a pattern, any start."""
-    starts = len(sent) - (epochs - 1) * separation
-    total = np.zeros((starts, sent.shape[1]))
-    for k in range(epochs):
-        total += sent[k * separation : k * separation + starts]
-    return total.max(axis=0)

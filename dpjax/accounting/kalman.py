@@ -24,8 +24,8 @@ on random views (tests/accounting/test_scales.py), and not proven.
 """
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,8 +58,6 @@ SMALL = 400
 """Largest state for which one thread is faster."""
 LARGEST = 6 * 2**30
 """Bytes of working memory."""
-TOGETHER = {"cpu": 1}
-"""Most models in one vmapped pass, by backend; 64 elsewhere. A CPU's batched QR gains nothing."""
 
 
 class Model(NamedTuple):
@@ -356,23 +354,16 @@ def _behind(stack: Array, shift: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
-def sweeps(models: Model, rounds: int, epochs: int, separation: int) -> Any:
-    """Values, rounding, leaks and doubts of stacked models [a, P, ...], vmapped."""
-
-    def one(model: Model) -> Any:
-        (own, blur, leak, doubt), rest = _sweep(model, rounds, epochs > 1)
-        values = own[:, None]
-        if epochs > 1:
-            steps, tails = rest
-            skipped = _windows(steps.closed, separation - 1)
-            others = _lagged(model, steps, tails, skipped, epochs, separation)
-            values = jnp.concatenate([values, others], axis=1)
-        return values, blur, leak, doubt
-
-    if len(models.gradient) == 1:  # A batched factorisation of one matrix is slower.
-        found = one(Model(*(part[0] for part in models)))
-        return jax.tree.map(lambda leaf: leaf[None], found)
-    return jax.vmap(one)(models)
+def sweeps(model: Model, rounds: int, epochs: int, separation: int) -> Any:
+    """Values, rounding, leaks and doubts of a model."""
+    (values, blur, leak, doubt), rest = _sweep(model, rounds, epochs > 1)
+    values = values[:, None]
+    if epochs > 1:
+        steps, tails = rest
+        skipped = _windows(steps.closed, separation - 1)
+        others = _lagged(model, steps, tails, skipped, epochs, separation)
+        values = jnp.concatenate([values, others], axis=1)
+    return values, blur, leak, doubt
 
 
 class Energies(NamedTuple):
@@ -403,84 +394,38 @@ class Energies(NamedTuple):
 
 
 def energies(model: Model, participation: Participation) -> Energies:
-    """Inner products of the whitened responses to unit gradients; see `energies_of_each`.
+    """Inner products of the whitened responses to unit gradients.
 
     Args:
         model: What the attacker does not know, and what it sees.
         participation: Which rounds go together.
-    """
-    return energies_of_each([model], participation)[0]
-
-
-def energies_of_each(models: Sequence[Model], participation: Participation) -> list[Energies]:
-    """Energies of many models, vmapped over those of equal shapes, as many as `LARGEST` holds.
-
-    Args:
-        models: State-space models.
-        participation: Which rounds go together.
 
     Returns:
-        The energies of each, in order; `pattern_sums` makes the sensitivity of them.
+        The energies; `pattern_sums` makes the sensitivity of them.
 
     Raises:
-        ValueError: For a model whose working memory would exceed `LARGEST` bytes; victims are
-            taken in batches to keep below it.
+        ValueError: For a model whose working memory would exceed `LARGEST` bytes.
 
     Reference:
         Kalman filter in array form; the recursion replaces the pseudo-inverse of "Unified Privacy
         Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
     """
-    groups: dict[Any, list[tuple[int, Model]]] = {}
-    for index, model in enumerate(models):
-        n, batch = model.gradient.shape[-1], _batch(model, participation)
-        for first in range(0, n, batch):
-            # Padded, so that one compilation serves all batches.
-            chosen = np.minimum(np.arange(first, first + batch), n - 1)
-            part = model._replace(
-                gradient=model.gradient[:, :, chosen],
-                gradient_seen=model.gradient_seen[:, :, chosen],
-            )
-            groups.setdefault(tuple(array.shape for array in part), []).append((index, part))
-    parts: dict[int, list[Any]] = {index: [] for index in range(len(models))}
-    for members in groups.values():
-        for index, arrays in _together(members, participation):
-            parts[index].append(arrays)
-    return [_energies(parts[index], models[index], participation) for index in parts]
-
-
-def _together(
-    members: list[tuple[int, Model]], participation: Participation
-) -> Iterator[tuple[int, Any]]:
-    """What `sweep` gives for each of several models of equal shapes."""
-    of = participation.rounds, participation.epochs, participation.separation
-    fixed, each = _numbers(members[0][1], participation)
-    whole = fixed + each * members[0][1].gradient.shape[-1]
-    most = min(TOGETHER.get(jax.default_backend(), 64), LARGEST / 8 // whole, len(members))
-    together = max(1, int(most))
-    for first in range(0, len(members), together):
-        chosen = members[first : first + together]
-        # Padded, so that one compilation serves all.
-        padded = [model for _, model in chosen + chosen[-1:] * (together - len(chosen))]
-        with double_precision(), _threads(padded[0]):
-            stacked = [
-                jnp.asarray(np.stack(arrays), jnp.float64) for arrays in zip(*padded, strict=True)
-            ]
-            arrays = jax.tree.map(np.asarray, sweeps(Model(*stacked), *of))
-        for place, (index, _) in enumerate(chosen):
-            yield index, jax.tree.map(lambda leaf, at=place: leaf[at], arrays)
-
-
-def _energies(parts: list[Any], model: Model, participation: Participation) -> Energies:
-    """The energies of a model from those of its batches of victims."""
-    n = model.gradient.shape[-1]
-    values, blur, leak = (
-        np.concatenate([part[k] for part in parts], axis=-1)[..., :n] for k in range(3)
+    rounds, epochs, separation = dataclasses.astuple(participation)
+    _check_memory(model, rounds, epochs, separation)
+    with double_precision(), _threads(model):
+        parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
+        values, blur, leak, doubt = jax.tree.map(
+            np.asarray, sweeps(parts, rounds, epochs, separation)
+        )
+    return Energies(
+        values,
+        leak,
+        bool(doubt.ambiguous),
+        float(doubt.condition),
+        doubt.rank if doubt.hidden else None,
+        bool(doubt.hidden),
+        rounding(values, blur, participation),
     )
-    doubt = parts[0][3]
-    hidden = bool(doubt.hidden)
-    room = rounding(values, blur, participation)
-    rank = doubt.rank if hidden else None
-    return Energies(values, leak, bool(doubt.ambiguous), float(doubt.condition), rank, hidden, room)
 
 
 def rounding(
@@ -522,29 +467,19 @@ def _threads(model: Model) -> Any:
     return _pools().limit(limits=1, user_api="blas")
 
 
-def _batch(model: Model, participation: Participation) -> int:
-    """Victims a pass, so that `LARGEST` holds; ValueError when not even one fits."""
-    fixed, each = _numbers(model, participation)
-    left = LARGEST / 8 - fixed
-    if left < each:
-        raise ValueError(
-            f"participation has {participation.rounds} rounds, with a state of "
-            f"{model.gradient.shape[1]} and {model.state_seen.shape[1]} observed rows: "
-            f"{8 * (fixed + each) / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer "
-            "bands"
-        )
-    return int(min(model.gradient.shape[-1], max(1, left // each)))
-
-
-def _numbers(model: Model, participation: Participation) -> tuple[float, float]:
-    """Float64 numbers of working memory: for the filter, and for each victim."""
-    s, n, m = model.gradient.shape[1], model.gradient.shape[2], model.state_seen.shape[1]
-    rounds, epochs = participation.rounds, participation.epochs
-    fixed = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
+def _check_memory(model: Model, rounds: int, epochs: int, separation: int) -> None:
+    """Refuse a model that would take more than `LARGEST`."""
+    (s, n), m = model.gradient.shape[1:], model.state_seen.shape[1]
+    numbers = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
+    numbers += n * (4 * epochs * (s + m) + 2 * rounds * epochs)
     if epochs > 1:
         # Tails, windows, and two more while these are made.
-        fixed += rounds * s * s * (1 if participation.separation == 1 else 4)
-    return fixed, 4 * epochs * (s + m) + 2 * rounds * epochs
+        numbers += rounds * s * s * (1 if separation == 1 else 4)
+    if 8 * numbers > LARGEST:
+        raise ValueError(
+            f"participation has {rounds} rounds, with a state of {s} and {m} observed rows: "
+            f"{8 * numbers / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer bands"
+        )
 
 
 def pattern_sums(

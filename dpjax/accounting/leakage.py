@@ -117,7 +117,7 @@ def estimates(
 
 
 def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
-    """Count by k-d trees; a variable of one coordinate by its order.
+    """Count by k-d trees.
 
     Args:
         x: [N, dx] trials.
@@ -136,27 +136,11 @@ def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
 
 def _nearer(x: np.ndarray, distance: np.ndarray) -> np.ndarray:
     """Other trials nearer than ``distance`` [N]."""
-    if x.shape[1] == 1:
-        values, ordered = x[:, 0], np.sort(x[:, 0])
-        above = _below(ordered, values, distance)
-        # All are inside on one side at least, those nearer on both.
-        return above + _below(-ordered[::-1], -values, distance) - len(x) - 1
     # It counts whole branches, four times as fast as scipy's, and compares the same differences.
     from sklearn.neighbors import KDTree
 
     within = np.nextafter(distance, 0.0)
     return KDTree(x, metric="chebyshev").query_radius(x, within, count_only=True) - 1
-
-
-def _below(ordered: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
-    """How many values have value - centre < radius, as float64 subtracts, for every centre."""
-    count = np.searchsorted(ordered, centres + radii)
-    ends = np.concatenate([[-np.inf], ordered, [np.inf]])
-    # The sum was rounded otherwise than the difference that the joint distance is made of.
-    strayed = (ends[count] - centres >= radii) | (ends[count + 1] - centres < radii)
-    for i in np.flatnonzero(strayed):
-        count[i] = np.count_nonzero(ordered - centres[i] < radii[i])
-    return count
 
 
 def constant(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -18,8 +18,9 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Float
 
+from dpjax import _numerics, _validate
 from dpjax.accounting import dense, kalman
-from dpjax.accounting.attacker import View, ViewLoss
+from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
@@ -107,66 +108,39 @@ def model_of(
 
     Returns:
         The model.
-
-    Raises:
-        ValueError: If the state would be too large.
     """
-    n, width = source.shape[0], memory.weights.shape[1]
-    size = n * (1 + width)
-    if size > LARGEST_STATE:
-        raise ValueError(
-            f"strategy has {width} bands for {n} agents, a state of {size} numbers (at most "
-            f"{LARGEST_STATE}); give a strategy of fewer bands"
+    n, kind = len(source), source.dtype
+    size = n * (1 + memory.weights.shape[1])
+
+    def matrices(t: int) -> tuple[np.ndarray, ...]:
+        mixing, rows, scale, weights = (
+            part[t % len(part)] for part in (gossip.mixing, seen, memory.scale, memory.weights)
         )
+        # u_t less the gradients, as a function of the state (x, past noises).
+        own = np.diag(gossip.contraction * victims)
+        from_state = np.hstack([own, np.kron(weights[None], np.eye(n, dtype=kind))])
+        observe, power = [], np.eye(n, dtype=kind)
+        for _ in range(gossip.steps):
+            observe.append(rows @ power)
+            power = victims[:, None] * (mixing @ power)
+        watch, power = np.concatenate(observe) * victims, power * victims
+        # The newest noise enters, older ones move back; without memory there is none.
+        newest = slice(n, min(2 * n, size))
+        transition = np.eye(size, k=-n, dtype=kind)
+        transition[:n], transition[newest] = power @ from_state, 0
+        gradient = np.zeros((size, n), kind)
+        gradient[:n] = power
+        noise = np.zeros((size, source.shape[1]), kind)
+        noise[:n] = power @ source * scale
+        if size > n:
+            noise[newest] = source * scale if memory.of_noise else source
+            if memory.of_noise:
+                transition[newest, n:] = from_state[:, n:]
+        return transition, gradient, noise, watch @ from_state, watch, watch @ source * scale
+
     period = math.lcm(len(gossip.mixing), len(seen), len(memory.scale))
-    rounds = [_round(gossip, source, seen, victims, memory, t) for t in range(period)]
+    rounds = [matrices(t) for t in range(period)]
     return Model(*(np.stack(parts) for parts in zip(*rounds, strict=True)))
-
-
-def _round(
-    gossip: GossipRounds,
-    source: Float[np.ndarray, "n q"],
-    seen: Float[np.ndarray, "p m n"],
-    victims: Float[np.ndarray, " n"],
-    memory: Memory,
-    t: int,
-) -> tuple[np.ndarray, ...]:
-    mixing = gossip.mixing[t % len(gossip.mixing)]
-    rows = seen[t % len(seen)]
-    n, width = source.shape[0], memory.weights.shape[1]
-    scale = memory.scale[t % len(memory.scale)]
-    weights = memory.weights[t % len(memory.weights)]
-    # u_t less the gradients, as a function of the state (x, past noises).
-    kind = source.dtype
-    own = np.diag(gossip.contraction * victims)
-    from_state = np.hstack([own, np.kron(weights[None], np.eye(n, dtype=kind))])
-    observe, power = [], np.eye(n, dtype=kind)
-    for _ in range(gossip.steps):
-        observe.append(rows @ power)
-        power = victims[:, None] * (mixing @ power)
-    watch = np.concatenate(observe) * victims
-    power = power * victims
-    transition, noise = [power @ from_state], [power @ source * scale]
-    if width:
-        past = np.zeros((n, n * (1 + width)), kind)
-        if memory.of_noise:
-            past[:, n:] = from_state[:, n:]
-        shift = np.eye(n * (width - 1), n * (1 + width), n, dtype=kind)
-        transition += [past, shift]
-        noise += [
-            source * (scale if memory.of_noise else 1.0),
-            np.zeros((n * (width - 1), source.shape[1]), kind),
-        ]
-    gradient = np.zeros((n * (1 + width), n), kind)
-    gradient[:n] = power
-    return (
-        np.concatenate(transition),
-        gradient,
-        np.concatenate(noise),
-        watch @ from_state,
-        watch,
-        watch @ source * scale,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +164,11 @@ class LinearAlgorithm:
     @property
     def agents(self) -> int:
         """Number of agents n."""
-        return len(self.source)
+        return int(self.gossip.mixing.shape[-1])
 
     def ldp(self) -> View:
         """An eavesdropper who sees every message and knows nothing else."""
-        return self._view((), np.eye(self.agents)[None], [])
+        return self._view((), self._seen(None), [])
 
     def pndp(self, attackers: int | Collection[int]) -> View:
         """Nodes that see the messages they receive and know their own gradients and noise.
@@ -216,7 +190,7 @@ class LinearAlgorithm:
                 "is infinite; use ldp(), or give subgroups with a seed each"
             )
         known = [k for k, owner in enumerate(self.owners) if owner & set(nodes)]
-        return self._view(nodes, self._received(nodes), known)
+        return self._view(nodes, self._seen(nodes), known)
 
     def secldp(
         self,
@@ -243,24 +217,26 @@ class LinearAlgorithm:
                 "secldp() is about pairwise secrets, and this algorithm has none; use ldp() or "
                 "pndp(), or give edge_noise"
             )
-        nodes = () if attackers is None else nodes_of("attackers", attackers, self.agents)
-        rest = set(range(self.agents)) - set(nodes)
+        nodes = None if attackers is None else nodes_of("attackers", attackers, self.agents)
+        inside = set(nodes or ())
+        rest = set(range(self.agents)) - inside
         kept = rest if protected is None else set(nodes_of("protected", protected, self.agents))
-        if kept & set(nodes):
+        if kept & inside:
             raise ValueError(
-                f"protected holds the attackers {sorted(kept & set(nodes))}, who know their own "
+                f"protected holds the attackers {sorted(kept & inside)}, who know their own "
                 "secrets; leave them out"
             )
         known = [
             k
             for k, (owner, secret) in enumerate(zip(self.owners, self.secret, strict=True))
-            if owner & set(nodes) or (secret and not owner <= kept)
+            if owner & inside or (secret and not owner <= kept)
         ]
-        seen = np.eye(self.agents)[None] if attackers is None else self._received(nodes)
-        return self._view(nodes, seen, known)
+        return self._view(nodes or (), self._seen(nodes), known)
 
-    def _received(self, nodes: Sequence[int]) -> np.ndarray:
-        """Rows of the messages that reach the nodes, by round; zero rows fill up."""
+    def _seen(self, nodes: Sequence[int] | None) -> np.ndarray:
+        """Rows of the messages that reach the nodes, by round; all messages where None."""
+        if nodes is None:
+            return np.eye(self.agents)[None]
         reach = (self.gossip.mixing[:, list(nodes)] != 0).any(axis=1)
         senders = np.flatnonzero(reach.any(axis=0))
         # A few row counts only, so that views of different degrees share compiled code.
@@ -269,23 +245,18 @@ class LinearAlgorithm:
         seen[:, np.arange(len(senders)), senders] = reach[:, senders]
         return seen if (reach != reach[0]).any() else seen[:1]
 
+    def _unknown(
+        self, nodes: tuple[int, ...], known: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
+        source, victims = self.source.copy(), np.ones(self.agents)
+        source[:, list(known)], victims[list(nodes)] = 0.0, 0.0
+        return source, victims
+
     def _view(self, nodes: tuple[int, ...], seen: np.ndarray, known: Sequence[int]) -> View:
-        source = self.source.copy()
-        source[:, list(known)] = 0.0
-        victims = np.ones(self.agents)
-        victims[list(nodes)] = 0.0
-        strategy = self.strategy
-        rounds = None if strategy is None else len(strategy)
+        source, victims = self._unknown(nodes, known)
+        strategy, n = self.strategy, self.agents
         memory = NO_MEMORY if strategy is None else remember(strategy)
-        width = memory.weights.shape[1]
-        small = strategy is None or (
-            width + 1 < len(strategy) and self.agents * (1 + width) <= LARGEST_STATE
-        )
-
-        parts = self.gossip, source, seen, victims, memory
-
-        def model() -> Model:
-            return model_of(*parts)
 
         def rational() -> Model:
             # In fractions, so that no product of the matrices given is rounded.
@@ -295,80 +266,100 @@ class LinearAlgorithm:
             past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
             return model_of(gossip, whole(source), whole(seen), whole(victims), past)
 
-        def matrices(t: int, reduced: bool) -> tuple[np.ndarray, np.ndarray]:
+        def matrices(t: int, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
-            unknown = victims if reduced else np.ones(self.agents)
-            plain = model_of(self.gossip, source, seen, unknown)
-            if strategy is None:
-                a, b = dense.materialize(plain, t)
-                return a * np.tile(victims, t), b
-            whole, _ = dense.materialize(plain, t)
-            inverse = strategy_.inverse_of(strategy)
-            moved = np.tensordot(whole.reshape(-1, t, self.agents), source, 1)
-            b = np.einsum("rtq,ts->rsq", moved, inverse)
-            return whole * np.tile(victims, t), b.reshape(len(whole), -1)
+            a, b = dense.materialize(model_of(self.gossip, source, seen, unknown), t)
+            if strategy is not None:
+                moved = np.tensordot(a.reshape(-1, t, n), source, 1)
+                b = np.einsum("rtq,ts->rsq", moved, strategy_.inverse_of(strategy))
+            return a * np.tile(victims, t), b.reshape(len(a), -1)
 
-        def all_messages(participation: Participation) -> ViewLoss:
+        def all_messages(participation: Participation) -> Judged:
             return _closed_form(source, strategy, participation)
 
-        complete = not nodes and np.array_equal(seen, np.eye(self.agents)[None])
-        route = model if small else None
-        return View(
-            self.agents,
-            nodes,
-            rounds,
-            route,
-            matrices,
-            all_messages,
-            complete,
-            _rational=rational,
+        def by_rows(participation: Participation) -> Judged:
+            found = dense.energies(*matrices(participation.rounds, victims), participation)
+            return stated(found, participation, nodes, lambda: all_messages(participation)[0])
+
+        small = strategy is None or (
+            memory.weights.shape[1] + 1 < len(strategy)
+            and n * (1 + memory.weights.shape[1]) <= LARGEST_STATE
         )
+        loss: Judge = by_rows
+        if not nodes and np.array_equal(seen, np.eye(n)[None]):
+            loss = all_messages
+        elif small:
+            parts = self.gossip, source, seen, victims, memory
+            loss = of_model(lambda: model_of(*parts), nodes, all_messages, rational=rational)
+        rounds = None if strategy is None else len(strategy)
+        return View(n, nodes, rounds, lambda t: matrices(t, np.ones(n)), loss, all_messages)
+
+
+class ZipDL(LinearAlgorithm):
+    """Zip-DL, waiting for a trust model; made by `zip_dl`. Its sources are those of messages."""
+
+    def _seen(self, nodes: Sequence[int] | None) -> np.ndarray:
+        """Which messages; an eavesdropper does not see own copies, which are not sent."""
+        sender, receiver = _numerics.message_pairs(self.gossip.mixing[0])
+        return np.flatnonzero(sender != receiver if nodes is None else np.isin(receiver, nodes))
+
+    def _view(self, nodes: tuple[int, ...], seen: np.ndarray, known: Sequence[int]) -> View:
+        noise, victims = self._unknown(nodes, known)
+        mixing, n = self.gossip.mixing[0], self.agents
+        sender, receiver = _numerics.message_pairs(mixing)
+        gather = np.zeros((n, len(sender)))
+        gather[receiver, np.arange(len(sender))] = mixing[receiver, sender]
+        senders, sent = np.eye(n)[sender[seen]], noise[seen]
+        # In units that make their noise whole numbers: those of a sender sum to zero exactly.
+        units = np.maximum(np.count_nonzero(sent, axis=1), 1)[:, None]
+
+        def model(kept: np.ndarray, units: Any, heard: np.ndarray) -> Model:
+            flow = mixing * kept[:, None]
+            shown, entering = senders * units, gather @ noise * kept[:, None]
+            return Model.of(
+                flow * kept, flow * victims, entering, shown * kept, shown * victims, heard
+            )
+
+        def infinite(participation: Participation) -> Judged:
+            # Seeing every message and own copy, the zero sum takes the noise away.
+            return np.full(n, np.inf), np.zeros(n, bool)
+
+        def matrices(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+            return dense.materialize(model(np.ones(n), 1, sent), rounds)
+
+        # An attacker receives all that its own model is made of, and knows it.
+        unknown = model(victims, units, np.round(sent * units))
+        loss = of_model(lambda: unknown, nodes, infinite)
+        return View(n, nodes, None, matrices, loss, infinite)
 
 
 def _closed_form(
     source: Float[np.ndarray, "n q"],
     strategy: Float[np.ndarray, "t t"] | None,
     participation: Participation,
-) -> ViewLoss:
+) -> Judged:
     """Loss when all messages are seen: they determine g_t + xi_t of every round.
 
     mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map. Agents
     without a source in common are judged apart, each in units of its own noise.
     """
-    n = len(source)
-    size = np.abs(source).max(axis=1, initial=0.0)
-    energy, open_ = np.full(n, np.inf), np.zeros(n, bool)
-    noisy = np.flatnonzero(size)
-    with np.errstate(over="ignore"):
-        units = source[noisy] / size[noisy, None]
-        norms = np.linalg.norm(units, axis=1)
-        units /= norms[:, None]
-        touching = (units != 0).astype(np.float64)
-        _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
-        for block in (np.flatnonzero(part == k) for k in range(part.max(initial=-1) + 1)):
-            own_energy, uncertain = _block_energy(units[block])
-            members = noisy[block]
-            energy[members] = own_energy / norms[block] ** 2 / size[members] ** 2
-            open_[members] = uncertain
+    energy, open_ = np.full(len(source), np.inf), np.zeros(len(source), bool)
+    noisy = np.flatnonzero(source.any(axis=1))
+    touching = (source[noisy] != 0).astype(np.float64)
+    _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in (noisy[part == k] for k in range(part.max(initial=-1) + 1)):
+            once = Participation(1, 1, 1)
+            found = dense.energies(np.eye(len(block)), source[block], once)
+            if found.hidden:
+                # A combination without noise: whom it leaves alone, rounding cannot tell.
+                open_[block] = found.leak < kalman.LEAK
+            else:
+                uncertain = found.condition > 1 / kalman.KEPT
+                margin = 1e3 * np.finfo(float).eps * found.condition * uncertain
+                energy[block], open_[block] = found.values[0, 0] * (1.0 + margin), uncertain
         mu = np.sqrt(energy) * _over_rounds(strategy, participation)
-    return ViewLoss(mu, open_, "closed form", "any")
-
-
-def _block_energy(units: Float[np.ndarray, "b q"]) -> tuple[np.ndarray, np.ndarray]:
-    """[(S S')^-1]_uu for rows of norm 1, rounded up, and where rounding mattered."""
-    count = len(units)
-    u, values, _ = np.linalg.svd(units, full_matrices=True)
-    values = np.pad(values[:count], (0, max(0, count - len(values))))
-    kept = values > kalman.DROPPED * values[0]
-    if not kept.all():
-        # A combination without noise: whom it leaves alone, rounding cannot tell.
-        leak = np.sqrt((u[:, ~kept] ** 2).sum(axis=1))
-        return np.full(count, np.inf), leak < kalman.LEAK
-    energy = ((u / values) ** 2).sum(axis=1)
-    condition = float(values[0] / values[-1])
-    if condition <= 1 / kalman.KEPT:
-        return energy, np.zeros(count, bool)
-    return energy * (1.0 + 1e3 * np.finfo(float).eps * condition), np.ones(count, bool)
+    return mu, open_
 
 
 def _over_rounds(strategy: Float[np.ndarray, "t t"] | None, participation: Participation) -> float:
@@ -387,14 +378,8 @@ def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
         chosen: An agent or several.
         n: Number of agents.
     """
-    if not isinstance(chosen, Collection):
-        chosen = [chosen]
-    nodes = list(chosen)
-    for node in nodes:
-        if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < n:
-            raise ValueError(f"{name} holds {node!r}; give agents of 0 .. {n - 1}")
-    if not nodes and name == "attackers":
-        raise ValueError("attackers is empty; give at least one agent, or use ldp()")
-    if len(nodes) == n and name == "attackers":
-        raise ValueError(f"attackers are all {n} agents; leave a victim")
-    return tuple(sorted({int(node) for node in nodes}))
+    chosen = chosen if isinstance(chosen, Collection) else [chosen]
+    nodes = sorted(set(_validate.agents(name, chosen, most=n - 1)))
+    if name == "attackers" and len(nodes) in (0, n):
+        raise ValueError(f"attackers are {nodes}; give at least one of {n} agents, leave a victim")
+    return tuple(nodes)

@@ -26,12 +26,11 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _numerics, _validate
+from dpjax.accounting import dense
 from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, seeing
 from dpjax.accounting.kalman import Model
-from dpjax.accounting.trust import GossipRounds, LinearAlgorithm
-from dpjax.accounting.zipdl import ZipDLViews
+from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.participation import Participation
 
 __all__ = [
     "LinearAlgorithm",
@@ -197,7 +196,7 @@ def _factor(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
 
 def zip_dl(
     mixing: Any, *, zero_sum: Literal["messages", "with_own_copy"] = "with_own_copy"
-) -> "ZipDLViews":
+) -> LinearAlgorithm:
     """Zip-DL: another noise on each outgoing message, summing to zero over a node's messages.
 
     A node's m messages carry z_k - mean(z), z_k standard normal; ``"messages"`` counts those it
@@ -231,7 +230,13 @@ def zip_dl(
             f"mixing is of {len(matrix)} agents without a link; Zip-DL's noise goes out on links: "
             "give a connected network of at least 2 agents"
         )
-    return ZipDLViews(matrix, zero_sum == "with_own_copy")
+    sender, receiver = _numerics.message_pairs(matrix)
+    noisy = (sender != receiver) | (zero_sum == "with_own_copy")
+    together = (sender[:, None] == sender) & noisy[:, None] & noisy
+    noise = np.diag(1.0 * noisy) - together / np.maximum(together.sum(axis=1), 1)[:, None]
+    owners = tuple(frozenset([int(i)]) for i in sender)
+    gossip = GossipRounds(matrix[None], 1, np.ones(len(matrix)))
+    return ZipDL(gossip, noise, owners, (False,) * len(owners))
 
 
 def linear(
@@ -280,7 +285,7 @@ def linear(
         [[[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]]]
     """
     model = Model.of(F, Gamma, Sigma, H, J, D)
-    n = model.gradient.shape[-1]
+    size, n = model.gradient.shape[1:]
     if known is not None:
         combinations = _validate.finite_array("known", known, ndim=2)
         if combinations.shape[1] != n:
@@ -288,23 +293,19 @@ def linear(
         # Named by itself: public. In every other combination a change shows, whatever else is
         # known: knowing more hides nothing.
         alone = np.count_nonzero(combinations, axis=1) == 1
-        public = (combinations[alone] != 0).any(axis=0)
-        hidden = np.where(public, 0.0, 1.0)
+        hidden = 1.0 - (combinations[alone] != 0).any(axis=0)
         model = model._replace(
             gradient=model.gradient * hidden, gradient_seen=model.gradient_seen * hidden
         )
         mixed = combinations[~alone] * hidden
         if mixed.any():
             model = seeing(model, mixed, of="gradient_seen")
-    if models is None:
-        return of_model(model, (), None, as_given=True)
-    rows = _validate.finite_array("models", models, ndim=2)
-    size = model.transition.shape[-1]
-    if rows.shape[1] != size:
-        raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-    wide = of_model(seeing(model, rows, of="state_seen"), (), None, as_given=True)
-
-    def any_gradients(participation: Participation) -> ViewLoss:
-        return wide.loss(participation, gradients="view")
-
-    return of_model(model, (), any_gradients, as_given=True)
+    any_gradients = None
+    if models is not None:
+        rows = _validate.finite_array("models", models, ndim=2)
+        if rows.shape[1] != size:
+            raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
+        wide = seeing(model, rows, of="state_seen")
+        any_gradients = of_model(lambda: wide, (), None, exactly=True)
+    loss = of_model(lambda: model, (), any_gradients, exactly=True)
+    return View(n, (), None, lambda rounds: dense.materialize(model, rounds), loss, any_gradients)

@@ -18,7 +18,6 @@ from dpjax._numerics import MARGIN, delta_text, loose_delta, up
 from dpjax.accounting import budget, gdp, parties, views, wording
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.accounting.zipdl import ZipDLViews
 from dpjax.commands import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
@@ -199,7 +198,7 @@ def _model(
     gossip_steps: int,
     shared: float | None,
     zero_sum: Any,
-) -> "views.LinearAlgorithm | ZipDLViews":
+) -> views.LinearAlgorithm:
     """The algorithm at clip 1 and noise 1."""
     _validate.one_of("algorithm", algorithm, NOISE)
     steps = _validate.integer("gossip_steps", gossip_steps)
@@ -220,7 +219,7 @@ def _model(
 
 
 def _view(
-    model: "views.LinearAlgorithm | ZipDLViews",
+    model: views.LinearAlgorithm,
     trust: str,
     attackers: Sequence[int],
     protected: Sequence[int] | None,
@@ -238,7 +237,7 @@ def _view(
                 "leave it out, or take --trust pndp"
             )
         return model.ldp()
-    if isinstance(model, ZipDLViews) or not any(model.secret):
+    if not any(model.secret):
         raise ValueError(
             "trust is 'secldp', about pairwise secrets, and this algorithm has none; take ldp or "
             "pndp, or algorithm decor"

@@ -423,11 +423,11 @@ def test_messages_without_noise_are_refused():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda v: v.pndp([]), "attackers is empty"),
-        (lambda v: v.pndp(N), "attackers holds 7"),
+        (lambda v: v.pndp([]), "give at least one"),
+        (lambda v: v.pndp(N), "attackers is 7"),
         (lambda v: v.pndp(range(N)), "leave a victim"),
         (lambda v: v.secldp(0), "pairwise secrets"),
-        (lambda v: v.pndp(1.5), "attackers holds 1.5"),
+        (lambda v: v.pndp(1.5), "attackers is 1.5"),
         (lambda v: v.ldp().gdp(PARTICIPATION, gradients="some"), "gradients is 'some'"),
         (lambda v: v.ldp().gdp(9), "participation is 9; give a mechanism"),
         (lambda v: views.dsgd(network(0), curvature=[1.0, 2.0]), r"curvature has shape \(2,\)"),
@@ -450,9 +450,8 @@ def _full(rounds):
 
 
 @pytest.mark.parametrize("epochs", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_losses_of_many_views_are_those_of_each(monkeypatch, epochs):
-    """Views of several shapes, by several routes, vmapped three at a time with one left over."""
-    monkeypatch.setitem(kalman.TOGETHER, "cpu", 3)
+def test_losses_of_many_views_are_those_of_each(epochs):
+    """Views of several shapes, by several routes."""
     algorithm = views.dsgd(mixing.uniform_neighbors(graphs.florentine()))
     many = [algorithm.pndp(node) for node in range(8)] + [algorithm.ldp()]
     full = views.dsgd(mixing.uniform_neighbors(graphs.florentine()), strategy=_full(6))
@@ -462,7 +461,7 @@ def test_losses_of_many_views_are_those_of_each(monkeypatch, epochs):
         alone = view.loss(when, gradients="view")
         np.testing.assert_allclose(loss.mu, alone.mu, rtol=1e-11)
         np.testing.assert_array_equal(loss.upper_bound, alone.upper_bound)
-        assert loss[2:] == alone[2:]
+        assert loss.gradients == alone.gradients
     np.testing.assert_array_equal(views.losses(many, when, gradients="any")[3].mu[3], np.nan)
     assert views.losses([], when) == []
 
