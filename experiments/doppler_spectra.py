@@ -311,7 +311,7 @@ def responses(config: Config, folder: Path) -> list[dict[str, Any]]:
     del folder
     rows = []
     for name, (b, a) in FILTERS.items():
-        found = filters.frequency_response(b, a, 65)
+        found = snr.frequency_response(b, a, 65)
         row = {"series": name, "guarantee": None}
         rows += [
             row | {"kind": "gain", "frequency": f, "gain": abs(g)}

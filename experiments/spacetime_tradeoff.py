@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from _common import joint as joint_
 from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
@@ -135,8 +136,7 @@ def energies(config: Config, graph: str) -> list[dict[str, Any]]:
                 "spacetime": (joint.strategy, joint.covariance),
             }
             values = {
-                name: spacetime.objective(matrix, *pair, participation)
-                for name, pair in pairs.items()
+                name: joint_.objective(matrix, *pair, participation) for name, pair in pairs.items()
             }
             extra: dict[str, dict[str, Any]] = {
                 "spacetime": {
@@ -145,7 +145,7 @@ def energies(config: Config, graph: str) -> list[dict[str, Any]]:
                 }
             }  # fmt: skip
             if n * rounds <= config.unrestricted:
-                least = spacetime.unrestricted_bound(matrix, participation)
+                least = joint_.unrestricted_bound(matrix, participation)
                 values["unrestricted"] = least.lower_bound
                 extra["unrestricted"] = {"converged": least.converged, "gap": least.gap}
             rows += [

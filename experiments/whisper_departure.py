@@ -169,8 +169,10 @@ def lossy_rounds(
 def sample(config: Config, covariance: np.ndarray, applied: Any) -> tuple[float, float]:
     """Mean energy of W_A V over sampled rounds, with its standard error."""
     n = len(covariance)
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2.0)
+    factor = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     chain = noise_.correlated(
-        spatial.sampling_factor(covariance).astype(np.float32),
+        factor.astype(np.float32),
         key=keys.derive(0, "noise"),
         rounds=config.samples,
     )

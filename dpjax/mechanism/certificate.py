@@ -33,7 +33,11 @@ def precision_of(
     left, values, _ = np.linalg.svd(factor * np.sqrt(multipliers), full_matrices=False)
     kept = values > max(factor.shape) * _EPS * values[0]
     rotated = (left[:, kept].T @ factor) / np.sqrt(values[kept])[:, None]
-    precision = rotated.T @ rotated
+    return unit_diagonal(rotated.T @ rotated)
+
+
+def unit_diagonal(precision: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+    """Return P, made symmetric, over its largest diagonal entry, the others raised to 1."""
     precision = (precision + precision.T) / (2.0 * precision.diagonal().max())
     np.fill_diagonal(precision, 1.0)
     return precision
@@ -100,9 +104,9 @@ def upper_trace(
 
 
 def lower_bound(
-    factor: Float[np.ndarray, "m n"],
     multipliers: Float[np.ndarray, " n"],
     *,
+    factor: Float[np.ndarray, "m n"] | None = None,
     gram: Float[np.ndarray, "n n"] | None = None,
 ) -> tuple[float, Float[np.ndarray, " n"]]:
     """Return the best scaled dual value tr(S)^2 / sum(l), S^2 = L^1/2 M L^1/2, and its multipliers.
@@ -112,18 +116,19 @@ def lower_bound(
     Guarantee: not above the infimum of tr(M P^-1), whatever rounds.
 
     Args:
-        factor: [m, n] F; M is F'F exactly, unless ``gram`` is given.
         multipliers: [n] l, none below 0.
-        gram: [n, n] M itself, where F was computed from it.
+        factor: [m, n] F; M is F'F exactly. Give this or ``gram``.
+        gram: [n, n] M itself.
     """
     without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
     best, chosen = 0.0, multipliers
     for candidate in (multipliers,) if without.all() else (multipliers, without):
         roots = np.sqrt(candidate)
-        if gram is None:
-            total = nuclear_norm(factor * roots, blur=_EPS)
-        else:
+        if gram is not None:
             total = root_trace(gram, roots)
+        else:
+            assert factor is not None
+            total = nuclear_norm(factor * roots, blur=_EPS)
         bound = total * total / math.fsum(roots**2) * (1.0 - 8 * _EPS)
         if bound > best:
             best, chosen = bound, candidate

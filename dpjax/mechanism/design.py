@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -83,34 +83,19 @@ class Design:
         if fingerprint != self.mixing_fingerprint:
             raise ValueError(
                 f"mixing has fingerprint {fingerprint[:12]}, the design "
-                f"{self.mixing_fingerprint[:12]}; use the matrix that "
-                "the design was made for, or make the design again"
+                f"{self.mixing_fingerprint[:12]}; use its matrix, or make the design again"
             )
         wanted, held = (spatial.bounds(b, self.n) for b in (precision_bound, self.precision_bound))
         if not np.allclose(wanted, held, rtol=1e-12, atol=0.0):
             raise ValueError(
                 f"precision_bound is {precision_bound!r}, the design's {self.precision_bound!r}; "
-                f"make the design again, or rescale it by design.scaled(precision_bound)"
+                "make the design again"
             )
         if self.horizon is not None and horizon is not None and horizon != self.horizon:
             raise ValueError(
                 f"horizon is {horizon!r}, the design's {self.horizon!r}; make the design again"
             )
         return self
-
-    def scaled(self, precision_bound: float) -> "Design":
-        """Return the design for another bound on the same graph: R(b) = R(1) / b, no solve."""
-        new = _validate.positive("precision_bound", precision_bound)
-        if np.ndim(self.precision_bound):
-            raise ValueError("the design has a bound per agent; make it again for other bounds")
-        ratio = float(self.precision_bound) / new
-        return replace(
-            self,
-            covariance=self.covariance * (ratio * (1.0 + 1e-15)),
-            precision_bound=new,
-            value=self.value * (ratio * (1.0 + 1e-15)),
-            lower_bound=None if self.lower_bound is None else self.lower_bound * ratio,
-        )
 
     def save(
         self, path: str | os.PathLike[str], *, entries: Mapping[str, Any] | None = None
@@ -189,19 +174,18 @@ def make(
     _validate.one_of("kind", kind, KINDS)
     matrix = mixing_.check(mixing, stochastic=None)
     limits = spatial.bounds(precision_bound, matrix.shape[-1])
-    long = kind == "whisper_horizon"
-    if long and horizon is None and discount is None and step_sizes is None:
-        raise ValueError('kind is "whisper_horizon" without a horizon; give the number of rounds')
-    if not long and (discount is not None or step_sizes is not None or final_model):
-        raise ValueError(
-            f"kind is {kind!r}, a one-step design; discount, step_sizes and final_model go with "
-            f'"whisper_horizon"'
-        )
-    if not long:
+    if kind == "whisper_horizon":
+        if horizon is None and discount is None and step_sizes is None:
+            raise ValueError(f'kind is "{kind}" without a horizon; give the number of rounds')
+        horizon = len(step_sizes) if horizon is None and step_sizes is not None else horizon
+    else:
         horizon = None
-    elif horizon is None and step_sizes is not None:
-        horizon = len(step_sizes)
-    if kind not in ("whisper", "whisper_horizon") and (subgroups is not None or options):
+        if discount is not None or step_sizes is not None or final_model:
+            raise ValueError(
+                f"kind is {kind!r}, a one-step design; discount, step_sizes and final_model go "
+                'with "whisper_horizon"'
+            )
+    if not kind.startswith("whisper") and (subgroups is not None or options):
         raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
     root = workload.factor(
         matrix,
@@ -211,55 +195,38 @@ def make(
         weights=weights,
         final_model=final_model,
     )
-    lower, converged, regularization, multipliers = None, True, 0.0, np.zeros(0)
-    if kind == "independent":
-        covariance = spatial.independent(matrix, precision_bound)
-    elif kind == "central":
-        covariance = spatial.central(matrix, precision_bound)
+    quality: dict[str, Any] = {"lower_bound": None, "converged": True}
+    if kind in ("independent", "central"):
+        covariance = getattr(spatial, kind)(matrix, precision_bound)
     elif kind == "pairwise":
         covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
-        converged = not bounded
+        quality["converged"] = not bounded
     else:
         covariance, solutions = spatial.solve_whisper(
             root, precision_bound, subgroups=subgroups, **options
         )
-        lower = float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14)
-        converged = all(solution.converged for solution in solutions)
-        regularization = max(solution.regularization for solution in solutions)
-        if len(solutions) == 1:
-            multipliers = solutions[0].multipliers
-    value = float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
+        quality = {
+            "lower_bound": float(sum(one.lower_bound for one in solutions)) * (1.0 - 1e-14),
+            "converged": all(one.converged for one in solutions),
+            "regularization": max(one.regularization for one in solutions),
+            "multipliers": solutions[0].multipliers if len(solutions) == 1 else np.zeros(0),
+        }
+    described = {
+        "discount": None if discount is None else float(discount),
+        "step_sizes": None if step_sizes is None else mixing_.fingerprint(np.asarray(step_sizes)),
+        "weights": None if weights is None else mixing_.fingerprint(np.asarray(weights)),
+        "final_model": True if final_model else None,
+        "subgroups": None
+        if subgroups is None
+        else [[int(agent) for agent in group] for group in subgroups],
+    }
     return Design(
         kind=kind,
         covariance=covariance,
         mixing_fingerprint=mixing_.fingerprint(matrix),
         precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
         horizon=horizon,
-        value=value,
-        lower_bound=lower,
-        converged=converged,
-        regularization=regularization,
-        multipliers=multipliers,
-        options=_described(discount, step_sizes, weights, final_model, subgroups),
+        value=float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True)),
+        options={name: value for name, value in described.items() if value is not None},
+        **quality,
     )
-
-
-def _described(
-    discount: float | None,
-    step_sizes: Float[np.ndarray, " t"] | None,
-    weights: Float[np.ndarray, " n"] | None,
-    final_model: bool,
-    subgroups: Sequence[Sequence[int]] | None,
-) -> dict[str, Any]:
-    described: dict[str, Any] = {}
-    if discount is not None:
-        described["discount"] = float(discount)
-    if step_sizes is not None:
-        described["step_sizes"] = mixing_.fingerprint(np.asarray(step_sizes))
-    if weights is not None:
-        described["weights"] = mixing_.fingerprint(np.asarray(weights))
-    if final_model:
-        described["final_model"] = True
-    if subgroups is not None:
-        described["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
-    return described

@@ -8,9 +8,10 @@ the two is the certificate.
 import importlib
 import os
 import warnings
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -138,10 +139,15 @@ def minimize_trace(
     """
     _validate.one_of("solver", solver, ("fixed_point", "sdp"))
     root = _root(gram, factor)
-    problem = _Given(gram, factor)
+    # What bounds refer to: what was computed from it is rounded.
+    problem = {
+        name: None if each is None else np.asarray(each, np.float64)
+        for name, each in (("gram", gram), ("factor", factor))
+    }
     n = root.shape[1]
-    tolerance = _tolerance(tolerance)
-    limit_gap = tolerance or 1e-9
+    tolerance = _validate.number("tolerance", tolerance)
+    if tolerance < 0:
+        raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
     max_iterations = _validate.integer("max_iterations", max_iterations)
     regularization = _validate.positive("regularization", regularization)
     limit = None if max_variance is None else _validate.number("max_variance", max_variance)
@@ -153,28 +159,34 @@ def minimize_trace(
     start = _start(root, warm_start)
 
     def attempt(r: float, start: Float[np.ndarray, " n"], spent: int) -> Solution | None:
-        climbed, log_multipliers = _pad(_regularized(root, r), np.log(start), size)
+        regular = regularized(root, r)
+        climbed, log_multipliers = _pad(regular, np.log(start), size)
         with double_precision():
             state = fixed_point.climb(climbed, log_multipliers, tolerance, max_iterations)
-            x, gap, iterations = (
-                np.asarray(state.best_x),
-                float(state.best_gap),
-                int(state.iterations),
-            )
-        return _finish(root, problem, r, np.exp(x[:n]), gap <= limit_gap, spent + iterations)
+            multipliers = np.exp(np.asarray(state.best_x)[:n])
+            converged = float(state.best_gap) <= (tolerance or 1e-9)
+            spent += int(state.iterations)
+        precision = certificate.precision_of(regular, multipliers)
+        return _certified(root, problem, precision, multipliers, spent, converged, r)
 
     plain = attempt(0.0, start, 0)
     solution = plain
-    if solution is None or not _closed(solution):
+    if solution is None or not solution.gap <= _ATTAINED:
         spent = 0 if plain is None else plain.iterations
         solution = _better(plain, attempt(regularization, start, spent))
     if limit is None or solution.variance_ratio <= limit:
         return solution
-    low, high, best = np.log(regularization), np.log(1e6), None
+    return _within(limit, attempt, solution, np.log(regularization))
+
+
+def _within(
+    limit: float, attempt: Callable[..., Solution | None], solution: Solution, low: float
+) -> Solution:
+    """The solution of the least regularization, from exp(low) on, that keeps the variance."""
+    high, best = np.log(1e6), None
     for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        near = _revived((best or solution).multipliers)
-        trial = attempt(float(np.exp(middle)), near, (best or solution).iterations)
+        middle, near = (low + high) / 2.0, best or solution
+        trial = attempt(float(np.exp(middle)), _revived(near.multipliers), near.iterations)
         if trial is not None and trial.variance_ratio <= limit:
             best, high = trial, middle
             if trial.variance_ratio >= 0.999 * limit:
@@ -182,29 +194,8 @@ def minimize_trace(
         else:
             low = middle
     if best is None:
-        raise ValueError(f"max_variance is {max_variance!r}, too close to 1; raise it")
+        raise ValueError(f"max_variance is {limit!r}, too close to 1; raise it")
     return best
-
-
-class _Given(NamedTuple):
-    """M as it was given, which bounds refer to: what was computed from it is rounded."""
-
-    gram: Float[np.ndarray, "n n"] | None
-    factor: Float[np.ndarray, "m n"] | None
-
-    def lower_bound(self, multipliers: Float[np.ndarray, " n"]) -> tuple[float, np.ndarray]:
-        if self.factor is not None:
-            return certificate.lower_bound(np.asarray(self.factor, np.float64), multipliers)
-        gram = np.asarray(self.gram, np.float64)
-        return certificate.lower_bound(gram, multipliers, gram=gram)
-
-    def value(self, certified: certificate.Certificate) -> float:
-        """tr(M P^-1), rounded up: also where a rounded factor of M was certified."""
-        problem = {
-            name: None if each is None else np.asarray(each, np.float64)
-            for name, each in self._asdict().items()
-        }
-        return max(certified.value, certificate.upper_trace(certified.covariance, **problem))
 
 
 def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -237,13 +228,6 @@ def _root(
     return root
 
 
-def _tolerance(tolerance: float) -> float:
-    tolerance = _validate.number("tolerance", tolerance)
-    if tolerance < 0:
-        raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
-    return tolerance
-
-
 def _start(
     root: Float[np.ndarray, "m n"], warm_start: Float[np.ndarray, " n"] | None
 ) -> Float[np.ndarray, " n"]:
@@ -264,7 +248,8 @@ def _revived(multipliers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return np.maximum(multipliers, 1e-8 * multipliers.max())
 
 
-def _regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "m n"]:
+def regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "m n"]:
+    """Return a factor of M + r tr(M)/n I, M = F'F."""
     if r == 0.0:
         return root
     n = root.shape[1]
@@ -285,34 +270,26 @@ def _pad(
     return padded, np.concatenate([log_multipliers, np.full(size - n, np.log(small))])
 
 
-def _finish(
+def _certified(
     root: Float[np.ndarray, "m n"],
-    problem: _Given,
-    r: float,
+    problem: dict[str, np.ndarray | None],
+    precision: Float[np.ndarray, "n n"],
     multipliers: Float[np.ndarray, " n"],
-    converged: bool,
     iterations: int,
+    converged: bool,
+    r: float = 0.0,
 ) -> Solution | None:
-    precision = certificate.precision_of(_regularized(root, r), multipliers)
+    """The solution of a precision and multipliers, for M as given; None if it is singular."""
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    bound, chosen = problem.lower_bound(multipliers)
+    bound, chosen = certificate.lower_bound(multipliers, **problem)
+    # Rounded up also where a rounded factor of M was certified.
+    value = max(certified.value, certificate.upper_trace(certified.covariance, **problem))
+    precision, covariance, _, ratio = certified
     return Solution(
-        precision=certified.precision,
-        covariance=certified.covariance,
-        multipliers=chosen,
-        value=problem.value(certified),
-        lower_bound=bound,
-        iterations=iterations,
-        converged=bool(converged),
-        regularization=r,
-        variance_ratio=certified.variance_ratio,
+        precision, covariance, chosen, value, bound, iterations, converged, r, variance_ratio=ratio
     )
-
-
-def _closed(solution: Solution | None) -> bool:
-    return solution is not None and solution.gap <= _ATTAINED
 
 
 def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
@@ -326,41 +303,20 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
 
 
 def _by_sdp(
-    root: Float[np.ndarray, "m n"], problem: _Given, tolerance: float, limit: float | None
+    root: Float[np.ndarray, "m n"],
+    problem: dict[str, np.ndarray | None],
+    tolerance: float,
+    limit: float | None,
 ) -> Solution:
     if limit is not None:
         raise ValueError('max_variance needs solver="fixed_point"; leave it out')
     covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
-    precision = np.linalg.inv((covariance + covariance.T) / 2.0)
-    precision = (precision + precision.T) / (2.0 * precision.diagonal().max())
-    np.fill_diagonal(precision, 1.0)
-    certified = certificate.certify(root, precision)
-    if certified is None:
+    inverse = np.linalg.inv((covariance + covariance.T) / 2.0)
+    precision = certificate.unit_diagonal(inverse)
+    solution = _certified(root, problem, precision, multipliers, 0, False)
+    if solution is None:
         raise ValueError('gram leaves Clarabel with a singular precision; use solver="fixed_point"')
-    bound, chosen = problem.lower_bound(multipliers)
-    return Solution(
-        precision=certified.precision,
-        covariance=certified.covariance,
-        multipliers=chosen,
-        value=problem.value(certified),
-        lower_bound=bound,
-        iterations=0,
-        converged=problem.value(certified) <= bound * (1.0 + 1e-6),
-        regularization=0.0,
-        variance_ratio=certified.variance_ratio,
-    )
-
-
-def sdp_library() -> Any:
-    """Return cvxpy, with Clarabel installed; ValueError with the remedy otherwise."""
-    try:
-        importlib.import_module("clarabel")
-        return importlib.import_module("cvxpy")
-    except ImportError:
-        raise ValueError(
-            "cvxpy or clarabel is not installed, and semidefinite programs need both; "
-            'pip install cvxpy clarabel (designs themselves do not: solver="fixed_point")'
-        ) from None
+    return replace(solution, converged=solution.value <= solution.lower_bound * (1.0 + 1e-6))
 
 
 def solve_sdp(
@@ -385,25 +341,25 @@ def solve_sdp(
         raise ValueError(
             f'gram has n={n}; solver="sdp" is for n <= {LARGEST_SDP} (use solver="fixed_point")'
         )
-    cp = sdp_library()
+    try:
+        importlib.import_module("clarabel")
+        cp: Any = importlib.import_module("cvxpy")
+    except ImportError:
+        raise ValueError(
+            "cvxpy or clarabel is not installed, and semidefinite programs need both; "
+            'pip install cvxpy clarabel (designs themselves do not: solver="fixed_point")'
+        ) from None
     scale = float(np.trace(gram)) / n
     covariance = cp.Variable((n, n), symmetric=True)
-    unit = np.eye(n)
-    blocks = []
-    for i in range(n):
-        column = unit[:, [i]]
-        blocks.append(cp.bmat([[covariance, column], [column.T, np.ones((1, 1))]]) >> 0)
+    columns = np.split(np.eye(n), n, axis=1)
+    blocks = [cp.bmat([[covariance, e], [e.T, np.ones((1, 1))]]) >> 0 for e in columns]
     problem = cp.Problem(cp.Minimize(cp.trace((gram / scale) @ covariance)), blocks)
+    limits = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
     try:
         with warnings.catch_warnings():
             # "Solution may be inaccurate": the caller's certificate says how inaccurate.
             warnings.simplefilter("ignore", UserWarning)
-            problem.solve(
-                solver=cp.CLARABEL,
-                tol_gap_abs=tolerance,
-                tol_gap_rel=tolerance,
-                tol_feas=tolerance,
-            )
+            problem.solve(solver=cp.CLARABEL, **limits)
     except cp.error.SolverError as error:
         raise ValueError(f'gram defeats Clarabel ({error}); use solver="fixed_point"') from None
     if covariance.value is None:

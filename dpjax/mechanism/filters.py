@@ -8,7 +8,7 @@ unlike scipy's. Everything is float64, numpy in and numpy out.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Complex, Float
@@ -17,10 +17,7 @@ from dpjax import _validate
 
 __all__ = [
     "Filter",
-    "Response",
     "checked",
-    "frequency_response",
-    "from_cutoff",
     "impulse_response",
     "poles",
     "step_response",
@@ -180,65 +177,3 @@ def step_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.nda
         rounds: T.
     """
     return np.cumsum(impulse_response(b, a, rounds))
-
-
-class Response(NamedTuple):
-    """A frequency response.
-
-    Attributes:
-        frequencies: [points] cycles a round, from 0 to 1/2.
-        response: [points] complex gains; 1 at frequency 0.
-    """
-
-    frequencies: Float[np.ndarray, " points"]
-    response: Complex[np.ndarray, " points"]
-
-
-def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512) -> Response:
-    """Return the gain at every frequency.
-
-    Args:
-        b: b_0 .. b_q.
-        a: a_1 .. a_p, without the leading 1.
-        points: How many frequencies.
-    """
-    from scipy import signal
-
-    frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
-    _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
-    return Response(frequencies, response)
-
-
-def from_cutoff(
-    cutoff: float, order: int, kind: Literal["butterworth", "chebyshev", "bessel"] = "butterworth"
-) -> Filter:
-    """Design a low-pass filter from its cut-off.
-
-    Args:
-        cutoff: Frequency in cycles a round at which the gain has fallen by 3 dB (1 dB of ripple
-            before it for "chebyshev"), between 0 and 1/2.
-        order: Order p, 1 and above.
-        kind: Which family.
-
-    Returns:
-        The filter, normalised to pass a constant gradient as it is.
-
-    Raises:
-        ValueError: For another kind, a cut-off outside (0, 1/2), an order below 1, or a design
-            that `checked` refuses.
-    """
-    from scipy import signal
-
-    cutoff = _validate.positive("cutoff", cutoff, remedy="give cycles a round in (0, 0.5)")
-    if cutoff >= 0.5:
-        raise ValueError(f"cutoff is {cutoff:g}; give cycles a round in (0, 0.5)")
-    order = _validate.integer("order", order)
-    _validate.one_of("kind", kind, ("butterworth", "chebyshev", "bessel"))
-    if kind == "butterworth":
-        b, a = signal.butter(order, cutoff, fs=1.0)
-    elif kind == "chebyshev":
-        b, a = signal.cheby1(order, 1.0, cutoff, fs=1.0)
-    else:
-        b, a = signal.bessel(order, cutoff, fs=1.0)
-    gain = b.sum() / a.sum()
-    return checked(tuple(b / gain), tuple(a[1:]))

@@ -125,6 +125,12 @@ def decays(q1: Any, q2: Any) -> tuple[float, float]:
     return q1, q2
 
 
+def _numbers(name: str, *values: Any) -> tuple[float, ...]:
+    """Return a budget of this name, gradient_gap, gamma and the decays, checked."""
+    names = (name, "gradient_gap", "gamma")
+    return *map(_validate.positive, names, values[:3]), *decays(*values[3:])
+
+
 def horizon_share(rounds: int | None, power: int, q1: float, q2: float) -> float:
     """Return the share of an endless run's loss that a run of so many messages has.
 
@@ -183,10 +189,7 @@ def first_scale(
         >>> round(laplace.first_scale(1.0, gradient_gap=1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
         0.05
     """
-    epsilon = _validate.positive("epsilon", epsilon)
-    gap = _validate.positive("gradient_gap", gradient_gap)
-    gamma = _validate.positive("gamma", gamma)
-    q1, q2 = decays(q1, q2)
+    epsilon, gap, gamma, q1, q2 = _numbers("epsilon", epsilon, gradient_gap, gamma, q1, q2)
     if _validate.flag("printed", printed) and rounds is not None:
         raise ValueError("printed is the paper's form for endless runs; leave rounds out")
     share = horizon_share(rounds, 1, q1, q2)
@@ -232,10 +235,7 @@ def first_deviation(
         >>> round(laplace.first_deviation(1.0, 1.0, gamma=0.001, q1=0.6, q2=1 - 1e-9), 8)
         0.00125
     """
-    mu = _validate.positive("mu", mu)
-    gap = _validate.positive("gradient_gap", gradient_gap)
-    gamma = _validate.positive("gamma", gamma)
-    q1, q2 = decays(q1, q2)
+    mu, gap, gamma, q1, q2 = _numbers("mu", mu, gradient_gap, gamma, q1, q2)
     energy = horizon_share(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
     deviation = ratio([gamma, gap, math.sqrt(energy)], [mu]) * _UP
     return _normal(deviation, "deviation", ("mu", mu), gap, gamma)
@@ -288,13 +288,10 @@ def geometric(
         >>> round(laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 1000, printed=True).spent, 4)
         1.0101
     """
-    rounds = _validate.integer("rounds", rounds)
     run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
     first = first_scale(epsilon, gradient_gap, gamma, q1, q2, rounds if run else None, printed)
-    total = max(ratio([float(gradient_gap), gamma], [first, q2 - q1]) * _UP, _TINY)
-    share = horizon_share(rounds, 1, q1, q2) if rounds > 1 else 0.0
-    budget = total if printed or run else float(epsilon)
-    return _schedule(first, gamma, q1, q2, rounds, "laplace", (budget, total * share), gradient_gap)
+    budget = None if printed or run else epsilon
+    return _schedule("laplace", first, budget, gradient_gap, gamma, q1, q2, rounds)
 
 
 def geometric_gaussian(
@@ -333,34 +330,35 @@ def geometric_gaussian(
         >>> round(made.spent, 6)
         0.5
     """
-    rounds = _validate.integer("rounds", rounds)
     run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
     first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
-    spread = math.sqrt((q2 - q1) * (q2 + q1))
-    total = max(ratio([float(gradient_gap), gamma], [first, spread]) * _UP, _TINY)
-    share = math.sqrt(horizon_share(rounds, 2, q1, q2)) if rounds > 1 else 0.0
-    budget = total if run else float(mu)
-    return _schedule(
-        first, gamma, q1, q2, rounds, "gaussian", (budget, total * share), gradient_gap
-    )
+    return _schedule("gaussian", first, None if run else mu, gradient_gap, gamma, q1, q2, rounds)
 
 
 def _schedule(
+    noise: str,
     first: float,
+    budget: float | None,
+    gap: float,
     gamma: float,
     q1: float,
     q2: float,
     rounds: int,
-    noise: str,
-    losses: tuple[float, float],
-    gap: float,
 ) -> Schedule:
-    """Return both sequences, refusing noise that vanishes."""
-    steps = np.arange(rounds, dtype=np.float64)
+    """Return both sequences and what they spend, refusing noise that vanishes."""
+    steps = np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
     scales = first * np.float64(q2) ** steps
     if not _TINY <= scales[-1] <= scales[0] < np.inf:
         raise ValueError(
             f"rounds is {rounds}, in which noise of decay q2 = {q2:g} goes from {scales[0]:g} to "
             f"{scales[-1]:g}, beyond the numbers of float64; give fewer rounds or a q2 nearer to 1"
         )
-    return Schedule(gamma * np.float64(q1) ** steps, scales, noise, *losses, float(gap))
+    if noise == "laplace":
+        spread, share = q2 - q1, horizon_share(rounds, 1, q1, q2)
+    else:
+        spread = math.sqrt((q2 - q1) * (q2 + q1))
+        share = math.sqrt(horizon_share(rounds, 2, q1, q2))
+    total = max(ratio([float(gap), gamma], [first, spread]) * _UP, _TINY)
+    spent = total * share if rounds > 1 else 0.0
+    budget = total if budget is None else float(budget)
+    return Schedule(gamma * np.float64(q1) ** steps, scales, noise, budget, spent, float(gap))

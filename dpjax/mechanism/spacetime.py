@@ -14,7 +14,6 @@ alone or with others, there is no guarantee at all.
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 from jaxtyping import Float
 
 from dpjax import _validate
@@ -23,12 +22,9 @@ from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 
-__all__ = ["JointDesign", "design", "factor_over_agents", "objective", "unrestricted_bound"]
+__all__ = ["JointDesign", "design", "factor_over_agents"]
 
 Mixing = Float[np.ndarray, "*p n n"]
-
-LARGEST = 2000
-"""Most agents times rounds of :func:`unrestricted_bound`."""
 
 _BLOCK = 1 << 24  # float64 numbers in one block of flattened powers: 128 MiB
 
@@ -78,8 +74,8 @@ def design(
     convex and certified. With one participation both together are convex along geodesics of
     positive definite matrices: so are tr(A (P (x) Q)^-1) for A >= 0 and the diagonals in the
     constraints; alternation is then not caught in a local optimum. With several, whose bound sums
-    absolute values, that is not proved. What the form K (x) R itself gives away is measured by
-    :func:`unrestricted_bound`.
+    absolute values, that is not proved. What the form K (x) R itself gives away is measured in
+    ``experiments/spacetime_tradeoff.py``.
 
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
@@ -162,91 +158,16 @@ def factor_over_agents(
             singular.
     """
     schedule = workload.schedule_of(mixing)
-    inverse = _inverse(strategy)
-    if len(schedule) == 1 and np.array_equal(schedule[0], schedule[0].T):
-        return _spectral(schedule[0], inverse)
-    return factor_of(_by_powers(schedule, inverse @ inverse.T))
-
-
-def objective(
-    mixing: Mixing,
-    strategy: Float[np.ndarray, "t t"],
-    covariance: Float[np.ndarray, "n n"],
-    participation: Participation,
-) -> float:
-    """Return sensitivity(C)^2 max_i [R^-1]_ii tr((C'C)^-1 H(R)), the same for every scale.
-
-    Args:
-        mixing: [n, n] W, or a schedule [P, n, n].
-        strategy: [T, T] C, invertible.
-        covariance: [n, n] R, positive definite.
-        participation: when a record appears.
-
-    Raises:
-        ValueError: for shapes that do not fit, or a singular strategy or covariance.
-    """
-    matrix = _validate.square("covariance", covariance)
-    gram = workload.gram(mixing, participation.rounds, covariance=matrix)
-    try:
-        lower = np.linalg.cholesky((matrix + matrix.T) / 2.0)
-    except np.linalg.LinAlgError:
-        raise ValueError("covariance is not positive definite; give one that is") from None
-    whitener = scipy.linalg.solve_triangular(lower, np.eye(len(matrix)), lower=True)
-    largest = float(np.sum(whitener**2, axis=0).max())
-    return largest * temporal.objective(strategy, gram, participation)
-
-
-def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal.TemporalSolution:
-    """Return the best noise of any covariance over rounds and agents together, nT x nT.
-
-    The convex problem over precision matrices P [nT, nT] in which the records of agent i see the
-    entries (s,i), (t,i) alone: sum_{s,t in pi} |P_(s,i)(t,i)| <= 1. Its ``lower_bound`` is below
-    every design of sensitivity 1, K (x) R or not; what it is below :func:`design`'s value is at
-    most what that form gives away. The entry of round t and agent i is number t n + i, so that
-    the patterns are those of n T rounds, n b apart.
-
-    Args:
-        mixing: [n, n] W, or a schedule [P, n, n].
-        participation: when a record appears; T = k b, or k = 1.
-
-    Returns:
-        The solution, its strategy of nT rows. Minutes at nT = 1000.
-
-    Raises:
-        ValueError: for another participation, a bad mixing matrix, or n T above 2000.
-    """
-    schedule = workload.schedule_of(mixing)
-    n, rounds = schedule.shape[-1], participation.rounds
-    if n * rounds > LARGEST:
-        raise ValueError(
-            f"participation has {rounds} rounds and mixing {n} agents; the unrestricted problem "
-            f"is for agents times rounds up to {LARGEST}: use fewer of either"
-        )
-    k, b = participation.epochs, participation.separation
-    if k > 1 and rounds != k * b:
-        raise ValueError(
-            f"participation is ({rounds}, {k}, {b}); the optimum is known for rounds = epochs * "
-            f"separation (or one epoch): use {k * b} rounds, or change the others"
-        )
-    run = np.zeros((rounds, n, rounds, n))
-    for t in range(rounds):
-        if t:
-            run[t] = run[t - 1]
-        run[t, :, t, :] += np.eye(n)
-        run[t] = np.tensordot(schedule[t % len(schedule)], run[t], axes=1)
-    whole = run.reshape(rounds * n, rounds * n)
-    when = Participation(n * rounds, k, n * b)
-    return temporal.solve(whole.T @ whole, when, factor=whole)
-
-
-def _inverse(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
     matrix = _validate.square("strategy", strategy)
     if not strategy_.is_triangular(matrix) or not matrix.diagonal().all():
         raise ValueError(
             "strategy is not lower triangular with a nonzero diagonal; give such a C "
             "(temporal.strategy_of makes one from a precision)"
         )
-    return strategy_.inverse_of(matrix)
+    inverse = strategy_.inverse_of(matrix)
+    if len(schedule) == 1 and np.array_equal(schedule[0], schedule[0].T):
+        return _spectral(schedule[0], inverse)
+    return factor_of(_by_powers(schedule, inverse @ inverse.T))
 
 
 def _spectral(

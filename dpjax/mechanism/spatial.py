@@ -20,10 +20,8 @@ __all__ = [
     "central",
     "energy",
     "figures",
-    "gram",
     "independent",
     "pairwise",
-    "sampling_factor",
     "whisper",
 ]
 
@@ -85,7 +83,8 @@ def pairwise(
         mixing: [n, n] W, or a schedule [P, n, n].
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
         horizon: as for :func:`whisper`; None is the published one-step objective.
-        options: further options of :func:`gram`.
+        options: ``discount``, ``step_sizes``, ``weights``, ``final_model``: the table in
+            ``mechanism.workload.factor``.
 
     Returns:
         [n, n] float64. Where no finite c is best (W = 11'/n) it stops at
@@ -125,8 +124,8 @@ def whisper(
         mixing: [n, n] W, or a schedule [P, n, n]; symmetric, row- or column-stochastic.
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
         horizon: None for one step, the paper's M = W'W; T for all models of T rounds.
-        discount: rho, see :func:`gram`.
-        step_sizes: [T] learning rates, see :func:`gram`.
+        discount: rho, see ``mechanism.workload.factor``.
+        step_sizes: [T] learning rates, see ``mechanism.workload.factor``.
         weights: [n] push-sum weights by which models are divided.
         final_model: count the final models only.
         subgroups: lists of agents, a partition of all. Each shares a seed of its own and nothing
@@ -241,19 +240,6 @@ def solve_pairwise(
     return covariance * margin, bool(t >= 0.999 * most)
 
 
-def gram(mixing: Mixing, horizon: int | None = None, **options: Any) -> Covariance:
-    """Return M, [n, n]: tr(M R) is the noise energy that R costs.
-
-    Args:
-        mixing: [n, n] W, or a schedule [P, n, n].
-        horizon: None for one step, T for all models of T rounds.
-        options: ``discount``, ``step_sizes``, ``weights``, ``final_model``: the table in
-            ``mechanism.workload.factor``.
-    """
-    root = workload.factor(mixing, horizon, **options)
-    return root.T @ root
-
-
 def energy(
     covariance: Covariance, mixing: Mixing, horizon: int | None = None, **options: Any
 ) -> float:
@@ -296,24 +282,6 @@ def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
         "largest_variance": largest,
         "largest_variance_ratio": largest * loss,
     }
-
-
-def sampling_factor(covariance: Covariance) -> Covariance:
-    """Return the symmetric F, [n, n], with F F' = R; F z has covariance R for z ~ N(0, I).
-
-    Raises:
-        ValueError: when R is not symmetric positive semidefinite.
-    """
-    matrix = _validate.square("covariance", covariance)
-    scale = float(np.abs(matrix).max())
-    if np.abs(matrix - matrix.T).max() > 1e-9 * scale:
-        raise ValueError("covariance is not symmetric; give (R + R.T) / 2")
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
-    if values[0] < -1e-9 * scale:
-        raise ValueError(
-            f"covariance has the eigenvalue {float(values[0])!r}; give a positive semidefinite R"
-        )
-    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
 
 def bounds(precision_bound: Bound, n: int) -> Float[np.ndarray, " n"]:

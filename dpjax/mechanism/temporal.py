@@ -41,7 +41,7 @@ from dpjax import _validate
 from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.factorization import factor_of, minimize_trace
+from dpjax.mechanism.factorization import factor_of, minimize_trace, regularized
 from dpjax.mechanism.participation import Participation, checked
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
     "objective",
     "prefix_sum",
     "sensitivity",
-    "sensitivity_is_exact",
     "solve",
     "strategy_of",
     "toeplitz",
@@ -75,7 +74,6 @@ _DELICATE, _SINGULAR = 1e-8, 1e-10  # least over largest eigenvalue of H
 # Shares of H's mean diagonal, added in turn where H is singular: the climb is slow along V's
 # vanishing directions unless it comes from a problem that is further from singular.
 _RIDGES = (1e-4, 1e-6, 1e-8)
-_TIE = 1e-12  # of two patterns' sums
 _STALL = 1e-9  # relative decrease of a banded search's loss ...
 _STALLED = 10  # ... over this many steps, below which the search ends
 _MOST = 2000
@@ -342,29 +340,22 @@ def solve(
         raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
     squares = np.sum(exact**2, axis=1)
     condition = float(squares.min() / squares.max())
-    best: _Point | None = None
-    start, iterations = None, 0
-    value, bound = np.inf, 0.0
-    winner: Float[np.ndarray, "t t"] | None = None
+    start, iterations, bound = None, 0, 0.0
+    found: list[tuple[float, Strategy]] = []
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
-        climbed = exact
-        if ridge:
-            added = np.sqrt(ridge * squares.mean()) * np.eye(rounds)
-            climbed = np.asarray(np.linalg.qr(np.concatenate([exact, added]), mode="r"))
+        climbed = regularized(exact, ridge)
         best, count = _climb(climbed, k, tolerance, max_iterations, condition < _DELICATE, start)
         start, iterations = best.logarithm, iterations + count
         bound = max(bound, _lower_bound(sorted_gram, known, best.half))
-        if not np.isfinite(best.gap):
-            continue
-        restored = np.empty_like(best.precision)
-        restored[np.ix_(order, order)] = best.precision
-        candidate = normalized(strategy_of(restored), participation)
-        cost = objective(candidate, gram, participation)
-        if cost < value:
-            value, winner = cost, candidate
-    if best is None or winner is None:
+        if np.isfinite(best.gap):
+            restored = np.empty_like(best.precision)
+            restored[np.ix_(order, order)] = best.precision
+            strategy = normalized(strategy_of(restored), participation)
+            found.append((objective(strategy, gram, participation), strategy))
+    if not found:
         raise ValueError("gram is too close to singular; add a small multiple of the identity")
-    return TemporalSolution(winner, value, bound, iterations, best.gap <= tolerance)
+    value, strategy = min(found, key=lambda each: each[0])
+    return TemporalSolution(strategy, value, bound, iterations, best.gap <= tolerance)
 
 
 def normalized(
@@ -404,70 +395,26 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
         >>> round(float(temporal.sensitivity(temporal.anti_pgd(4), Participation(4, 1, 4))), 6)
         2.0
     """
-    scale = _scale(strategy)
-    gram, rounding = _gram(np.asarray(strategy, np.float64) / scale, participation)
-    largest = _pattern_sums(gram, rounding, participation)[0].max()
-    # Sums, products of one term and the root round as well.
-    margin = 1.0 + (participation.epochs**2 + 8) * _EPS
-    return float(np.sqrt(largest * margin)) * scale
-
-
-def sensitivity_is_exact(strategy: Float[np.ndarray, "m t"], participation: Participation) -> bool:
-    """Return whether :func:`sensitivity` is known to be attained, up to rounding.
-
-    True where C'C has no negative entry (beyond what rounding explains) on a pattern that
-    attains the maximum: equal gradients then reach the bound.
-
-    Args:
-        strategy: [m, T] C.
-        participation: when a record appears.
-
-    Raises:
-        ValueError: as for :func:`sensitivity`.
-    """
-    scaled = np.asarray(strategy, np.float64) / _scale(strategy)
-    sums, negative = _pattern_sums(*_gram(scaled, participation), participation)
-    return bool((~negative & (sums >= sums.max() * (1.0 - _TIE))).any())
-
-
-def _scale(strategy: Float[np.ndarray, "m t"]) -> float:
-    """A power of two near the largest entry: squares neither vanish nor overflow."""
-    largest = float(np.abs(_validate.finite_array("strategy", strategy, ndim=2)).max(initial=0.0))
-    return 2.0 ** np.clip(np.frexp(largest)[1], -1000, 1000) if largest > 0 else 1.0
-
-
-def _gram(
-    strategy: Float[np.ndarray, "m t"], participation: Participation
-) -> tuple[Float[np.ndarray, "t t"], Float[np.ndarray, "t t"]]:
-    """Return C'C and a bound on the rounding of its entries (0 for sums of one product)."""
     matrix = _validate.finite_array("strategy", strategy, ndim=2)
-    if matrix.shape[1] != checked(participation).rounds:
+    rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
+    if matrix.shape[1] != rounds:
         raise ValueError(
             f"strategy has shape {matrix.shape}; give one column for each of the participation's "
-            f"{participation.rounds} rounds"
+            f"{rounds} rounds"
         )
+    # A power of two near the largest entry: squares neither vanish nor overflow.
+    largest = float(np.abs(matrix).max(initial=0.0))
+    scale = 2.0 ** np.clip(np.frexp(largest)[1], -1000, 1000) if largest > 0 else 1.0
+    matrix = matrix / scale
+    # |C'C| and a bound on its rounding, which sums of one product do not have.
     size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
     terms = support.T @ support
-    return matrix.T @ matrix, _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
-
-
-def _pattern_sums(
-    gram: Float[np.ndarray, "t t"],
-    rounding: Float[np.ndarray, "t t"],
-    participation: Participation,
-) -> tuple[Float[np.ndarray, " starts"], np.ndarray]:
-    """Return the sum of |C'C| over each pattern, rounded up, and where it has negative entries."""
-    # A strategy from a Cholesky factorisation carries that one's error as well.
-    large = np.abs(gram) + rounding
-    negative = gram < -2.0 * rounding
-    sums = np.empty(participation.starts)
-    mixed = np.empty(participation.starts, dtype=bool)
-    for start in range(participation.starts):
-        stop = start + (participation.epochs - 1) * participation.separation + 1
-        pattern = slice(start, stop, participation.separation)
-        sums[start] = large[pattern, pattern].sum()
-        mixed[start] = negative[pattern, pattern].any()
-    return sums, mixed
+    gram = np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
+    patterns = (slice(start, start + (k - 1) * b + 1, b) for start in range(participation.starts))
+    most = max(gram[pattern, pattern].sum() for pattern in patterns)
+    # Sums, products of one term and the root round as well.
+    margin = 1.0 + (k**2 + 8) * _EPS
+    return float(np.sqrt(most * margin)) * scale
 
 
 def banded(

@@ -6,7 +6,10 @@ along diagonals of the T x T products of powers, and factors of M are built by o
 transformations of stacked factors, never from M, so that they keep twice its digits.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+import scipy.sparse.csgraph
 from jaxtyping import Float
 
 from dpjax import _validate
@@ -56,15 +59,14 @@ def gram(
     rounds = _validate.integer("rounds", rounds)
     _validate.rounds_in_memory(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
-    if len(schedule) == 1:
-        matrix = schedule[0]
-        if np.array_equal(matrix, matrix.T):
-            return _summed(_symmetric(matrix, rounds, root))
-        weights = _reversing(matrix)
-        if weights is not None:
-            return _summed(_reversible(matrix, weights, rounds, root))
-        return _summed(_flattened(schedule, 0, rounds, root))
-    return _scheduled(schedule, rounds, root)
+    matrix = schedule[0] if len(schedule) == 1 else None
+    if matrix is not None and np.array_equal(matrix, matrix.T):
+        return _summed(_symmetric(matrix, rounds, root)[None])
+    weights = None if matrix is None else _reversing(matrix)
+    if matrix is not None and weights is not None:
+        return _summed(_reversible(matrix, weights, rounds, root)[None])
+    ends = range(len(schedule))
+    return _summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
 
 
 def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
@@ -127,14 +129,9 @@ def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | No
         return None
     weights = np.zeros(len(matrix))
     weights[0] = 1.0
-    frontier = [0]
-    while frontier:
-        reached = []
-        for i in frontier:
-            candidates = np.flatnonzero(support[i] & (weights == 0))
-            weights[candidates] = weights[i] * matrix[i, candidates] / matrix[candidates, i]
-            reached.extend(candidates.tolist())
-        frontier = reached
+    order, before = scipy.sparse.csgraph.breadth_first_order(support, 0)
+    for i, j in zip(before[order[1:]], order[1:], strict=True):
+        weights[j] = weights[i] * matrix[i, j] / matrix[j, i]
     if not weights.min() > 0 or weights.max() > _LARGEST_SPREAD * weights.min():
         return None
     weights = weights / weights.max()
@@ -181,24 +178,14 @@ def _flattened(
     return total
 
 
-def _summed(products: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
-    """Return H: the running sums of G along its diagonals, read backwards."""
-    total = products.copy()
-    for p in range(1, len(total)):
-        total[p, 1:] += total[p - 1, :-1]
-    return np.ascontiguousarray(total[::-1, ::-1])
+def _summed(products: Float[np.ndarray, "p t t"]) -> Float[np.ndarray, "t t"]:
+    """Return H: the running sums of G along its diagonals, read backwards.
 
-
-def _scheduled(
-    schedule: Float[np.ndarray, "p n n"], rounds: int, root: Float[np.ndarray, "n n"] | None
-) -> Float[np.ndarray, "t t"]:
-    """Return H of a schedule: one G for each round of the period that a sum may end in.
-
-    H_st adds G^(tau mod P) at (tau-s, tau-t) over tau, so the sums of all starts of one
-    residue are shared: those that read the phases in the same order.
+    A schedule has one G for each round of the period that a sum may end in: H_st adds
+    G^(tau mod P) at (tau-s, tau-t) over tau, so the sums of all starts of one residue are shared,
+    those that read the phases in the same order.
     """
-    period = len(schedule)
-    products = np.stack([_flattened(schedule, last, rounds, root) for last in range(period)])
+    period, rounds, _ = products.shape
     gram = np.empty((rounds, rounds))
     for offset in range(rounds):
         # along[c, j] is G of phase c at (j + offset, j), where tau = t + j is c modulo P.
@@ -248,40 +235,30 @@ def factor(
     Raises:
         ValueError: for options that do not go together or out of range.
     """
-    matrix = _validate.finite_array("mixing", mixing)
-    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"mixing has shape {matrix.shape}; give [n, n] or a schedule [P, n, n]")
-    n = matrix.shape[-1]
+    schedule = _validate.stochastic("mixing", mixing, ())
+    schedule = schedule[None] if schedule.ndim == 2 else schedule
+    matrix, n = schedule[0], schedule.shape[-1]
     readout = _readout(weights, n)
     etas = _step_sizes(step_sizes, horizon)
-    if etas is not None:
-        horizon = len(etas)
+    horizon = horizon if etas is None else len(etas)
     if horizon is not None:
         horizon = _validate.integer("horizon", horizon)
     if discount is not None:
-        if etas is not None or final_model or matrix.ndim == 3:
+        if etas is not None or final_model or len(schedule) > 1:
             raise ValueError(
                 f"discount is {discount!r}, together with step_sizes, final_model or a schedule; "
                 f"give one of them"
             )
         return _discounted(matrix, _validate.positive("discount", discount), horizon, readout)
-    if final_model and horizon is None:
-        raise ValueError("final_model needs a horizon; give the number of rounds")
     if horizon is None:
-        return (readout[:, None] * matrix).reshape(-1, n) / np.sqrt(
-            matrix.shape[0] if matrix.ndim == 3 else 1
-        )
-    if matrix.ndim == 3 and matrix.shape[0] > 1:
-        return _scheduled_factor(matrix, horizon, etas, readout, final_model)
-    matrix = matrix[0] if matrix.ndim == 3 else matrix
-    if weights is None and np.array_equal(matrix, matrix.T):
-        if etas is None:
-            return _spectral_doubled(matrix, horizon, final_model)
-        return _spectral(matrix, _coefficients(horizon, etas, final_model))
-    if etas is not None:
-        return _horner(matrix, _coefficients(horizon, etas, final_model), readout)
-    final, running = _doubled(matrix, horizon, readout)
-    return final if final_model else running
+        if final_model:
+            raise ValueError("final_model needs a horizon; give the number of rounds")
+        return (readout[:, None] * schedule).reshape(-1, n) / np.sqrt(len(schedule))
+    if len(schedule) == 1 and weights is None and np.array_equal(matrix, matrix.T):
+        return _spectral(matrix, horizon, etas, final_model)
+    if len(schedule) == 1 and etas is None:
+        return _doubled(matrix, horizon, readout)[0 if final_model else 1]
+    return _backwards(schedule, horizon, etas, readout, final_model)
 
 
 def _readout(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.ndarray, " n"]:
@@ -309,78 +286,63 @@ def _step_sizes(
     return etas
 
 
-def _coefficients(
-    horizon: int, etas: Float[np.ndarray, " t"] | None, final_model: bool
-) -> Float[np.ndarray, " t"]:
-    """Return c_k, k = 1..T, of M = sum_k c_k (W^k)' W^k."""
-    squares = np.ones(horizon) if etas is None else etas**2
-    return squares[::-1] if final_model else np.cumsum(squares)[::-1]
-
-
 def _compress(*blocks: Float[np.ndarray, "_ n"]) -> Float[np.ndarray, "m n"]:
     return np.asarray(np.linalg.qr(np.concatenate(blocks), mode="r"))
 
 
 def _spectral(
-    matrix: Float[np.ndarray, "n n"], coefficients: Float[np.ndarray, " t"]
-) -> Float[np.ndarray, "n n"]:
-    values, vectors = np.linalg.eigh(matrix)
-    squares = values**2
-    total = np.zeros_like(squares)
-    for coefficient in coefficients[::-1]:
-        total = squares * (coefficient + total)
-    return np.sqrt(total)[:, None] * vectors.T
-
-
-def _spectral_doubled(
-    matrix: Float[np.ndarray, "n n"], horizon: int, final_model: bool
-) -> Float[np.ndarray, "n n"]:
-    """`_doubled` on eigenvalues: sums of positive terms only, in log T steps."""
-    values, vectors = np.linalg.eigh(matrix)
-    squares = values**2
-    length, final, running, power = 1, squares, squares, squares
-    for bit in bin(horizon)[3:]:
-        final, running = final + power * final, running + length * final + power * running
-        length, power = 2 * length, power**2
-        if bit == "1":
-            final, running = squares + squares * final, (length + 1) * squares + squares * running
-            length, power = length + 1, power * squares
-    return np.sqrt(final if final_model else running)[:, None] * vectors.T
-
-
-def _horner(
     matrix: Float[np.ndarray, "n n"],
-    coefficients: Float[np.ndarray, " t"],
-    readout: Float[np.ndarray, " n"],
-) -> Float[np.ndarray, "m n"]:
-    total = np.zeros((0, matrix.shape[0]))
-    for coefficient in coefficients[::-1]:
-        total = _compress(np.sqrt(coefficient) * readout[:, None] * matrix, total @ matrix)
-    return total
+    horizon: int,
+    etas: Float[np.ndarray, " t"] | None,
+    final_model: bool,
+) -> Float[np.ndarray, "n n"]:
+    """M = sum_k c_k (W^k)' W^k on eigenvalues: sums of positive terms only."""
+    values, vectors = np.linalg.eigh(matrix)
+    squares = values**2
+    if etas is None:
+        total = _twice(
+            squares, squares, horizon, np.multiply, lambda *terms: sum(terms), lambda count: count
+        )[0 if final_model else 1]
+    else:
+        total = np.zeros_like(squares)
+        for coefficient in etas**2 if final_model else np.cumsum(etas**2):
+            total = squares * (coefficient + total)
+    return np.sqrt(total)[:, None] * vectors.T
 
 
 def _doubled(
     matrix: Float[np.ndarray, "n n"], horizon: int, readout: Float[np.ndarray, " n"]
 ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, "m n"]]:
-    """Return factors of G_T = sum_k (W^k)' W^k and of sum_{t<=T} G_t by doubling.
+    """Return factors of G_T = sum_k (W^k)' W^k and of sum_{t<=T} G_t."""
+    return _twice(readout[:, None] * matrix, matrix, horizon, np.matmul, _compress, np.sqrt)
+
+
+def _twice(
+    first: np.ndarray,
+    power: np.ndarray,
+    horizon: int,
+    times: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    add: Callable[..., np.ndarray],
+    weight: Callable[[int], float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """G_T and sum_{t<=T} G_t by doubling, in log T steps, of factors or on eigenvalues.
 
     G_{a+b} = G_a + (W^a)' G_b W^a  and, summed,  M_{a+b} = M_a + b G_a + (W^a)' M_b W^a.
     """
-    first = readout[:, None] * matrix
-    length, final, running, power = 1, first, first, matrix
+    length, final, running, one = 1, first, first, power
     for bit in bin(horizon)[3:]:
         final, running = (
-            _compress(final, final @ power),
-            _compress(running, np.sqrt(length) * final, running @ power),
+            add(final, times(final, power)),
+            add(running, weight(length) * final, times(running, power)),
         )
-        length, power = 2 * length, power @ power
+        length, power = 2 * length, times(power, power)
         if bit == "1":
             # One more round in front: a = 1, b = length.
             final, running = (
-                _compress(first, final @ matrix),
-                _compress(np.sqrt(length + 1) * first, running @ matrix),
+                add(first, times(final, one)),
+                add(weight(length + 1) * first, times(running, one)),
             )
-            length, power = length + 1, power @ matrix
+            length, power = length + 1, times(power, one)
     return final, running
 
 
@@ -404,7 +366,7 @@ def _discounted(
     return _doubled(damped, 1 << rounds.bit_length(), readout)[0]
 
 
-def _scheduled_factor(
+def _backwards(
     schedule: Float[np.ndarray, "p n n"],
     horizon: int,
     etas: Float[np.ndarray, " t"] | None,

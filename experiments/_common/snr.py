@@ -13,11 +13,16 @@ Reference:
     Reduction, (4) to (7).
 """
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Complex, Float
+from scipy import signal
+
+from dpjax import _validate
 from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
 
-__all__ = ["normalised", "optimal_fir", "proportional_fir"]
+__all__ = ["Response", "frequency_response", "normalised", "optimal_fir", "proportional_fir"]
 
 
 def normalised(
@@ -59,3 +64,28 @@ def optimal_fir(autocorrelation: Coefficients) -> Filter:
     c = np.asarray(autocorrelation, float)
     raised = c + float(np.sqrt(np.mean(c**2)))
     return checked(tuple(raised / raised.sum()))
+
+
+class Response(NamedTuple):
+    """A frequency response.
+
+    Attributes:
+        frequencies: [points] cycles a round, from 0 to 1/2.
+        response: [points] complex gains; 1 at frequency 0.
+    """
+
+    frequencies: Float[np.ndarray, " points"]
+    response: Complex[np.ndarray, " points"]
+
+
+def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512) -> Response:
+    """Return the gain at every frequency.
+
+    Args:
+        b: b_0 .. b_q.
+        a: a_1 .. a_p, without the leading 1.
+        points: How many frequencies.
+    """
+    frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
+    _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
+    return Response(frequencies, response)

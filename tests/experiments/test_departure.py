@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from dpjax.mechanism import design, fixed_point, spatial
 from dpjax.topology import graphs, mixing
@@ -12,7 +13,7 @@ from tests.support import load_script
 script = load_script("whisper_departure")
 W = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
 R = spatial.whisper(W, 1.0)
-FACTOR = spatial.sampling_factor(R)
+FACTOR = scipy.linalg.sqrtm(R).real
 
 
 def test_residual_energy_is_what_a_round_leaves() -> None:

@@ -52,16 +52,6 @@ def test_mismatch_is_refused() -> None:
         made.check(W, 0.3, horizon=11)
 
 
-def test_scaled_designs_need_no_solve() -> None:
-    made = design.make("whisper", W, 0.3)
-    scaled = made.scaled(7.0).check(W, 7.0)
-    assert (np.linalg.inv(scaled.covariance).diagonal() <= 7.0).all()
-    assert scaled.value == pytest.approx(design.make("whisper", W, 7.0).value, rel=1e-9)
-    assert scaled.gap == pytest.approx(made.gap, abs=1e-13)
-    with pytest.raises(ValueError, match="bound per agent"):
-        design.make("whisper", W, np.linspace(1, 2, 8)).scaled(1.0)
-
-
 def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
     bounds = np.linspace(1, 2, 8)
     read = design.Design.load(design.make("whisper", W, bounds).save(tmp_path / "d.npz"))

@@ -4,7 +4,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpjax.mechanism import certificate, factorization, spacetime, temporal
+from _common import joint
+from dpjax.mechanism import certificate, factorization, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 
@@ -63,8 +64,8 @@ def test_of_any_multipliers(seed):
     gram = root.T @ root
     drawn = random.uniform(0.1, 1, 8)
     for bound, exact in (
-        (certificate.lower_bound(gram, drawn, gram=gram)[0], dual(gram, drawn)),
-        (certificate.lower_bound(root, drawn)[0], dual_of_factor(root, drawn)),
+        (certificate.lower_bound(drawn, gram=gram)[0], dual(gram, drawn)),
+        (certificate.lower_bound(drawn, factor=root)[0], dual_of_factor(root, drawn)),
     ):
         assert bound <= exact
         assert seed > 3 or bound >= exact * (1 - mpmath.mpf("1e-9"))
@@ -88,7 +89,7 @@ def test_unrestricted_over_agents_and_rounds(epochs):
     matrix = mixing.metropolis_hastings(graphs.complete(n))
     whole = np.tri(rounds)
     infimum = temporal.solve(whole.T @ whole, participation).value / n
-    bound = spacetime.unrestricted_bound(matrix, participation).lower_bound
+    bound = joint.unrestricted_bound(matrix, participation).lower_bound
     assert bound <= infimum
     assert bound >= infimum * (1 - 1e-6)
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.mechanism.temporal import sensitivity, sensitivity_is_exact
+from dpjax.mechanism.temporal import sensitivity
+from tests.mechanism.patterns import is_exact
 
 NEGATIVE = np.array([[1, -0.5, -0.5], [-0.5, 1, -0.5], [-0.5, -0.5, 1]])
 
@@ -55,7 +56,7 @@ def test_the_counter_example() -> None:
     assert by_signs(NEGATIVE) == pytest.approx(4.0)
     assert by_vectors(NEGATIVE) == pytest.approx(4.5)
     assert sensitivity(strategy, everywhere) ** 2 == pytest.approx(6.0)
-    assert not sensitivity_is_exact(strategy, everywhere)
+    assert not is_exact(strategy, everywhere)
 
 
 PARTICIPATIONS = [(6, 1, 6), (6, 2, 3), (6, 3, 2), (6, 2, 2), (6, 3, 1), (5, 2, 4)]
@@ -71,7 +72,7 @@ def test_bound_is_above_vectors_and_vectors_above_signs(seed, fields) -> None:
     assert bound >= vectors * (1 - 1e-12)
     assert vectors >= worst(by_signs, strategy, participation) * (1 - 1e-6)
     assert bound == pytest.approx(worst(by_formula, strategy, participation), rel=1e-12)
-    if sensitivity_is_exact(strategy, participation):
+    if is_exact(strategy, participation):
         assert vectors == pytest.approx(bound, rel=1e-9)
 
 
@@ -80,7 +81,7 @@ def test_equality_where_the_gram_is_non_negative(seed, fields) -> None:
     participation = Participation(*fields)
     rng = np.random.default_rng(seed)
     strategy = np.tril(rng.uniform(0.1, 1, size=(fields[0], fields[0])))
-    assert sensitivity_is_exact(strategy, participation)
+    assert is_exact(strategy, participation)
     bound = sensitivity(strategy, participation)
     # Equal gradients, all of norm 1 and in one direction, reach it.
     reached = max(
@@ -93,9 +94,9 @@ def test_a_negative_pattern_matters_only_where_it_is_the_worst() -> None:
     pairs = Participation(4, 2, 2)  # rounds {0, 2} and {1, 3}
     gram = np.eye(4)
     gram[0, 2] = gram[2, 0] = -0.5
-    assert not sensitivity_is_exact(root_of(gram), pairs)
+    assert not is_exact(root_of(gram), pairs)
     gram[1, 3] = gram[3, 1] = 0.9
-    assert sensitivity_is_exact(root_of(gram), pairs)
+    assert is_exact(root_of(gram), pairs)
     assert sensitivity(root_of(gram), pairs) ** 2 == pytest.approx(3.8)
 
 
@@ -105,7 +106,7 @@ def test_fresh_noise() -> None:
         assert sensitivity(np.eye(fields[0]), participation) == pytest.approx(
             np.sqrt(fields[1]), rel=1e-13
         )
-        assert sensitivity_is_exact(np.eye(fields[0]), participation)
+        assert is_exact(np.eye(fields[0]), participation)
 
 
 def test_anti_pgd() -> None:
@@ -145,11 +146,10 @@ def test_scales_with_the_strategy(scale, seed) -> None:
 
 
 def test_bad_input() -> None:
-    for function in (sensitivity, sensitivity_is_exact):
-        with pytest.raises(ValueError, match="strategy has shape"):
-            function(np.eye(5), Participation(6, 2, 3))
-        with pytest.raises(ValueError, match="strategy holds nan"):
-            function(np.full((6, 6), np.nan), Participation(6, 2, 3))
+    with pytest.raises(ValueError, match="strategy has shape"):
+        sensitivity(np.eye(5), Participation(6, 2, 3))
+    with pytest.raises(ValueError, match="strategy holds nan"):
+        sensitivity(np.full((6, 6), np.nan), Participation(6, 2, 3))
 
 
 def test_never_below_exact_arithmetic():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from _common import joint
 from dpjax.accounting import views
 from dpjax.mechanism import spacetime, spatial, temporal, workload
 from dpjax.mechanism.participation import Participation
@@ -141,7 +142,7 @@ def test_design(kind, fields) -> None:
     assert temporal.sensitivity(found.strategy, participation) <= 1
     assert found.value == pytest.approx(energy(matrix, found.strategy, found.covariance), rel=1e-7)
     assert found.value == pytest.approx(
-        spacetime.objective(matrix, 3 * found.strategy, found.covariance / 7, participation),
+        joint.objective(matrix, 3 * found.strategy, found.covariance / 7, participation),
         rel=1e-6,
     )
     history = np.array(found.history)
@@ -153,7 +154,7 @@ def test_design(kind, fields) -> None:
     )
     assert found.value < 0.99 * history[0]
     fresh = spatial.whisper(matrix, 1.0, fields[0])
-    parent = spacetime.objective(matrix, np.eye(fields[0]), fresh, participation)
+    parent = joint.objective(matrix, np.eye(fields[0]), fresh, participation)
     assert found.value < 0.99 * parent
     assert 0 <= found.gap < 1e-5
     assert max(found.strategy_bound, found.covariance_bound) <= found.value
@@ -195,7 +196,7 @@ def test_no_pair_nearby_is_better(seed, fields) -> None:
     skewed = np.eye(N) + 0.3 * size * rng.normal(size=(N, N))
     covariance = skewed @ found.covariance @ skewed.T
     if min(np.abs(strategy.diagonal())) > 1e-3 and np.linalg.cond(skewed) < 1e3:
-        cost = spacetime.objective(SYMMETRIC, strategy, covariance, participation)
+        cost = joint.objective(SYMMETRIC, strategy, covariance, participation)
         assert cost >= found.value * (1 - 1e-7)
 
 
@@ -221,8 +222,8 @@ def relative(graph: nx.Graph, rounds: int) -> tuple[float, ...]:
         (fresh, spatial.whisper(matrix, 1.0, rounds)),
         spacetime.design(matrix, participation)[:2],
     ]
-    alone = spacetime.objective(matrix, fresh, np.eye(n), participation)
-    return tuple(spacetime.objective(matrix, *pair, participation) / alone for pair in designs)
+    alone = joint.objective(matrix, fresh, np.eye(n), participation)
+    return tuple(joint.objective(matrix, *pair, participation) / alone for pair in designs)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_too_few_half_steps_are_said() -> None:
 @pytest.mark.parametrize("fields", [(4, 1, 4), (4, 2, 2), (4, 4, 1)])
 def test_unrestricted_bound_is_below(kind, fields) -> None:
     matrix, participation = MIXINGS[kind], Participation(*fields)
-    bound = spacetime.unrestricted_bound(matrix, participation)
+    bound = joint.unrestricted_bound(matrix, participation)
     found = spacetime.design(matrix, participation)
     assert 0.3 * found.value < bound.lower_bound <= found.value
     assert bound.gap < 1e-3
@@ -277,7 +278,7 @@ def test_unrestricted_bound_by_an_interior_point_solver(fields) -> None:
     root = np.linalg.cholesky(run.T @ run + 1e-10 * np.eye(size))
     problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.matrix_frac(root, precision)), limits)
     value = problem.solve(solver=cvxpy.CLARABEL)
-    bound = spacetime.unrestricted_bound(matrix, participation)
+    bound = joint.unrestricted_bound(matrix, participation)
     assert bound.lower_bound == pytest.approx(value, rel=1e-3)
     assert bound.lower_bound <= value * (1 + 1e-6)
 
@@ -294,13 +295,13 @@ def test_unrestricted_bound_on_a_shift_has_a_closed_form() -> None:
         roots = np.linalg.svd(np.tri(rounds), compute_uv=False)
         cases.append(((rounds, rounds, 1), roots.sum() ** 2))
     for fields, expected in cases:
-        bound = spacetime.unrestricted_bound(SHIFT, Participation(*fields))
+        bound = joint.unrestricted_bound(SHIFT, Participation(*fields))
         assert bound.value / 4 == pytest.approx(expected, rel=1e-6)
         assert bound.lower_bound / 4 == pytest.approx(expected, rel=1e-6)
     for rounds in (3, 4):
         participation = Participation(rounds, 1, rounds)
-        bound = spacetime.unrestricted_bound(SHIFT, participation)
-        alone = spacetime.unrestricted_bound(np.ones((1, 1)), participation)
+        bound = joint.unrestricted_bound(SHIFT, participation)
+        alone = joint.unrestricted_bound(np.ones((1, 1)), participation)
         assert bound.value == pytest.approx(4 * alone.value, rel=1e-6)
     found = spacetime.design(SHIFT, Participation(2, 1, 2))
     assert found.value / 4 > 1.01 * (3 + 5**0.5) / 2
@@ -311,7 +312,7 @@ def test_one_round_is_the_spatial_problem() -> None:
     matrix, participation = mixing.metropolis_hastings(graphs.ring(5)), Participation(1, 1, 1)
     expected = np.abs(np.linalg.eigvalsh(matrix)).sum() ** 2 / 5
     assert spacetime.design(matrix, participation).value == pytest.approx(expected, rel=1e-7)
-    bound = spacetime.unrestricted_bound(matrix, participation)
+    bound = joint.unrestricted_bound(matrix, participation)
     assert bound.lower_bound == pytest.approx(expected, rel=1e-7)
 
 
@@ -341,7 +342,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="use 6 rounds"):
         spacetime.design(SYMMETRIC, Participation(7, 2, 3))
     with pytest.raises(ValueError, match="use 6 rounds"):
-        spacetime.unrestricted_bound(SYMMETRIC, Participation(7, 2, 3))
+        joint.unrestricted_bound(SYMMETRIC, Participation(7, 2, 3))
     with pytest.raises(ValueError, match="sum to 1"):
         spacetime.design(1.1 * SYMMETRIC, participation)
     with pytest.raises(ValueError, match="tolerance is 0"):
@@ -349,11 +350,11 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="max_iterations is 0"):
         spacetime.design(SYMMETRIC, participation, max_iterations=0)
     with pytest.raises(ValueError, match="agents times rounds up to 2000"):
-        spacetime.unrestricted_bound(SYMMETRIC, Participation(401, 1, 401))
+        joint.unrestricted_bound(SYMMETRIC, Participation(401, 1, 401))
     for strategy in (np.triu(np.ones((3, 3))), np.zeros((3, 3))):
         with pytest.raises(ValueError, match="strategy is not lower triangular"):
             spacetime.factor_over_agents(SYMMETRIC, strategy)
     with pytest.raises(ValueError, match="covariance is not positive definite"):
-        spacetime.objective(SYMMETRIC, np.eye(6), np.ones((N, N)), participation)
+        joint.objective(SYMMETRIC, np.eye(6), np.ones((N, N)), participation)
     with pytest.raises(ValueError, match="covariance has shape"):
-        spacetime.objective(SYMMETRIC, np.eye(6), np.eye(N + 1), participation)
+        joint.objective(SYMMETRIC, np.eye(6), np.eye(N + 1), participation)

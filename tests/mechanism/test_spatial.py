@@ -206,25 +206,6 @@ def test_figures_are_their_definitions() -> None:
     assert spatial.figures(np.ones((9, 9)), matrix)["largest_variance_ratio"] == np.inf
 
 
-@pytest.mark.parametrize("make", [*DESIGNS, spatial.central])
-def test_sampling_factor_gives_the_covariance(make) -> None:
-    noise = make(weights("er:9:0.5"), 0.3)
-    factor = spatial.sampling_factor(noise)
-    np.testing.assert_allclose(factor @ factor.T, noise, atol=1e-12 * noise.max())
-    drawn = factor @ np.random.default_rng(0).normal(size=(9, 40_000))
-    spread = noise.diagonal().max() * np.sqrt(2 / 40_000)
-    assert np.abs(np.cov(drawn) - noise).max() < 5 * spread
-    assert np.abs(np.cov(drawn) - 1.5 * noise).max() > 20 * spread
-    assert not spatial.sampling_factor(np.zeros((3, 3))).any()
-
-
-def test_sampling_factor_refuses_what_is_no_covariance() -> None:
-    with pytest.raises(ValueError, match="eigenvalue -1"):
-        spatial.sampling_factor(np.diag([1.0, -1.0]))
-    with pytest.raises(ValueError, match="not symmetric"):
-        spatial.sampling_factor(np.array([[1.0, 0.5], [0.0, 1.0]]))
-
-
 @pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.ones(3), np.ones((2, 2))])
 def test_bounds_are_checked(bound) -> None:
     for make in (*DESIGNS, spatial.central):

@@ -12,6 +12,7 @@ from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
+from tests.mechanism.patterns import is_exact
 
 FLORENTINE = mixing.metropolis_hastings(graphs.florentine())
 PARTICIPATIONS = [(12, 1, 12), (12, 3, 4), (12, 4, 3), (12, 12, 1), (12, 1, 5), (1, 1, 1)]
@@ -56,7 +57,7 @@ def test_rounds_of_a_record_do_not_overlap(fields) -> None:
     """Then signs, vectors and the bound agree: the guarantee is not loose."""
     participation = Participation(*fields)
     strategy = temporal.mafalda(FLORENTINE, participation)
-    assert temporal.sensitivity_is_exact(strategy, participation)
+    assert is_exact(strategy, participation)
     gram = strategy.T @ strategy
     for rounds in participation.patterns:
         np.testing.assert_allclose(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.linalg
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax.mechanism import spatial
@@ -28,7 +29,7 @@ def key(seed=0):
 def network():
     weights = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.4, 1))
     covariance = spatial.whisper(weights, 1.0)
-    return weights, covariance, spatial.sampling_factor(covariance)
+    return weights, covariance, scipy.linalg.sqrtm(covariance).real
 
 
 @functools.cache
