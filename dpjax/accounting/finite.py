@@ -155,9 +155,8 @@ def grid(
     Raises:
         ValueError: For a singular factor.
     """
-    factor, strategy = _checked(factor, rounds, strategy)
-    sums, n = _sums(factor, strategy, recursive=False), len(factor)
-    mean = float(np.square(factor.sum(axis=0)).sum()) / n**2
+    sums, n = _sums(factor, rounds, strategy, recursive=False), len(factor)
+    mean = float(np.square(np.sum(factor, axis=0, dtype=np.float64)).sum()) / n**2
     mean *= rounds if strategy is None else sums.totals
     spacing = 2.0 ** math.floor(math.log2(sums.deviation * _COARSEST))
 
@@ -210,10 +209,9 @@ def cost(
     Raises:
         ValueError: For a singular factor or numbers out of range.
     """
-    factor, strategy = _checked(factor, rounds, strategy)
     parameters = _validate.integer("parameters", parameters)
     delta = _validate.probability("delta", delta)
-    sums = _sums(factor, strategy, recursive=recursive)
+    sums = _sums(factor, rounds, strategy, recursive=recursive)
     draws = len(factor) * rounds * parameters
     within = sums.within * spacing * 1.01
     slope = (mu + _SLOPE) * spacing / sums.deviation + spacing**2 * sums.precision * 1.01
@@ -303,38 +301,14 @@ def _mean(
 
 def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
     """Probability of a normal beyond ``reach``, or of a density of more than the slope."""
-    tail = _tail
-    reach = reach - within
-    beyond = 2 * draws * (tail(reach) + tail(reach - 0.5)) + 8 * mu**2 * tail(reach - mu)
-    return float(beyond + 4 * draws * tail(_SLOPE)) * 1.01
+    reach -= within
+    beyond = 2 * draws * (_tail(reach) + _tail(reach - 0.5)) + 8 * mu**2 * _tail(reach - mu)
+    return float(beyond + 4 * draws * _tail(_SLOPE)) * 1.01
 
 
-def _sums(factor: np.ndarray, strategy: np.ndarray | None, *, recursive: bool) -> _Sums:
-    inverse = np.linalg.inv(factor)
-    one = np.ones((1, 1))
-    c, c_inverse = (one, one) if strategy is None else (strategy, strategy_.inverse_of(strategy))
-    feedback = np.abs(c_inverse)
-    if recursive:
-        feedback = feedback @ np.abs(c) @ feedback
-    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
-    precision = float(np.abs(over_agents).sum(1).max() * np.abs(over_rounds).sum(1).max())
-    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
-    return _Sums(
-        columns_f=np.abs(factor).sum(0),
-        columns_c=np.abs(c_inverse).sum(0),
-        columns_m=feedback.sum(0),
-        totals=float(np.square(c_inverse.sum(0)).sum()),
-        rows=float(np.abs(factor).sum(1).max() * feedback.sum(1).max()),
-        within=float(np.abs(inverse).sum(1).max() * np.abs(c).sum(1).max()),
-        precision=precision,
-        deviation=1 / math.sqrt(largest),
-        terms=int(np.count_nonzero(factor, axis=1).max()),
-    )
-
-
-def _checked(
-    factor: np.ndarray, rounds: int, strategy: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _sums(
+    factor: np.ndarray, rounds: int, strategy: np.ndarray | None, *, recursive: bool
+) -> _Sums:
     factor = _validate.square("factor", factor).astype(np.float64)
     rounds = _validate.integer("rounds", rounds)
     if np.linalg.matrix_rank(factor) < len(factor):
@@ -342,4 +316,26 @@ def _checked(
             "factor is singular: some combination of the messages carries no noise; give a factor "
             "of full rank"
         )
-    return factor, None if strategy is None else strategy_.checked(strategy, rounds)
+    inverse = np.linalg.inv(factor)
+    c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
+    c_inverse = strategy_.inverse_of(c)
+    feedback = np.abs(c_inverse)
+    if recursive:
+        feedback = feedback @ np.abs(c) @ feedback
+    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
+    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
+
+    def rows(left: np.ndarray, right: np.ndarray) -> float:
+        return float(np.abs(left).sum(1).max() * np.abs(right).sum(1).max())
+
+    return _Sums(
+        columns_f=np.abs(factor).sum(0),
+        columns_c=np.abs(c_inverse).sum(0),
+        columns_m=feedback.sum(0),
+        totals=float(np.square(c_inverse.sum(0)).sum()),
+        rows=rows(factor, feedback),
+        within=rows(inverse, c),
+        precision=rows(over_agents, over_rounds),
+        deviation=1 / math.sqrt(largest),
+        terms=int(np.count_nonzero(factor, axis=1).max()),
+    )

@@ -220,17 +220,13 @@ def _blurred(
     sizes = Model(*map(jnp.abs, here))
     whiten, gain, later = map(jnp.abs, (step.whiten, step.gain, tail))
     reached, seen = whiten @ sizes.gradient_seen, whiten @ sizes.state_seen
-    terms = _columns(reached) + _columns(later @ (sizes.gradient + gain @ reached))
+    terms = _norms(reached.T) + _norms((later @ (sizes.gradient + gain @ reached)).T)
     response = step.rate * terms + error @ jnp.abs(entering)
     moved = sizes.transition + gain @ seen
     # Added as independent, as above.
     carried = jnp.sqrt(error**2 @ step.closed**2)
-    blur = step.rate * (_columns(seen) + _columns(later @ moved))
+    blur = step.rate * (_norms(seen.T) + _norms((later @ moved).T))
     return carried + blur, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
-
-
-def _columns(matrix: Array) -> Array:
-    return _norms(matrix.T)
 
 
 class _Silence(NamedTuple):
@@ -336,21 +332,21 @@ def _lagged(
 def _windows(closed: Array, length: int) -> Array:
     """Products of ``length`` consecutive matrices, by doubling: entry t is A_t+length .. A_t+1."""
     rounds, size = closed.shape[:2]
-    after = jnp.concatenate([closed[1:], jnp.broadcast_to(jnp.eye(size), (1, size, size))])
+
+    def behind(stack: Array, shift: int) -> Array:
+        """Entry t + shift; the last one past the end, where nothing is read."""
+        return stack[jnp.minimum(jnp.arange(rounds) + shift, rounds - 1)]
+
+    one = jnp.broadcast_to(jnp.eye(size), (1, size, size))
+    power, span = jnp.concatenate([closed[1:], one]), 1
     result, done = jnp.broadcast_to(jnp.eye(size), (rounds, size, size)), 0
-    power, span = after, 1
     while length:
         if length & 1:
-            result, done = _behind(power, done) @ result, done + span
+            result, done = behind(power, done) @ result, done + span
         length >>= 1
         if length:
-            power, span = _behind(power, span) @ power, 2 * span
+            power, span = behind(power, span) @ power, 2 * span
     return result
-
-
-def _behind(stack: Array, shift: int) -> Array:
-    """Entry t + shift; the last one past the end, where nothing is read."""
-    return stack[jnp.minimum(jnp.arange(stack.shape[0]) + shift, stack.shape[0] - 1)]
 
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))

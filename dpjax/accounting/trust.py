@@ -381,5 +381,6 @@ def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
     chosen = chosen if isinstance(chosen, Collection) else [chosen]
     nodes = sorted(set(_validate.agents(name, chosen, most=n - 1)))
     if name == "attackers" and len(nodes) in (0, n):
-        raise ValueError(f"attackers are {nodes}; give at least one of {n} agents, leave a victim")
+        number = "all" if nodes else "none of"
+        raise ValueError(f"attackers are {number} {n} agents; give at least one, leave a victim")
     return tuple(nodes)

@@ -118,14 +118,10 @@ class Design:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Design":
         """Return the design saved at ``path``; ValueError for a damaged or foreign file."""
-        arrays, content = store.read(path, "design")
-        names = {f.name for f in fields(cls)}
-        arrays = {name: array for name, array in arrays.items() if name in names}
-        if {*arrays, *content} != names:
-            raise ValueError(f"path is {str(path)!r}, which lacks fields; make the design again")
-        if arrays["precision_bound"].ndim == 0:
-            content["precision_bound"] = float(arrays.pop("precision_bound"))
-        return cls(**arrays, **content)
+        content = store.read(path, "design", {f.name for f in fields(cls)})
+        if content["precision_bound"].ndim == 0:
+            content["precision_bound"] = float(content["precision_bound"])
+        return cls(**content)
 
 
 def make(

@@ -45,30 +45,35 @@ def write(
     return path
 
 
-def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays and fields that :func:`write` stored as ``kind``.
+def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, Any]:
+    """Return the arrays and fields of these names that :func:`write` stored as ``kind``.
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for a truncated, changed or foreign file.
+        ValueError: for a truncated, changed or foreign file, or one that lacks a name.
     """
     path = _files.npz(path)
-    remedy = f"give a file that dpjax saved as a {kind}, or make it again"
+    where, remedy = (
+        f"path is {str(path)!r}",
+        f"give a file that dpjax saved as a {kind}, or make it again",
+    )
     try:
         held = _files.archive(path)
-        header = str(held.pop("header"))
-        digest = str(held.pop("digest"))
+        header, digest = str(held.pop("header")), str(held.pop("digest"))
         content = json.loads(header)
-        stored_kind, version, fields = content["kind"], content["format"], content["fields"]
+        stored, fields = (content["kind"], content["format"]), content["fields"]
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"path is {str(path)!r}, unreadable ({error}); {remedy}") from None
+        raise ValueError(f"{where}, unreadable ({error}); {remedy}") from None
     if digest != _digest(header, held):
-        raise ValueError(f"path is {str(path)!r}, whose content was changed; {remedy}")
-    if stored_kind != kind or version != _FORMAT:
-        raise ValueError(f"path is {str(path)!r}, a {stored_kind} of format {version}; {remedy}")
-    return held, fields
+        raise ValueError(f"{where}, whose content was changed; {remedy}")
+    if stored != (kind, _FORMAT):
+        raise ValueError(f"{where}, a {stored[0]} of format {stored[1]}; {remedy}")
+    whole = {name: value for name, value in (held | fields).items() if name in names}
+    if missing := sorted(names - set(whole)):
+        raise ValueError(f"{where}, which lacks {missing[0]}; {remedy}")
+    return whole
 
 
 def _kept(value: Any) -> np.ndarray:
