@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _validate
 from dpjax.accounting.kalman import DROPPED, KEPT, LEAK, Energies, Model, rounding
 from dpjax.mechanism.participation import Participation
 
@@ -28,13 +29,7 @@ def materialize(
         ValueError: If they would take more than `LARGEST` bytes.
     """
     m, n, q = (part.shape[k] for part, k in ((model[3], 1), (model[1], 2), (model[2], 2)))
-    size = 8 * rounds * m * rounds * (n + q)
-    if size > LARGEST:
-        raise ValueError(
-            f"rounds gives a dense view of {rounds * m} x {rounds * (n + q)} numbers, "
-            f"{size / 2**30:.1f} GiB; account fewer rounds, or a strategy of few bands, which has "
-            "a small state"
-        )
+    _validate.memory("rounds", rounds, "a dense view", rounds * m, rounds * (n + q), most=LARGEST)
     return stacked(model, rounds)
 
 

@@ -471,11 +471,8 @@ def _check_memory(model: Model, rounds: int, epochs: int, separation: int) -> No
     if epochs > 1:
         # Tails, windows, and two more while these are made.
         numbers += rounds * s * s * (1 if separation == 1 else 4)
-    if 8 * numbers > LARGEST:
-        raise ValueError(
-            f"participation has {rounds} rounds, with a state of {s} and {m} observed rows: "
-            f"{8 * numbers / 2**30:.1f} GiB; account fewer rounds, or a strategy of fewer bands"
-        )
+    what = f"a filter of {s} states, {m} observed rows and {n} agents"
+    _validate.memory("rounds", rounds, what, numbers, most=LARGEST)
 
 
 def pattern_sums(
