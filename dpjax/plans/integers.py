@@ -115,9 +115,8 @@ class Discrete(InShares):
                     return noise
             variance *= 2
         raise ValueError(
-            f"budget is {target.budget}, and there is no grid on which rounding {self.size} "
-            "entries lengthens a vector by at most 1 %; give variance, fewer entries, more agents, "
-            "or a larger budget"
+            f"budget is {target.budget}, for which no grid rounds {self.size} entries finely "
+            "enough; give variance, fewer entries, more agents, or a larger budget"
         )
 
     def check(self, target: Target) -> None:
@@ -136,9 +135,8 @@ class Discrete(InShares):
         if target.divisor != 1:
             raise ValueError(
                 f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
-                "which rounds one clipped gradient an agent: give batches of one record "
-                "(Clients(..., batch=1), Random(1), Cyclic(epochs, separation, 1)), or protect "
-                "whole clients or agents, whose records are clipped as one"
+                "which rounds one clipped gradient an agent: give batches of one record, or "
+                "protect whole clients or agents, whose records are clipped as one"
             )
 
     def _on_grid(self, target: Target, variance: int) -> "Lattice":

@@ -85,8 +85,7 @@ class Correlated:
         if strategy is not None and not self.temporal:
             raise ValueError(
                 f"strategy is given for design {self.label!r}, whose noise is fresh in every "
-                f"round; leave it out, choose one of {', '.join(strategies.DESIGNS)}, or give "
-                "noise.Covariance(matrix, name, strategy=C), which keeps its name"
+                "round; leave it out, or give noise.Covariance(matrix, name, strategy=C)"
             )
         joint = None
         if self.temporal:

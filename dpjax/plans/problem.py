@@ -53,9 +53,8 @@ def check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> An
         rows = {row.tobytes() for row in np.asarray(array).astype(x.dtype)}
         if len(rows & records) > 1 and 2 * len(rows & records) >= len(rows):
             raise ValueError(
-                f"{name} holds an array {np.shape(array)} of the training records; give a function "
-                "of one record and of public values alone: a record that enters the terms of "
-                "others moves more than its own, clipped one, which no guarantee here covers"
+                f"{name} holds an array {np.shape(array)} of the training records, each of which "
+                "would move the terms of others; give a function of one record and public values"
             )
     return shapes
 
@@ -171,8 +170,7 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
         raise ValueError(
             f"model is {type(model).__name__}, which fails on x {one.shape} {x.dtype}: "
             f"{type(error).__name__}: {text}; give a module whose apply(params, x) returns one "
-            "array and needs no random keys and no state: dropout that is deterministic, GroupNorm "
-            "in the place of BatchNorm"
+            "array, without random keys or state: no dropout, GroupNorm in place of BatchNorm"
         ) from error
     classes = loss == "cross_entropy"
     if len(outputs.shape) != 1 + classes:

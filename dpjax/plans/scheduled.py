@@ -4,9 +4,7 @@ A schedule says how the scales go; a budget decides by what they are multiplied,
 said how far its private payload moves in each round.
 """
 
-import abc
 import dataclasses
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -23,7 +21,6 @@ from dpjax.accounting import finite, pure, records
 from dpjax.plans import calibration, compatibility, guarantees
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.noise import check_one_epsilon
-from dpjax.plans.protect import Budget
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
@@ -39,7 +36,7 @@ class LostNoiseWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class _Scheduled(abc.ABC):
+class _Scheduled:
     """What `Laplace` and `Normal` share.
 
     Attributes:
@@ -58,8 +55,6 @@ class _Scheduled(abc.ABC):
     norm: ClassVar[Literal["l1", "l2"]]
     total: ClassVar[Callable[..., float]]
     """``total(moves, scales)``: epsilon or mu of all rounds together."""
-    allowed: ClassVar[Any]
-    """What a budget allows of that."""
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule, and keep plain numbers."""
@@ -72,8 +67,7 @@ class _Scheduled(abc.ABC):
         if not fits:
             raise ValueError(
                 f"schedule is {_validate.shown(self.schedule)}; give a ratio of at most 1, or "
-                "relative scales, one a round, none below 0 and one above; 0 is for rounds whose "
-                "payload does not move"
+                "relative scales, one a round, none below 0 and one above"
             )
         object.__setattr__(self, "schedule", schedule)
 
@@ -112,16 +106,18 @@ class _Scheduled(abc.ABC):
         if not (moves > 0).any():
             raise ValueError(
                 f"method {type(target.method).__name__} shows no gradient in {target.rounds} "
-                "rounds: its first message carries none; give 2 rounds at least"
+                "rounds; give 2 rounds at least"
             )
         if ((profile == 0) & (moves > 0).any(axis=1)).any():
             raise ValueError(
                 f"schedule is {_validate.shown(self.schedule)}, with a scale of 0 in a round whose "
-                "payload moves; give noise to every round that a step is seen in, the one after it"
+                "payload moves; give noise to the round after every step"
             )
-        scale = self.total(moves, profile) / float(self.allowed(target.budget))
+        budget = target.budget
+        allowed = budget.largest if self.kind == "laplace" else float(budget.allowed_mu())
+        scale = self.total(moves, profile) / allowed
         noise = self.at(scale, profile, moves)
-        while (noise.loss(target).epsilon > target.budget.largest).any():
+        while (noise.loss(target).epsilon > budget.largest).any():
             scale *= 1 + 2.0**-22
             noise = self.at(scale, profile, moves)
         return noise
@@ -152,12 +148,6 @@ class _Scheduled(abc.ABC):
         check_one_epsilon(self, target.budget)
         _validate.one_of("norm", target.protect.norm, (self.norm,))
 
-    @abc.abstractmethod
-    def loss(
-        self, moves: np.ndarray, scales: np.ndarray, target: Target
-    ) -> budget_.CovarianceLoss | budget_.PureLoss:
-        """What every agent loses."""
-
 
 @dataclass(frozen=True)
 class Laplace(_Scheduled):
@@ -181,11 +171,6 @@ class Laplace(_Scheduled):
     label, kind, norm = "laplace", "laplace", "l1"
 
     total = staticmethod(pure.epsilon_of_moves)
-    allowed = staticmethod(operator.attrgetter("largest"))
-
-    def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.PureLoss:
-        """Epsilons add up."""
-        return budget_.PureLoss(np.full(target.agents, self.total(moves, scales)), 0)
 
 
 @dataclass(frozen=True)
@@ -208,13 +193,6 @@ class Normal(_Scheduled):
     label, kind, norm = "normal", "normal", "l2"
 
     total = staticmethod(pure.mu_of_moves)
-    allowed = staticmethod(Budget.allowed_mu)
-
-    def loss(self, moves: np.ndarray, scales: np.ndarray, target: Target) -> budget_.CovarianceLoss:
-        """Squares of mu add up."""
-        mu = np.full(target.agents, self.total(moves, scales))
-        squared = target.protect.sensitivity**2 * target.rounds
-        return target.budget.spent(mu, mu**2 / squared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +248,12 @@ class ScheduledNoise(Calibrated):
 
     def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
         """What every agent loses, its moves those of the target."""
-        return self.part.loss(sensitivities(target), self.scales.astype(np.float64), target)
+        total = self.part.total(sensitivities(target), self.scales.astype(np.float64))
+        each = np.full(target.agents, total)
+        if self.part.kind == "laplace":
+            return budget_.PureLoss(each, 0)
+        squared = target.protect.sensitivity**2 * target.rounds
+        return target.budget.spent(each, each**2 / squared)
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""
@@ -327,9 +310,7 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
         raise ValueError(
             f"method is {type(method).__name__}, whose payload moves without bound under relation "
             f"{protect.relation!r}, gradient_gap {protect.gradient_gap} and smoothness "
-            f"{protect.smoothness}: it asks for gradients at models that nobody else knows, or "
-            "sends them as they are; clip them (clip_norm), assume a smoothness, or run it without "
-            "noise"
+            f"{protect.smoothness}; clip gradients (clip_norm), or assume a smoothness"
         )
     return moves.reshape(target.rounds, -1) * _ROUNDING
 

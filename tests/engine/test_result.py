@@ -328,7 +328,10 @@ def test_what_cannot_predict(result, small):
     with pytest.raises(ValueError, match="problem has no predict"):
         result.predictor(dataclasses.replace(small, predict=None), **chosen)
     with pytest.raises(ValueError, match="give the problem that was trained"):
-        other = dataclasses.replace(small, init=lambda key: {"w": jnp.zeros(3)})
+        other = dataclasses.replace(
+            small, init=lambda key: {"w": jnp.zeros(3)}, loss=lambda p, x, y: jnp.sum(p["w"]),
+            batch_loss=None, weighted=None,
+        )  # fmt: skip
         result.predictor(other, **chosen)
     for wrong in (Linear, 3):
         with pytest.raises(ValueError, match="give the problem, or a flax module"):
