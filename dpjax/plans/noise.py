@@ -177,8 +177,14 @@ class Whisper(Correlated):
         if self.max_variance is not None:
             ratio = _validate.number("max_variance", self.max_variance)
             object.__setattr__(self, "max_variance", ratio)
-        if self.subgroups is not None:
-            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in self.subgroups)
+        groups: Any = self.subgroups
+        if groups is not None:
+            nested = isinstance(groups, list | tuple) and len(groups)
+            if not nested or not all(isinstance(group, list | tuple) for group in groups):
+                raise ValueError(
+                    f"subgroups is {_validate.shown(groups)}; give sequences of agents, or None"
+                )
+            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
             object.__setattr__(self, "subgroups", groups)
 
     @property
