@@ -167,23 +167,13 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check_numbers(
-            self,
-            whole={
-                "batch_size": 1, "capacity": 0, "copies": 0, "measurements": 1, "records": 0,
-                "seeds": 0, "tuning_seed": 0,
-            },
-            positive=("clip_norm", "epochs", "epsilon", "moment_steps", "muon_steps", "steps"),
-            shares=("validation",),
-        )  # fmt: skip
+        unread = ("filter", "rivals", "steps", "moment_steps", "muon_steps")
+        known = {"rivals": RIVALS}
+        launch.check(self, {"capacity": 0, "copies": 0}, known=known, empty=unread)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
-        if not (self.epsilon and self.seeds and (self.filter or self.rivals)):
-            raise ValueError("epsilon, seeds, and filter or rivals need at least one entry each")
-        for name in self.rivals:
-            if name not in RIVALS:
-                known = ", ".join(map(repr, RIVALS))
-                raise ValueError(f"rivals holds {name!r}; choose from {known}")
+        if not (self.filter or self.rivals):
+            raise ValueError("filter and rivals are empty; give at least one entry")
         used = {option: getattr(self, option) for option in map(self._tried, self.methods)}
         if len({len(steps) for steps in used.values()}) > 1:
             given = ", ".join(f"{option} is {steps}" for option, steps in used.items())
@@ -383,12 +373,12 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     if len(config.epsilon) > 1:
         figures.append((f"{stem}_epsilon", last, "budget_epsilon", "epsilon"))
     for name, rows, x, label in figures:
-        path = plots.lines(
-            rows, x, "test_accuracy", path=lab.folder / f"{name}.svg", xlabel=label,
+        sheet = plots.lines(
+            rows, x, "test_accuracy", xlabel=label,
             ylabel=f"test accuracy ({config.dataset}, {config.model})",
             logx=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
         )  # fmt: skip
-        lab.say(f"figure: {path}")
+        lab.figure(sheet, f"{name}.svg")
 
 
 main = functools.partial(launch.main, "cifar_doppler", PRESETS, experiment, default="demo")

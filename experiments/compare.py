@@ -133,21 +133,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check_numbers(
-            self,
-            whole={
-                "agents": 2, "batch_size": 0, "graph_seed": 0, "hidden": 0, "measurements": 1,
-                "records": 0, "rounds": 2, "seeds": 0, "sketches": 1, "tuning_seeds": 0,
-            },
-            positive=("epsilon", "probability", "clip_norms", "paths", "floors"),
-            shares=("delta", "validation"),
-            filled=(
-                "systems", "epsilon", "clip_norms", "floors", "sketches", "seeds", "tuning_seeds",
-            ),
-        )  # fmt: skip
-        for name in self.systems:
-            if name not in SYSTEMS:
-                raise ValueError(f"systems holds {name!r}; choose from {', '.join(SYSTEMS)}")
+        least = {"agents": 2, "batch_size": 0, "hidden": 0, "rounds": 2}
+        launch.check(self, least, known={"systems": SYSTEMS})
         if self.separation is not None and self.rounds % self.separation:
             raise ValueError(
                 f"separation is {self.separation} for {self.rounds} rounds; give a divisor"
@@ -538,8 +525,7 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
             f"T = {config.rounds}), gdp accountant, simulation",
             note="Tuning is outside epsilon.",
         )  # fmt: skip
-    path = plots.save(sheet, lab.folder / f"compare_{config.stem}.svg")
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, f"compare_{config.stem}.svg")
 
 
 main = functools.partial(launch.main, "compare", PRESETS, experiment)

@@ -115,20 +115,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check_numbers(
-            self,
-            whole={
-                "batch_size": 1, "epochs": 1, "k": 1, "measurements": 1, "places": 2, "public": 1,
-                "records": 0, "seeds": 0, "test_records": 0, "tuning_seed": 0,
-            },
-            positive=("epsilon", "at_epsilon", "clip_norm", "floors", "paths"),
-            shares=("delta", "validation"),
-            filled=("methods", "epsilon", "k", "floors", "paths", "seeds"),
-        )  # fmt: skip
-        for field, known in (("methods", TITLES), ("swept", SKETCHES)):
-            for name in getattr(self, field):
-                if name not in known:
-                    raise ValueError(f"{field} holds {name!r}; choose from {', '.join(known)}")
+        known = {"methods": TITLES, "swept": SKETCHES}
+        launch.check(self, {"places": 2}, known=known, empty=("swept",))
         for name in self.methods:
             self.trials(name, self.k[0], None)
 
@@ -513,8 +501,7 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
         xlabel="numbers that a client sends",
         title=f"epsilon {at['budget_epsilon'].iloc[0]:g}",
     )  # fmt: skip
-    path = plots.save(sheet, lab.folder / f"dome_benchmark_{config.dataset}.svg")
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, f"dome_benchmark_{config.dataset}.svg")
 
 
 main = functools.partial(launch.main, "dome_benchmark", PRESETS, experiment)

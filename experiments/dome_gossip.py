@@ -103,20 +103,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check_numbers(
-            self,
-            whole={
-                "agents": 3, "drift_columns": 5, "drift_dimension": 6, "drift_rounds": 1,
-                "epochs": 1, "gossip": 1, "graph_seed": 0, "hidden": 0, "measurements": 1,
-                "records": 0, "seeds": 0, "separation": 1, "tuning_seeds": 0,
-            },
-            positive=("clip_norm", "epsilon", "floor", "moment_steps", "probability", "steps"),
-            shares=("delta", "validation"),
-            filled=("epsilon", "graphs", "steps", "moment_steps", "seeds", "tuning_seeds"),
-        )  # fmt: skip
-        for name in self.graphs:
-            if name not in GRAPHS:
-                raise ValueError(f"graphs holds {name!r}; choose from {', '.join(GRAPHS)}")
+        least = {"agents": 3, "drift_columns": 5, "drift_dimension": 6, "hidden": 0}
+        launch.check(self, least, known={"graphs": GRAPHS}, empty=("gossip", "systems"))
         for name in self.systems:
             self.sketch(name)
         if self.dataset in ("a9a", "breast_cancer") and self.hidden:
@@ -430,8 +418,7 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
         rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", logx=True,
         xlabel="megabytes over all links", title=f"epsilon {middle:g}",
     )  # fmt: skip
-    path = plots.save(sheet, lab.folder / "dome_gossip.svg")
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, "dome_gossip.svg")
 
 
 main = functools.partial(launch.main, "dome_gossip", PRESETS, experiment)

@@ -91,19 +91,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end."""
-        launch.check_numbers(
-            self,
-            whole={
-                "batch_size": 1, "epochs": 1, "k": 1, "places": 2, "records": 0, "sample": 1,
-                "seeds": 0,
-            },
-            positive=("epsilon", "clip_norm", "floor", "step_size"),
-            shares=("delta",),
-            filled=("trained", "k", "epsilon", "seeds"),
-        )  # fmt: skip
-        for name in self.trained:
-            if name not in TITLES:
-                raise ValueError(f"trained holds {name!r}; choose from {', '.join(TITLES)}")
+        launch.check(self, {"places": 2}, known={"trained": TITLES})
 
     def cells(self) -> list[tuple[str, int, float]]:
         """What is trained, with which sketch (0 is none), at which budget."""
@@ -405,8 +393,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
             ylabel="share of the gradient in the frame",
         )  # fmt: skip
     kind = "spectrum" if "non_private" in config.trained else "noise"
-    path = plots.save(sheet, lab.folder / f"dome_{kind}_{config.dataset}.svg")
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, f"dome_{kind}_{config.dataset}.svg")
 
 
 main = functools.partial(launch.main, "dome_spectrum", PRESETS, experiment)

@@ -85,12 +85,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what is no run."""
-        launch.check_numbers(
-            self,
-            whole={"sketches": 0, "measurements": 1, "seeds": 0, "tuning_seeds": 0},
-            positive=["enrol", "floor", "steps"],
-            filled=["sketches", "steps", "seeds", "tuning_seeds"],
-        )
+        launch.check(self, {"sketches": 0, "dropouts": 0, "colluders": 0})
 
     @property
     def rounds(self) -> int:
@@ -317,13 +312,13 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             "is outside epsilon.")  # fmt: skip
     free = last[last["way"] == FREE].groupby("series", sort=False)["test_accuracy"].mean()
     levels = {f"{series}, no noise": level for series, level in free.items()}
-    path = plots.lines(
+    sheet = plots.lines(
         final[final["way"] == OVER], "round", "test_accuracy", series="series",
-        path=lab.folder / "dome_tcp.svg", xlabel="round", ylabel=f"accuracy ({config.dataset})",
+        xlabel="round", ylabel=f"accuracy ({config.dataset})",
         hlines=levels | {"most frequent class": majority},
         note="Every round crossed a secure sum over TCP, with clients leaving at all stages.",
     )  # fmt: skip
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, "dome_tcp.svg")
 
 
 def costs(config: Config, over: Any) -> list[dict[str, Any]]:

@@ -81,21 +81,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check_numbers(
-            self,
-            whole={
-                "agents": 1, "epochs": 1, "graph_seed": 0, "hidden": 1, "measurements": 1,
-                "records": 0, "seeds": 0, "separation": 1, "tuning_seeds": 0,
-            },
-            positive=("clip_norm", "epsilon", "probability", "steps"),
-            shares=("delta", "validation"),
-            filled=("filters", "designs", "epsilon", "steps", "seeds", "tuning_seeds"),
-        )  # fmt: skip
-        if self.probability > 1:
-            raise ValueError(f"probability is {self.probability}; give one of at most 1")
-        for name in self.designs:
-            if name not in DESIGNS:
-                raise ValueError(f"designs holds {name!r}; choose from {', '.join(DESIGNS)}")
+        launch.check(self, known={"designs": DESIGNS})
         for name in self.filters:
             read_filter(name)
 
@@ -243,8 +229,7 @@ def draw(config: Config, lab: launch.Lab, final: Any) -> None:
             rows, "round", "test_accuracy", "filter title", ax=ax, ylabel="test accuracy",
             title=f"{plots.TITLES[design]}, epsilon {epsilon:g}",
         )  # fmt: skip
-    path = plots.save(sheet, lab.folder / "doppler_decentralised.svg")
-    lab.say(f"figure: {path}")
+    lab.figure(sheet, "doppler_decentralised.svg")
 
 
 main = functools.partial(launch.main, "doppler_decentralised", PRESETS, experiment)

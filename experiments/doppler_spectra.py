@@ -89,18 +89,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or leaves nothing to measure."""
-        launch.check_numbers(
-            self,
-            whole={
-                "batch_size": 1, "coordinates": 1, "epochs": 1, "horizon": 1, "lags": 1,
-                "rounds": 1, "seeds": 0, "segment": 2, "skip": 0, "taps": 1,
-            },
-            positive=("clip_norm", "epsilon", "step_size", "variances"),
-            filled=("trained", "taps", "seeds", "correlations", "variances", "epochs"),
-        )  # fmt: skip
-        for name in self.trained:
-            if name not in FILTERS:
-                raise ValueError(f"trained holds {name!r}; choose from {', '.join(FILTERS)}")
+        least = {"segment": 2, "skip": 0}
+        launch.check(self, least, known={"trained": FILTERS}, free=("correlations",))
         for rho in self.correlations:
             if not -1 < rho < 1:
                 raise ValueError(f"correlations holds {rho}; give numbers between -1 and 1")
@@ -411,12 +401,12 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
          "spectral density / power of the gradient", True),
     )  # fmt: skip
     for name, rows, x, y, label, logy in panels:
-        path = plots.lines(
-            rows, x, y, "series", path=lab.folder / f"doppler_spectra_{name}.svg", ylabel=label,
+        sheet = plots.lines(
+            rows, x, y, "series", ylabel=label,
             xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", logy=logy,
             note=note,
         )  # fmt: skip
-        lab.say(f"figure: {path}")
+        lab.figure(sheet, f"doppler_spectra_{name}.svg")
     sheet, axes = plots.figure(1, 2)
     rows = runs[runs["kind"] == "taps"]
     for ax, y, label in zip(
@@ -426,14 +416,14 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         plots.lines(
             rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True, note=note
         )
-    lab.say(f"figure: {plots.save(sheet, lab.folder / 'doppler_spectra_taps.svg')}")
+    lab.figure(sheet, "doppler_spectra_taps.svg")
     sheet, axes = plots.figure(1, 2, sharey=True)
     rows = gains[gains["kind"] == "gain"]
     rows = rows[rows["series"] != "sgd"]
     few = rows["series"].str.fullmatch("f[1-6]")
     for ax, part in zip(axes, (rows[~few], rows[few]), strict=True):
         plots.lines(part, "frequency", "gain", "series", ax=ax, xlabel="frequency (cycles a round)")
-    lab.say(f"figure: {plots.save(sheet, lab.folder / 'doppler_spectra_responses.svg')}")
+    lab.figure(sheet, "doppler_spectra_responses.svg")
 
 
 main = functools.partial(launch.main, "doppler_spectra", PRESETS, experiment)

@@ -93,19 +93,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end."""
-        launch.check_numbers(
-            self,
-            whole={
-                "batch_size": 1, "capacity": 1, "depth": 1, "length": 3, "measurements": 1,
-                "records": 0, "seeds": 0, "tuning_seed": 0, "width": 2,
-            },
-            positive=("clip_norm", "epochs", "epsilon", "steps"),
-            shares=("validation",),
-        )  # fmt: skip
+        launch.check(self, {"length": 3, "width": 2}, empty=("frozen",))
         if self.width % 2:
             raise ValueError(f"width is {self.width}; give an even number, for two heads")
-        if not (self.epsilon and self.seeds and self.filter and self.steps):
-            raise ValueError("epsilon, seeds, filter and steps need at least one entry each")
         if self.uncorrected and self.optimizer != "adam":
             raise ValueError(
                 f"uncorrected is True with {self.optimizer}, which corrects nothing; take adam"
@@ -254,16 +244,15 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         "epsilon."
     )
     for epsilon, rows in final.groupby("budget_epsilon", sort=False):
-        path = plots.lines(
+        sheet = plots.lines(
             rows,
             "round",
             "test_accuracy",
-            path=lab.folder / f"glue_doppler_{config.task}_{epsilon:g}.svg",
             xlabel=f"round (epsilon {epsilon:g})",
             ylabel=f"accuracy on the dev file ({config.task})",
             note=f"{TUNED} {config.remark}".strip(),
         )
-        lab.say(f"figure: {path}")
+        lab.figure(sheet, f"glue_doppler_{config.task}_{epsilon:g}.svg")
 
 
 def judge(config: Config, lab: launch.Lab, last: Any) -> None:

@@ -86,13 +86,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse a config without anything to run."""
-        if not (self.graphs and self.designs and self.mu and self.seeds):
-            raise ValueError("graphs, designs, mu and seeds need at least one entry each")
-        if self.together < 1:
-            raise ValueError(f"together is {self.together}; give at least 1")
-        unknown = [name for name in self.designs if name not in LABELS]
-        if unknown:
-            raise ValueError(f"designs holds {unknown[0]!r}; choose from {', '.join(LABELS)}")
+        launch.check(self, {"hidden": 0}, known={"designs": LABELS})
 
     @property
     def drawn(self) -> float:
@@ -310,18 +304,17 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
             ("privacy", own, "mu", "tail_loss", "mu (Gaussian DP)"),
             ("rounds", course, "round", "test_loss", f"round (mu = {at:g})"),
         ):
-            path = plots.lines(
+            sheet = plots.lines(
                 rows,
                 x,
                 y,
-                path=lab.folder / f"mafalda_housing_{graph}_{name}.svg",
                 xlabel=label,
                 ylabel=f"test loss ({graph}, California housing)",
                 logx=x == "mu",
                 logy=True,
                 note=note if "spacetime" in config.designs else None,
             )
-            lab.say(f"figure: {path}")
+            lab.figure(sheet, f"mafalda_housing_{graph}_{name}.svg")
 
 
 main = functools.partial(launch.main, "mafalda_housing", PRESETS, experiment)

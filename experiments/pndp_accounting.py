@@ -210,15 +210,15 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
                 yscale="log", title=f"{graph}, {weights}", xlabel="distance from attacker 0",
                 ylabel=f"Renyi loss, order {config.alpha:g}",
             )  # fmt: skip
-    plots.finish(
+    lab.figure(
         figure,
+        "pndp_accounting.svg",
         guarantee=f"none is run: DP-D-SGD at sigma = {config.sigma:g}, zeroing out one agent's "
         f"gradient in all T = {config.rounds} rounds, against agent 0",
         note="Mean, least and largest over victims. The exact loss holds for gradients that are "
         "fixed or functions of what the attacker sees, not for training; the loss for any "
         "gradients holds for it too.",
     )
-    lab.say(f"\nfigure: {plots.save(figure, lab.folder / 'pndp_accounting.svg')}")
 
 
 def verdict(part: Any) -> str:

@@ -96,12 +96,7 @@ class Config:
             for k in self.epochs:
                 if k < 1 or rounds < 1 or rounds % k:
                     raise ValueError(f"rounds holds {rounds}; give multiples of epochs, {k}")
-        launch.check_numbers(self)
-        unknown = set(self.designs) - set(noise.LABELS) | set(self.designs) - set(LABELS)
-        if unknown or not self.designs:
-            raise ValueError(f"designs is {self.designs!r}; choose from {', '.join(LABELS)}")
-        if not (self.graphs and self.rounds and self.epochs and self.seeds and self.steps):
-            raise ValueError("graphs, rounds, epochs, seeds and steps need an entry each")
+        launch.check(self, known={"designs": LABELS}, empty=("trained", "participations"))
 
 
 PRESETS = {
@@ -256,8 +251,12 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
                 logy=True,
             )
     note = f"Equal Gaussian-DP loss for one record that takes part k times; {ATTACKER}."
-    plots.finish(figure, guarantee="no run: noise energy at equal guarantee", note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'spacetime_tradeoff_energy.svg')}")
+    lab.figure(
+        figure,
+        "spacetime_tradeoff_energy.svg",
+        guarantee="no run: noise energy at equal guarantee",
+        note=note,
+    )
 
 
 def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -286,8 +285,7 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
             final[final["graph"] == graph], "rounds", "test_loss", "design", ax=panel,
             xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, logx=True,
         )  # fmt: skip
-    plots.finish(figure, note=f"Attacker: {ATTACKER}.")
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'spacetime_tradeoff_loss.svg')}")
+    lab.figure(figure, "spacetime_tradeoff_loss.svg", note=f"Attacker: {ATTACKER}.")
 
 
 main = functools.partial(launch.main, "spacetime_tradeoff", PRESETS, experiment)

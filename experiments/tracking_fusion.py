@@ -114,24 +114,14 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    launch.check_numbers(
-        config,
-        whole={
-            "rounds": 2, "trials": 2, "marks": 1, "timed": 1, "agents": 2, "tuning_trials": 1,
-        },
-        positive=("epsilon", "gradient_gap", "below", "factors", "gamma", "beta", "probability"),
-        filled=("epsilon", "methods"),
-        each={"epsilon": _EACH},
+    launch.check(
+        config, {"rounds": 2, "trials": 2, "agents": 2}, known={"methods": METHODS},
+        empty=("optimal",), free=("low", "high", "noise", "omega"), each={"epsilon": _EACH},
     )  # fmt: skip
     for pair in zip(config.q1, config.q2, strict=True):
         laplace.decays(*pair)
-    if config.probability > 1:
-        raise ValueError(f"probability is {config.probability}; give a number of at most 1")
     if 1.0 not in config.factors:
         raise ValueError(f"factors is {config.factors}; give 1 among them, the printed steps")
-    for name in config.methods:
-        if name not in METHODS:
-            raise ValueError(f"methods has {name!r}; choose from {', '.join(METHODS)}")
 
 
 def data_of(config: Config) -> fusion.Fusion:
@@ -346,8 +336,7 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
             xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
             ylabel="residual over all agents", logy=True,
         )  # fmt: skip
-    plots.finish(figure, note=f"Means of {config.trials} trials. {NOTE}")
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'tracking_fusion.svg')}")
+    lab.figure(figure, "tracking_fusion.svg", note=f"Means of {config.trials} trials. {NOTE}")
 
 
 main = functools.partial(launch.main, "tracking_fusion", PRESETS, experiment)

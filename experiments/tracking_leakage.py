@@ -101,18 +101,8 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    launch.check_numbers(
-        config,
-        whole={
-            "k": 1, "trials": 5, "rounds": 4, "marks": 1, "until": 0, "permutations": 0, "seed": 0,
-        },
-        positive=(
-            "epsilon", "gradient_gap", "step", "gamma", "beta",
-            *(() if config.spread is None else ("spread",)),
-        ),
-        filled=("epsilon",),
-        each={"epsilon": _EACH},
-    )  # fmt: skip
+    least = {"trials": 5, "rounds": 4, "until": 0, "permutations": 0}
+    launch.check(config, least, each={"epsilon": _EACH})
     for pair in zip(config.q1, config.q2, strict=True):
         laplace.decays(*pair)
     if config.trials < config.k + 2:
@@ -384,8 +374,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             ylabel="normalised mutual information", title=f"{coordinates} coordinates",
         )  # fmt: skip
     note = f"An estimate from {config.trials} trials, no bound. Numbers behind names are epsilons."
-    plots.finish(figure, note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'tracking_leakage.svg')}")
+    lab.figure(figure, "tracking_leakage.svg", note=note)
 
 
 main = functools.partial(launch.main, "tracking_leakage", PRESETS, experiment)

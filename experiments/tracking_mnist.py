@@ -128,24 +128,9 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    launch.check_numbers(
-        config,
-        whole={
-            "agents": 2, "rounds": 2, "batch_size": 1, "border_rounds": 2, "sizes": 2, "seeds": 0,
-            "measurements": 1, "records": 0, "test_records": 0, "pairs": 1,
-        },
-        positive=(
-            "gamma", "beta", "epsilon", "gaps", "gap", "at_epsilon", "gammas", "betas", "budgets",
-            "probability", "smoothness",
-        ),
-        filled=("seeds", "parts"),
-    )  # fmt: skip
-    if config.probability > 1:
-        raise ValueError(f"probability is {config.probability}; give a number of at most 1")
+    least = {"agents": 2, "rounds": 2, "border_rounds": 2, "sizes": 2}
+    launch.check(config, least, known={"parts": PARTS})
     laplace.decays(config.q1, config.q2)
-    for name in config.parts:
-        if name not in PARTS:
-            raise ValueError(f"parts has {name!r}; choose from {', '.join(PARTS)}")
 
 
 def network(config: Config, kind: str, agents: int) -> Any:
@@ -385,8 +370,7 @@ def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
     note = (
         "DPOP has tracking's epsilon, PP-DOAGT and Diff-TV-AB its noise; all three reconstructed."
     )
-    plots.finish(figure, note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'tracking_mnist.svg')}")
+    lab.figure(figure, "tracking_mnist.svg", note=note)
 
 
 main = functools.partial(launch.main, "tracking_mnist", PRESETS, experiment)

@@ -339,8 +339,7 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
         "Left: sampled, with theory dotted. Right: agents leave at the grey line and the design "
         f"is solved again; both halves keep a total of epsilon = {config.epsilon:g}."
     )
-    plots.finish(figure, note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_departure.svg')}")
+    lab.figure(figure, "whisper_departure.svg", note=note)
 
 
 main = functools.partial(launch.main, "whisper_departure", PRESETS, experiment)

@@ -81,9 +81,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse tuning on the reported seeds."""
-        launch.check_numbers(self)
-        if not (self.epsilon and self.probability and self.designs and self.seeds):
-            raise ValueError("epsilon, probability, designs and seeds need at least one entry each")
+        launch.check(self, empty=("compared",))
 
 
 PRESETS = {
@@ -267,15 +265,14 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         rows = rows[rows["budget_epsilon"] == config.at_epsilon]
         figures.append(("connectivity", rows, "probability", "edge probability p"))
     for name, rows, x, label in figures:
-        path = plots.lines(
+        sheet = plots.lines(
             rows,
             x,
             "test_loss",
-            path=lab.folder / f"whisper_logistic_{name}.svg",
             xlabel=label,
             ylabel=f"test loss ({config.dataset})",
         )
-        lab.say(f"figure: {path}")
+        lab.figure(sheet, f"whisper_logistic_{name}.svg")
 
 
 main = functools.partial(launch.main, "whisper_logistic", PRESETS, experiment)

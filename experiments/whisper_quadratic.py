@@ -172,8 +172,7 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 title=f"first step {step:g}",
             )
     note = f"All agents start at the {start}; the step is eta_1 / sqrt(t)."
-    plots.finish(figure, note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / f'whisper_quadratic_{start}.svg')}")
+    lab.figure(figure, f"whisper_quadratic_{start}.svg", note=note)
 
 
 main = functools.partial(launch.main, "whisper_quadratic", PRESETS, experiment)

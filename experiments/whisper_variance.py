@@ -165,8 +165,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     note = "CDP is a trusted-server reference, not a design against outsiders."
     if len(unsound):
         note += f" The rule states less than the exact epsilon from {unsound.min():g} on."
-    plots.finish(figure, guarantee=guarantee, note=note)
-    lab.say(f"figure: {plots.save(figure, lab.folder / 'whisper_variance.svg')}")
+    lab.figure(figure, "whisper_variance.svg", guarantee=guarantee, note=note)
 
 
 main = functools.partial(launch.main, "whisper_variance", PRESETS, experiment)

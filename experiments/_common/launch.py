@@ -7,7 +7,6 @@ was, inside the cell from its checkpoint.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from _common import tune
 from dpjax import _validate
 from dpjax.plans.statements import HopelessWarning
-from dpjax.results import records
+from dpjax.results import plots, records
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Lab", "Options", "check_numbers", "file_name", "main", "stored"]
+__all__ = ["Lab", "Options", "check", "file_name", "main", "stored"]
 
 
 @dataclass(frozen=True)
@@ -53,54 +52,49 @@ class Options:
     quiet: bool = False
 
 
-def check_numbers(
+def check(
     config: Any,
+    least: Mapping[str, int] | None = None,
     *,
-    whole: Mapping[str, int] | None = None,
-    positive: Iterable[str] = (),
-    shares: Iterable[str] = (),
-    filled: Iterable[str] = (),
-    each: Mapping[str, Iterable[str]] | None = None,
+    known: Mapping[str, Collection[str]] | None = None,
+    empty: Collection[str] = (),
+    free: Collection[str] = (),
+    each: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Refuse options of an experiment that are no numbers of their kind, before it reads anything.
+    """Refuse options of an experiment that are out of range, before it reads anything.
 
-    An option that is a tuple is checked entry by entry, and holds none of them twice, unless it
-    goes with another entry by entry; one that is a path is of a file that is there. Where there are
-    seeds for tuning, none of them is one of ``seeds``, which are reported.
+    Whole numbers are at least 1, seeds and counts of records (0 is all) at least 0; other numbers
+    are above 0, delta and validation below 1, probabilities at most 1. A list has an entry, and
+    none twice; a path is of a file that is there; no seed of tuning is one of ``seeds``.
 
     Args:
         config: The experiment's config.
-        whole: Options that are whole numbers, each with the least that it may be.
-        positive: Options that are numbers above 0.
-        shares: Options that are numbers between 0 and 1.
-        filled: Options that hold one entry at least.
+        least: Whole numbers by option that are at least something else.
+        known: By option, the names that it may hold.
+        empty: Lists that may be empty.
+        free: Options that may be any number.
         each: By option, those that hold one entry for each of its own; they may repeat one.
 
     Raises:
         ValueError: Naming the option, its value and the remedy.
     """
-    kinds: dict[str, Callable[[str, Any], Any]] = {
-        name: functools.partial(_validate.integer, least=least)
-        for name, least in (whole or {}).items()
-    }
-    kinds |= dict.fromkeys(positive, _validate.positive)
-    kinds |= dict.fromkeys(shares, _validate.probability)
-    along = {name: first for first, names in (each or {}).items() for name in names}
+    least, along = least or {}, {n: first for first, names in (each or {}).items() for n in names}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        listed = isinstance(value, tuple)
-        if field.name in kinds:
-            for one in value if listed else (value,):
-                kinds[field.name](field.name, one)
-        if listed and field.name not in along and len(set(value)) < len(value):
+        name, value = field.name, getattr(config, field.name)
+        entries = value if isinstance(value, tuple) else (value,)
+        if not entries and name not in empty:
+            raise ValueError(f"{name} is empty; give at least one entry")
+        for one in () if name in free else entries:
+            _check_number(name, str(field.type), one, least)
+        if isinstance(value, tuple) and name not in along and len(set(value)) < len(value):
             raise ValueError(
-                f"{field.name} is {_validate.shown(value)}, with an entry twice; give each once"
+                f"{name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
         if isinstance(value, Path) and not os.path.isfile(value):
-            raise ValueError(f"{field.name} is {str(value)!r}, where no file is; give one's path")
-    for name in filled:
-        if not getattr(config, name):
-            raise ValueError(f"{name} is empty; give at least one entry")
+            raise ValueError(f"{name} is {str(value)!r}, where no file is; give one's path")
+        for one in entries if name in (known or {}) else ():
+            if one not in known[name]:  # type: ignore[index]
+                raise ValueError(f"{name} holds {one!r}; choose from {', '.join(known[name])}")  # type: ignore[index]
     for name, first in along.items():
         has, wanted = len(getattr(config, name)), len(getattr(config, first))
         if has != wanted:
@@ -111,6 +105,20 @@ def check_numbers(
         own = getattr(config, name, ())
         own = own if isinstance(own, tuple) else (own,)
         tune.check_seeds(getattr(config, "seeds", ()), own, name)
+
+
+def _check_number(name: str, kind: str, value: Any, least: Mapping[str, int]) -> None:
+    """One entry of an option of a type."""
+    if value is None or isinstance(value, tuple):
+        return
+    if re.search(r"\bint\b", kind):
+        zero = "seed" in name or "records" in name
+        _validate.integer(name, value, least=least.get(name, 0 if zero else 1))
+    elif re.search(r"\bfloat\b", kind):
+        share = name in ("delta", "validation")
+        number = (_validate.probability if share else _validate.positive)(name, value)
+        if name == "probability" and number > 1:
+            raise ValueError(f"probability is {number:g}; give one of at most 1")
 
 
 class Lab:
@@ -143,6 +151,17 @@ class Lab:
         """
         if names:
             self.say(f"best at an end of the step sizes tried: {'; '.join(names)}")
+
+    def figure(self, sheet: Any, name: str, **caption: Any) -> None:
+        """Finish a figure, write it to the folder and print its path.
+
+        Args:
+            sheet: The figure.
+            name: Of its file.
+            caption: Of `dpjax.results.plots.finish`.
+        """
+        plots.finish(sheet, **caption)
+        self.say(f"figure: {plots.save(sheet, self.folder / name)}")
 
     def run_options(self, checkpoint: Path | None) -> dict[str, Any]:
         """Keyword arguments for `dpjax.engine.run.run` that follow from the options."""

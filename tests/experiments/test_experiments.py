@@ -100,8 +100,8 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
             "steps is (1.0,); give 2 or more, one a setting",
         ),
         (["--optimizer", "adam", "--moment-steps"], "moment_steps is (); give 1 or more"),
-        (["--rivals", "adamw"], "rivals holds 'adamw'; choose from 'momentum', 'nesterov'"),
-        (["--rivals", "adamw"], "'DiSK, two gradients', 'DP-PMLF', 'muon'"),
+        (["--rivals", "adamw"], "rivals holds 'adamw'; choose from momentum, nesterov"),
+        (["--rivals", "adamw"], "DiSK, two gradients, DP-PMLF, muon"),
         (["--filter", "f9"], "filter is 'f9'"),
         (["--optimizer", "adam", "--filter", "adaptive"], "whose first moment it cannot be"),
     ):

@@ -91,9 +91,9 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     ],
 )
 def test_options_that_are_no_numbers_or_come_twice_are_refused(options, said):
-    launch.check_numbers(Config(), whole={"rounds": 1})
+    launch.check(Config())
     with pytest.raises(ValueError, match=said):
-        launch.check_numbers(Config(**options), whole={"rounds": 1})
+        launch.check(Config(**options))
 
 
 def test_paths_are_of_files_that_are_there(tmp_path):
@@ -101,10 +101,10 @@ def test_paths_are_of_files_that_are_there(tmp_path):
     path = tmp_path / "vit.safetensors"
     for missing in (path, tmp_path):
         with pytest.raises(ValueError, match=f"weights is '{missing}', where no file is; give"):
-            launch.check_numbers(made(missing))
+            launch.check(made(missing))
     path.touch()
-    launch.check_numbers(made(path))
-    launch.check_numbers(made(None))
+    launch.check(made(path))
+    launch.check(made(None))
 
 
 @pytest.mark.parametrize("options", [[], ["--no-resume"]])
@@ -122,10 +122,33 @@ def test_stopping_is_told_in_one_line(capsys, options):
 
 @pytest.mark.parametrize("value", [(0.5, 0.0), (0.5, float("nan")), (1.5,), ("a",)])
 def test_entries_are_checked_one_by_one(value):
-    steps = dataclasses.make_dataclass("Steps", ["steps"])
-    launch.check_numbers(steps((0.5, 0.25)), shares=["steps"])
-    with pytest.raises(ValueError, match="steps is"):
-        launch.check_numbers(steps(value), shares=["steps"])
+    made = dataclasses.make_dataclass("Shares", [("validation", tuple[float, ...])])
+    launch.check(made((0.5, 0.25)))
+    with pytest.raises(ValueError, match="validation is"):
+        launch.check(made(value))
+
+
+def test_numbers_are_checked_by_type_and_name():
+    made = dataclasses.make_dataclass(
+        "Numbers",
+        [("agents", int), ("records", int), ("seeds", tuple[int, ...]), ("probability", float)],
+    )
+    for fine in ((2, 0, (0, 1), 1.0), (1, 5, (3,), 0.1)):
+        launch.check(made(*fine))
+    launch.check(made(0, 0, (0,), 1.0), {"agents": 0})
+    launch.check(made(1, 0, (), -1.0), empty=("seeds",), free=("probability",))
+    for wrong, said in (
+        ((0, 0, (0,), 1.0), "agents is 0; give a whole number of at least 1"),
+        ((1, -1, (0,), 1.0), "records is -1"),
+        ((1, 0, (-1,), 1.0), "seeds is -1"),
+        ((1, 0, (0,), 1.5), "probability is 1.5; give one of at most 1"),
+        ((1, 0, (0,), 0.0), "probability is 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            launch.check(made(*wrong))
+    names = dataclasses.make_dataclass("Names", [("systems", tuple[str, ...])])
+    with pytest.raises(ValueError, match="systems holds 'b'; choose from a"):
+        launch.check(names(("b",)), known={"systems": ("a",)})
 
 
 @pytest.mark.parametrize(
@@ -137,9 +160,9 @@ def test_entries_are_checked_one_by_one(value):
 )
 def test_seeds_of_tuning_are_not_reported(name, value, said):
     made = dataclasses.make_dataclass("Seeded", ["seeds", name])
-    launch.check_numbers(made((0, 1), (7,) if isinstance(value, tuple) else 7))
+    launch.check(made((0, 1), (7,) if isinstance(value, tuple) else 7))
     with pytest.raises(ValueError, match=said):
-        launch.check_numbers(made((0, 1), value))
+        launch.check(made((0, 1), value))
 
 
 def test_records_stay_good_when_an_option_joins_that_they_were_not_given(tmp_path):
@@ -162,21 +185,21 @@ def test_a_cell_stores_its_own_place_of_a_sweep():
 
 def test_what_must_hold_an_entry_is_refused_without() -> None:
     config = dataclasses.make_dataclass("Config", [("filters", tuple)])
-    launch.check_numbers(config(("none",)), filled=["filters"])
-    launch.check_numbers(config(()))
+    launch.check(config(("none",)))
+    launch.check(config(()), empty=["filters"])
     with pytest.raises(ValueError, match="filters is empty; give at least one entry"):
-        launch.check_numbers(config(()), filled=["filters"])
+        launch.check(config(()))
 
 
 def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> None:
     made = dataclasses.make_dataclass("Config", ["epsilon", "gamma", "q1"])
     each = {"epsilon": ("gamma", "q1")}
-    launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+    launch.check(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
     with pytest.raises(ValueError, match="gamma is .*, with an entry twice"):
-        launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)))
+        launch.check(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)))
     with pytest.raises(ValueError, match="epsilon is .*, with an entry twice"):
-        launch.check_numbers(made((1.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+        launch.check(made((1.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
     for q1 in ((0.9,), (0.9, 0.8, 0.7)):
         said = f"q1 has {len(q1)} entries and epsilon 2; give one for each of epsilon"
         with pytest.raises(ValueError, match=said):
-            launch.check_numbers(made((10.0, 1.0), (0.5, 0.5), q1), each=each)
+            launch.check(made((10.0, 1.0), (0.5, 0.5), q1), each=each)

@@ -61,7 +61,7 @@ def test_bad_configs_are_refused(module, capsys):
     for arguments, match in (
         (["--rounds", "6", "--epochs", "4"], "rounds holds 6"),
         (["--tuning-seeds", "0", "5"], "tuning_seeds share [0]"),
-        (["--designs", "central"], "designs is ('central',)"),
+        (["--designs", "central"], "designs holds 'central'"),
     ):
         with pytest.raises(SystemExit) as stop:
             module.main(["--preset", "tiny", *arguments])
