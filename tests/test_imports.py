@@ -42,6 +42,8 @@ WIDER = {
     "dpjax.engine.result": {"results"},
     # Labels and colours stand in the table of parts, which imports none of them.
     "dpjax.results.plots": {"plans"},
+    # A caption is the guarantee's own.
+    "dpjax.results.captions": {"accounting"},
 }
 
 # Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.

@@ -1,23 +1,26 @@
 """Captions: what guarantee a figure's rows have, in a few words."""
 
-import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from dpjax._numerics import delta_text, up
+from dpjax.accounting.guarantee import Guarantee
 
 __all__: list[str] = []
 
-_KIND = ("delta", "unit", "relation", "attacker", "accountant", "release", "unsound")
-_FALSE = "by the paper's rule, which is FALSE here"
+_VARYING = re.compile(
+    r"(?<=epsilon = )[^, ]+|(?<= to )\S+(?= by agent)|(?<=exact epsilon )[^\]]+|(?<= gap )[^), ]+"
+    r"|(?<=, T = )\d+"
+)
+"""Numbers of a caption that guarantees of one kind may differ in."""
 
 
 def guarantees(entries: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
-    Guarantees that differ in epsilon and rounds alone are told together, as a list or a range;
-    those with other participations (k, b) apart. Printed epsilons are rounded up. The non-private
-    runs' is left out beside private ones.
+    Captions that differ in epsilon, an assumed gap and rounds alone are told together, as a list
+    or a range; those with other participations (k, b) apart. Printed epsilons are rounded up. The
+    non-private runs' is left out beside private ones.
 
     Args:
         entries: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
@@ -28,28 +31,20 @@ def guarantees(entries: Any) -> list[str]:
     Raises:
         ValueError: For anything else.
     """
-    captions: list[str] = []
-    private: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    open_rounds: set[int] = set()
-    for one in listed(entries):
-        if isinstance(one, str):
-            captions.append(one)
-            continue
-        record = one.to_dict() if hasattr(one, "to_dict") else one
-        if not isinstance(record, Mapping):
-            if not hasattr(one, "caption"):
-                raise ValueError(f"guarantee is {one!r}; give a text, a Guarantee or its dict")
-            captions.append(str(one.caption()))
-        elif record.get("relation") is None:
-            open_rounds.add(int(record.get("rounds", 0)))
-        else:
-            kind = (*(record.get(name) for name in _KIND), *_conditions(record))
-            private.setdefault(kind, []).append(record)
-    for kind, records in private.items():
-        captions.append(_caption(kind, records))
-    if open_rounds and not captions:
-        captions.append(f"not private, T = {_several(open_rounds, str)}")
-    return list(dict.fromkeys(captions))
+    kinds: dict[str, list[list[str]]] = {}
+    # Rows of a run share one dict.
+    for one in {id(each): each for each in listed(entries)}.values():
+        stated = Guarantee.from_dict(one) if isinstance(one, Mapping) else one
+        if not isinstance(stated, str) and not hasattr(stated, "caption"):
+            raise ValueError(f"guarantee is {one!r}; give a text, a Guarantee or its dict")
+        text = stated if isinstance(stated, str) else str(stated.caption())
+        kinds.setdefault(_VARYING.sub("\0", text), []).append(_VARYING.findall(text))
+    private = [kind for kind in kinds if not kind.startswith("not private")]
+    captions = []
+    for kind in private or kinds:
+        values = map(_several, zip(*kinds[kind], strict=True))
+        captions.append(re.sub("\0", lambda _, values=values: next(values), kind))  # type: ignore[misc]
+    return captions
 
 
 def listed(records: Any) -> list[Any]:
@@ -86,60 +81,9 @@ def participation(record: Any) -> str | None:
     return f"k = {epochs}, b = {separation}"
 
 
-def _conditions(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A private guarantee's conditions: assumptions, gradients, rounds, parts of the user's own."""
-    assumed = ""
-    if record.get("gradient_gap") is not None:
-        # Figures sweep the gap; that it is assumed is what they must say.
-        smooth = "smoothness and " if record.get("smoothness") is not None else ""
-        assumed = f", ASSUMED {smooth}{record.get('norm', 'l2')} gap between gradients"
-    nodes = record.get("nodes")
-    view = f" of {', '.join(map(str, nodes))}" if nodes else ""
-    view += " (gradients: view)" if record.get("gradients") == "view" else ""
-    pattern = participation(record)
-    rounds = "" if pattern == "all rounds" else f", {pattern}"
-    curve = record.get("curve")
-    rounds += f", may stop at {len(curve['marks'])} marks" if curve else ""
-    rounds += ", NOISE LOST in some rounds" if record.get("lost_noise") else ""
-    rounds += ", stopping round not covered" if record.get("private_stop") else ""
-    custom = ", ".join(f"`{name}`" for name in record.get("custom") or ())
-    return assumed, view, rounds, f", relies on your own {custom}" if custom else ""
-
-
-def _caption(kind: tuple[Any, ...], records: list[Mapping[str, Any]]) -> str:
-    delta, unit, relation, attacker, accountant, release, unsound, *conditions = kind
-    assumed, view, pattern, custom = conditions
-    epsilons = {_number(record["epsilon"]) for record in records}
-    for record in records:
-        epsilons |= {_number(value) for value in record.get("per_agent_epsilon") or ()}
-    rounds = {int(record["rounds"]) for record in records}
-    gaps = {_number(record["gradient_gap"]) for record in records} if assumed else set()
-    assumed += f" of {_several(gaps, _up)}" if gaps else ""
-    rule = f"{accountant} accountant"
-    if accountant in ("rdp", "paper"):
-        # The exact loss follows from mu; the stated epsilon alone would hide it.
-        rule += f", mu = {_several({_number(record['mu']) for record in records}, _up)}"
-    return (
-        f"(epsilon = {_several(epsilons, _up)}, delta = {delta_text(delta, 4)})-DP per {unit} "
-        f"({relation}{assumed})"
-        f"{' ' + _FALSE if unsound else ''}, {attacker}{view}, T = {_several(rounds, str)}"
-        f"{pattern}, {rule}, {'release' if release else 'simulation'}{custom}"
-    )
-
-
-def _number(value: Any) -> float:
-    return math.inf if value == "inf" else float(value)
-
-
-def _several(values: Iterable[Any], show: Any) -> str:
+def _several(values: tuple[str, ...]) -> str:
     """Up to three values, or a range."""
-    ordered = sorted(values)
-    shown = list(dict.fromkeys(show(value) for value in ordered))
+    shown = sorted(set(values), key=float)
     if len(shown) > 3:
         return f"{shown[0]} to {shown[-1]}"
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-
-
-def _up(value: float) -> str:
-    """Four digits: a caption is short."""
-    return up(value, 4)

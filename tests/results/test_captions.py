@@ -44,7 +44,7 @@ def test_budgets_are_told_together_and_kinds_apart():
 
 def test_agents_with_budgets_of_their_own_are_told():
     one = private(per_agent_epsilon=(2.0, 10.0))
-    assert "epsilon = 2 and 10," in captions.guarantees(one)[0]
+    assert "epsilon = 2 to 10 by agent," in captions.guarantees(one)[0]
 
 
 def test_no_printed_epsilon_is_below_the_stated_one():
@@ -75,7 +75,7 @@ def test_a_false_statement_is_marked():
     true = private()
     record = true.replace(epsilon=5.0, accountant="paper", unsound=True).to_dict()
     (text,) = captions.guarantees(record)
-    assert "FALSE" in text and "paper accountant, mu = " in text
+    assert "FALSE" in text and "[FALSE: exact epsilon " in text
     assert "FALSE" not in captions.guarantees(true)[0]
 
 
@@ -120,8 +120,8 @@ def test_an_assumed_gap_is_in_every_caption():
     )  # fmt: skip
     made = [Guarantee.of(**given, gradient_gap=gap) for gap in (1.0, 0.5)]
     (caption,) = captions.guarantees([one.to_dict() for one in made])
-    assert "ASSUMED l1 gap between gradients of 0.5 and 1" in caption
+    assert "ASSUMED l1 gap 0.5 and 1)" in caption
     clipped = Guarantee.of(**(given | {"clip_norm": 0.5}))
     assert len(captions.guarantees([clipped, made[0]])) == 2
     smooth = Guarantee.of(**given, gradient_gap=1.0, smoothness=3.0)
-    assert "ASSUMED smoothness and l1 gap between gradients of 1" in captions.guarantees(smooth)[0]
+    assert "ASSUMED l1 gap 1 and smoothness 3)" in captions.guarantees(smooth)[0]
