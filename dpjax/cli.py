@@ -289,37 +289,15 @@ class Join(Agreed):
     out: Path | None = None
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A server and its clients in this process, over TCP, some of whom leave on the way.
-
-    Example: dpjax secagg demo --clients 20 --dropout 0.2
-
-    Attributes:
-        clients: How many take part.
-        length: Entries of a vector.
-        dropout: Fraction of clients that may leave; so many do, at the stages in turn.
-        corrupt: Fraction of clients whose knowledge the server may have.
-        adversary: What the server may do: semi_honest or semi_malicious.
-    """
-
-    clients: int = 20
-    length: int = 1000
-    dropout: float = 0.1
-    corrupt: float = 0.05
-    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest"
-
-
 _SecaggAction = (
     Annotated[Serve, tyro.conf.subcommand(name="serve")]
     | Annotated[Join, tyro.conf.subcommand(name="join")]
-    | Annotated[Demo, tyro.conf.subcommand(name="demo")]
 )
 
 
 @dataclass(frozen=True)
 class SecaggCommand:
-    """Secure sums over TCP: serve, join, demo.
+    """Secure sums over TCP: serve, join.
 
     A server learns the sum of whole-number vectors and nothing else about them: docs/secagg.md says
     against whom. Connections are not encrypted and clients not authenticated.
@@ -389,26 +367,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 _ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
 """Arguments in Python, and the options that they are on the command line."""
 _POSITIONAL = {"source": "SOURCE", "name": "NAME"}
+_WORDS = re.compile(
+    r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)"
+    # Not where it is part of Python: config.clip_norm, clip_norm(...).
+    r"|(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()"
+)
 
 
 def _by_option(command: Any, text: str) -> str:
     """An error in the words of the command line: options in place of Python's arguments."""
     command = getattr(command, "action", command)
-    fields = [field.name for field in dataclasses.fields(command)]
-    options = {name: _POSITIONAL.get(name, f"--{name.replace('_', '-')}") for name in fields}
+    names = [field.name for field in dataclasses.fields(command)]
+    options = {name: _POSITIONAL.get(name, f"--{name.replace('_', '-')}") for name in names}
     options |= {name: options[to] for name, to in _ELSEWHERE.items() if to in options}
-    for name in fields:
-        value = getattr(command, name)
-        values = value if isinstance(value, tuple) else (value,)
-        # What is called a path in Python is the option whose value it is.
-        if any(text.startswith(f"path is {str(one)!r}") for one in values if one is not None):
-            options["path"] = options[name]
-    subject = re.match(r"([a-z]\w*)(?= (is|holds|has|names|and)\b)", text)
-    if subject and subject[1] in options:
-        text = options[subject[1]] + text[subject.end() :]
-    # Not where it is part of Python: config.clip_norm, clip_norm(...).
-    alone = re.compile(r"(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()")
-    return alone.sub(lambda word: options.get(word[0], word[0]), text)
+    for name in names:
+        values = getattr(command, name)
+        for value in values if isinstance(values, tuple) else (values,):
+            # What is called a path in Python is the option whose value it is.
+            if value is not None and text.startswith(f"path is {str(value)!r}"):
+                options["path"] = options[name]
+    return _WORDS.sub(lambda word: options.get(word[0], word[0]), text)
 
 
 if __name__ == "__main__":

@@ -61,20 +61,21 @@ def free(out: Path | None, default: str) -> Path:
     Raises:
         ValueError: For a folder, an existing file, or a folder that does not exist.
     """
-    path = Path(default)
+    stem, suffix = os.path.splitext(default)
     if out is None:
-        numbers = itertools.count(2)
-        while os.path.exists(path):
-            path = Path(default).with_stem(f"{Path(default).stem}-{next(numbers)}")
-        return path
+        numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+        every = map(Path, itertools.chain([default], numbered))
+        return next(path for path in every if not os.path.exists(path))
+    fault = None
     if not out.name or os.path.isdir(out):
-        raise ValueError(f"out is {str(out)!r}, a folder or empty; name a file")
-    out = out if out.suffix else out.with_suffix(path.suffix)
-    if os.path.exists(out):
-        raise ValueError(f"out is {str(out)!r}, which exists; name another file or delete it")
-    if not os.path.exists(out.parent):
-        raise ValueError(f"out is {str(out)!r}, whose folder does not exist; make it first")
-    return out
+        fault = "a folder or empty; name a file"
+    elif os.path.exists(named := out if out.suffix else out.with_suffix(suffix)):
+        fault = "which exists; name another file or delete it"
+    elif not os.path.exists(out.parent):
+        fault = "whose folder does not exist; make it first"
+    if fault:
+        raise ValueError(f"out is {str(out)!r}, {fault}")
+    return named
 
 
 def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> None:

@@ -1,9 +1,7 @@
-"""The bodies of `dpjax secagg`: serve, join and demo; each returns an exit status."""
+"""The bodies of `dpjax secagg`: serve and join; each returns an exit status."""
 
 import asyncio
 import contextlib
-import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,12 @@ from typing import Any
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.secagg import local, tcp
+from dpjax.secagg import tcp
 from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
 
 _Write = Callable[[np.ndarray], None]
-
-_SENT = {"share": "keys", "mask": "shares", "confirm": "vector", "unmask": "masked vector"}
-"""What a client has sent when it leaves at a stage."""
 
 
 def serve(command: Any) -> int:
@@ -75,36 +70,6 @@ def join(command: Any) -> int:
         write(total.values)
         print(f"the sum of {len(total.survivors)} vectors")
     return 0
-
-
-def demo(command: Any) -> int:
-    """Show one sum with clients that leave.
-
-    Args:
-        command: Options.
-    """
-    bound = 2**20
-    fractions = command.corrupt, command.dropout
-    terms = Terms(command.clients, command.length, 48, bound, *fractions, command.adversary)
-    print(_said(terms))
-    shape = terms.clients, terms.length
-    values = np.random.default_rng().integers(-bound, bound, shape, endpoint=True)
-    rows = random.sample(range(terms.clients), terms.clients - terms.minimum)
-    stages = terms.stages[1:]
-    leaves = {row: stages[at % len(stages)] for at, row in enumerate(rows)}
-    started = time.perf_counter()
-    total, received, sent = local.over_tcp(terms, values, leaves)[:3]
-    seconds = time.perf_counter() - started
-    for row, stage in sorted(leaves.items()):
-        print(f"  client {row} left after its {_SENT[stage]}")
-    right = np.array_equal(total.values, values[list(total.survivors)].sum(axis=0))
-    kilobytes = [each / terms.clients / 1e3 for each in (received, sent)]
-    print(
-        f"the sum of {len(total.survivors)} vectors is {'exact' if right else 'WRONG'}: "
-        f"{seconds:.2f} s, {kilobytes[0]:.1f} kB from and {kilobytes[1]:.1f} kB to a client, "
-        f"{terms.vector_bytes() / 1e3:.1f} kB of either its vector or the sum"
-    )
-    return int(not right)
 
 
 def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:

@@ -37,8 +37,11 @@ def guarantees(entries: Any) -> list[str]:
         stated = Guarantee.from_dict(one) if isinstance(one, Mapping) else one
         if not isinstance(stated, str) and not hasattr(stated, "caption"):
             raise ValueError(f"guarantee is {one!r}; give a text, a Guarantee or its dict")
-        text = stated if isinstance(stated, str) else str(stated.caption())
-        kinds.setdefault(_VARYING.sub("\0", text), []).append(_VARYING.findall(text))
+        if isinstance(stated, str):
+            kinds.setdefault(stated, []).append([])
+        else:
+            text = str(stated.caption())
+            kinds.setdefault(_VARYING.sub("\0", text), []).append(_VARYING.findall(text))
     private = [kind for kind in kinds if not kind.startswith("not private")]
     captions = []
     for kind in private or kinds:

@@ -469,22 +469,19 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path is {str(path)!r}; end it in .svg, .png or .pdf")
     if figure in _NOTES:
         finish(figure)
-    named = path
     with style():
-        if path.suffix != ".png":
-            content = _render(figure, path.suffix[1:])
-            if path.suffix == ".svg" and len(content) > _LARGEST:
-                path = path.with_suffix(".png")
-        if path.suffix == ".png":
-            for dots in (160, 120, 90):
-                content = _render(figure, "png", dots)
-                if len(content) <= _LARGEST:
-                    break
-    with _files.writing("path", path):
-        _files.replace(path, content)
-        if named != path:
-            named.unlink(missing_ok=True)
-    return path
+        content = _render(figure, path.suffix[1:])
+        large = len(content) > _LARGEST
+        written = path.with_suffix(".png") if path.suffix == ".svg" and large else path
+        for dots in (160, 120, 90) if written.suffix == ".png" and large else ():
+            content = _render(figure, "png", dots)
+            if len(content) <= _LARGEST:
+                break
+    with _files.writing("path", written):
+        _files.replace(written, content)
+        if written != path:
+            path.unlink(missing_ok=True)
+    return written
 
 
 def _caption(notes: _Notes) -> str:
@@ -563,11 +560,12 @@ def _height(figure: Any, artist: Any) -> float:
 def _render(figure: Any, kind: str, dots: int = 160) -> bytes:
     buffer = io.BytesIO()
     # Neither dates nor versions: the same rows give the same bytes.
-    metadata: dict[str, Any] = {"Software": None}
-    if kind == "svg":
-        metadata = {"Date": None, "Creator": "dpjax"}
-    if kind == "pdf":
-        metadata = {"CreationDate": None, "Producer": None, "Creator": "dpjax"}
+    kinds: dict[str, dict[str, Any]] = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": "dpjax"},
+        "pdf": {"CreationDate": None, "Producer": None, "Creator": "dpjax"},
+    }
+    metadata = kinds[kind]
     if figure in _NOTES:
         # The text is drawn as outlines: here it can be searched and read out.
         metadata["Subject" if kind == "pdf" else "Description"] = _caption(_NOTES[figure])

@@ -53,9 +53,7 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_participations(group, dict(zip(names, key, strict=True)))
-        mean, error, count = moments(group[value])
-        keys = dict(zip(names, key, strict=True))
-        rows.append({**keys, "mean": mean, "standard error": error, "count": count})
+        rows.append((*key, *moments(group[value])))
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
 
 
@@ -79,16 +77,23 @@ def text(
           10   0.1235
         1000  0.05000
     """
-    header, cells, right = _cells(rows, columns)
-    table = [header, *cells]
-    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
-    table.insert(1, ["-" * width for width in widths])
-
-    def align(line: list[str]) -> str:
-        pairs = zip(line, widths, right, strict=True)
-        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in pairs).rstrip()
-
-    return "\n".join(align(line) for line in table)
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        names, rows = list(rows.columns), rows.to_dict("records")
+    else:
+        rows = list(map(dict, rows))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+    if missing := [name for name in columns or () if name not in names]:
+        raise ValueError(
+            f"columns has {missing[0]!r}, which is not in the rows; they have "
+            f"{', '.join(map(str, names))}"
+        )
+    table = []
+    for name in names if columns is None else columns:
+        values = [row.get(name) for row in rows]
+        if not any(isinstance(value, Mapping) for value in values):
+            table.append(_column(str(name), values))
+    lines = zip(*table, strict=True) if table else [(), ()]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def numbers(frame: "pandas.DataFrame", name: str) -> np.ndarray:
@@ -161,36 +166,17 @@ def moments(values: Any) -> tuple[float, float, int]:
     return float(array.mean()), error, count
 
 
-def _cells(
-    rows: Any, columns: Sequence[str] | None
-) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Header, cells, and which columns are numbers and go to the right."""
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        names, rows = list(rows.columns), rows.to_dict("records")
-    else:
-        rows = [dict(row) for row in rows]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-    if columns is not None:
-        missing = [name for name in columns if name not in names]
-        if missing:
-            raise ValueError(
-                f"columns has {missing[0]!r}, which is not in the rows; they have "
-                f"{', '.join(map(str, names))}"
-            )
-        names = list(columns)
-    names = [name for name in names if not any(isinstance(r.get(name), Mapping) for r in rows)]
-    filled = [_column([row.get(name) for row in rows]) for name in names]
-    lines = [list(line) for line in zip(*(cells for cells, _ in filled), strict=True)]
-    return [str(name) for name in names], lines, [right for _, right in filled]
-
-
-def _column(values: list[Any]) -> tuple[list[str], bool]:
-    """A column's cells, and whether it holds numbers."""
+def _column(name: str, values: list[Any]) -> list[str]:
+    """Header, rule and cells of one width; numbers go to the right."""
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
     # Settings (0.05, 10) are shown as they are, measurements with four digits each.
     short = all(f"{v:.4g}" == f"{v:.15g}" for v in floats)
-    numbers = [v is None or _is_number(v) for v in values]
-    return [_cell(value, short) for value in values], any(map(_is_number, values)) and all(numbers)
+    numbers = [_is_number(v) for v in values]
+    right = any(numbers) and all(n or v is None for n, v in zip(numbers, values, strict=True))
+    cells = [name, *(_cell(value, short) for value in values)]
+    width = max(map(len, cells))
+    cells.insert(1, "-" * width)
+    return [cell.rjust(width) if right else cell.ljust(width) for cell in cells]
 
 
 def _is_number(value: Any) -> bool:

@@ -22,6 +22,7 @@ from dpjax.secagg.client import Client  # noqa: E402
 from dpjax.secagg.messages import Delivery, decoded, encoded  # noqa: E402
 from dpjax.secagg.server import Total  # noqa: E402
 from dpjax.secagg.terms import Abort, Terms  # noqa: E402
+from tests.support import load_script  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TERMS = Terms(clients=3, length=4, bits=32, bound=100, corrupt=0.0, dropout=0.0)
@@ -194,13 +195,13 @@ def test_a_round_that_nobody_joins_has_no_sum(capsys):
     assert "round 1: no sum: enrolled is 0" in capsys.readouterr().out
 
 
-def test_the_demo_is_exact(capsys):
-    assert cli.main("secagg demo --clients 8 --length 50 --dropout 0.25 --corrupt 0".split()) == 0
+def test_the_example_is_exact(capsys):
+    example = load_script("secure_sum", "examples")
+    example.main(8, 50, dropout=0.25, corrupt=0.0)
     said = capsys.readouterr().out
     assert "the sum of 6 vectors is exact" in said
     assert all(f"left after its {what}" in said for what in ("keys", "shares"))
-    options = "--clients 8 --length 50 --dropout 0.4 --corrupt 0 --adversary semi_malicious"
-    assert cli.main(["secagg", "demo", *options.split()]) == 0
+    example.main(8, 50, dropout=0.4, corrupt=0.0, adversary="semi_malicious")
     said = capsys.readouterr().out
     assert "the sum of 6 vectors is exact" in said and "left after its vector" in said
 
