@@ -54,6 +54,11 @@ class Correlated:
 
     Guarantee: after `calibrate` the noise keeps the target's budget against its attacker, if what
     it is added to is clipped as the target says: the plan audits that again.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> [part.label for part in noise.PARTS if part.temporal]
+        ['anti_pgd', 'prefix_sum', 'mafalda', 'spacetime']
     """
 
     label = ""

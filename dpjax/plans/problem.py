@@ -355,6 +355,19 @@ class Problem:
             number: public, as all initial models are.
         columns: Names of the columns of ``x``, which a data frame for `Result.predictor` must
             have in the same order; None where they have none.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from dpjax.data import partition
+        >>> from dpjax.plans.problem import Problem
+        >>> Problem(
+        ...     init=lambda key: jnp.zeros(3),
+        ...     loss=lambda params, x, y: (x @ params - y) ** 2,
+        ...     metrics=lambda params, evaluation: {"size": jnp.mean(params**2)},
+        ...     x=np.eye(3), y=np.ones(3), partition=partition.iid(3, n=3, seed=0), evaluation=(),
+        ... )
+        Problem('problem', 3 agents, 3 records of (3,))
     """
 
     init: Callable[[PRNGKeyArray], Any]

@@ -304,6 +304,14 @@ class RecordQuery:
             `Drawn`, and whose places it divides; None takes gathered batches. Microbatches with no
             agent's record are left out, which changes no sum. How many there are shows in the time
             of a round, which no attacker here sees.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.plans.query import RecordQuery
+        >>> query = RecordQuery(lambda params, x, y: params @ x, None, 1.0, "flat", None)
+        >>> x = jnp.array([[[6.0, 8.0], [0.3, 0.0]]])  # one agent's two records
+        >>> query(jnp.zeros((1, 2)), (x, jnp.zeros((1, 2)), None)).total.round(3)
+        Array([[0.9, 0.8]], dtype=float32)
     """
 
     loss: _Loss

@@ -331,6 +331,17 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
 
     Raises:
         ValueError: As `plan.make`.
+
+    Example:
+        >>> from dpjax.plans import plan, protect, samplers, scheduled
+        >>> from dpjax.plans.optimizers import Sgd
+        >>> config = plan.Config(
+        ...     noise=scheduled.Laplace(), budget=protect.Budget(1.0, accountant="pure"), rounds=5,
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0, norm="l1"),
+        ...     sampler=samplers.Random(1), optimizer=Sgd(0.1),
+        ... )
+        >>> round(scheduled.cost(config, [[0.5, 0.5], [0.5, 0.5]], scale=10.0), 9)
+        1.0
     """
     part, matrix = config.noise, mixing_.check(mixing, stochastic=config.method.stochastic)
     records = guarantees.checked_counts(config, counts, matrix.shape[-1])
