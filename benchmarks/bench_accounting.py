@@ -82,7 +82,7 @@ def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     algorithm, when = views.dsgd(weights), Participation(rounds, rounds, 1)
     seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
     before = peak()
-    timing = timed(lambda: views.losses(seen, when, gradients="view"), repeats)
+    timing = timed(lambda: [each.loss(when, gradients="view") for each in seen], repeats)
     row = {"algorithm": "every", "graph": graph, "n": len(weights), "rounds": rounds}
     row |= {"attackers": len(seen), "seconds": timing.median, "first_seconds": timing.first}
     row |= {"import_bytes": before, "peak_bytes": peak()}

@@ -93,8 +93,8 @@ def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]
     algorithm = views.dsgd(matrix)
     seen = [algorithm.pndp(attacker) for attacker in chosen]
     unit = config.alpha / 2 / config.sigma**2
-    exact = views.losses(seen, when, gradients="view")
-    wide = views.losses(seen, when, gradients="any")
+    exact = [each.loss(when, gradients="view") for each in seen]
+    wide = [each.loss(when) for each in seen]
     found = {"any": squares(wide), "view": squares(account.least(exact, wide))}
     for numerator in BOUNDS:
         bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)

@@ -1,7 +1,7 @@
 """A view, what one attacker sees less what it knows, and its Gaussian-DP loss."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -162,25 +162,6 @@ class View:
             raise ValueError(
                 f"rounds is {rounds}, the strategy is made for {self.rounds}; make them equal"
             )
-
-
-def losses(
-    views: Sequence[View], participation: Participation, *, gradients: Gradients = "any"
-) -> list[ViewLoss]:
-    """Losses of many views, say of every single attacker.
-
-    Args:
-        views: Of one algorithm or of several.
-        participation: Which rounds a record takes part in.
-        gradients: As in `View.loss`.
-
-    Returns:
-        What `View.loss` gives for each.
-
-    Raises:
-        ValueError: As `View.loss`.
-    """
-    return [view.loss(participation, gradients=gradients) for view in views]
 
 
 def of_model(

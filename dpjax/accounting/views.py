@@ -27,10 +27,11 @@ from jaxtyping import Float
 
 from dpjax import _numerics, _validate
 from dpjax.accounting import dense
-from dpjax.accounting.attacker import View, ViewLoss, losses, of_model, seeing
+from dpjax.accounting.attacker import View, ViewLoss, of_model, seeing
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
 from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism.spatial import partition
 
 __all__ = [
     "LinearAlgorithm",
@@ -39,7 +40,6 @@ __all__ = [
     "decor",
     "dsgd",
     "linear",
-    "losses",
     "muffliato",
     "zip_dl",
 ]
@@ -160,9 +160,7 @@ def _own_noise(
         if np.diag(matrix).min() < 0:
             raise ValueError(f"covariance has the variance {np.diag(matrix).min()}; give none < 0")
         return np.diag(np.sqrt(np.diag(matrix))), [frozenset([i]) for i in range(n)]
-    groups = [list(range(n))] if subgroups is None else [list(map(int, g)) for g in subgroups]
-    if sorted(agent for group in groups for agent in group) != list(range(n)):
-        raise ValueError(f"subgroups is {groups}; give every agent of 0 .. {n - 1} once")
+    groups = partition(subgroups, n)
     outside = matrix.copy()
     source, owners = np.zeros((n, 0)), []
     for group in groups:

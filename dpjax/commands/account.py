@@ -166,10 +166,10 @@ def account(
     if attackers is None:
         attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
     seen = [_view(model, trust, one, protected) for one in attackers]
-    wide = views.losses(seen, pattern, gradients="any")
+    wide = [each.loss(pattern) for each in seen]
     losses = {
         "any": [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide],
-        "view": least(views.losses(seen, pattern, gradients="view"), wide),
+        "view": least([each.loss(pattern, gradients="view") for each in seen], wide),
     }
     if epsilon is not None:
         mu = shift * max(float(np.nanmax(each.mu)) for each in losses[gradients])

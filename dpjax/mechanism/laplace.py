@@ -59,11 +59,6 @@ class Schedule(NamedTuple):
     gradient_gap: float
 
 
-def _share(q1: float, q2: float, messages: int, power: int) -> float:
-    """Return 1 - (q1/q2)^(power (messages - 1)), without cancellation."""
-    return -math.expm1(power * (messages - 1) * math.log1p((q1 - q2) / q2))
-
-
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Return a quotient of two products, where nothing under- or overflows but the result.
 
@@ -134,6 +129,8 @@ def _numbers(name: str, *values: Any) -> tuple[float, ...]:
 def horizon_share(rounds: int | None, power: int, q1: float, q2: float) -> float:
     """Return the share of an endless run's loss that a run of so many messages has.
 
+    1 - (q1/q2)^(power (messages - 1)), without cancellation.
+
     Args:
         rounds: Messages; None is no end, a share of 1.
         power: 1 for epsilons, 2 for squares of mu.
@@ -143,7 +140,7 @@ def horizon_share(rounds: int | None, power: int, q1: float, q2: float) -> float
     if rounds is None:
         return 1.0
     rounds = _validate.integer("rounds", rounds)
-    return 1.0 if rounds == 1 else _share(q1, q2, rounds, power)
+    return -math.expm1(power * (rounds - 1) * math.log1p((q1 - q2) / q2)) if rounds > 1 else 1.0
 
 
 def first_scale(

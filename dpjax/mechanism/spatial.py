@@ -177,7 +177,7 @@ def solve_whisper(
     limits = bounds(precision_bound, n)
     root = 1.0 / np.sqrt(limits)
     covariance, solutions = np.zeros((n, n)), []
-    for group in _partition(subgroups, n):
+    for group in partition(subgroups, n):
         solution = minimize_trace(factor=factor[:, group] * root[group], **options)
         block = np.ix_(group, group)
         # The solution's margin covers the rounding of these products: it is entrywise, too.
@@ -295,7 +295,8 @@ def bounds(precision_bound: Bound, n: int) -> Float[np.ndarray, " n"]:
     return values
 
 
-def _partition(subgroups: Sequence[Sequence[int]] | None, n: int) -> list[list[int]]:
+def partition(subgroups: Sequence[Sequence[int]] | None, n: int) -> list[list[int]]:
+    """Return all agents in groups, one if None; ValueError unless each stands once."""
     if subgroups is None:
         return [list(range(n))]
     groups = [sorted(_validate.agents("subgroups", group)) for group in subgroups]

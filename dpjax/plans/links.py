@@ -227,10 +227,5 @@ def _largest(
         every = [algorithm.pndp(protect.nodes)]
     else:
         every = [algorithm.pndp(node) for node in range(n)]
-    losses = [loss.mu for loss in views.losses(every, pattern, gradients=protect.gradients)]
-    if protect.gradients == "view":
-        # The plain bound can exceed the loss of a larger view; then that one is stated.
-        larger = [loss.mu for loss in views.losses(every, pattern, gradients="any")]
-        losses = [np.fmin(*pair) for pair in zip(losses, larger, strict=True)]
-    # Losses that are not flagged exceed those of exact arithmetic by no more.
-    return fixed(np.nan_to_num(np.fmax.reduce(losses), nan=0.0, posinf=np.inf) * (1 + 1e-9))
+    losses = [each.guaranteed(pattern, gradients=protect.gradients) for each in every]
+    return fixed(np.nan_to_num(np.fmax.reduce(losses), nan=0.0, posinf=np.inf))

@@ -444,28 +444,6 @@ def test_rounds_must_be_the_strategy_s():
         view.gdp(PARTICIPATION, gradients="view")
 
 
-def _full(rounds):
-    """A strategy without bands."""
-    return np.tril(np.random.default_rng(3).uniform(0.2, 1.0, (rounds, rounds)))
-
-
-@pytest.mark.parametrize("epochs", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_losses_of_many_views_are_those_of_each(epochs):
-    """Views of several shapes, by several routes."""
-    algorithm = views.dsgd(mixing.uniform_neighbors(graphs.florentine()))
-    many = [algorithm.pndp(node) for node in range(8)] + [algorithm.ldp()]
-    full = views.dsgd(mixing.uniform_neighbors(graphs.florentine()), strategy=_full(6))
-    many.append(full.pndp(0))
-    when = Participation(6, epochs, 2)
-    for view, loss in zip(many, views.losses(many, when, gradients="view"), strict=True):
-        alone = view.loss(when, gradients="view")
-        np.testing.assert_allclose(loss.mu, alone.mu, rtol=1e-11)
-        np.testing.assert_array_equal(loss.upper_bound, alone.upper_bound)
-        assert loss.gradients == alone.gradients
-    np.testing.assert_array_equal(views.losses(many, when, gradients="any")[3].mu[3], np.nan)
-    assert views.losses([], when) == []
-
-
 def test_too_large_views_are_refused():
     model = kalman.Model.of(*(np.zeros((2, 2)),) * 6)
     with pytest.raises(ValueError, match="GiB"):
@@ -499,7 +477,6 @@ def test_the_default_covers_training():
     for mu in (
         view.gdp(TestAdaptivity.ONCE),
         view.loss(TestAdaptivity.ONCE).mu,
-        views.losses([view], TestAdaptivity.ONCE)[0].mu,
         view.guaranteed(TestAdaptivity.ONCE),
     ):
         assert mu[0] >= true
