@@ -195,22 +195,29 @@ class Server:
             if set(message.confirmations) != self._survivors & set(self._near[number]):
                 raise Rejected(f"confirmations of client {number} are not for its neighbours")
         if isinstance(message, Masked):
-            try:
-                vector = primitives.unpacked(message.vector, self.terms.length, self.terms.bits)
-            except ValueError as error:
-                raise Rejected(f"client {number}: {error}") from None
-            self._sum += vector
+            self._sum += self._vector(number, message)
             message = Masked(message.nonce, b"")
         if isinstance(message, Answer):
-            near = set(self._near[number])
-            seeds, keys = near & self._survivors, near & self._dropouts
-            if not (set(message.seeds) <= seeds and set(message.keys) <= keys):
-                raise Rejected(f"answer of client {number} is not what was asked")
-            for i in self._lacking.keys() & {*message.seeds, *message.keys}:
-                self._lacking[i] -= 1
-                if not self._lacking[i]:
-                    del self._lacking[i]
+            self._count(number, message)
         self._came[number] = message
+
+    def _vector(self, number: int, message: Masked) -> np.ndarray:
+        """A client's masked numbers."""
+        try:
+            return primitives.unpacked(message.vector, self.terms.length, self.terms.bits)
+        except ValueError as error:
+            raise Rejected(f"client {number}: {error}") from None
+
+    def _count(self, number: int, message: Answer) -> None:
+        """Take note of whose secrets lack fewer shares now."""
+        near = set(self._near[number])
+        seeds, keys = near & self._survivors, near & self._dropouts
+        if not (set(message.seeds) <= seeds and set(message.keys) <= keys):
+            raise Rejected(f"answer of client {number} is not what was asked")
+        for i in self._lacking.keys() & {*message.seeds, *message.keys}:
+            self._lacking[i] -= 1
+            if not self._lacking[i]:
+                del self._lacking[i]
 
     def deliver(self) -> dict[int, Delivery]:
         """End sharing and return to everybody who shared what its neighbours sealed for it.

@@ -15,7 +15,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from dpjax import _validate
 from dpjax.secagg import primitives
@@ -365,13 +365,14 @@ async def join(
         assert total is not None
         return total
     except Rejected as error:
-        _failed(client, str(error))
+        reason = str(error)
     except TimeoutError:
-        _failed(client, f"no sum within {limits.whole:g} seconds")
+        reason = f"no sum within {limits.whole:g} seconds"
     except EOFError:
-        _failed(client, "the server ended the connection")
+        reason = "the server ended the connection"
     except (OSError, UnicodeError) as error:  # A host's name may be none.
-        _failed(client, f"no connection to {host}:{port} ({error})")
+        reason = f"no connection to {host}:{port} ({error})"
+    client.end(reason)
 
 
 async def take_part(
@@ -423,13 +424,6 @@ def reply(client: Client, message: Message) -> Message:
     if isinstance(message, Request | Confirmed):
         return client.unmask(message)
     client.end(f"the server sent {type(message).__name__}, which is a client's to send")
-
-
-def _failed(client: Client, reason: str) -> NoReturn:
-    try:
-        client.end(reason)
-    except Abort as abort:
-        raise abort from None
 
 
 def _result(client: Client, closed: Closed) -> Total:

@@ -53,8 +53,7 @@ def slack(tree: Any, norm: Norm = "l2") -> float:
     leaves = jax.tree.leaves(tree)
     wide = _wide(leaves)
     terms = sum(sum(_numerics.sum_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
-    unit = float(jnp.finfo(wide).eps) / 2
-    narrow = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
+    unit, narrow = float(jnp.finfo(wide).eps) / 2, _unit(leaves)
     # Twice the first-order bound: an L2 norm halves the error of the sum of squares, L1 does not.
     halved = 1 if norm == "l2" else 2
     return (halved * terms + 16) * unit + (narrow if narrow > unit else 0.0)
@@ -104,15 +103,20 @@ def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
     # Entries below the normal range round absolutely, by at most half the smallest number.
     ranges = [jnp.finfo(leaf.dtype) for leaf in leaves]
     floor = max((float(kind.tiny) * float(kind.eps) for kind in ranges), default=0.0)
-    size = sum(leaf.size for leaf in leaves)
-    spread = math.sqrt(size) if norm == "l2" else size
-    bound = clip_norm * (1 - slack(tree, norm)) - spread * floor
-    if not bound > 0:
-        raise ValueError(
-            f"clip_norm is {clip_norm}, below what rounding in {[str(x.dtype) for x in leaves]} "
-            "hides; give a larger one, or gradients in float32"
-        )
-    return bound
+    spread = math.sqrt(_size(leaves)) if norm == "l2" else _size(leaves)
+    return _above_rounding(
+        clip_norm * (1 - slack(tree, norm)) - spread * floor, clip_norm, leaves, "gradients"
+    )
+
+
+def _above_rounding(bound: float, clip_norm: float, leaves: list[Any], what: str) -> float:
+    """A lowered clip norm, unless rounding leaves nothing of it."""
+    if bound > 0:
+        return bound
+    raise ValueError(
+        f"clip_norm is {clip_norm}, below what rounding in {[str(x.dtype) for x in leaves]} hides; "
+        f"give a larger one, or {what} in float32"
+    )
 
 
 def check_reach(tree: Any, clip_norm: float, places: int = 1) -> None:
@@ -128,11 +132,10 @@ def check_reach(tree: Any, clip_norm: float, places: int = 1) -> None:
     """
     kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if math.prod(leaf.shape)}
     for kind in sorted(kinds, key=str):
-        if float(jnp.finfo(kind).max) < clip_norm * places < math.inf:
+        if (largest := float(jnp.finfo(kind).max)) < clip_norm * places < math.inf:
             raise ValueError(
                 f"clip_norm is {clip_norm:g} and {places} times that is beyond {kind} gradients, "
-                f"whose largest number is {float(jnp.finfo(kind).max):g}; give a smaller one, or "
-                "gradients in float32"
+                f"at most {largest:g}; give a smaller one, or gradients in float32"
             )
 
 
@@ -254,23 +257,14 @@ def per_agent(
         raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
     _validate.one_of("norm", norm, NORMS)
 
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
+    def of_agent(tree: Any) -> Any:
+        return _clip(tree, clip_norm, method, stability, per_layer, norm)
 
-    def update(
-        updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.EmptyState]:
-        del params
+    def update(updates: Any, params: Any) -> Any:
         _check_leaves(updates)
+        return jax.vmap(of_agent)(updates)
 
-        def of_agent(tree: Any) -> Any:
-            return _clip(tree, clip_norm, method, stability, per_layer, norm)
-
-        clipped = jax.vmap(of_agent)(updates)
-        return clipped, state
-
-    return optax.GradientTransformation(init, update)
+    return optax.stateless(update)
 
 
 def examples(x: Any, y: Any, is_padding: Any) -> int:
@@ -298,7 +292,7 @@ def examples(x: Any, y: Any, is_padding: Any) -> int:
 
 def _at_once(params: Any, examples: int) -> int | None:
     """How many examples to differentiate at once; None is all."""
-    size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)))
+    size = max(1, _size(jax.tree.leaves(params)))
     if jax.default_backend() != "cpu" or examples * size <= _CACHED:
         return None
     # As few passes as the caches allow, as even as they can be.
@@ -400,13 +394,7 @@ def wide_per_example(
         calls, ``places`` is the number of records of all; None is those given.
     """
 
-    def fn(
-        params: Any,
-        x: Any,
-        y: Any,
-        is_padding: Bool[Array, " b"] | None = None,
-        places: int | None = None,
-    ) -> Any:
+    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, places: Any = None) -> Any:
         size = examples(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
         like = params if encode is None else jax.eval_shape(encode, params)
@@ -445,9 +433,8 @@ def share(places: int, tree: Any, error: float | None = None) -> float:
         tree: Pytree of arrays (or shapes) like the sum.
         error: e; None is that of adding up in float64, in any order.
     """
-    unit = max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in jax.tree.leaves(tree)), default=0)
-    if error is None:
-        error = _numerics.sum_error(places)
+    unit = _unit(jax.tree.leaves(tree))
+    error = _numerics.sum_error(places) if error is None else error
     return 2 * places * (unit * (1 + error) + error) * (1 + 1e-6)
 
 
@@ -466,17 +453,9 @@ def lowered(clip_norm: float, tree: Any, places: int, error: float | None = None
     check_reach(tree, clip_norm, places)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
-    lost = max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)
-    lost += places * float(jnp.finfo(_wide(leaves)).tiny)
-    size = sum(math.prod(leaf.shape) for leaf in leaves)
-    bound = (clip_norm - 2 * math.sqrt(size) * lost) / (1 + share(places, tree, error))
-    if not bound > 0:
-        kinds = [str(leaf.dtype) for leaf in leaves]
-        raise ValueError(
-            f"clip_norm is {clip_norm}, below what rounding a sum of {places} records in {kinds} "
-            "hides; give a larger one, or parameters in float32"
-        )
-    return bound * (1 - 2**-50)
+    lost = _tiny(leaves) + places * float(jnp.finfo(_wide(leaves)).tiny)
+    bound = (clip_norm - 2 * math.sqrt(_size(leaves)) * lost) / (1 + share(places, tree, error))
+    return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
 
 def in_passes(
@@ -588,11 +567,7 @@ def clipped_sum(
 
 
 def wide_clipped_sum(
-    weighted: Any,
-    clip_norm: float,
-    method: Clipping,
-    per_layer: bool,
-    microbatch: int | None,
+    weighted: Any, clip_norm: float, method: Clipping, per_layer: bool, microbatch: int | None
 ) -> Callable[..., Any]:
     """`clipped_sum` before it is rounded, in float64; arguments as there, checked.
 
@@ -600,21 +575,13 @@ def wide_clipped_sum(
         ``fn(params, x, y, is_padding=None, places=None)``, as `wide_per_example`.
     """
 
-    def fn(
-        params: Any,
-        x: Array,
-        y: Array,
-        is_padding: Bool[Array, " b"] | None = None,
-        places: int | None = None,
-    ) -> Any:
+    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, places: Any = None) -> Any:
         count = examples(x, y, is_padding)
         whole = count if places is None else places
         like = _like(weighted, params)
 
         def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:
-            def weights(
-                norms: Float[Array, "b *layers"], error: float
-            ) -> Float[Array, "b *layers"]:
+            def weights(norms: Array, error: float) -> Array:
                 limits = _limits(like, clip_norm, per_layer, whole, error, bounds=_known(weighted))
                 bound = jnp.asarray([limits] if per_layer else limits[0], norms.dtype)
                 if method == "automatic":
@@ -695,16 +662,9 @@ def _limits(
 
 def _limit(leaves: list[Any], clip_norm: float, *, bounds: bool) -> float:
     sides = 0 if bounds else _sides(leaves)
-    floor = max(float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves)
-    size = sum(math.prod(leaf.shape) for leaf in leaves)
     bound = clip_norm * (1 - slack(leaves) - sides * _unit(leaves))
-    bound -= math.sqrt(size) * floor
-    if not bound > 0:
-        raise ValueError(
-            f"clip_norm is {clip_norm}, below what rounding of {size} numbers hides; give a larger "
-            "one"
-        )
-    return bound
+    bound -= math.sqrt(_size(leaves)) * _tiny(leaves)
+    return _above_rounding(bound, clip_norm, leaves, "parameters")
 
 
 def _sides(leaves: list[Any]) -> int:
@@ -712,5 +672,13 @@ def _sides(leaves: list[Any]) -> int:
     return sum(sum(leaf.shape) for leaf in leaves)
 
 
+def _size(leaves: list[Any]) -> int:
+    return sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
+
+
 def _unit(leaves: list[Any]) -> float:
-    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves) / 2
+    return max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
+
+
+def _tiny(leaves: list[Any]) -> float:
+    return max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)

@@ -169,7 +169,6 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         return LowpassState((zeros,) * order, jnp.zeros(order))
 
     def update(updates: Any, state: LowpassState, params: Any = None) -> tuple[Any, LowpassState]:
-        del params
         if not order:
             return updates, state
         correction, ones = step(state.ones, jnp.ones(()))
@@ -250,7 +249,6 @@ def adaptive(
         )
 
     def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, Any]:
-        del params
         window = (updates, *state.past)
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         lag = jnp.arange(taps)
@@ -329,29 +327,6 @@ class WienerState(NamedTuple):
     rounds: Int[Array, ""]
 
 
-def steady_gain(correlation: Any, power: Any, noise: Any) -> Float[Array, ""]:
-    """Return the gain K that the Kalman filter of an AR(1) gradient settles at.
-
-    K = E / (E + r), E = rho^2 E r / (E + r) + (1 - rho^2) p the variance of what comes next given
-    all that was seen. The filter is then a recursion: m_t = rho (1 - K) m_{t-1} + K y_t.
-
-    Args:
-        correlation: rho, of one round's gradient with the next one's.
-        power: p, variance of a coordinate of the gradient.
-        noise: r, variance of the noise.
-
-    Example:
-        >>> from dpjax.transforms.lowpass import steady_gain
-        >>> round(float(steady_gain(0.0, 1.0, 3.0)), 4), round(float(steady_gain(0.9, 1.0, 3.0)), 4)
-        (0.25, 0.164)
-    """
-    squared = jnp.square(jnp.asarray(correlation))
-    fresh = (1 - squared) * power
-    half = (noise * (1 - squared) - fresh) / 2
-    ahead = jnp.sqrt(half**2 + fresh * noise) - half
-    return ahead / (ahead + noise)
-
-
 def wiener(
     noise: Variance,
     *,
@@ -359,7 +334,6 @@ def wiener(
     power: float | None = None,
     decay: float = 0.99,
     fresh: bool = True,
-    steady: bool = False,
     unit: bool = False,
     floor: float = 1e-3,
 ) -> optax.GradientTransformation:
@@ -396,8 +370,6 @@ def wiener(
         decay: Of the running means, up to 1, which weighs all rounds alike.
         fresh: Whether what sampling draws anew in every round is noise too, of a variance that is
             estimated. It takes a third copy of the model.
-        steady: Use the gain that belongs to the estimates at once, in place of the recursion's,
-            which starts from p and knows that the first rounds know little.
         unit: Divide by the response to ones.
         floor: Least p that is estimated, as a share of the noise's variance.
 
@@ -424,24 +396,19 @@ def wiener(
         raise ValueError(f"correlation is {correlation!r}; give one from 0 to below 1, or None")
     if power is not None:
         power = _validate.positive("power", power)
-    if not 0 < _validate.number("decay", decay) <= 1:
-        raise ValueError(f"decay is {decay!r}; give a number above 0, up to 1")
+    _validate.share("decay", decay)
     _validate.positive("floor", floor)
-    for name, value in (("fresh", fresh), ("steady", steady), ("unit", unit)):
+    for name, value in (("fresh", fresh), ("unit", unit)):
         _validate.flag(name, value)
     of_round = per_round(noise)
     lags = 3 if fresh else 2
 
     def init(params: Any) -> WienerState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        none = jnp.zeros((), jnp.float32)
-        moments = jnp.zeros(lags, jnp.float32)
-        return WienerState(
-            zeros, (zeros,) * (lags - 1), moments, none, none, jnp.zeros((), jnp.int32)
-        )
+        zeros, none = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
+        past, moments = (zeros,) * (lags - 1), jnp.zeros(lags, jnp.float32)
+        return WienerState(zeros, past, moments, none, none, jnp.int32(0))
 
     def update(updates: Any, state: WienerState, params: Any = None) -> tuple[Any, WienerState]:
-        del params
         window, t = (updates, *state.past), state.rounds
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
@@ -452,7 +419,7 @@ def wiener(
         p = p if power is None else jnp.float32(power)
         rho = rho if correlation is None else jnp.float32(correlation)
         ahead = jnp.where(t > 0, rho**2 * state.error + (1 - rho**2) * p, p)
-        gain = steady_gain(rho, p, r) if steady else ahead / (ahead + r)
+        gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
         ones = memory * state.ones + gain
         estimate = jax.tree.map(
@@ -539,7 +506,6 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
         return MatrixState(past, jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: MatrixState, params: Any = None) -> tuple[Any, Any]:
-        del params
 
         def one(value: Any, past: Any) -> Any:
             return route.step(lambda _: value, (past,), state.rounds)

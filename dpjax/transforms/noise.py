@@ -14,8 +14,9 @@ it stays fixed.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,6 +34,12 @@ __all__ = ["correlated", "pairwise", "scheduled", "simulated_keys", "zero_sum"]
 
 Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
+
+Paths = list[tuple[Any, Any]]
+"""Leaves in tree order, each with where it is."""
+
+Added = tuple[list[Any], tuple[Any, ...]]
+"""Leaves with their noise, and what a strategy's route keeps."""
 
 PACK = 65_536
 """Entries an agent up to which leaves share one draw."""
@@ -120,11 +127,9 @@ def correlated(
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
+    precision: Any = double_precision if released else contextlib.nullcontext
 
-    def precision() -> contextlib.AbstractContextManager:
-        return double_precision() if released else contextlib.nullcontext()
-
-    def grouped(paths: list[tuple[Any, Any]]) -> list[Group]:
+    def grouped(paths: Paths) -> list[Group]:
         wide = np.float64 if released else None
         return groups(paths, n, f"the n={n} agents of the factor", wide)
 
@@ -135,9 +140,7 @@ def correlated(
         with precision():
             return tuple(route.start((n, sum(g.sizes)), g.dtype) for g in packed)
 
-    def add(
-        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
-    ) -> tuple[list[Any], tuple[Any, ...]]:
+    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
         leaves = [leaf for _, leaf in paths]
         past = []
         with precision():
@@ -153,12 +156,7 @@ def correlated(
                     noise = _scaled(colour[:, None], drawn, state.round)
                 else:
                     noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
-                for position, part in parts(group, noise, leaves):
-                    leaf = leaves[position]
-                    noisy = leaf.astype(group.dtype) + part
-                    # A power of two: nothing but the nearest multiple is rounded.
-                    noisy = noisy if grid is None else jnp.round(noisy * (1 / grid)) * grid
-                    leaves[position] = noisy.astype(leaf.dtype)
+                _add_to_leaves(leaves, group, noise, grid)
         return leaves, tuple(past)
 
     return _link(key, rounds, add, start)
@@ -220,13 +218,9 @@ def scheduled(
         if (least := by_round.min(initial=0.0)) < 0:
             raise ValueError(f"scales holds {least:.3g}; give scales of at least 0")
     if by_round.shape != (rounds,):
-        raise ValueError(
-            f"scales has shape {by_round.shape} for rounds = {rounds}; give one a round"
-        )
+        raise ValueError(f"scales has shape {by_round.shape} for rounds = {rounds}; give one each")
 
-    def add(
-        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
-    ) -> tuple[list[Any], tuple[Any, ...]]:
+    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
         leaves = [leaf for _, leaf in paths]
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
         now = jnp.take(jnp.asarray(by_round), state.round, mode="clip")
@@ -234,10 +228,7 @@ def scheduled(
         for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
             drawn = draw(key, (n, sum(group.sizes)), group.dtype)
-            noise = _scaled(now.astype(group.dtype), drawn, state.round)
-            for position, part in parts(group, noise, leaves):
-                leaf = leaves[position]
-                leaves[position] = (leaf.astype(group.dtype) + part).astype(leaf.dtype)
+            _add_to_leaves(leaves, group, _scaled(now.astype(group.dtype), drawn, state.round))
         return leaves, ()
 
     return _link(key, rounds, add)
@@ -346,17 +337,13 @@ def zero_sum(
         deviation = _validate.spread("deviation", deviation)
     check_key(key)
     if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
-        raise ValueError(
-            f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}; give one of each "
-            "a message"
-        )
+        shapes = f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}"
+        raise ValueError(f"{shapes}; give one of each a message")
     count, n = len(sender), int(np.max(sender)) + 1
     noised = (sender != receiver) | (over == "with_own_copy")
     counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
 
-    def add(
-        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
-    ) -> tuple[list[Any], tuple[Any, ...]]:
+    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
         key, scale = jax.random.fold_in(state.key, state.round), valid * deviation
         leaves = []
         for index, (path, leaf) in enumerate(paths):
@@ -449,39 +436,24 @@ def pairwise(
     pairs = np.asarray(edges)
     check_key(own_keys, "own_keys", getattr(own_keys, "shape", ())[:1] or (1,))
     n = len(own_keys)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not np.issubdtype(pairs.dtype, np.integer):
-        raise ValueError(f"edges has shape {pairs.shape}; give whole numbers [E, 2]")
+    _check_edges(pairs, n)
     check_key(edge_keys, "edge_keys", (len(pairs),))
-    if len(pairs) and (pairs.min() < 0 or pairs.max() >= n):
-        raise ValueError(f"edges names agents outside 0 .. {n - 1}; give ends that exist")
-    if (pairs[:, 0] == pairs[:, 1]).any():
-        raise ValueError("edges holds a link of an agent with itself; leave it out")
-    if len(np.unique(np.sort(pairs, axis=1), axis=0)) != len(pairs):
-        raise ValueError("edges holds a link twice; give every link once, in one direction")
     if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
         words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
         if len(np.unique(words, axis=0)) != len(words):
-            raise ValueError(
-                "edge_keys and own_keys hold a key twice; give every part one of its own"
-            )
+            raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
         scale = _validate.spread("scale", scale)
     spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * _numerics.incidence(pairs, n)])
 
-    def add(
-        paths: list[tuple[Any, Any]], state: NoiseState, valid: Array
-    ) -> tuple[list[Any], tuple[Any, ...]]:
+    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             check_leaf(path, leaf, n, f"the n={n} agents")
             dtype, size = jnp.promote_types(leaf.dtype, jnp.float32), leaf.size // n
 
-            def draw(
-                key: PRNGKeyArray, index: int = index, size: int = size, to: Any = dtype
-            ) -> Any:
-                return variates.normals(jax.random.fold_in(key, index), (1, size), to)[0]
-
+            draw = functools.partial(_draw_row, index=index, size=size, dtype=dtype)
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
             drawn = jax.vmap(draw)(keys).reshape(-1, *leaf.shape[1:])
             noise = jnp.tensordot(colour, drawn, axes=1, precision=jax.lax.Precision.HIGHEST)
@@ -491,10 +463,33 @@ def pairwise(
     return _link(jnp.concatenate([own_keys, edge_keys]), rounds, add)
 
 
+def _check_edges(pairs: np.ndarray, n: int) -> None:
+    """Refuse what is not every link of n agents once."""
+    whole = pairs.ndim == 2 and pairs.shape[1] == 2 and np.issubdtype(pairs.dtype, np.integer)
+    if (
+        not whole
+        or len(pairs)
+        and (
+            pairs.min() < 0
+            or pairs.max() >= n
+            or (pairs[:, 0] == pairs[:, 1]).any()
+            or len(np.unique(np.sort(pairs, axis=1), axis=0)) != len(pairs)
+        )
+    ):
+        raise ValueError(
+            f"edges is {_validate.shown(pairs)}; give [E, 2] whole numbers, every link of two "
+            f"agents of 0 .. {n - 1} once"
+        )
+
+
+def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: Any) -> Array:
+    return variates.normals(jax.random.fold_in(key, index), (1, size), dtype)[0]
+
+
 def _link(
     key: PRNGKeyArray,
     rounds: int,
-    add: Callable[..., tuple[list[Any], tuple[Any, ...]]],
+    add: Callable[[Paths, NoiseState, Array], Added],
     start: Callable[[optax.Params], tuple[Any, ...]] = lambda params: (),
 ) -> optax.GradientTransformation:
     """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
@@ -502,10 +497,7 @@ def _link(
     def init(params: optax.Params) -> NoiseState:
         return NoiseState(key, jnp.zeros((), jnp.int32), start(params))
 
-    def update(
-        updates: optax.Updates, state: NoiseState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, NoiseState]:
-        del params
+    def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         leaves, past = add(jax.tree_util.tree_leaves_with_path(updates), state, valid)
@@ -590,7 +582,7 @@ class Group(NamedTuple):
     dtype: Any
 
 
-def groups(paths: list[tuple[Any, Any]], n: int, expected: str, wide: Any = None) -> list[Group]:
+def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]:
     """Pack leaves into draws.
 
     Args:
@@ -619,19 +611,17 @@ def groups(paths: list[tuple[Any, Any]], n: int, expected: str, wide: Any = None
     return packed
 
 
-def parts(
-    group: Group, noise: Float[Array, "n d"], leaves: list[Any]
-) -> Iterator[tuple[int, Float[Array, "n ..."]]]:
-    """Give every leaf of a group its part of the noise: the leaf's position, and its shape.
-
-    Args:
-        group: The group.
-        noise: [n, entries of the group] noise.
-        leaves: All leaves.
-    """
+def _add_to_leaves(
+    leaves: list[Any], group: Group, noise: Array, grid: float | None = None
+) -> None:
+    """Add to every leaf of a group its columns of the noise, [n, entries], on a release's grid."""
     columns = np.cumsum(group.sizes)[:-1]
     for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
-        yield position, part.reshape(leaves[position].shape)
+        leaf = leaves[position]
+        noisy = leaf.astype(group.dtype) + part.reshape(leaf.shape)
+        # A power of two: nothing but the nearest multiple is rounded.
+        noisy = noisy if grid is None else jnp.round(noisy * (1 / grid)) * grid
+        leaves[position] = noisy.astype(leaf.dtype)
 
 
 def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
@@ -678,10 +668,8 @@ def _checked_factor(factor: Any) -> Array | np.ndarray:
             _validate.square("factor", factor)
         largest = float(np.abs(factor).max(initial=0.0))
         if largest > 0 and not 1e-30 <= largest <= 1e30:
-            raise ValueError(
-                f"factor has a largest entry of {largest:.3g}, at which noise vanishes or "
-                "overflows; rescale it"
-            )
+            text = f"factor has a largest entry of {largest:.3g}"
+            raise ValueError(f"{text}, at which noise vanishes or overflows; rescale it")
     if factor.ndim not in (1, 2) or factor.shape[0] != factor.shape[-1]:
         raise ValueError(
             f"factor has shape {factor.shape}; give a square matrix over the agents, or a diagonal"

@@ -104,7 +104,6 @@ def scale_by_adam(
         noise_variance: Any = None,
         **others: Any,
     ) -> tuple[Any, AdamState]:
-        del params, others
         mean, filter_state = first.update(updates, state.first)
         squares = jax.tree.map(jnp.square, updates)
         if noise is passed:
@@ -206,7 +205,6 @@ def scale_by_galore(
         return GaloreState(bases, adam.init(_projected(leaves, bases)))
 
     def update(updates: Any, state: GaloreState, params: Any = None) -> tuple[Any, GaloreState]:
-        del params
         leaves, structure = jax.tree.flatten(updates)
         moved, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
         out = [

@@ -467,7 +467,7 @@ def test_other_keys_are_refused():
 @pytest.mark.parametrize(
     ("scales", "rounds", "kind", "message"),
     [
-        (np.ones(2), 3, "laplace", r"scales has shape \(2,\) for rounds = 3; give one a round"),
+        (np.ones(2), 3, "laplace", r"scales has shape \(2,\) for rounds = 3; give one each"),
         (np.ones((3, 1)), 3, "laplace", "scales has shape"),
         (np.array([1.0, np.nan]), 2, "normal", "scales holds nan"),
         (np.array([1.0, -0.5]), 2, "normal", "scales holds -0.5; give scales of at least 0"),
@@ -482,7 +482,7 @@ def test_invalid_arguments_are_refused(scales, rounds, kind, message):
 
 
 def test_traced_scales_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="give one a round"):
+    with pytest.raises(ValueError, match="give one each"):
         jax.jit(lambda s: scheduled(s, key=key(), rounds=3, kind="normal").init(zeros()))(
             jnp.ones(2)
         )

@@ -13,7 +13,6 @@ from dpjax.transforms.lowpass import (
     NoiseVariance,
     by_matrix,
     lowpass,
-    steady_gain,
     wiener,
 )
 
@@ -69,25 +68,12 @@ def test_it_is_the_kalman_filter_and_the_projection_on_the_past():
 
 
 @pytest.mark.parametrize("rho, power, noise", [(0.9, 1.0, 3.0), (0.99, 0.1, 10.0), (0.5, 2.0, 0.1)])
-def test_the_steady_gain_solves_riccatis_equation(rho, power, noise):
+def test_the_gain_settles_where_riccatis_equation_does(rho, power, noise):
     ahead = scipy.linalg.solve_discrete_are([[rho]], [[1.0]], [[power * (1 - rho**2)]], [[noise]])
     expected = (ahead / (ahead + noise)).item()
-    assert float(steady_gain(rho, power, noise)) == pytest.approx(expected, rel=1e-4)
     given = np.zeros((400, 1), np.float32)
     _, state = stream(wiener(noise, correlation=rho, power=power, fresh=False), given)
     assert float(state.error) == pytest.approx(expected * noise, rel=1e-3)
-
-
-def test_a_steady_gain_is_a_fixed_recursion():
-    _, noisy = drifting(30, 3)
-    got, _ = stream(wiener(NOISE, **KNOWN, steady=True), noisy)
-    gain = float(steady_gain(RHO, POWER, NOISE))
-    kept = RHO * (1 - gain)
-    b, a = ((1 - kept,), (-kept,))
-    unit, _ = stream(wiener(NOISE, **KNOWN, steady=True, unit=True), noisy)
-    np.testing.assert_allclose(unit, stream(lowpass(b, a), noisy)[0], rtol=1e-4, atol=1e-5)
-    ones = np.cumsum(gain * kept ** np.arange(30))
-    np.testing.assert_allclose(got, unit * ones[:, None], rtol=1e-4, atol=1e-5)
 
 
 def test_what_it_learns_is_what_made_the_gradients():
