@@ -151,7 +151,7 @@ def variants(node: ast.expr) -> Iterator[str]:
             yield str(not value)
         # Margins for rounding are smaller; no test is about their last digits.
         case ast.Constant(value=int() | float() as value) if value == 0 or abs(value) >= 1e-6:
-            yield repr(value + 1 if isinstance(value, int) else 1.5 * value)
+            yield repr(value + 1 if isinstance(value, int) else 1.5 * value or 1.0)
         case ast.Call(func=func, args=[first, second, *rest]):
             name = ast.unparse(func).rpartition(".")[2]
             if name not in SYMMETRIC and not isinstance(first, ast.Starred):
