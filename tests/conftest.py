@@ -65,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"{slow[0]} is marked mutant and slow: leave one case in the gate")
 
 
+def pytest_collection_finish() -> None:
+    """Take modules and tests out of what the garbage collector looks through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Compile what is neither of a run's room nor marked with few optimisations."""
@@ -90,7 +96,7 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_code() -> Iterator[None]:
-    """Drop what a file compiled: no other file uses it, and it would pile up to gigabytes."""
+    """Drop what a file compiled: it would pile up, and a copy it broke would run in another."""
     yield
     if (jax := sys.modules.get("jax")) is not None:
         jax.clear_caches()

@@ -97,6 +97,7 @@ def test_what_is_found_of_gaussians_is_of_the_stated_truth() -> None:
     assert abs(np.corrcoef(x[:, 0], y[:, 1])[0, 1]) < 0.05
 
 
+@pytest.mark.slow
 def test_loops_over_agents_do_what_arrays_of_them_do(capsys: pytest.CaptureFixture) -> None:
     options = Namespace(agents=6, run_rounds=20, run_trials=3, repeats=1)
     loop, arrays = (bench_tracking.scripted(options, 2, loop)() for loop in (True, False))
@@ -106,6 +107,7 @@ def test_loops_over_agents_do_what_arrays_of_them_do(capsys: pytest.CaptureFixtu
     assert "trials_rounds_per_second" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ways_to_follow_a_space_find_the_same_one() -> None:
     sizes = ["--dimensions", "300", "--columns", "4", "--repeats", "1"]
     assert bench_sketch.main(["--what", "peers", *sizes]) == 0
@@ -115,6 +117,7 @@ def test_ways_to_follow_a_space_find_the_same_one() -> None:
         assert np.linalg.norm(missed, 2) < 1e-2
 
 
+@pytest.mark.slow
 def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     case = bench_sketch.BASE | {"k": 8, "noise": 0.01, "floor": "narrow"}
     angle, missed, kept, columns, error = bench_sketch.loop(40, 50, 2, case, np.float32)
@@ -150,6 +153,7 @@ def test_the_page_says_what_was_recorded_of_probes_in_training() -> None:
     assert len(better) == 6 and sum(better) == 2
 
 
+@pytest.mark.slow
 def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
     frames = bench_sketch.motions(30, 12, 4, bench_sketch.BASE | {"k": 6})
     products = frames.transpose(0, 2, 1) @ frames

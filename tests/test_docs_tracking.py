@@ -166,6 +166,7 @@ def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
     )
 
 
+@pytest.mark.slow
 def test_the_examples_of_tracking_run_and_measure_what_they_say(capsys):
     found = re.findall(r"```python\n(.*?)```", (PAGE.parent / "tracking.md").read_text(), re.DOTALL)
     assert len(found) == 2

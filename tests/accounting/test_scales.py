@@ -134,7 +134,7 @@ def compare(count, seed, quick=True):
     return close / well, open_
 
 
-@pytest.mark.parametrize("exactly", [True, False])
+@pytest.mark.parametrize("exactly", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_badly_scaled_views_never_state_less(monkeypatch, exactly):
     """Some dozens; without exact arithmetic only more is flagged."""
     if not exactly:

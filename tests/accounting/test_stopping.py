@@ -186,6 +186,7 @@ def test_one_mark_costs_nothing_and_equal_marks_neither():
     check_bound(stopping.supremum, [2.0], [3.0], float(gdp.delta(2.0, 3.0)), 4e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "delta"), [(1e-6, 1e-9), (40.0, 0.4), (3000.0, 1e-9)])
 def test_extremes_are_finite_and_between_delta_and_the_union(mu, delta):
     curve = stopping.Curve(marks=range(1, 6), shares=[1e-8, 0.3, 0.30001, 0.8, 1], delta=0.0)

@@ -235,7 +235,10 @@ def config(method, rule=None, **changes):
     return plan.Config(**(given | changes))
 
 
-@pytest.mark.parametrize("name", sorted(SKETCHES))
+@pytest.mark.parametrize(
+    "name",
+    ["fixed", "learned", *(pytest.param(n, marks=pytest.mark.slow) for n in ("count", "given"))],
+)
 def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
     whole, small = (
         plan.make(config(Federated(Trusted(1, (2,)), sketch, 0.9)), COMPLETE)

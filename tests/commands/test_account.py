@@ -176,6 +176,7 @@ def test_strategies_are_scaled_to_sensitivity_one(algorithm: str, capsys: Captur
     np.testing.assert_allclose(stored()["view"], np.minimum(want, 1 / 2), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     both = [*ACCOUNT, "--trust", "pndp", "--attacker", "0", "4"]
     assert cli.main([*both, "--algorithm", "muffliato", "--gossip-steps", "3"]) == 0
@@ -256,6 +257,7 @@ def test_an_attacker_is_a_label_and_never_a_guess(capsys: Capture) -> None:
     assert "among agent 4 (index 3), agent 3 (index 0)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
     assert cli.main([*ACCOUNT, "--trust", "pndp", "--attacker", "all", "--out", "all"]) == 0
     text = capsys.readouterr().out
@@ -285,6 +287,7 @@ def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
     assert re.search("the worst is agent . against agent .[.]", text)
 
 
+@pytest.mark.slow
 def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
     """An outsider sees every message of four rounds: replaced, at sigma 2, mu is 2 sqrt(4) / 2."""
     outside = f"(epsilon = {_numerics.up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"

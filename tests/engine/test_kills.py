@@ -149,6 +149,7 @@ class Hook:
                 raise Interrupted
 
 
+@pytest.mark.slow
 def test_a_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, network, small):
     made = plan.make(make_config(release=True, rounds=12), network)
     hook, numbers = Hook(), random.Random(5)

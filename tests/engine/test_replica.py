@@ -111,6 +111,7 @@ def test_whoever_computed_otherwise_gets_the_whole_state(followed):
     assert client.fingerprint() != feed.replica.fingerprint()
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same_bits(followed, tmp_path):
     one, given, _, sums = followed
     feed = Feed(Replica(one, given))

@@ -360,6 +360,7 @@ class Texts(nn.Module):
         return nn.Dense(2, name="head")(nn.Embed(9, 4, name="words")(tokens).mean(axis=-2))
 
 
+@pytest.mark.slow
 def test_frozen_leaves_and_integers_are_put_back(network):
     tokens = np.random.default_rng(0).integers(0, 9, size=(AGENTS * 6, 3))
     params = Texts().init(jax.random.key(1), tokens[:1])

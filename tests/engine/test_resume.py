@@ -182,6 +182,7 @@ def crash_at(rounds):
     return callback
 
 
+@pytest.mark.slow
 def test_a_release_does_not_resume_with_another_loss(tmp_path, network, small):
     """Even a constant inside the loss: the same noise on other gradients would cancel."""
 

@@ -446,6 +446,7 @@ def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
         run(made, narrow, seeds=[0])
 
 
+@pytest.mark.slow
 def test_seeds_with_data_of_their_own_are_those_alone():
     """Three seeds, each with another data set, side by side and one by one."""
     matrix = mixing.metropolis_hastings(graphs.ring(6))
@@ -541,6 +542,7 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
         run(made, loss, stop_at=10, **options)
 
 
+@pytest.mark.slow
 def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small):
     """At chunks' ends; noise over rounds by the energy of what was sent so far."""
     made = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]

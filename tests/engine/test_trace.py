@@ -87,6 +87,7 @@ def test_messages_are_counted_by_number_byte_and_link():
     assert once.total == sizes * 2 * N
 
 
+@pytest.mark.slow
 def test_agents_may_start_apart_in_any_method():
     task = fusion.problem(fusion.make(N, seed=0))
     alike = fusion.problem(fusion.make(N, seed=0), apart=False)

@@ -167,6 +167,7 @@ def test_only_what_the_studies_use_must_fit(tmp_path, monkeypatch):
         dataclasses.replace(tiny, dataset="housing")
 
 
+@pytest.mark.slow
 def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
     module = script()
     config = dataclasses.replace(module.PRESETS["tiny"], study=("clipping",))

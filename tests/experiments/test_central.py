@@ -70,6 +70,7 @@ def test_filters_steps_and_schedules_cost_nothing_and_what_clips_says_so():
     assert made.guarantee.delta == pytest.approx(1e-6, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_methods_are_told_their_rounds_and_bands_divide_them():
     recipe = Central(epochs=2.5, batch_size=100, capacity=32)
     (made,) = recipe.plans(

@@ -87,6 +87,7 @@ def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
         assert all(each == stated[0] for each in stated)
 
 
+@pytest.mark.slow
 def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     both = filtered.solve(

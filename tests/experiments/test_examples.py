@@ -170,6 +170,7 @@ def test_own_design_example_is_short_and_lies_between(capsys):
     assert "half-half" in out and "times the largest drift" in out
 
 
+@pytest.mark.slow
 def test_the_departure_example_states_the_total(capsys):
     first, second = example("departure").main(rounds=3)
     (stated,) = second.guarantees

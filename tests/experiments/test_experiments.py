@@ -182,6 +182,7 @@ def test_the_image_experiment_runs_every_method(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_own_model_example_is_short_and_learns(capsys):
     path = ROOT / "examples" / "own_model.py"
     assert len(path.read_text().splitlines()) < 40

@@ -214,6 +214,7 @@ def test_best_scales_that_float64_does_not_hold_are_refused(
         schedules.best_scales(steps, weights, budget, gap, noise)
 
 
+@pytest.mark.slow
 def test_few_rounds_have_knots_and_pulses_of_their_own():
     for rounds in (2, 3, 10):
         best = schedules.optimal(*PROBLEM, 1.0, 1.0, rounds, iterations=0)

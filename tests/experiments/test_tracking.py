@@ -123,6 +123,7 @@ def read_again(tmp_path, capsys, name, *options):
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys):
     lines = read_again(tmp_path, capsys, "tracking_fusion")
     assumed, smooth = (next(i for i, x in enumerate(lines) if said in x) for said in (
@@ -173,6 +174,7 @@ def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
     assert wanted > 1.3 * np.log(noise[0.1] / noise[1.0])
 
 
+@pytest.mark.slow
 def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness():
     module = load_script("tracking_leakage")
     config = dataclasses.replace(module.PRESETS["tiny"], until=4, rounds=10, trials=5)

@@ -40,6 +40,7 @@ def found():
     return tune.reported(trials, *problems(), seeds=(0, 1), tuning_seeds=(7,), measurements=2)
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_run_as_it_would_be_alone():
     best = found()
     scores = {

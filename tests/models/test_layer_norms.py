@@ -371,7 +371,9 @@ class Pooled(nn.Module):
         return nn.Dense(2)(x.reshape(len(x), -1))
 
 
-@pytest.mark.parametrize(("wide", "tolerance"), [(False, 1e-5), (True, 1e-13)])
+@pytest.mark.parametrize(
+    ("wide", "tolerance"), [pytest.param(False, 1e-5, marks=pytest.mark.slow), (True, 1e-13)]
+)
 def test_the_first_kernel_is_as_exact_as_the_precision(wide, tolerance):
     """By both routes, in both precisions; whole numbers make ties that pooling must break alike."""
     with jax.enable_x64(wide):

@@ -54,7 +54,9 @@ def test_mlp_is_its_formula(activation, function):
     ("network", "loss"),
     [
         (mlp.MLP(hidden=(6,), outputs=None, activation="relu"), losses.squared),
-        (mlp.MLP(hidden=(6, 4), outputs=3), losses.cross_entropy),
+        pytest.param(
+            mlp.MLP(hidden=(6, 4), outputs=3), losses.cross_entropy, marks=pytest.mark.slow
+        ),
         (mlp.MLP(hidden=(), outputs=None), losses.squared),
     ],
 )

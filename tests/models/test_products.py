@@ -20,6 +20,7 @@ def layer(kernel: tuple[int, int], padding: int, features: int, shape: tuple[int
     return made, out.shape
 
 
+@pytest.mark.slow
 @given(
     kernel=st.tuples(st.integers(1, 4), st.integers(2, 4)),
     padding=st.integers(0, 4),

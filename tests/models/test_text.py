@@ -279,6 +279,7 @@ def test_a_batch_s_padding_row_is_finite():
     assert np.isfinite(run(params, np.ones((2, 8), np.int32))).all()
 
 
+@pytest.mark.slow
 def test_a_problem_takes_the_encoder_and_its_tokens():
     """Tokens reach it as integers, and each example has a gradient."""
     y = np.array([0, 2, 1])

@@ -170,6 +170,7 @@ def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
     assert tuple(map(int, again)) == tuple(map(int, full[7]))
 
 
+@pytest.mark.slow
 def test_passes_make_the_same_variants():
     task = make(augment=jitter, copies=2)
     statics, batch = drawn(Poisson(5.0, 2), task)

@@ -182,6 +182,7 @@ def test_a_file_says_where_messages_need_float64(network, tmp_path):
         assert made.export().precision is None
 
 
+@pytest.mark.slow
 def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):
     config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8), rounds=3)
     made = plan.make(config, network, counts=COUNTS)

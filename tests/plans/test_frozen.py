@@ -78,7 +78,7 @@ SLOW = ("automatic", "rounds")
 
 @pytest.mark.parametrize(
     "name",
-    ["agent", "record", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
+    ["agent", *(pytest.param(each, marks=pytest.mark.slow) for each in ("record", *SLOW))],
 )
 def test_training_a_head_is_training_it_on_the_bodys_features(network, name):
     """Gradient, clip, noise and gossip of the head are those of a model that has no body."""

@@ -164,7 +164,7 @@ def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
     assert whole.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
 
 
-@pytest.mark.parametrize("missing", [(), ((2,), (), (0, 5))])
+@pytest.mark.parametrize("missing", [pytest.param((), marks=pytest.mark.slow), ((2,), (), (0, 5))])
 def test_a_run_under_masks_is_the_one_without(missing):
     """Also with seeds side by side; which masks there are makes no difference."""
     given = dict(seeds=[0, 1], eval_every=T)

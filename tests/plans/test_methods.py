@@ -135,7 +135,7 @@ def started(one):
     return statics.halves(arrays, KEY).init(models)
 
 
-@pytest.mark.parametrize("name", few("dsgd-mafalda", "dsgd-poisson", "disk", "average"))
+@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
@@ -400,7 +400,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 
 @pytest.mark.skipif(len(jax.devices()) < 6, reason="needs six devices")
 # Poisson batches over devices are in tests/plans/test_poisson.py, covariances in test_run.py.
-@pytest.mark.parametrize("name", few("decor", "zip_dl"))
+@pytest.mark.parametrize("name", few("decor"))
 def test_agents_on_several_devices_give_the_same_numbers(name):
     one, task = made(name), problem()
     alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)

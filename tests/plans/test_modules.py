@@ -256,6 +256,7 @@ def test_no_number_of_records(batch):
         reading(eval_batch=batch)
 
 
+@pytest.mark.slow
 def test_a_run_measures_in_batches(network):
     one = plan.make(make_config(rounds=4), network)
     whole, parts = (run(one, reading(**made), seeds=[0]) for made in ({}, {"eval_batch": 6}))

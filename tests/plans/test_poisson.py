@@ -119,7 +119,7 @@ def test_an_empty_batch_is_zero():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(total))
 
 
-@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("unequal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_guarantee_against_another_accountant(unequal):
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
@@ -242,6 +242,7 @@ def test_runs_and_what_the_capacity_does_to_them():
     assert stopped.guarantees[0].epsilon == made().guarantee.after(5).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
     options = {"seeds": [0, 1], "eval_every": 5, "checkpoint_seconds": 0, "stop_at": 10}
@@ -261,6 +262,7 @@ def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_agents_on_two_devices_give_the_same_numbers():
     alone, spread = (run(made(), make_problem(4), seeds=[0], devices=count) for count in (1, 2))
@@ -320,6 +322,7 @@ def test_one_agent_is_dp_sgd(expected, seed, empty):
     assert max(np.abs(a - b).max() for a, b in zip(mine, twin, strict=True)) > 5e-3
 
 
+@pytest.mark.slow
 def test_rounds_that_draw_nobody_move_by_their_noise_alone():
     task, seed = make_problem(1), 5
     other = dataclasses.replace(task, y=-task.y)

@@ -35,7 +35,7 @@ def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "column",
-    ["algorithm", "test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in COLUMNS)],
+    ["test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in ("algorithm", *COLUMNS))],
 )
 def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_path: Path) -> None:
     for number, cell in enumerate(CELLS):

@@ -83,6 +83,7 @@ def assert_tidy(figure):
         assert not any(box.overlaps(panel) for panel in panels)
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     def drawn(name, seed):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "MPLBACKEND": "svg"}

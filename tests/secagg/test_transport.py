@@ -61,7 +61,7 @@ def compiled():
     return models(ONE)
 
 
-@pytest.mark.parametrize("over", ["memory", "tcp"])
+@pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
 def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
     found, planned = models(ONE, transport=sums), transport.absent(LEAVES, T)
