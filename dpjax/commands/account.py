@@ -25,7 +25,7 @@ from dpjax.plans import strategies
 from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
 
-__all__ = ["Account", "account"]
+__all__ = ["Account", "account", "distances", "least"]
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
 NOISE: dict[str, str] = {

@@ -64,7 +64,8 @@ def _fault(path: Path) -> Exception | None:
         if path.suffix == ".edgelist":
             graphs.facebook_ego(path)
         else:
-            canonical.read(path, known.sha256, in_any_order=known.in_any_order)
+            remedy = "delete it and put or fetch a whole one"
+            canonical.read(path, known.sha256, remedy, in_any_order=known.in_any_order)
     except (ValueError, OSError) as error:
         return error
     return None
@@ -86,20 +87,12 @@ def _fetch(name: str) -> int:
 
 
 def _check() -> int:
-    """Read every data set in the cache again; the status is 1 where one is bad."""
-    bad, paths = 0, sorted(cache.folder().glob("*.npz"))
-    for path in paths:
-        known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
-        try:
-            _, sha256 = canonical.read(
-                path, known.sha256, "delete it and put or fetch a whole one",
-                in_any_order=known.in_any_order,
-            )  # fmt: skip
-        except (ValueError, OSError) as error:
-            bad += 1
-            print(f"{path.stem}: BAD: {error}")
-        else:
-            how = "as published" if any(known.sha256) else "whole; no published hash is known"
-            print(f"{path.stem}: {how}, sha256 {sha256}")
-    print(f"{len(paths)} files, {bad} bad")
+    """Read every data set in the cache; the status is 1 where one is bad."""
+    faults = {path.stem: _fault(path) for path in sorted(cache.folder().glob("*.npz"))}
+    for name, fault in faults.items():
+        known = name in catalog.SETS and any(catalog.SETS[name].sha256)
+        whole = "as published" if known else "whole; no published hash is known"
+        print(f"{name}: " + (whole if fault is None else f"BAD: {fault}"))
+    bad = sum(fault is not None for fault in faults.values())
+    print(f"{len(faults)} files, {bad} bad")
     return int(bad > 0)

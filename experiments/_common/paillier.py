@@ -35,42 +35,6 @@ LEAST_BITS = 1024
 MOST_BITS = 16384
 
 
-def reals(name: str, values: Any) -> np.ndarray:
-    """Return real numbers as float64, what is not finite among them.
-
-    Args:
-        name: What messages call them.
-        values: An array of them.
-
-    Raises:
-        ValueError: For text, complex numbers and ragged lists.
-    """
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "fiub" or array.dtype.name == "bfloat16":
-            return array.astype(np.float64)
-    except (TypeError, ValueError):
-        pass
-    given = " ".join(_validate.shown(values).split())
-    raise ValueError(f"{name} is {given}; give an array of real numbers")
-
-
-def row(name: str, values: Any) -> np.ndarray:
-    """Return real numbers [d] as `reals` does.
-
-    Args:
-        name: What messages call them.
-        values: [d].
-
-    Raises:
-        ValueError: As `reals`, and for another number of dimensions.
-    """
-    array = reals(name, values)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}; give one dimension")
-    return array
-
-
 @dataclass(frozen=True)
 class FixedPoint:
     """How values and weights become whole numbers, and products of them reals again.
@@ -126,11 +90,7 @@ class FixedPoint:
 
         Returns:
             The bound, in the unit of the values.
-
-        Raises:
-            ValueError: For numbers that are not finite, and a grain below 0.
         """
-        difference = _validate.number("difference", difference)
         unit = 2.0**-self.fraction_bits
         weighing = 2.0 ** -(self.weight_bits + 1) * (abs(difference) + unit)
         return unit + unit / 2 * self.span(grain) + weighing
@@ -140,12 +100,7 @@ class FixedPoint:
 
         Args:
             grain: Distance of neighbouring values.
-
-        Raises:
-            ValueError: For a grain that is not finite, or below 0.
         """
-        if (grain := _validate.number("grain", grain)) < 0:
-            raise ValueError(f"grain is {grain:g}; give a distance, 0 or above")
         return max(1, math.ceil(math.ldexp(grain, self.fraction_bits)))
 
     def values(self, name: str, values: Float[np.ndarray, " d"]) -> list[int]:
@@ -156,10 +111,9 @@ class FixedPoint:
             values: [d] reals.
 
         Raises:
-            ValueError: For what is no row of real numbers, and a value that is not finite or out of
-                range.
+            ValueError: For a value that is not finite or out of range.
         """
-        floats = row(name, values)
+        floats = np.asarray(values, np.float64)
         if not np.isfinite(floats).all():
             at = int(np.argmin(np.isfinite(floats)))
             raise ValueError(
@@ -188,9 +142,9 @@ class FixedPoint:
             weights: [n] from 0 to 1.
 
         Raises:
-            ValueError: For what is no row of real numbers, and a weight outside of 0 to 1.
+            ValueError: For a weight outside of 0 to 1.
         """
-        floats = row(name, weights)
+        floats = np.asarray(weights, np.float64)
         wrong = ~((floats >= 0) & (floats <= 1))
         if wrong.any():
             at = int(np.argmax(wrong))
@@ -235,12 +189,9 @@ def check_key_size(key_size: Any, code: FixedPoint, allow_weak: bool) -> int:
         allow_weak: Whether keys that are broken in practice may pass.
 
     Raises:
-        ValueError: For a code that is none, and a key that is weak, odd, or too short for a
-            product.
+        ValueError: For a key that is weak, odd, or too short for a product.
     """
-    if not isinstance(code, FixedPoint):
-        raise ValueError(f"code is {_validate.shown(code)}; give a FixedPoint(...)")
-    least = 128 if _validate.flag("allow_weak", allow_weak) else LEAST_BITS
+    least = 128 if allow_weak else LEAST_BITS
     remedy = f"give an even number of bits from {least} to {MOST_BITS}; 2048 is the default"
     size = _validate.integer("key_size", key_size, least=least, most=MOST_BITS, remedy=remedy)
     if size % 2:
@@ -308,30 +259,6 @@ class Obfuscators:
         return by_p + p**2 * ((by_q - by_p) * self._inverse % q**2)
 
 
-def _shown_modulus(modulus: Any, own: int) -> str:
-    if type(modulus) is not int:
-        return _validate.shown(modulus)
-    return "one's own" if modulus == own else f"even, of {modulus.bit_length()} bits"
-
-
-def _grains(number: int, grains: Any, count: int) -> Float[np.ndarray, " d"]:
-    """Grains of an agent's values, refusing what would leave a value without its blur."""
-    every = row(f"grains of agent {number}", grains)
-    if len(every) != count:
-        raise ValueError(
-            f"grains of agent {number} has {len(every)} entries; give one for each of {count} "
-            "values, or None"
-        )
-    wrong = ~(np.isfinite(every) & (every >= 0))
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ValueError(
-            f"grains of agent {number} holds {every[at]} at entry {at}; give distances of "
-            "neighbouring values, finite and 0 or above"
-        )
-    return every
-
-
 class Agent:
     """One end of every link of an agent: its key, its model, its weights.
 
@@ -387,20 +314,13 @@ class Agent:
             modulus: Its n.
 
         Raises:
-            ValueError: For oneself as the neighbour, and a modulus that is even, one's own, or of
-                fewer bits than that.
+            ValueError: For a modulus that is even, one's own, or of fewer bits than that.
         """
-        if other == self.number:
-            raise ValueError(f"other is {other}, the agent itself; give a neighbour's number")
-        if type(modulus) is not int or modulus % 2 == 0 or modulus == self.modulus:
+        short = modulus.bit_length() < self._size
+        if short or modulus % 2 == 0 or modulus == self.modulus:
             raise ValueError(
-                f"modulus of agent {other} is {_shown_modulus(modulus, self.modulus)}; let it make "
-                "a key of its own, and give its `modulus`, an odd whole number"
-            )
-        if modulus.bit_length() < self._size:
-            raise ValueError(
-                f"modulus of agent {other} has {modulus.bit_length()} bits; let it make a key of "
-                f"{self._size}"
+                f"modulus of agent {other} is even, one's own, or of fewer than {self._size} bits; "
+                "let it make a key of its own, and give its `modulus`"
             )
         self._others[other] = self._cipher.PaillierPublicKey(modulus), Obfuscators(modulus)
 
@@ -429,25 +349,11 @@ class Agent:
                 that of fixed point, as those of 32 bits may; 0 if None.
 
         Raises:
-            ValueError: For what fixed-point numbers do not hold, weights without a link, and
-                weights or grains that are not one an agent or a value.
+            ValueError: For what fixed-point numbers do not hold.
         """
-        weights = row(f"weights of agent {self.number}", weights)
-        least = 1 + max([self.number, *self._others])
-        if len(weights) < least:
-            raise ValueError(
-                f"weights of agent {self.number} has {len(weights)} entries; give one for every "
-                f"agent, {least} at least"
-            )
-        stray = [int(at) for at in np.flatnonzero(weights) if int(at) not in self._others]
-        if stray:
-            raise ValueError(
-                f"weights of agent {self.number} hold {float(weights[stray[0]])} for agent "
-                f"{stray[0]}, to which it has no link; put 0 there, or name the link"
-            )
         whole = self._code.weights(f"weights of agent {self.number}", weights)
         known = self._code.values(f"model of agent {self.number}", values)
-        every = np.zeros(len(known)) if grains is None else _grains(self.number, grains, len(known))
+        every = np.zeros(len(known)) if grains is None else grains
         self._values = known
         self._exponents = {other: whole[other] for other in self._others}
         self._factors = {other: float(weights[other]) for other in self._others}
@@ -625,8 +531,7 @@ class PaillierExchange:
         seen: The messages of the newest round, if watched.
 
     Raises:
-        ValueError: Without the extra ``secure``; for links that are none, and keys that are weak or
-            too short for the code.
+        ValueError: Without the extra ``secure``; for keys that are weak or too short for the code.
     """
 
     def __init__(
@@ -639,13 +544,12 @@ class PaillierExchange:
         allow_weak: bool = False,
         watch: bool = False,
     ) -> None:
-        count = _validate.integer("agents", agents, least=2)
         self.code = FixedPoint() if code is None else code
-        self.links = _checked_links(links, count)
+        self.links = sorted({(min(pair), max(pair)) for pair in links})
         self.key_size = check_key_size(key_size, self.code, allow_weak)
-        self._watch = _validate.flag("watch", watch)
+        self._watch = watch
         self.agents = [
-            Agent(i, self.key_size, self.code, allow_weak=allow_weak) for i in range(count)
+            Agent(i, self.key_size, self.code, allow_weak=allow_weak) for i in range(agents)
         ]
         for i, j in self.links:
             self.agents[i].meet(j, self.agents[j].modulus)
@@ -664,7 +568,6 @@ class PaillierExchange:
         Args:
             numbers: Coordinates of a model times rounds.
         """
-        numbers = _validate.integer("numbers", numbers, least=0)
         for agent in self.agents:
             agent.prepare(numbers)
 
@@ -680,15 +583,15 @@ class PaillierExchange:
             A tree like the model: sum_j b_ij b_ji (x_j - x_i), [n, ...] in the model's dtypes.
 
         Raises:
-            ValueError: For another message, or numbers that fixed point does not hold; nothing was
-                sent then.
+            ValueError: For numbers that fixed point does not hold; nothing was sent then.
         """
-        leaves, structure, weights = self._opened(message)
-        n = len(self.agents)
+        model, weights = message
+        leaves, structure = jax.tree.flatten(model)
+        leaves, n = [np.asarray(leaf) for leaf in leaves], len(self.agents)
         flat = np.concatenate([leaf.astype(np.float64).reshape(n, -1) for leaf in leaves], axis=1)
         grains = np.concatenate([_leaf_grains(leaf) for leaf in leaves], axis=1)
         for agent in self.agents:
-            agent.begin(flat[agent.number], weights[agent.number], grains[agent.number])
+            agent.begin(flat[agent.number], np.asarray(weights)[agent.number], grains[agent.number])
         numbers, self.seen = 0, []
         for agent in self.agents:
             if not agent.neighbours:
@@ -710,30 +613,6 @@ class PaillierExchange:
             structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
         )
 
-    def _opened(self, message: Any) -> tuple[list[np.ndarray], Any, Float[np.ndarray, "n n"]]:
-        """The model's leaves and structure, and the weights."""
-        n = len(self.agents)
-        if not isinstance(message, tuple) or len(message) != 2:
-            raise ValueError(
-                f"message is a {type(message).__name__}; give a pair of a model and weights"
-            )
-        leaves, structure = jax.tree.flatten(message[0])
-        leaves = [np.asarray(leaf) for leaf in leaves]
-        wrong = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves if not _is_model(leaf, n)]
-        if wrong or not leaves:
-            raise ValueError(
-                f"message holds a model of {', '.join(wrong) or 'no arrays'}; give floats [n, ...] "
-                f"of the {n} agents"
-            )
-        weights = reals("message's weights", message[1])
-        if weights.shape != (n, n):
-            raise ValueError(f"message holds weights {list(weights.shape)}; give [{n}, {n}]")
-        return leaves, structure, weights
-
-
-def _is_model(leaf: np.ndarray, agents: int) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, np.floating) and leaf.shape[:1] == (agents,)
-
 
 def _leaf_grains(leaf: np.ndarray) -> Float[np.ndarray, "n d"]:
     """Distance of neighbouring floats at the largest entry of each agent's leaf.
@@ -747,25 +626,3 @@ def _leaf_grains(leaf: np.ndarray) -> Float[np.ndarray, "n d"]:
     _, exponents = np.frexp(flat.max(axis=1, keepdims=True))
     grains = np.ldexp(float(jax.numpy.finfo(leaf.dtype).eps), exponents - 1)
     return np.broadcast_to(np.where(flat.max(axis=1, keepdims=True) > 0, grains, 0.0), flat.shape)
-
-
-def _checked_links(links: Any, agents: int) -> list[tuple[int, int]]:
-    """Links in order, lower end first."""
-    try:
-        pairs = np.asarray(list(links))
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"links is {_validate.shown(links)}; give pairs of agents' numbers"
-        ) from None
-    if pairs.size == 0:
-        raise ValueError(f"links is {_validate.shown(links)}; give pairs of agents")
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise ValueError(f"links is {_validate.shown(links)}; give pairs of agents' numbers")
-    ends = [(min(i, j), max(i, j)) for i, j in pairs.tolist()]
-    for i, j in ends:
-        if i == j or i < 0 or j >= agents:
-            raise ValueError(f"links holds {(i, j)}; give two of the agents 0 to {agents - 1}")
-    if len(set(ends)) < len(ends):
-        twice = next(each for each in ends if ends.count(each) > 1)
-        raise ValueError(f"links holds {twice} twice; give each undirected link once")
-    return sorted(ends)

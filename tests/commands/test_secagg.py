@@ -123,7 +123,7 @@ def test_where_a_sum_cannot_be_written_is_said_before_anybody_is_asked(tmp_path,
     ask = ["secagg", command, *AGREED, "--port", "9"]
     ask += [str(tmp_path / "values.npy")] if command == "join" else ["--enrol", "0.1"]
     for out, told in (
-        (tmp_path / "file" / "sum.npy", "cannot be written (Not a directory)"),
+        (tmp_path / "file" / "sum.npy", f"{tmp_path / 'file'} is a file)"),
         (tmp_path / "values.npy", "which exists; give another file"),
         (tmp_path / "sum.txt", "give a file that ends in .npy"),
     ):

@@ -62,19 +62,3 @@ def test_spans_cover_a_grain():
 def test_codes_that_hold_nothing_are_refused(changes, match):
     with pytest.raises(ValueError, match=match):
         FixedPoint(**changes)
-
-
-def test_errors_and_spans_of_no_grain_are_refused():
-    for bad in (-1.0, np.nan, np.inf, "x"):
-        for asked in (lambda grain: SMALL.error(grain=grain), SMALL.span):
-            with pytest.raises(ValueError, match="grain is "):
-                asked(bad)
-    with pytest.raises(ValueError, match="difference is nan"):
-        SMALL.error(np.nan)
-
-
-@pytest.mark.parametrize("bad", [["a"], "x", None, [0.5 + 0.5j], [[0.5], [0.5, 0.5]], [[0.5]], 0.5])
-def test_what_is_no_row_of_real_numbers_is_refused(bad):
-    for asked in (SMALL.values, SMALL.weights):
-        with pytest.raises(ValueError, match=r"^b (is|has shape) .*; give (an array|one dim)"):
-            asked("b", bad)

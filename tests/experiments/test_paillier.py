@@ -190,12 +190,6 @@ BAD = {
     "wide": ((np.array([[0.0], [128.0]]), GOOD), "model of agent 1 holds 128.0 at entry 0"),
     "nan": ((np.array([[0.0], [np.nan]]), GOOD), "model of agent 1 holds nan"),
     "weight": ((np.ones((2, 1)), 3 * GOOD), "weights of agent 0 holds 1.5 at entry 1"),
-    "own": ((np.ones((2, 1)), GOOD + np.eye(2)), "weights of agent 0 hold 1.0 for agent 0"),
-    "shape": ((np.ones((2, 1)), np.ones(2)), r"weights \[2\]; give \[2, 2\]"),
-    "agents": ((np.ones((3, 1)), GOOD), r"float64\[3, 1\]; give floats \[n, ...\] of the 2"),
-    "integers": ((np.ones((2, 1), int), GOOD), r"int64\[2, 1\]; give floats"),
-    "empty": (({}, GOOD), "no arrays"),
-    "bare": (np.ones((2, 1)), "message is a ndarray; give a pair"),
 }
 
 
@@ -211,21 +205,12 @@ def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("links", "changes", "match"),
     [
-        ([], {}, "links is .*; give pairs"),
-        ([(0, 0)], {}, r"links holds \(0, 0\)"),
-        ([(0, 2)], {}, r"links holds \(0, 2\)"),
-        ([(0, 1), (1, 0)], {}, r"links holds \(0, 1\) twice"),
-        ([0, 1], {}, "links is"),
-        (None, {}, "links is None; give pairs of agents' numbers"),
-        ([(0, 1), (1,)], {}, "links is .*; give pairs of agents' numbers"),
-        ([(0, 1)], {"code": "x"}, "code is 'x'; give a FixedPoint"),
         ([(0, 1)], {"key_size": 512, "allow_weak": False}, "key_size is 512; give an even number"),
         ([(0, 1)], {"key_size": 2049}, "key_size is 2049; give an even number"),
         ([(0, 1)], {"key_size": 128, "code": FixedPoint(96)}, "takes 130 bits; give fewer value"),
-        ([(0, 1)], {"allow_weak": 1}, "allow_weak is 1"),
     ],
 )
-def test_links_and_keys_that_are_none_are_refused(links, changes, match):
+def test_keys_that_are_weak_or_short_are_refused(links, changes, match):
     with pytest.raises(ValueError, match=match):
         PaillierExchange(links, 2, **{"allow_weak": True, **changes})
 
@@ -277,7 +262,9 @@ def test_agents_refuse_what_the_protocol_has_not():
     np.testing.assert_allclose(one.pulled(), [0.25, -0.5], atol=1 / 32)
     with pytest.raises(ValueError, match="agent 3 has no model yet"):
         Agent(3, 256, CODE, allow_weak=True).request()
-    with pytest.raises(ValueError, match="modulus of agent 1 has 128 bits; let it make a key"):
+    with pytest.raises(
+        ValueError, match="modulus of agent 1 is .*fewer than 256 bits; let"
+    ):
         one.meet(1, Agent(1, 128, CODE, allow_weak=True).modulus)
 
 
@@ -290,42 +277,10 @@ def test_unsigned_numbers_would_be_seen(monkeypatch):
         one.receive(1, other.answer(0, one.request()))
 
 
-@pytest.mark.parametrize(
-    ("weights", "grains", "match"),
-    [
-        ([0.0], None, "weights of agent 0 has 1 entries; give one for every agent, 2 at least"),
-        (["0", "1"], None, "weights of agent 0 is .*; give an array of real numbers"),
-        ([0.0, 0.5 + 0.5j], None, "weights of agent 0 is .*; give an array of real numbers"),
-        ([0.0, 0.5], [0.0], "grains of agent 0 has 1 entries; give one for each of 2 values"),
-        ([0.0, 0.5], [0.0, np.nan], "grains of agent 0 holds nan at entry 1; give distances"),
-        ([0.0, 0.5], [-1.0, 0.0], "grains of agent 0 holds -1.0 at entry 0; give distances"),
-    ],
-)
-def test_rounds_that_are_none_are_refused_and_leave_the_agent_as_it_was(weights, grains, match):
-    one, _ = met()
-    before = one._known(), one._exponents, one._spans
-    with pytest.raises(ValueError, match=match):
-        one.begin(np.array([3.0, 3.0]), weights, grains)
-    assert before == (one._known(), one._exponents, one._spans)
-
-
 def test_keys_that_are_not_a_neighbours_are_refused():
     one, other = met()
-    with pytest.raises(ValueError, match="modulus of agent 1 is one's own; let it make a key"):
-        one.meet(1, one.modulus)
-    with pytest.raises(ValueError, match="modulus of agent 1 is even, of 256 bits; let it make"):
-        one.meet(1, other.modulus - 1)
-    with pytest.raises(ValueError, match="modulus of agent 1 is 'x'; let it make a key"):
-        one.meet(1, "x")
-    with pytest.raises(ValueError, match="other is 0, the agent itself"):
-        one.meet(0, other.modulus)
+    for wrong in (one.modulus, other.modulus - 1):
+        with pytest.raises(ValueError, match="modulus of agent 1 is even, one's own, or of fewer"):
+            one.meet(1, wrong)
     # None of these took the neighbour's place.
     one.receive(1, other.answer(0, one.request()))
-
-
-@pytest.mark.parametrize("weights", [GOOD * (1 + 1j), GOOD.astype(str), [[0.0], [0.5, 0.5]]])
-def test_weights_that_are_no_real_numbers_are_refused_before_anything_is_sent(pair, weights):
-    before = len(pair.traffic)
-    with pytest.raises(ValueError, match="message's weights is .*; give an array of real numbers"):
-        pair((np.ones((2, 1)), weights), 0)
-    assert len(pair.traffic) == before
