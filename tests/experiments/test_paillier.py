@@ -262,9 +262,7 @@ def test_agents_refuse_what_the_protocol_has_not():
     np.testing.assert_allclose(one.pulled(), [0.25, -0.5], atol=1 / 32)
     with pytest.raises(ValueError, match="agent 3 has no model yet"):
         Agent(3, 256, CODE, allow_weak=True).request()
-    with pytest.raises(
-        ValueError, match="modulus of agent 1 is .*fewer than 256 bits; let"
-    ):
+    with pytest.raises(ValueError, match="modulus of agent 1 is .*fewer than 256 bits; let"):
         one.meet(1, Agent(1, 128, CODE, allow_weak=True).modulus)
 
 
