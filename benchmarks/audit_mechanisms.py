@@ -158,7 +158,7 @@ def rows(part: str) -> list[str]:
     """Names of all rows of the registry: of "methods", "noises" that runs have, or "samplers"."""
     named = {
         "methods": [row.part for row in compatibility.METHODS],
-        "noises": [row.label for row in compatibility.NOISES if row.part is not None],
+        "noises": [row.label for row in compatibility.NOISES],
         "samplers": list(compatibility.SAMPLERS),
     }
     return named[part]

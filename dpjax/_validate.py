@@ -248,6 +248,12 @@ def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
     return matrix
 
 
+def assign(part: Any, **values: Any) -> None:
+    """Set fields of a frozen dataclass in its ``__post_init__``, to the plain values checked."""
+    for name, value in values.items():
+        object.__setattr__(part, name, value)
+
+
 def fixed(array: Any, dtype: Any = None) -> np.ndarray:
     """Return a copy that cannot be written to.
 

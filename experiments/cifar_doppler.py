@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from _common import claims, images, launch, tables, tune
-from _common.central import Central
+from _common.central import Central, title
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
@@ -191,7 +191,7 @@ class Config:
         for text in self.filter:
             rule = UpdateRule(self.optimizer, read_filter(text))
             name = self.optimizer if text == "none" else f"{self.optimizer} + {text}"
-            own[name] = (Variant(rule.title, rule),)
+            own[name] = (Variant(title(rule), rule),)
         # An optimizer that is a rival too is tuned as one.
         return own | {name: RIVALS[name] for name in self.rivals}
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from _common import ablations, claims, images, launch, networks, tables, tune
-from _common.central import Central
+from _common.central import TITLES, Central
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine.run import run
@@ -34,7 +34,6 @@ Study = Literal[
 STUDIES: tuple[Study, ...] = Study.__args__  # type: ignore[attr-defined]
 TABLE_2 = ("momentum", "first v1", "first v2", "second")
 TABLE_4 = ("f1", "f2", "f3", "f4", "f5", "f6")
-TITLES = {base: UpdateRule(base).title for base in BASES}  # type: ignore[arg-type]
 IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
 TABULAR = ("a9a", "breast_cancer", "housing", "w8a")
 NOT_THE_PAPERS = "Not the paper's run: no pretrained weights, a start at random."

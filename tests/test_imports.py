@@ -40,8 +40,6 @@ WIDER = {
     "dpjax.plans.integers": {"secagg"},
     # A result prints and draws itself, by what reads records.
     "dpjax.engine.result": {"results"},
-    # Labels and colours stand in the table of parts, which imports none of them.
-    "dpjax.results.plots": {"plans"},
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
 }
@@ -232,7 +230,7 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
             "dpjax.engine.good",
             "from dpjax.plans import plan\nfrom dpjax.topology import gossip",
         ),
-        ("dpjax.results.plots", "from dpjax.plans import compatibility"),
+        ("dpjax.engine.result", "from dpjax.results import plots"),
         ("dpjax.commands.good", "from dpjax.plans import plan\nfrom dpjax.results import records"),
         ("dpjax.topology.good", "from dpjax import _validate\nfrom dpjax.topology import graphs"),
         ("dpjax.cli", "from dpjax.plans import plan\nfrom dpjax.mechanism import design"),

@@ -10,7 +10,6 @@ import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from dpjax._numerics import MARGIN
-from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, records, sampled
 from dpjax.accounting.sampled import Pld
@@ -23,7 +22,7 @@ from dpjax.protocols import Method, Networked, Privatizer, Sampler
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["Calibrated", "Factored", "Target"]
+__all__ = ["Calibrated", "Target"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +53,9 @@ class Target:
 
     def __post_init__(self) -> None:
         """Refuse budgets that are not one an agent, and attackers who are none of the agents."""
-        each = self.budget.each
-        if each is not None and len(each) != self.agents:
-            raise ValueError(
-                f"epsilon has {len(each)} entries for {self.agents} agents; give one an agent"
-            )
-        n, nodes = self.agents, self.protect.nodes
+        each, n, nodes = self.budget.each, self.agents, self.protect.nodes
+        if each is not None and len(each) != n:
+            raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
         if nodes is not None and not (max(nodes) < n and len(nodes) < n):
             raise ValueError(
                 f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
@@ -85,22 +81,24 @@ class Target:
 
     def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
+        budget, protect = self.budget, self.protect
         if self.rates is not None:
+            sensitivity = protect.sensitivity * self.by_one_draw(strategy)
             return sampled.bound(
                 self.rates,
                 self.pattern.epochs,
-                self.budget.largest,
-                self.budget.delta,
-                sensitivity=self.protect.sensitivity * self.by_one_draw(strategy),
+                budget.largest,
+                budget.delta,
+                sensitivity=sensitivity,
             )
         return np.asarray(
             budget_.precision_bound(
-                self.budget.epsilon,
-                self.budget.delta,
-                clip_norm=self.protect.clip_norm,
-                relation=self.protect.relation,
-                accountant=self.budget.rule,
-                allow_unsound=self.budget.allow_unsound,
+                budget.epsilon,
+                budget.delta,
+                clip_norm=protect.clip_norm,
+                relation=protect.relation,
+                accountant=budget.rule,
+                allow_unsound=budget.allow_unsound,
                 sensitivity_squared=self.over_rounds(strategy),
             )
         )
@@ -172,10 +170,6 @@ class Calibrated(Protocol):
         """Whether the first t of T rounds spend t / T of the squared loss."""
         ...
 
-    def frozen(self) -> "Calibrated":
-        """The same on copies that nobody can change afterwards."""
-        return self
-
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
         ...
@@ -234,11 +228,6 @@ class Factored:
         """Whether there is no strategy."""
         return self.strategy is None
 
-    def frozen(self) -> "Factored":
-        """The same on copies that nobody can change afterwards."""
-        strategy = None if self.strategy is None else fixed(self.strategy)
-        return Factored(fixed(self.factor), strategy, self.design)
-
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], another strategy than [T, T], or attacker.
 
@@ -246,23 +235,22 @@ class Factored:
             ValueError: For these, and for methods whose payload is no clipped sum.
         """
         compatibility.check_noise(None, target.method, target.protect, own=self.secrets == "own")
-        n = target.agents
-        if self.factor.shape != (n, n) or self.factor.dtype != np.float32:
-            raise ValueError(
-                f"factor is {self.factor.dtype} {self.factor.shape}; give float32 {(n, n)}"
-            )
+        shape, n = self.factor.shape, target.agents
+        if shape != (n, n) or self.factor.dtype != np.float32:
+            raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         strategies.check(self.strategy, target.rounds)
 
     def loss(self, target: Target) -> budget_.CovarianceLoss:
         """What every agent loses to an outsider."""
+        budget, protect = target.budget, target.protect
         return budget_.loss(
             None,
-            target.budget.delta,
-            clip_norm=target.protect.clip_norm,
-            relation=target.protect.relation,
-            accountant=target.budget.rule,
+            budget.delta,
+            clip_norm=protect.clip_norm,
+            relation=protect.relation,
+            accountant=budget.rule,
             factor=self.factor.astype(np.float64),
-            allow_unsound=target.budget.allow_unsound,
+            allow_unsound=budget.allow_unsound,
             sensitivity_squared=target.over_rounds(self.strategy),
         )
 
@@ -333,21 +321,22 @@ def target_of(config: Config, mixing: np.ndarray, counts: np.ndarray | None = No
     """
     if config.budget is None:
         raise ValueError("budget is None; a config without noise keeps none")
-    rates = None
+    rates, sampler = None, config.sampler
     # Where the sampler claims them, and so keeps to the rules of those that do.
-    if counts is not None and config.sampler.capacity is not None:
-        rates = config.sampler.rates(counts)
-    divisor = counted(config.sampler, counts).divisor if config.protect.clips == "record" else 1
+    if counts is not None and sampler.capacity is not None:
+        rates = sampler.rates(counts)
+    divisor = counted(sampler, counts).divisor if config.protect.clips == "record" else 1
+    optimizer = config.optimizer
     return Target(
-        mixing,
-        config.budget,
-        config.protect,
-        config.pattern,
-        config.optimizer.relative,
-        config.method,
-        config.optimizer.first,
-        divisor,
-        rates,
+        mixing=mixing,
+        budget=config.budget,
+        protect=config.protect,
+        pattern=config.pattern,
+        steps=optimizer.relative,
+        method=config.method,
+        first_step=optimizer.first,
+        divisor=divisor,
+        rates=rates,
     )
 
 

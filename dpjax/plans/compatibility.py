@@ -1,13 +1,14 @@
 """Which parts go together, in one table of methods, noise designs and samplers, with the reasons.
 
-`check` holds a config to it. Rows name parts and import none of them, so that figures can ask for
-labels and colours without loading anything else. A part that has no row is a user's own: it is what
-its nearest named class is (a subclass of `Correlated`, say), or a method of one payload an agent,
-for which an outsider's loss holds because messages depend on data through the noisy payload alone.
+`check` holds a config to it. Rows name parts and import none of them. A part that has no row is a
+user's own: it is what its nearest named class is (a subclass of `Correlated`, say), or a method of
+one payload an agent, for which an outsider's loss holds because messages depend on data through
+the noisy payload alone.
 That a user's own part does what it says is the user's word, and `custom` names it.
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +24,6 @@ KEYS_APART = tuple(
     for gradients in ("any", "view")
     for attacker in ("outsider", "node", "coalition")
 )
-RECEIVERS = (("node", "view"), ("coalition", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,12 @@ class MethodRow:
             agents, and told the variance with each; None where it is given something else.
         why: Why no others, with the remedy.
         unprotected: Why nobody is protected in a run without noise.
-        wraps: Name of its field that holds another method, whose joins are its own.
+        wraps: Name of its field that holds another method, whose row is its own.
+
+    Example:
+        >>> from dpjax.plans import compatibility
+        >>> compatibility.MethodRow(part="Mine", noises=("Laplace",)).steps
+        'any'
     """
 
     part: str
@@ -61,10 +66,7 @@ class NoiseRow:
 
     Attributes:
         label: What records call the design.
-        part: Name of its class; None for a reference that no run has.
-        title: What legends say.
-        colour: In figures, from Okabe and Ito's and Tol's palettes: colour-blind readers can tell.
-        marker: So that a figure also reads in grey.
+        part: Name of its class.
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
         methods: Names of the methods it joins; None is all whose payload is one an agent.
         loss: "gaussian"; "pure", epsilon at every delta; or "zcdp", known in zCDP alone.
@@ -73,19 +75,25 @@ class NoiseRow:
             asks for, or under an assumed gap.
         released: Whether a run in one process may be a release.
         why: Why no others, with the remedy.
+
+    Example:
+        >>> from dpjax.plans import compatibility
+        >>> compatibility.NoiseRow(label="mine", part="Mine").attackers
+        (('outsider', 'any'),)
     """
 
     label: str
-    part: str | None
-    title: str
-    colour: str
-    marker: str
+    part: str
     attackers: tuple[tuple[str, str], ...] = OUTSIDER
     methods: tuple[str, ...] | None = None
     by_round: bool = False
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
     released: bool = True
-    why: str = "its loss is an outsider's: give attacker='outsider' and gradients='any'"
+    why: str = (
+        "agents draw it from a seed that they share (all of them, or a group) and can subtract: "
+        "give attacker='outsider' and gradients='any', or a design whose agents keep secrets of "
+        "their own, plans.noise.Independent() or plans.links.PairKeys(shared)"
+    )
 
 
 _MODELS = (
@@ -98,10 +106,13 @@ _BARE = (
     "and optimizer=plans.optimizers.Sgd(step_size, decay)"
 )
 
-_NO_NOISE = "no noise is added"
 _CIPHERED = (
     "links carry ciphertexts where a transport encrypts them, and no epsilon follows; a neighbour "
     "learns weighted differences of models"
+)
+_bare = functools.partial(MethodRow, noises=(), steps="plain", why=_BARE)
+_hidden = functools.partial(
+    MethodRow, noises=("Laplace", "Normal"), steps="plain", one_answer=True, why=_MODELS
 )
 
 METHODS = (
@@ -129,141 +140,99 @@ METHODS = (
             "messages are seen"
         ),
     ),
-    *(
-        MethodRow(
-            part=part, noises=("Laplace", "Normal"), steps="plain", one_answer=True, why=_MODELS
-        )
-        for part in ("Tracking", "DPOP", "DGD", "GradientTracking", "PPDOAGT")
+    *(_hidden(part=part) for part in ("Tracking", "DPOP", "DGD", "GradientTracking", "PPDOAGT")),
+    _bare(part="EXTRA"),
+    _bare(part="NIDS"),
+    _bare(
+        part="CorrelatedRandomness",
+        unprotected=(
+            "weights and steps are random, and no epsilon follows; whoever sees all links can "
+            "solve for gradients"
+        ),
     ),
-    *(
-        MethodRow(part=part, noises=(), steps="plain", why=_BARE, unprotected=unprotected)
-        for part, unprotected in (
-            ("EXTRA", _NO_NOISE),
-            ("NIDS", _NO_NOISE),
-            (
-                "CorrelatedRandomness",
-                "weights and steps are random, and no epsilon follows; whoever sees all links can "
-                "solve for gradients",
-            ),
-            ("Encrypted", _CIPHERED),
-            ("EncryptedOnLinks", _CIPHERED),
-        )
-    ),
+    _bare(part="Encrypted", unprotected=_CIPHERED),
+    _bare(part="EncryptedOnLinks", unprotected=_CIPHERED),
 )
 """One row a method."""
-
-_SHARED = (
-    "agents draw it from a seed that they share (all of them, or a group) and can subtract: give "
-    "attacker='outsider' and gradients='any', or a design whose agents keep secrets of their own, "
-    "plans.noise.Independent() or plans.links.PairKeys(shared)"
-)
 
 _OWN_SECRETS = (
     "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
     "attacker='outsider', 'node' or 'coalition', and gradients='any'"
 )
+_SIMULATED = "a run in one process holds all keys, so it is a simulation (release=False)"
+_SUMS = (
+    "its loss is that of sums of which nobody sees a part: give method=Federated(aggregate=...) "
+    "and attacker={}; " + _SIMULATED
+)
 
-_SCHEDULED = (
-    f"{_OWN_SECRETS}; what float32 adds to it is not accounted, so it is a simulation "
-    "(release=False)"
+_own = functools.partial(NoiseRow, attackers=OWN_KEYS, why=_OWN_SECRETS)
+_simulated = functools.partial(NoiseRow, released=False)
+_scheduled = functools.partial(
+    _simulated,
+    attackers=OWN_KEYS,
+    by_round=True,
+    why=(
+        f"{_OWN_SECRETS}; what float32 adds to it is not accounted, so it is a simulation "
+        "(release=False)"
+    ),
 )
 
 NOISES = (
-    NoiseRow(
-        label="independent", part="Independent", title="LDP", colour="#E69F00", marker="o",
-        attackers=OWN_KEYS, why=_OWN_SECRETS,
-    ),
-    NoiseRow(
-        label="pairwise", part="Pairwise", title="DECOR (pairwise)", colour="#009E73", marker="s",
-        why=_SHARED,
-    ),
-    NoiseRow(
-        label="whisper", part="Whisper", title="Whisper", colour="#0072B2", marker="^", why=_SHARED,
-    ),
-    NoiseRow(
-        label="whisper_horizon", part="Whisper", title="Whisper, horizon-aware", colour="#D55E00",
-        marker="D", why=_SHARED,
-    ),
-    NoiseRow(
-        label="central", part=None, title="CDP (trusted server)", colour="#CC79A7", marker="v",
-        attackers=(), methods=(),
-    ),
-    NoiseRow(
-        label="anti_pgd", part="AntiPgd", title="Anti-PGD", colour="#56B4E9", marker="P",
-        attackers=OWN_KEYS, why=_OWN_SECRETS,
-    ),
-    NoiseRow(
-        label="prefix_sum", part="PrefixSum", title="D-MF", colour="#999933", marker="X",
-        attackers=OWN_KEYS, why=_OWN_SECRETS,
-    ),
-    NoiseRow(
-        label="mafalda", part="Mafalda", title="MAFALDA", colour="#882255", marker="p",
-        attackers=OWN_KEYS, why=_OWN_SECRETS,
-    ),
-    NoiseRow(
-        label="spacetime", part="SpaceTime", title="space and time", colour="#332288", marker="*",
-        why=_SHARED,
-    ),
-    NoiseRow(
-        label="pair_keys", part="PairKeys", title="DECOR, keys at both ends", colour="#44AA99",
-        marker="<", attackers=KEYS_APART, methods=("DSGD",), released=False,
+    _own(label="independent", part="Independent"),
+    _own(label="anti_pgd", part="AntiPgd"),
+    _own(label="prefix_sum", part="PrefixSum"),
+    _own(label="mafalda", part="Mafalda"),
+    _scheduled(label="laplace", part="Laplace", loss="pure"),
+    _scheduled(label="normal", part="Normal"),
+    NoiseRow(label="pairwise", part="Pairwise"),
+    NoiseRow(label="whisper", part="Whisper"),
+    NoiseRow(label="whisper_horizon", part="Whisper"),
+    NoiseRow(label="spacetime", part="SpaceTime"),
+    _simulated(
+        label="pair_keys",
+        part="PairKeys",
+        attackers=KEYS_APART,
+        methods=("DSGD",),
         why=(
             "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
-            "constant size (optimizer=Sgd(step_size)); a run in one process holds all keys, so it "
-            "is a simulation (release=False): in a release every agent draws its own with "
-            "transforms.noise"
+            f"constant size (optimizer=Sgd(step_size)); {_SIMULATED}: in a release every agent "
+            "draws its own with transforms.noise"
         ),
     ),
-    NoiseRow(
-        label="laplace", part="Laplace", title="Laplace", colour="#AA4499", marker="h",
-        by_round=True, loss="pure", released=False, attackers=OWN_KEYS, why=_SCHEDULED,
+    _simulated(
+        label="aggregate",
+        part="Aggregate",
+        attackers=(("aggregator", "any"), ("outsider", "any")),
+        methods=("Federated",),
+        why=_SUMS.format("'aggregator' or 'outsider'"),
     ),
-    NoiseRow(
-        label="normal", part="Normal", title="Gaussian, by schedule", colour="#117733", marker="d",
-        by_round=True, released=False, attackers=OWN_KEYS, why=_SCHEDULED,
+    _simulated(
+        label="discrete",
+        part="Discrete",
+        attackers=(("aggregator", "any"),),
+        methods=("Federated",),
+        loss="zcdp",
+        why=_SUMS.format("'aggregator'"),
     ),
-    NoiseRow(
-        label="aggregate", part="Aggregate", title="in a secure sum", colour="#661100", marker="8",
-        attackers=(("aggregator", "any"), ("outsider", "any")), methods=("Federated",),
-        released=False,
-        why=(
-            "its loss is that of sums of which nobody sees a part: give "
-            "method=Federated(aggregate=...) and attacker='aggregator' or 'outsider'; a run in one "
-            "process holds all keys, so it is a simulation (release=False)"
-        ),
-    ),
-    NoiseRow(
-        label="discrete", part="Discrete", title="whole numbers in a secure sum", colour="#6699CC",
-        marker="H", attackers=(("aggregator", "any"),), methods=("Federated",), loss="zcdp",
-        released=False,
-        why=(
-            "its loss is that of sums of which nobody sees a part: give "
-            "method=Federated(aggregate=...) and Protect(..., attacker='aggregator'); a run in one "
-            "process holds all keys, so it is a simulation (release=False)"
-        ),
-    ),
-    NoiseRow(
-        label="zip_dl", part="ZeroSum", title="Zip-DL", colour="#DDCC77", marker=">",
-        attackers=RECEIVERS, methods=("ZipDL",), released=False,
+    _simulated(
+        label="zip_dl",
+        part="ZeroSum",
+        attackers=(("node", "view"), ("coalition", "view")),
+        methods=("ZipDL",),
         why=(
             "it is Zip-DL's (method=ZipDL()), whose loss is finite only for nodes, and for "
             "gradients that do not depend on what these cannot see: give "
             "Protect(..., attacker='node', gradients='view'), an assumption that captions state; "
-            "a run in one process holds all keys, so it is a simulation (release=False)"
+            f"{_SIMULATED}"
         ),
     ),
-)  # fmt: skip
+)
 """One row a design that records may name."""
 
 SAMPLERS = ("Random", "Full", "Cyclic", "Clients", "Poisson")
 """Samplers of the package; what one claims of its batches decides what it joins."""
 
-REFERENCES = {"non_private": ("non-private", "#000000", "x")}
-"""Title, colour and marker of runs without noise."""
-
-_CORRELATED = NoiseRow(
-    label="covariance", part="Correlated", title="", colour="", marker="", why=_SHARED
-)
+_CORRELATED = NoiseRow(label="covariance", part="Correlated")
 _CUSTOM = MethodRow(
     part="", one_answer=True, why="its sensitivity is of plain steps: give Sgd(step_size, decay)"
 )
@@ -285,9 +254,10 @@ def custom(config: Any) -> tuple[str, ...]:
         config: A config, on whose parts' word a guarantee relies. What an optimizer makes of noisy
             means is post-processing; its class says how far it steps.
     """
-    classes = [type(part) for part in (config, config.optimizer)]
-    own = [kind.__name__ for kind in classes if not packaged(kind)]
-    return tuple(dict.fromkeys(_foreign(config.method, config.noise, config.sampler) + own))
+    names = _foreign(config.method, config.noise, config.sampler)
+    classes = (type(config), type(config.optimizer))
+    names += [kind.__name__ for kind in classes if not packaged(kind)]
+    return tuple(dict.fromkeys(names))
 
 
 def _foreign(*parts: Any) -> list[str]:
@@ -325,6 +295,15 @@ def method(part: Any) -> MethodRow:
     return dataclasses.replace(method(getattr(part, row.wraps)), part=row.part)
 
 
+def in_sums(part: Any) -> bool:
+    """Return whether a method gives its optimizer means over agents, and their noise with each.
+
+    Args:
+        part: A method.
+    """
+    return method(part).noisy_means == "sums"
+
+
 def noise(part: Any) -> NoiseRow:
     """Return the row of a noise design.
 
@@ -343,43 +322,72 @@ def check(config: Any) -> None:
     Raises:
         ValueError: Naming the parts, why they do not, and the remedy.
     """
-    _check_sampler(config)
-    optimizer, name = _validate.shown(config.optimizer), type(config.method).__name__
-    method_row, noise_row = method(config.method), noise(config.noise)
+    part, how, noise_row = config.method, method(config.method), noise(config.noise)
+    name, optimizer = type(part).__name__, _validate.shown(config.optimizer)
+    steps = how.steps
+    if noise_row.by_round and part.sensitivity is not None and steps == "any":
+        steps = "plain"
     plain = any(
         kind.__name__ == "Sgd" and packaged(kind) for kind in type(config.optimizer).__mro__
     )
     constant = plain and config.optimizer.decay == "constant"
-    steps = method_row.steps
-    if noise_row.by_round and config.method.sensitivity is not None and steps == "any":
-        steps = "plain"
-    if not {"any": True, "plain": plain, "constant": constant}[steps]:
-        raise ValueError(
-            f"optimizer is {optimizer}, which method {name} does not join: {method_row.why}"
-        )
-    _check_variance(config, method_row, noise_row)
-    aggregate = getattr(getattr(config.method, "exchange", None), "aggregate", None)
-    if getattr(aggregate, "whole", False) and not config.integer_encoded:
-        raise ValueError(
-            f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
-            "plans.integers.Discrete, or algorithms.exchange.Trusted"
-        )
+    aggregate = getattr(getattr(part, "exchange", None), "aggregate", None)
+    unknown = _unknown_variance(config, how, noise_row)
+    uses_noise = getattr(config.optimizer, "uses_noise", False)
+    joined = {"any": True, "plain": plain, "constant": constant}[steps]
+    wrong = _sampler_rules(config) | {
+        f"optimizer is {optimizer}, which method {name} does not join: {how.why}": not joined,
+        f"optimizer is {optimizer}, which uses the noise's variance, but {unknown}: make the "
+        "optimizer with a variance that you know, uses_noise=False": uses_noise and unknown,
+        f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
+        "plans.integers.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
+        and not config.integer_encoded,
+    }
+    _refuse(wrong)
     if config.noise is None:
         return
-    part = type(config.noise).__name__
-    _check_bound(config.protect, method_row, noise_row, part)
-    _check_accountant(config.budget.accountant, noise_row.loss, part)
+    protect, kind = config.protect, type(config.noise).__name__
     known = packaged(type(config.noise)) or noise_row is not _CORRELATED
-    if method_row.noises is not None and known and noise_row.part not in method_row.noises:
-        raise ValueError(f"noise is {part}, which method {name} does not join: {method_row.why}")
-    check_noise(config.noise, config.method, config.protect)
-    if config.protect.gradients == "view" and not constant:
-        raise ValueError(
-            f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps "
-            f"of constant size: {noise_row.why}"
-        )
-    if config.release and not noise_row.released:
-        raise ValueError(f"release is True with noise {part}: {noise_row.why}")
+    gap, accountant = protect.gradient_gap, config.budget.accountant
+    wrong = {
+        f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "
+        "combines several: clip what it combines (clip_norm)": gap is not None
+        and noise_row.by_round
+        and not how.one_answer,
+        f"protect has norm {protect.norm!r} and gradient_gap {gap}, which noise {kind} does not "
+        "join: give Protect(relation, clip_norm), or noise of plans.scheduled": not (
+            noise_row.by_round or (protect.norm == "l2" and gap is None)
+        ),
+        f"accountant is {accountant!r} with noise {kind}; give {_BUDGETS[noise_row.loss]}": (
+            noise_row.loss != (accountant if accountant in ("pure", "zcdp") else "gaussian")
+        ),
+        f"noise is {kind}, which method {name} does not join: {how.why}": (
+            how.noises is not None and known and noise_row.part not in how.noises
+        ),
+    }
+    _refuse(wrong)
+    check_noise(config.noise, part, protect)
+    wrong = {
+        f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
+        f"size: {noise_row.why}": protect.gradients == "view" and not constant,
+        f"release is True with noise {kind}: {noise_row.why}": config.release
+        and not noise_row.released,
+    }
+    _refuse(wrong)
+
+
+_BUDGETS = {
+    "pure": "Budget(epsilon, accountant='pure'): its noise is Laplace's, without a delta",
+    "zcdp": "Budget(epsilon, delta, accountant='zcdp'): its noise is whole numbers",
+    "gaussian": "Budget(epsilon, delta), of accountant 'gdp' or 'rdp': its noise is real Gaussian",
+}
+
+
+def _refuse(rules: dict[str, Any]) -> None:
+    """Raise the first text whose rule is broken."""
+    for text, broken in rules.items():
+        if broken:
+            raise ValueError(text)
 
 
 def check_noise(part: Any, joined: Any, protect: Any, *, own: bool = False) -> None:
@@ -397,113 +405,65 @@ def check_noise(part: Any, joined: Any, protect: Any, *, own: bool = False) -> N
     row, kind = noise(part), type(joined).__name__
     name = row.part if part is None else type(part).__name__
     attackers = OWN_KEYS if own else row.attackers
-    if row.methods is not None and method(joined).part not in row.methods:
-        raise ValueError(f"method is {kind}, which noise {name} does not join: {row.why}")
-    if row.methods is None and joined.sensitivity is not None and not row.by_round:
-        raise ValueError(
-            f"method is {kind}, whose payload is no answer of the query, which noise {name} does "
-            "not join: its loss is that of clipped sums; emit the query's total"
-        )
-    if (protect.attacker, protect.gradients) not in attackers:
-        raise ValueError(
-            f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
-            f"which noise {name} has no finite loss that is known: {row.why}"
-        )
+    wrong = {
+        f"method is {kind}, which noise {name} does not join: {row.why}": (
+            row.methods is not None and method(joined).part not in row.methods
+        ),
+        f"method is {kind}, whose payload is no answer of the query, which noise {name} does not "
+        "join: its loss is that of clipped sums; emit the query's total": (
+            row.methods is None and joined.sensitivity is not None and not row.by_round
+        ),
+        f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
+        f"which noise {name} has no finite loss that is known: {row.why}": (
+            (protect.attacker, protect.gradients) not in attackers
+        ),
+    }
+    _refuse(wrong)
 
 
-def _check_sampler(config: Any) -> None:
-    """Refuse parts that a sampler does not join, by what it claims of its batches."""
+def _sampler_rules(config: Any) -> dict[str, Any]:
+    """What a sampler asks of other parts, by what it claims of its batches."""
     part, protect = config.sampler, config.protect
-    if protect.unit == "client" and getattr(part, "turns", None) is None:
-        raise ValueError(
-            f"relation is {protect.relation!r} with sampler {_validate.shown(part)}, which "
-            "knows no clients: use samplers.Clients, or protect records or agents"
-        )
-    rules, claim = [], ""
-    if part.capacity is not None:
-        rules = _rules_of_rates(config)
-        claim = ", for which batches drawn by coin flips amplify nothing that is accounted here"
-    elif part.participation is not None:
-        why = "an agent takes part in every round: protect records"
-        rules = [(protect.unit != "agent", f"relation {protect.relation!r}", why)]
-    for holds, culprit, why in rules:
-        if not holds:
-            shown = _validate.shown(part)
-            raise ValueError(f"sampler is {shown} with {culprit}{claim}; {why}, or use Random")
-
-
-def _rules_of_rates(config: Any) -> list[tuple[bool, str, str]]:
-    """What amplification asks of other parts: whether it holds, what breaks it, and why."""
-    protect, name = config.protect, type(config.method).__name__
-    accountant, each = "gdp", None
-    if config.budget is not None:
-        accountant, each = config.budget.accountant, config.budget.each
+    shown, relation = _validate.shown(part), f"relation {protect.relation!r}"
+    if part.capacity is None:
+        clients = getattr(part, "turns", None) is not None
+        return {
+            f"sampler is {shown} with {relation}, but knows no clients: use samplers.Clients": (
+                protect.unit == "client" and not clients
+            ),
+            f"sampler is {shown} with {relation}; an agent takes part in every round: protect "
+            "records, or use Random": part.participation is not None and protect.unit == "agent",
+        }
     # Designs that do not say so may depend on earlier rounds, or be no covariance.
     fresh = config.noise is None or not getattr(config.noise, "temporal", True)
     bands = getattr(config.noise, "bands", None) or math.inf
-    apart = bands <= config.sampler.pattern(config.rounds).separation
+    budget, separation = config.budget, part.pattern(config.rounds).separation
     few = (
         "give a covariance over agents that is fresh in every round, a strategy of few bands "
         "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
     )
-    carried = "what it sends carries a record into rounds that did not draw it"
-    zeroed, outside = protect.relation == "zero_out_record", protect.attacker == "outsider"
-    return [
-        (zeroed, f"relation {protect.relation!r}", "protect zero_out_record"),
-        (outside, f"attacker {protect.attacker!r}", "whoever takes part may know its batches"),
-        (protect.gradients == "any", "gradients 'view'", "batches are unknown, too"),
-        (config.method.sensitivity is None, f"method {name}", carried),
-        (fresh or apart, f"noise {config.label!r}", few),
-        (accountant == "gdp", f"accountant {accountant!r}", "give 'gdp', here numerical"),
-        (each is None, "one epsilon an agent", "give one for all"),
-        (not config.release, "release=True", "its finite precision is not priced"),
-    ]
+    rules = {
+        f"{relation}: protect zero_out_record": protect.relation != "zero_out_record",
+        f"attacker {protect.attacker!r}, who may know its batches": protect.attacker != "outsider",
+        "gradients 'view': batches are unknown, too": protect.gradients != "any",
+        f"method {type(config.method).__name__}: what it sends carries a record into rounds that "
+        "did not draw it": config.method.sensitivity is not None,
+        f"noise {config.label!r}: {few}": not fresh and bands > separation,
+        "an accountant: give 'gdp', here numerical": budget and budget.accountant != "gdp",
+        "one epsilon an agent: give one for all": budget and budget.each is not None,
+        "release=True: its finite precision is not priced": config.release,
+    }
+    claim = "batches drawn by coin flips amplify nothing that is accounted for here with"
+    return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
-def _check_variance(config: Any, method_row: MethodRow, noise_row: NoiseRow) -> None:
-    """Refuse an optimizer that uses the noise's variance where the plan does not know it."""
-    if not getattr(config.optimizer, "uses_noise", False):
-        return
-    sums, name = method_row.noisy_means == "sums", type(config.noise).__name__
-    if method_row.noisy_means is None:
-        why = (
+def _unknown_variance(config: Any, how: MethodRow, noise_row: NoiseRow) -> str:
+    """Why the plan does not know the noise's variance; "" where it does."""
+    if how.noisy_means is None:
+        return (
             f"method {type(config.method).__name__} gives its optimizer something else than the "
             "agents' noisy means"
         )
-    elif noise_row.by_round or (sums and getattr(config.noise, "temporal", False)):
-        why = f"the variance of noise {name}{' in sums' if sums else ''} changes by round"
-    else:
-        return
-    raise ValueError(
-        f"optimizer is {_validate.shown(config.optimizer)}, which uses the noise's variance, but "
-        f"{why}: make the optimizer with a variance that you know, uses_noise=False"
-    )
-
-
-def _check_bound(protect: Any, method_row: MethodRow, noise_row: NoiseRow, name: str) -> None:
-    """Refuse what bounds gradients for other noise, or other payloads, than it joins."""
-    gap = protect.gradient_gap
-    if gap is not None and noise_row.by_round and not method_row.one_answer:
-        raise ValueError(
-            f"protect has gradient_gap {gap}, which says how far one gradient moves, and the "
-            "method combines several: clip what it combines (clip_norm)"
-        )
-    if not noise_row.by_round and (protect.norm != "l2" or gap is not None):
-        raise ValueError(
-            f"protect has norm {protect.norm!r} and gradient_gap {gap}, which noise {name} does "
-            "not join: its loss is of gradients clipped in L2; give Protect(relation, clip_norm), "
-            "or noise of plans.scheduled"
-        )
-
-
-def _check_accountant(accountant: str, loss: str, part: str) -> None:
-    """Refuse an accountant of other noise."""
-    if loss == (accountant if accountant in ("pure", "zcdp") else "gaussian"):
-        return
-    remedy = {
-        "pure": "Budget(epsilon, accountant='pure'): its noise is Laplace's, without a delta",
-        "zcdp": "Budget(epsilon, delta, accountant='zcdp'): its noise is whole numbers",
-        "gaussian": "Budget(epsilon, delta), of accountant 'gdp' or 'rdp': its noise is real "
-        "Gaussian",
-    }
-    raise ValueError(f"accountant is {accountant!r} with noise {part}; give {remedy[loss]}")
+    if noise_row.by_round or (in_sums(config.method) and getattr(config.noise, "temporal", False)):
+        return f"the variance of noise {type(config.noise).__name__} changes by round"
+    return ""

@@ -7,7 +7,7 @@ from typing import Any
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import compatibility, optimizers
+from dpjax.plans import compatibility
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler, Timed
@@ -52,34 +52,17 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse parts that do not go together."""
-        kinds = {
-            "protect": (Protect, "plans.protect.Protect(relation, clip_norm)"),
-            "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
-            "optimizer": (
-                Optimizer,
-                "plans.optimizers.Sgd(step_size), Chain(optax.adam, step_size) of what makes one, "
-                "or UpdateRule(...).chain(step_size)",
-            ),
-            "noise": (Noise | None, "plans.noise.Whisper(), or None"),
-            "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
-            "method": (
-                Method | Networked,
-                "algorithms.dsgd.DSGD(), or your own class that inherits protocols.Method",
-            ),
-        }
-        for name, (kind, remedy) in kinds.items():
-            value = getattr(self, name)
-            if isinstance(value, type) or not isinstance(value, kind):
-                raise ValueError(
-                    f"{name} is {_validate.shown(value)}; give {_instance(name, value) or remedy}"
-                )
-            if value is not None:
-                _check_frozen(name, value)
+        for name, (kind, remedy) in _KINDS.items():
+            part = getattr(self, name)
+            if isinstance(part, type) or not isinstance(part, kind):
+                raise ValueError(f"{name} is {_validate.shown(part)}; give {remedy}")
+            if part is not None:
+                _check_frozen(name, part)
         _validate.number("optimizer.first", self.optimizer.first)
         _validate.flag("release", self.release)
         # Below what an int32 counter of rounds can hold.
         rounds = _validate.integer("rounds", self.rounds, most=2**31 - 2)
-        object.__setattr__(self, "rounds", rounds)
+        _validate.assign(self, rounds=rounds)
         if (self.noise is None) != (self.budget is None):
             present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
             raise ValueError(
@@ -93,9 +76,6 @@ class Config:
                 part.check_rounds(rounds)
         self.sampler.pattern(rounds)  # Refuses other rounds than it deals.
         compatibility.check(self)
-        means = compatibility.method(self.method).noisy_means
-        if means == "sums" and getattr(self.optimizer, "uses_noise", False):
-            optimizers.check_told(self.optimizer)
 
     def using(self, noise: Noise | None) -> "Config":
         """The same config with another noise design; None is without noise and budget.
@@ -141,27 +121,22 @@ class Config:
         return self.sampler.participation
 
 
-def _instance(name: str, value: Any) -> str | None:
-    """How to make the part whose class, or a design's label, was given; None for others."""
-    parts = {
-        "noise": [row.part for row in compatibility.NOISES],
-        "sampler": compatibility.SAMPLERS,
-        "method": [row.part for row in compatibility.METHODS],
-    }.get(name, ())
-    if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__name__ in parts:
-        missing = dataclasses.MISSING
-        needed = [
-            field.name
-            for field in dataclasses.fields(value)
-            if field.init and field.default is missing and field.default_factory is missing
-        ]
-        return f"{value.__name__}({', '.join(needed)})"
-    if name == "noise" and isinstance(value, str):
-        horizon = "'run'" if value == "whisper_horizon" else ""
-        for row in compatibility.NOISES:
-            if row.label == value and row.part is not None and row.released:
-                return f"plans.noise.{row.part}({horizon})"
-    return None
+_KINDS: dict[str, tuple[Any, str]] = {
+    "protect": (Protect, "plans.protect.Protect(relation, clip_norm)"),
+    "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
+    "optimizer": (
+        Optimizer,
+        "plans.optimizers.Sgd(step_size), Chain(optax.adam, step_size) of what makes one, or "
+        "UpdateRule(...).chain(step_size)",
+    ),
+    "noise": (Noise | None, "plans.noise.Whisper(), say, or None"),
+    "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
+    "method": (
+        Method | Networked,
+        "algorithms.dsgd.DSGD(), or your own class that inherits protocols.Method",
+    ),
+}
+"""What each field is, and what to give."""
 
 
 def _check_frozen(name: str, part: Any) -> None:

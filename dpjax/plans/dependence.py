@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from dpjax.plans.compatibility import packaged
+from dpjax.plans import compatibility
 from dpjax.protocols import Answer, Emission, Method, Optimizer, PublicState, Round
+from dpjax.transforms.lowpass import SHARES
 
 __all__: list[str] = []
 
@@ -134,6 +135,7 @@ def check(
     n, like = mixing[-1], jax.ShapeDtypeStruct
     arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
+    arrays |= _shares(method, optimizer, n)
     models: Any = {"w": like((n, max(2, method.entries)), jnp.float32)}
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query, chain = _Query(), optimizer.chain(arrays)
@@ -156,9 +158,9 @@ def check(
     def start(arrays: Any, models: Any, key: Any) -> Any:
         return method.start(context(arrays, key, 0, None), models)
 
-    def one(kept: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
+    def one(state: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
         ctx = context(arrays, key, round, batch)
-        return _round(method, ctx, PublicState(*kept), noisy, payload)
+        return _round(method, ctx, PublicState(*state), noisy, payload)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     memory = jax.eval_shape(start, arrays, models, key)
@@ -166,6 +168,7 @@ def check(
     inputs = ((models, memory), batch, arrays, key, like((), jnp.int32), noisy)
     closed, (state, shown) = jax.make_jaxpr(one, return_shape=True)(*inputs)
     _check_keys(models=state[0], memory=state[1], **shown._asdict())
+    _check_shapes("method or optimizer turns a state of {} into {}: keep shapes", inputs[0], state)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
     parts = inputs[0], inputs[1], inputs[2:]
     kept, data, public = (len(jax.tree.leaves(part)) for part in parts)
@@ -182,6 +185,13 @@ def check(
         new = [a or b for a, b in zip(marked, outputs[:kept], strict=True)]
 
 
+def _shares(method: Method, optimizer: Any, agents: int) -> dict[str, Any]:
+    """The noise's variances for a server's optimizer, where it uses them."""
+    if not (getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method)):
+        return {}
+    return {SHARES: jax.ShapeDtypeStruct((agents,), jnp.float32)}
+
+
 def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:
     """The state after a round, and what leaves an agent in it."""
     emission, query = method.emit(ctx, public_state), ctx.query
@@ -194,7 +204,7 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
         new = method.absorb(ctx, public_state, carry, received.value)
         released = method.released(PublicState(*new))
     except Exception as error:
-        if packaged(type(method)):
+        if compatibility.packaged(type(method)):
             raise
         first = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ValueError(
@@ -267,9 +277,10 @@ def _check_payload(method: Method, emitted: Any, payload: Any, totals: list[Any]
             "query as it was given, so that nothing says how far one record can move it; emit the "
             "answer's total, encode before the clip, or state a sensitivity"
         )
-    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), t) for t in (emitted, payload)]
+    _check_shapes("emit gives {}, payload says {}: make them one", emitted, payload)
+
+
+def _check_shapes(text: str, *trees: Any) -> None:
+    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in trees]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"payload says {shapes[1]}, emit gives {shapes[0]}; make Method.payload of the shapes "
-            "that are emitted"
-        )
+        raise ValueError(text.format(*shapes))

@@ -64,7 +64,7 @@ class Export:
 
     config: Config
     mixing: np.ndarray
-    noise: calibration.Factored
+    noise: Any
     sampler: Sampler
     guarantee: Guarantee
     total: Guarantee | None = None
@@ -72,7 +72,9 @@ class Export:
     def __post_init__(self) -> None:
         """Refuse what a file cannot tell, and a total of other phases."""
         config = self.config
-        loops = {
+        refused = {
+            f"is {config.label}, which has no noise design over agents; write noise.scales where "
+            "it is by schedule": getattr(self.noise, "design", None) is None,
             "is a release, whose noise this package draws and hardens; save the plan of the same "
             "config with release=False for a loop of your own": config.release,
             f"has sampler {config.sampler}, whose coin flips a loop of your own would have to "
@@ -80,7 +82,7 @@ class Export:
             f"has method {type(config.method).__name__}, whose rounds a file cannot tell; save a "
             "plan of DSGD": type(config.method) is not DSGD,
         }
-        for what, wrong in loops.items():
+        for what, wrong in refused.items():
             if wrong:
                 raise ValueError(f"plan {what}")
         total = self.total

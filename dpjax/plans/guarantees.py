@@ -1,5 +1,6 @@
 """The guarantee that a plan states, and its audit: computed again from what will be run."""
 
+import dataclasses
 import warnings
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from dpjax import _numerics, _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.records import Threat
 from dpjax.plans import compatibility
 from dpjax.plans.calibration import Calibrated, Factored, Target, target_of
 from dpjax.plans.config import Config
@@ -100,14 +102,8 @@ def _terms(config: Config, target: Target, noise: Calibrated) -> dict[str, Any]:
     # A class of a user's own inherits no promise.
     states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
     secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
-    terms = {
-        name: getattr(protect, name)
-        for name in (
-            *("relation", "attacker", "gradients", "nodes", "norm", "clip_norm"),
-            *("gradient_gap", "smoothness"),
-        )
-    }
-    return terms | {
+    threat = {one.name: getattr(protect, one.name) for one in dataclasses.fields(Threat)}
+    return threat | {
         "delta": target.budget.delta,
         "rounds": config.rounds,
         "accountant": config.accountant,
@@ -161,8 +157,8 @@ def audit(
     target = target_of(config, mixing, checked_counts(config, counts, mixing.shape[-1]))
     noise.check(target)
     spent = _spent(config, target, noise)
-    (runs, wanted), (claims, claimed) = _split(spent.loss), _split(stated.loss)
-    for name, value in (_terms(config, target, noise) | wanted).items():
+    (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
+    for name, value in (_terms(config, target, noise) | expected).items():
         other = claimed.get(name, getattr(stated, name, None))
         if value != other:
             raise ValueError(f"guarantee.{name} is {other!r}, the config runs {value!r}; {_REMEDY}")

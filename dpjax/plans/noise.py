@@ -629,10 +629,6 @@ class CalibratedScale(Calibrated):
         """Not under "view": what a round costs there depends on how many follow."""
         return target.protect.gradients == "any"
 
-    def frozen(self) -> "CalibratedScale":
-        """The same on a copy that nobody can change afterwards."""
-        return CalibratedScale(self.part, np.float32(self.scale), fixed(self.source))
-
     def check(self, target: Target) -> None:
         """Refuse a scale that float32 noise cannot have, and what the design does not join.
 

@@ -32,10 +32,6 @@ _SMALLEST, _LARGEST = 1e-37, 1e37
 _SCALE, _PROFILE = "noise_variance", "noise_profile"
 NOISE_ARRAYS = (_SCALE, _PROFILE, SHARES)
 """Arrays by which an optimizer knows the noise."""
-_REMEDY = (
-    "give a function of the step size, which is traced, that returns an optax chain of functions "
-    "of updates, state and parameters alone, for parameters of any tree"
-)
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,17 @@ class Sgd:
 
     def __post_init__(self) -> None:
         """Refuse a step that float32 cannot take."""
-        step = _validate.single_precision("step_size", self.step_size, _SMALLEST, _LARGEST)
-        object.__setattr__(self, "step_size", step)
+        _validate.assign(self, step_size=_plain_step(self.step_size))
         decay: Any = self.decay
         if isinstance(decay, str):
             _validate.one_of("decay", decay, ("constant", "sqrt"))
             return
+        remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or multiples up to 1, one a round"
         steps = _validate.numbers("decay", decay)
         if steps is not None and (max(steps) != 1 or min(steps) < 0):
-            raise ValueError(
-                f"decay is {_validate.shown(decay)}; give multiples of the step size, one a round, "
-                "from 0 to 1, the largest 1"
-            )
-        remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or multiples, one a round"
-        given = steps or _validate.probability("decay", decay, remedy=remedy)
-        object.__setattr__(self, "decay", given)
+            raise ValueError(f"decay is {_validate.shown(decay)}; {remedy}")
+        plain = steps or _validate.probability("decay", decay, remedy=remedy)
+        _validate.assign(self, decay=plain)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than there are step sizes, or of fewer.
@@ -111,12 +103,8 @@ class Sgd:
         if decay == "sqrt":
             return optax.scale_by_schedule(lambda count: -step / jnp.sqrt(count + 1.0))
         if isinstance(decay, tuple):
-            each, last = np.asarray(decay), len(decay) - 1
-
-            def listed(count: Any) -> Any:
-                return -step * jnp.asarray(each, step.dtype)[jnp.minimum(count, last)]
-
-            return optax.scale_by_schedule(listed)
+            each = jnp.asarray(decay, step.dtype)
+            return optax.scale_by_schedule(lambda t: -step * each[jnp.minimum(t, len(decay) - 1)])
         return optax.scale_by_schedule(lambda count: -step * _power(decay, count, step.dtype))
 
     def relative(self, rounds: int) -> np.ndarray:
@@ -181,18 +169,29 @@ class Chain:
 
     def __post_init__(self) -> None:
         """Refuse what makes no optimizer, and a step that float32 cannot take."""
-        if not callable(self.make):
-            raise ValueError(
-                f"make is {_validate.shown(self.make)}; give a function of the step size, such as "
-                "optax.adam"
-            )
         _validate.flag("uses_noise", self.uses_noise)
-        if callable(self.step_size):
-            _step(self.step_size, 0)
-        else:
-            step = _validate.single_precision("step_size", self.step_size, _SMALLEST, _LARGEST)
-            object.__setattr__(self, "step_size", step)
-        _try(self)
+        first = _step(self.step_size, 0) if self._scheduled else _plain_step(self.step_size)
+        if not self._scheduled:
+            _validate.assign(self, step_size=first)
+        model = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
+        try:
+            jax.eval_shape(self._updated, model, self.arrays())
+        except Exception as error:
+            raise ValueError(
+                f"make is {_validate.shown(self.make)}, which makes no optimizer: {_said(error)}; "
+                "give a function of the step size, which is traced, that returns an optax chain of "
+                "functions of updates, state and parameters alone, for parameters of any tree"
+            ) from error
+
+    def _updated(self, model: Any, arrays: Any) -> Any:
+        """Updates of one model, which stands for its gradient, too."""
+        step = self.step_size if self._scheduled else arrays["step_size"]
+        link = self.make(step, *[NoiseVariance(jnp.ones(()))] * self.uses_noise)
+        return link.update(model, link.init(model), model)
+
+    @property
+    def _scheduled(self) -> bool:
+        return callable(self.step_size)
 
     @property
     def first(self) -> float:
@@ -201,22 +200,20 @@ class Chain:
 
     def shared(self) -> "Chain":
         """The part without what `arrays` holds: what plans of one run share."""
-        if callable(self.step_size):
+        if self._scheduled:
             return self
         # Not made anew: it was tried when it was made, and plans ask for this often.
         one = copy.copy(self)
-        object.__setattr__(one, "step_size", 1.0)
+        _validate.assign(one, step_size=1.0)
         return one
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The step size, where it is a number."""
-        return (
-            {} if callable(self.step_size) else {"step_size": np.array(self.step_size, np.float32)}
-        )
+        return {} if self._scheduled else {"step_size": np.array(self.step_size, np.float32)}
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation of every agent by itself, step size and noise from the arrays."""
-        step = self.step_size if callable(self.step_size) else arrays["step_size"]
+        step = self.step_size if self._scheduled else arrays["step_size"]
         if not self.uses_noise:
             return _each(lambda _: self.make(step), None)
         if SHARES in arrays:
@@ -236,10 +233,14 @@ class Chain:
         Raises:
             ValueError: For a schedule with a step that is no finite number.
         """
-        if not callable(self.step_size):
+        if not self._scheduled:
             return np.ones(rounds)
         steps = np.asarray([_step(self.step_size, t) for t in range(rounds)])
         return steps / steps[0] if steps[0] else np.ones(rounds)
+
+
+def _plain_step(value: Any) -> float:
+    return _validate.single_precision("step_size", value, _SMALLEST, _LARGEST)
 
 
 def _step(schedule: optax.Schedule, round: int) -> float:
@@ -256,66 +257,6 @@ def _step(schedule: optax.Schedule, round: int) -> float:
     return step
 
 
-def _try(chain: Chain) -> None:
-    """Refuse what does not turn updates, state and parameters of a small model into updates."""
-    model = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
-
-    def one(model: Any, arrays: Any) -> Any:
-        step = chain.step_size if callable(chain.step_size) else arrays["step_size"]
-        made = (
-            chain.make(step, NoiseVariance(jnp.ones(()))) if chain.uses_noise else chain.make(step)
-        )
-        if not isinstance(made, optax.GradientTransformation):
-            kind = "a number" if isinstance(made, jax.Array) else type(made).__name__
-            raise TypeError(f"it gives {kind}, and no optax.GradientTransformation")
-        state = made.init(model)
-        return state, *made.update(model, state, model)
-
-    try:
-        state, updates, after = jax.eval_shape(one, model, chain.arrays())
-    except Exception as error:
-        raise ValueError(
-            f"make is {_validate.shown(chain.make)}, which makes no optimizer: {_said(error)}; "
-            f"{_REMEDY}"
-        ) from error
-    for leaf in jax.tree.leaves(state):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise ValueError(
-                f"make is {_validate.shown(chain.make)}, whose optimizer keeps a random key, which "
-                f"checkpoints would hold; draw no noise in an optimizer: {_REMEDY}"
-            )
-    for name, given, got in (("updates", model, updates), ("a state", state, after)):
-        shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), t) for t in (given, got)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"make is {_validate.shown(chain.make)}, whose optimizer turns {name} of "
-                f"{shapes[0]} into {shapes[1]}; keep shapes and dtypes"
-            )
-
-
-def check_told(chain: Any) -> None:
-    """Refuse an optimizer that is not told its noise's variance with every update.
-
-    Args:
-        chain: One with ``uses_noise``.
-
-    Raises:
-        ValueError: For links that ask for a number.
-    """
-    model = {"w": jnp.zeros((1, 2), jnp.float32)}
-
-    def one(arrays: Any) -> Any:
-        made = chain.chain({**arrays, SHARES: jnp.zeros(1, jnp.float32)})
-        return made.update(model, made.init(model), model, noise_variance=model)
-
-    try:
-        jax.eval_shape(one, chain.arrays())
-    except ValueError as error:
-        raise ValueError(
-            f"optimizer is {_validate.shown(chain)}, which does not join sums at a server: {error}"
-        ) from error
-
-
 def _said(error: Exception) -> str:
     """The first line of an error, with its kind."""
     first = (str(error).splitlines() or [""])[0]
@@ -323,13 +264,13 @@ def _said(error: Exception) -> str:
 
 
 def _each(
-    of_agent: Callable[[Any], optax.GradientTransformation], own: Any
+    of_agent: Callable[[Any], optax.GradientTransformation], scales: Any
 ) -> optax.GradientTransformation:
     """A transformation of one model as one of agent-stacked models, its state stacked too.
 
     Args:
-        of_agent: From what one agent has of its own to its transformation.
-        own: That of all agents, [n]; None where there is nothing.
+        of_agent: From the scale of an agent's noise to its transformation.
+        scales: Those of all agents, [n]; None where there are none.
     """
 
     def over_agents(function: Callable[..., Any], *trees: Any) -> Any:
@@ -340,14 +281,14 @@ def _each(
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one)
 
     def init(models: Any) -> Any:
-        return over_agents(lambda own, one: of_agent(own).init(one), own, models)
+        return over_agents(lambda scale, one: of_agent(scale).init(one), scales, models)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        def one(own: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
-            link = optax.with_extra_args_support(of_agent(own))
+        def one(scale: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
+            link = optax.with_extra_args_support(of_agent(scale))
             return link.update(updates, state, params, **extra)
 
-        return over_agents(one, own, updates, state, params, extra)
+        return over_agents(one, scales, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -360,18 +301,15 @@ def noise_arrays(
     *,
     in_sums: bool = False,
 ) -> dict[str, np.ndarray]:
-    """What an optimizer that uses the noise's variance is told of it, float32 by name.
+    """The noise's variance, float32 by name, for an optimizer that uses it.
 
     Args:
         optimizer: The optimizer; nothing for those that use none.
         factor: Map of a round's fresh normals to the agents' noisy sums; None where no one map says
             it, which no such optimizer joins.
-        strategy: C over rounds; None is the identity.
+        strategy: C over rounds; None is the identity, as it is in sums.
         divisor: What sums are divided by.
-        in_sums: Whether the optimizer is given means over agents, and is told with each.
-
-    Raises:
-        ValueError: In sums, for a strategy.
+        in_sums: Whether the optimizer is given means over agents, and the variance with each.
     """
     if not getattr(optimizer, "uses_noise", False):
         return {}
@@ -379,32 +317,24 @@ def noise_arrays(
     sums = np.square(factor.astype(np.float64)).sum(axis=1)
     variances = (sums / divisor**2).astype(np.float32)
     if in_sums:
-        if strategy is not None:
-            raise ValueError("strategy is given with sums at a server, which no such noise joins")
+        assert strategy is None
         return {SHARES: variances}
-    arrays = {_SCALE: variances}
-    if strategy is not None:
-        inverse = inverse_of(strategy)
-        profile = np.zeros((len(inverse), LAGS))
-        for lag in range(min(LAGS, len(inverse))):
-            rows = inverse[: len(inverse) - lag]
-            profile[lag:, lag] = np.einsum("ts,ts->t", inverse[lag:], rows)
-        # Flat: an array of three axes is one over agents.
-        arrays[_PROFILE] = profile.ravel().astype(np.float32)
-    return arrays
+    if strategy is None:
+        return {_SCALE: variances}
+    inverse = inverse_of(strategy)
+    profile = np.zeros((len(inverse), LAGS))
+    for lag in range(min(LAGS, len(inverse))):
+        rows = inverse[: len(inverse) - lag]
+        profile[lag:, lag] = np.einsum("ts,ts->t", inverse[lag:], rows)
+    # Flat: an array of three axes is one over agents.
+    return {_SCALE: variances, _PROFILE: profile.ravel().astype(np.float32)}
 
 
 BASES = ("sgd", "momentum", "nesterov", "adam", "galore", "muon")
 """Optimizers: plain steps, heavy-ball and Nesterov momentum, DP-AdamBC, DP-GaLore, optax's Muon."""
 
-_TITLES = dict(zip(BASES, ("SGD", "momentum", "Nesterov", "AdamBC", "GaLore", "Muon"), strict=True))
-_MOMENTS = ("adam", "galore")
-
-_LEARNED: dict[str, tuple[str, Callable[[Any, Any], optax.GradientTransformation]]] = {
-    "adaptive": ("adaptively filtered", lambda rule, noise: adaptive(rule.taps, noise)),
-    "wiener": ("Wiener filtered", lambda rule, noise: wiener(noise, unit=True)),
-}
-"""Filters that follow private gradients, whose noise they are told: a title and a link of each."""
+_LEARNED = ("adaptive", "wiener")
+"""Filters that follow private gradients, by the variance of their noise."""
 
 Coefficients = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -443,8 +373,8 @@ def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | Non
         raise ValueError(
             f"filter is {text!r}; give one of {names}, or coefficients as in '0.1;-0.9'"
         ) from None
-    made = filters.checked(b, a)
-    return made.b, made.a
+    coefficients = filters.checked(b, a)
+    return coefficients.b, coefficients.a
 
 
 @dataclass(frozen=True)
@@ -453,8 +383,7 @@ class UpdateRule:
 
     Steps of momentum and Nesterov's are effective ones (`dpjax.transforms.optimizers`), so that one
     step size means the same with and without. A filter takes the place of Adam's and GaLore's first
-    moment; in front of momentum, Nesterov's and Muon it filters what they filter again, and the
-    title says so.
+    moment; in front of momentum, Nesterov's and Muon it filters what they filter again.
 
     Guarantee: none of its own and none lost: post-processing of privatised means.
 
@@ -482,8 +411,8 @@ class UpdateRule:
     Example:
         >>> from dpjax.plans.optimizers import UpdateRule, read_filter
         >>> rule = UpdateRule("adam", read_filter("f1"))
-        >>> rule.title, rule.chain(0.001).first
-        ('AdamBC, filtered', 0.001)
+        >>> rule.chain(0.001).first
+        0.001
     """
 
     base: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
@@ -502,35 +431,26 @@ class UpdateRule:
         _validate.one_of("schedule", self.schedule, ("constant", "cosine"))
         if self.schedule == "cosine" and self.rounds is None:
             raise ValueError("rounds is None with a cosine schedule, which ends; give the rounds")
-        if self.rounds is not None:
-            object.__setattr__(self, "rounds", _validate.integer("rounds", self.rounds))
+        for name in ("rounds", "rank"):
+            if (value := getattr(self, name)) is not None:
+                _validate.assign(self, **{name: _validate.integer(name, value)})
+        _validate.assign(
+            self,
+            every=_validate.integer("every", self.every),
+            taps=_validate.integer("taps", self.taps, least=2, most=LAGS),
+            floor=_validate.positive("floor", self.floor),
+        )
         if not 0 < _validate.number("beta", self.beta) < 1:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
-        # Noise is known at so many lags.
-        object.__setattr__(self, "taps", _validate.integer("taps", self.taps, least=2, most=LAGS))
-        if self.rank is not None:
-            object.__setattr__(self, "rank", _validate.integer("rank", self.rank))
-        object.__setattr__(self, "every", _validate.integer("every", self.every))
-        object.__setattr__(self, "floor", _validate.positive("floor", self.floor))
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
-            made = filters.read(self.filter)
-            object.__setattr__(self, "filter", (made.b, made.a))
-        if learned and self.base in _MOMENTS:
+            coefficients = filters.read(self.filter)
+            _validate.assign(self, filter=(coefficients.b, coefficients.a))
+        if learned and self.base in ("adam", "galore"):
             raise ValueError(
                 f"filter is {self.filter!r} with {self.base}, whose first moment it cannot be; "
                 "give coefficients, or another base"
             )
-
-    @property
-    def title(self) -> str:
-        """What a legend says."""
-        name = _TITLES[self.base]
-        if self.filter is None:
-            return name
-        kind = _LEARNED[self.filter][0] if isinstance(self.filter, str) else "filtered"
-        plain = self.base in ("sgd", *_MOMENTS)
-        return f"{name}, {kind}" if plain else f"{name} behind a filter"
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of other length than the schedule's.
@@ -553,7 +473,7 @@ class UpdateRule:
         Args:
             step_size: Step size, the largest of a schedule.
         """
-        uses_noise = self.base in _MOMENTS or isinstance(self.filter, str)
+        uses_noise = self.base in ("adam", "galore") or isinstance(self.filter, str)
         return Chain(self, step_size, uses_noise=uses_noise)
 
     def __call__(self, step_size: Any, noise: Any = 0.0) -> optax.GradientTransformation:
@@ -563,32 +483,26 @@ class UpdateRule:
             step_size: Step size, traced or not.
             noise: Variance of the noise in a coordinate, as `Chain` tells it.
         """
-        steps = self._steps(step_size)
-        moment: Any = self.filter
+        steps, options = self._steps(step_size), dict[str, Any](floor=self.floor)
+        options["filter"] = self.filter
+        links, last = self._filters(noise), optax.scale_by_learning_rate(steps)
         if self.base == "adam":
-            links = [scale_by_adam(noise, floor=self.floor, filter=moment)]
+            links = [scale_by_adam(noise, **options)]
         elif self.base == "galore":
-            links = [
-                scale_by_galore(
-                    noise, rank=self.rank, every=self.every, floor=self.floor, filter=moment
-                )
-            ]
-        else:
-            links = self._filters(noise)
-        if self.base == "muon":
-            links.append(muon(steps))
-        elif self.base in ("momentum", "nesterov"):
-            links.append(momentum(steps, self.beta, nesterov=self.base == "nesterov"))
-        else:
-            links.append(optax.scale_by_learning_rate(steps))
-        return optax.chain(*links)
+            links = [scale_by_galore(noise, rank=self.rank, every=self.every, **options)]
+        elif self.base == "muon":
+            last = muon(steps)
+        elif self.base != "sgd":
+            last = momentum(steps, self.beta, nesterov=self.base == "nesterov")
+        return optax.chain(*links, last)
 
     def _filters(self, noise: Any) -> list[optax.GradientTransformation]:
-        if self.filter is None:
-            return []
-        if isinstance(self.filter, str):
-            return [_LEARNED[self.filter][1](self, noise)]
-        return [lowpass(*self.filter)]
+        """The filter in front of an optimizer, where it is no first moment."""
+        if self.filter == "adaptive":
+            return [adaptive(self.taps, noise)]
+        if self.filter == "wiener":
+            return [wiener(noise, unit=True)]
+        return [] if self.filter is None else [lowpass(*self.filter)]
 
     def _steps(self, step_size: Any) -> Callable[[Any], Any]:
         if self.schedule == "constant":

@@ -27,7 +27,7 @@ from dpjax.accounting import finite, forecast, losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility, dependence, guarantees
-from dpjax.plans.calibration import Calibrated, Factored, Target
+from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
@@ -62,6 +62,17 @@ class Plan:
 
     Raises:
         ValueError: If the audit fails.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.plans import optimizers, plan, protect, samplers
+        >>> config = plan.Config(
+        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=100,
+        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        ... )
+        >>> one = plan.make(config, np.full((3, 3), 1 / 3))
+        >>> one.agents, one.guarantee.epsilon, sorted(one.arrays)
+        (3, inf, ['mixing', 'step_size'])
     """
 
     config: Config
@@ -72,11 +83,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
-        for name in ("mixing", "counts"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, fixed(getattr(self, name)))
-        if self.noise is not None:
-            object.__setattr__(self, "noise", self.noise.frozen())
+        noise: Any = self.noise
+        if dataclasses.is_dataclass(noise):
+            values = {one.name: getattr(noise, one.name) for one in dataclasses.fields(noise)}
+            arrays = {name: fixed(v) for name, v in values.items() if isinstance(v, np.ndarray)}
+            noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
+        counts = None if self.counts is None else fixed(self.counts)
+        _validate.assign(self, mixing=fixed(self.mixing), counts=counts, noise=noise)
         method: Any = self.method  # Hashable, as all parts are.
         dependence.check(
             method, self.config.optimizer.shared(), self.mixing.shape, self.config.integer_encoded
@@ -179,7 +192,7 @@ class Plan:
         arrays = {"mixing": self.mixing}
         if noise is not None:
             arrays |= noise.arrays
-            in_sums = compatibility.method(self.method).noisy_means == "sums"
+            in_sums = compatibility.in_sums(self.method)
             arrays |= noise_arrays(
                 optimizer, noise.factor, noise.strategy, self.target.divisor, in_sums=in_sums
             )
@@ -322,15 +335,6 @@ class Plan:
         Raises:
             ValueError: As `save`, labels aside.
         """
-        if self.design is None:
-            remedy = "save a private plan of a design that has one"
-            if self.noise is not None and "noise_scales" in self.noise.arrays:
-                remedy = "noise by schedule is its noise.scales, one a round: write these"
-            raise ValueError(
-                f"plan is {self.config.label}, which has no noise design over agents to save; "
-                f"{remedy}"
-            )
-        assert isinstance(self.noise, Factored)
         return Export(self.config, self.mixing, self.noise, self.sampler, self.guarantee, total)
 
     def fingerprint(self) -> str:

@@ -83,59 +83,55 @@ class Protect:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
-        _validate.one_of("relation", self.relation, budget.RELATIONS)
-        _validate.one_of("attacker", self.attacker, ATTACKERS)
-        _validate.one_of("gradients", self.gradients, ("any", "view"))
-        _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
+        options = {
+            "relation": budget.RELATIONS,
+            "attacker": ATTACKERS,
+            "gradients": ("any", "view"),
+            "clipping": ("flat", "automatic"),
+            "norm": NORMS,
+        }
+        for name, known in options.items():
+            _validate.one_of(name, getattr(self, name), known)
         _validate.flag("per_layer", self.per_layer)
-        _validate.one_of("norm", self.norm, NORMS)
         self._check_bound()
         self._check_nodes()
         if self.microbatch is None:
             return
-        places = _validate.integer("microbatch", self.microbatch, most=2**31 - 2)
-        object.__setattr__(self, "microbatch", places)
+        microbatch = _validate.integer("microbatch", self.microbatch, most=2**31 - 2)
+        _validate.assign(self, microbatch=microbatch)
         if self.unit == "agent":
             raise ValueError(
-                f"microbatch is {places} under relation {self.relation!r}; it divides per-record "
-                "clipping only, leave it None"
+                f"microbatch is {microbatch} under relation {self.relation!r}; it divides "
+                "per-record clipping only, leave it None"
             )
 
     def _check_bound(self) -> None:
         """Refuse what bounds gradients twice, or not at all, or in a norm that it cannot."""
-        name = "clip_norm" if self.gradient_gap is None else "gradient_gap"
-        if name == "clip_norm" and self.clip_norm is Protect.clip_norm:  # The default.
+        gap, smoothness = self.gradient_gap, self.smoothness
+        name = "clip_norm" if gap is None else "gradient_gap"
+        bound = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
+        _validate.assign(self, **{name: bound})
+        if gap is not None and self.clip_norm != math.inf:
             raise ValueError(
-                "clip_norm is infinite; give a number above 0, or gradient_gap, an assumption"
-            )
-        plain = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
-        object.__setattr__(self, name, plain)
-        if self.gradient_gap is not None and self.clip_norm != math.inf:
-            raise ValueError(
-                f"clip_norm is {_validate.shown(self.clip_norm)} with gradient_gap {plain}; clip, "
+                f"clip_norm is {_validate.shown(self.clip_norm)} with gradient_gap {bound}; clip, "
                 "or assume a gap, not both"
             )
-        if self.smoothness is not None:
-            smoothness = _validate.positive("smoothness", self.smoothness)
-            object.__setattr__(self, "smoothness", smoothness)
-            if self.gradient_gap is None:
+        if smoothness is not None:
+            _validate.assign(self, smoothness=_validate.positive("smoothness", smoothness))
+            if gap is None:
                 raise ValueError(
                     f"smoothness is {smoothness} for clipped gradients, which are close wherever "
                     "they are asked for; leave it out"
                 )
-        wrong = {
-            "relation": (self.norm == "l1" or self.gradient_gap is not None)
-            and self.unit != "agent",
-            "per_layer": self.norm == "l1" and self.per_layer,
-            "clipping": self.gradient_gap is not None and self.clipping != "flat",
-        }
-        for field, refused in wrong.items():
-            if refused:
-                raise ValueError(
-                    f"{field} is {getattr(self, field)!r} with norm {self.norm!r} and gradient_gap "
-                    f"{self.gradient_gap}; L1 norms and assumed gaps are of one whole gradient an "
-                    "agent: protect replace_agent, with flat clipping of all layers together"
-                )
+        l1 = self.norm == "l1"
+        whole = self.unit == "agent" or not (l1 or gap is not None)
+        if not whole or (l1 and self.per_layer) or (gap is not None and self.clipping != "flat"):
+            raise ValueError(
+                f"norm is {self.norm!r} and gradient_gap {gap} with relation {self.relation!r}, "
+                f"clipping {self.clipping!r} and per_layer {self.per_layer}; L1 norms and assumed "
+                "gaps are of one whole gradient an agent: protect replace_agent, with flat "
+                "clipping of all layers together"
+            )
 
     def _check_nodes(self) -> None:
         nodes: Any = self.nodes
@@ -146,8 +142,7 @@ class Protect:
                 f"nodes is {_validate.shown(nodes)} with attacker {self.attacker!r}; give the "
                 "agents of a coalition, nodes=(0, 3), and None for other attackers"
             )
-        numbers = set(_validate.agents("nodes", nodes))
-        object.__setattr__(self, "nodes", tuple(sorted(numbers)))
+        _validate.assign(self, nodes=tuple(sorted(set(_validate.agents("nodes", nodes)))))
 
     @property
     def unit(self) -> str:
@@ -211,30 +206,29 @@ class Budget:
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
         epsilons: Any = self.epsilon
-        listed = isinstance(epsilons, list | tuple) or (
-            isinstance(epsilons, np.ndarray) and epsilons.ndim
-        )
+        listed = isinstance(epsilons, list | tuple) or np.ndim(epsilons) > 0
         if listed and not len(epsilons):
             raise ValueError(f"epsilon is {epsilons!r}; give one number, or one an agent")
-        numbers = [
-            _validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])
-        ]
-        object.__setattr__(self, "epsilon", tuple(numbers) if listed else numbers[0])
+        plain = [_validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])]
         _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure", "zcdp"))
         if self.accountant == "pure":
-            if _validate.number("delta", self.delta) != 0:
+            delta = _validate.number("delta", self.delta)
+            if delta != 0:
                 raise ValueError(
                     f"delta is {self.delta} with accountant 'pure', which needs none; leave it out"
                 )
-            object.__setattr__(self, "delta", 0.0)
         else:
             remedy = (
                 "give a number strictly between 0 and 1, or accountant='pure' with Laplace noise"
             )
             delta = _validate.probability("delta", self.delta, remedy=remedy)
-            object.__setattr__(self, "delta", delta)
         _validate.flag("allow_unsound", self.allow_unsound)
-        object.__setattr__(self, "reserve", _validate.probability("reserve", self.reserve))
+        _validate.assign(
+            self,
+            epsilon=tuple(plain) if listed else plain[0],
+            delta=delta,
+            reserve=_validate.probability("reserve", self.reserve),
+        )
 
     def without_reserve(self) -> "Budget":
         """The budget that the ideal noise of a release is calibrated for."""
@@ -243,28 +237,15 @@ class Budget:
 
     @property
     def rule(self) -> budget.Accountant:
-        """The accountant of Gaussian noise.
-
-        Raises:
-            ValueError: For "pure", which Gaussian noise keeps at no scale, and "zcdp".
-        """
-        if self.accountant == "zcdp":
-            raise ValueError(
-                "accountant is 'zcdp', of discrete noise, for real noise; give 'gdp', which is "
-                "exact, or plans.integers.Discrete"
-            )
-        if self.accountant == "pure":
-            raise ValueError(
-                "accountant is 'pure' for Gaussian noise, which is pure at no scale; give "
-                "plans.scheduled.Laplace, or a budget with a delta"
-            )
+        """The accountant of Gaussian noise."""
+        assert self.accountant != "pure" and self.accountant != "zcdp"  # A config refuses these.
         return self.accountant
 
     def allowed_mu(self) -> Float[np.ndarray, "..."]:
         """The Gaussian-DP mu that keeps it, one an agent where epsilon is given so, rounded down.
 
         Raises:
-            ValueError: As `rule` and `dpjax.accounting.budget.allowed_mu`.
+            ValueError: As `dpjax.accounting.budget.allowed_mu`.
         """
         allowed = budget.allowed_mu(
             self.epsilon, self.delta, accountant=self.rule, allow_unsound=self.allow_unsound

@@ -4,7 +4,6 @@ A schedule says how the scales go; a budget decides by what they are multiplied,
 said how far its private payload moves in each round.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,7 +14,6 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, pure, records
 from dpjax.plans import calibration, compatibility, guarantees
@@ -222,10 +220,6 @@ class ScheduledNoise(Calibrated):
         """Never: rounds differ in what they spend, so the whole loss stands from the first."""
         del target
         return False
-
-    def frozen(self) -> "ScheduledNoise":
-        """The same on copies that nobody can change afterwards."""
-        return dataclasses.replace(self, scales=fixed(self.scales), moves=fixed(self.moves))
 
     def check(self, target: Target) -> None:
         """Refuse scales of other rounds or types than the target's, and what it does not join.

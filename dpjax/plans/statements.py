@@ -59,20 +59,17 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
         # Others have been checked when they were made.
         if plan.counts is None and plan.config.protect.unit == "record":
             guarantees.check_delta(plan.config, plan.agents, counts, stacklevel=4)
-    forecasts = [plan.forecast(parameters, counts=counts) for plan in plans if not plan.unforecast]
-    private = sorted((each for each in forecasts if each.rate > 0), key=lambda each: each.ratio)
+    known = [plan.forecast(parameters, counts=counts) for plan in plans if not plan.unforecast]
+    private = sorted((one for one in known if one.rate > 0), key=lambda one: one.ratio)
     if not private:
         return ""
-    hopeless = [each for each in private if each.level == "hopeless"]
+    hopeless = [one for one in private if one.level == "hopeless"]
     if hopeless:
-        many = f"{len(hopeless)} of {len(forecasts)} plans: " if len(forecasts) > 1 else ""
-        warnings.warn(
-            f"noise leaves nothing to learn; {many}{hopeless[0].statement()}",
-            HopelessWarning,
-            stacklevel=3,
-        )
+        many = f"{len(hopeless)} of {len(known)} plans: " if len(known) > 1 else ""
+        text = f"noise leaves nothing to learn; {many}{hopeless[0].statement()}"
+        warnings.warn(text, HopelessWarning, stacklevel=3)
     line = f"forecast: {private[0].caption()}"
-    if len(private) > 1 and private[-1].ratio > private[0].ratio * 1.01:
+    if private[-1].ratio > private[0].ratio * 1.01:
         line += f"; up to {private[-1].ratio:.2g} times"
     return line
 
@@ -126,10 +123,6 @@ def priced(plan: Plan, parameters: int, rounding: float = 0.0, enough: int | Non
 def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     """What noise on a grid costs a release, refused where it takes too much."""
     config, protect, delta = plan.config, plan.config.protect, plan.guarantee.delta
-    recursive = (
-        plan.strategy is not None
-        and rounds_.route(plan.strategy, config.rounds).kind == "recursion"
-    )
     assert plan.guarantee.mu is not None and plan.noise is not None and config.budget is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
     terms = math.ceil(config.sampler.divisor) if protect.clips == "record" else 1
@@ -142,7 +135,8 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
         mu=plan.guarantee.mu,
         delta=delta,
         clip_norm=protect.clip_norm * terms,
-        recursive=recursive,
+        recursive=plan.strategy is not None
+        and rounds_.route(plan.strategy, config.rounds).kind == "recursion",
     )
     draws = f"{cost.draws:,} draws of this release (rounds x agents x parameters)"
     if not cost.delta <= finite.LIMIT * delta:
@@ -260,9 +254,8 @@ def stopping_rule(
         raise ValueError(
             f"planned is {planned} and spent is {'given' if before is not None else 'None'}; say "
             "planned=True where this phase, its length and its noise were fixed before the first "
-            "one began, and only then. A phase added because of what was released is covered where "
-            "a total was fixed before the first one: give spent=[first.within(total)], with "
-            "first the guarantee of the first phase"
+            "one began, and only then. Others are covered where a total was fixed before the "
+            "first one: give spent=[first.within(total)], first the first phase's guarantee"
         )
     whole = []
     for plan in plans:

@@ -24,13 +24,13 @@ DESIGNS = ("anti_pgd", "prefix_sum", "mafalda", "spacetime")
 
 
 class Fixed:
-    """A strategy over rounds as a static value: equal where all its bits are.
+    """A matrix as a static value, a strategy over rounds, say: equal where all its bits are.
 
     Args:
-        matrix: [T, T] C, float64.
+        matrix: Float64.
     """
 
-    def __init__(self, matrix: Float[np.ndarray, "t t"]):
+    def __init__(self, matrix: np.ndarray):
         self.matrix = matrix
         self._fingerprint = mixing_.fingerprint(matrix)
 
@@ -57,20 +57,6 @@ class JointStrategy(NamedTuple):
 
     strategy: Float[np.ndarray, "t t"]
     covariance: Float[np.ndarray, "n n"] | None = None
-
-
-class _Mixing:
-    """A mixing matrix that can be a key."""
-
-    def __init__(self, matrix: np.ndarray):
-        self.matrix = matrix
-        self.fingerprint = mixing_.fingerprint(matrix)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Mixing) and self.fingerprint == other.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
 
 
 def make(
@@ -100,22 +86,20 @@ def make(
     """
     _validate.one_of("design", name, DESIGNS)
     # Only what a strategy depends on is part of the key.
-    at = _Mixing(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
+    at = Fixed(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
     if own is None:
         return _joint_strategy(name, at, participation, bands, equal)
     check(own, participation.rounds)
-    covariance = (
-        _joint_strategy(name, at, participation, None, False).covariance
-        if name == "spacetime"
-        else None
-    )
+    covariance = None
+    if name == "spacetime":
+        covariance = _joint_strategy(name, at, participation, None, False).covariance
     return JointStrategy(np.asarray(own, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)
 def _joint_strategy(
     name: str,
-    mixing: _Mixing | None,
+    mixing: Fixed | None,
     participation: Participation,
     bands: int | None,
     equal: bool,
@@ -170,11 +154,10 @@ def check(strategy: np.ndarray | None, rounds: int) -> None:
     Raises:
         ValueError: Unless it is float64 and `dpjax.mechanism.strategy.checked` takes it.
     """
-    if strategy is None:
-        return
-    if np.asarray(strategy).dtype != np.float64:
-        raise ValueError(f"strategy is {np.asarray(strategy).dtype}; give float64")
-    strategy_.checked(strategy, rounds)
+    if strategy is not None:
+        if np.asarray(strategy).dtype != np.float64:
+            raise ValueError(f"strategy is {np.asarray(strategy).dtype}; give float64")
+        strategy_.checked(strategy, rounds)
 
 
 def sensitivity_squared(strategy: Float[np.ndarray, "t t"], participation: Participation) -> float:
@@ -206,18 +189,14 @@ def largest_column(strategy: Float[np.ndarray, "t t"], separation: int) -> float
     Raises:
         ValueError: For a strategy with more diagonals, as it is applied.
     """
-    margin = 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
-    largest = 0.0
-    for kind in (np.float32, np.float64):
-        matrix = rounds.applied(strategy, kind)
-        if np.any(np.tril(matrix, -separation)):
-            raise ValueError(
-                f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
-                "two draws of a record meet, which no amplified loss here covers; give noise with "
-                f"bands of at most {min(separation, rounds.WIDEST + 1)}, or use Cyclic"
-            )
-        largest = max(largest, float(np.linalg.norm(matrix, axis=0).max()))
-    return largest * (1 + margin)
+    applied = _applied(strategy)
+    if any(np.any(np.tril(matrix, -separation)) for matrix in applied):
+        raise ValueError(
+            f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
+            "two draws of a record meet, which no amplified loss here covers; give noise with "
+            f"bands of at most {min(separation, rounds.WIDEST + 1)}, or use Cyclic"
+        )
+    return max(float(np.linalg.norm(one, axis=0).max()) for one in applied) * _margin(strategy)
 
 
 def partial_energies(
@@ -236,11 +215,18 @@ def partial_energies(
     Returns:
         [M] squared sensitivities, at clip 1, of the strategy as a run applies it.
     """
-    kinds = (np.float32, np.float64)
-    applied = [rounds.applied(strategy, kind) for kind in kinds]
-    # What inverting the coefficients may have lost.
-    margin = 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
+    applied, margin = _applied(strategy), _margin(strategy)
     largest = [
         max(temporal.sensitivity(one[:mark], participation) for one in applied) for mark in marks
     ]
-    return (np.asarray(largest) * (1 + margin)) ** 2
+    return (np.asarray(largest) * margin) ** 2
+
+
+def _applied(strategy: np.ndarray) -> list[np.ndarray]:
+    """The strategy as runs apply it, in float32 and in float64."""
+    return [rounds.applied(strategy, kind) for kind in (np.float32, np.float64)]
+
+
+def _margin(strategy: np.ndarray) -> float:
+    """What inverting the coefficients may have lost."""
+    return 1 + 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.plans import compatibility
 from dpjax.results import captions, records, tables
 
 if TYPE_CHECKING:
@@ -36,12 +35,28 @@ __all__ = [
 ]
 
 _KNOWN = {
-    **compatibility.REFERENCES,
-    **{row.label: (row.title, row.colour, row.marker) for row in compatibility.NOISES},
+    "non_private": ("non-private", "#000000", "x"),
+    "independent": ("LDP", "#E69F00", "o"),
+    "pairwise": ("DECOR (pairwise)", "#009E73", "s"),
+    "whisper": ("Whisper", "#0072B2", "^"),
+    "whisper_horizon": ("Whisper, horizon-aware", "#D55E00", "D"),
+    "central": ("CDP (trusted server)", "#CC79A7", "v"),
+    "anti_pgd": ("Anti-PGD", "#56B4E9", "P"),
+    "prefix_sum": ("D-MF", "#999933", "X"),
+    "mafalda": ("MAFALDA", "#882255", "p"),
+    "spacetime": ("space and time", "#332288", "*"),
+    "pair_keys": ("DECOR, keys at both ends", "#44AA99", "<"),
+    "laplace": ("Laplace", "#AA4499", "h"),
+    "normal": ("Gaussian, by schedule", "#117733", "d"),
+    "aggregate": ("in a secure sum", "#661100", "8"),
+    "discrete": ("whole numbers in a secure sum", "#6699CC", "H"),
+    "zip_dl": ("Zip-DL", "#DDCC77", ">"),
 }
+"""Title, colour and marker by algorithm, from Okabe and Ito's and Tol's palettes: colour-blind
+readers can tell them apart."""
 
 COLOURS: dict[str, str] = {name: colour for name, (_, colour, _) in _KNOWN.items()}
-"""Colour by algorithm, from the table of parts."""
+"""Colour by algorithm."""
 
 TITLES: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
 """What the legend says."""

@@ -18,11 +18,37 @@ from dpjax.mechanism import temporal
 from dpjax.plans import noise, plan, protect, samplers
 from dpjax.plans.optimizers import UpdateRule
 
-__all__ = ["Central"]
+__all__ = ["TITLES", "Central", "title"]
 
 
 def _plain(rounds: int) -> DSGD:
     return DSGD()
+
+
+TITLES = {
+    "sgd": "SGD",
+    "momentum": "momentum",
+    "nesterov": "Nesterov",
+    "adam": "AdamBC",
+    "galore": "GaLore",
+    "muon": "Muon",
+}
+"""What legends say of the bases of `UpdateRule`."""
+
+
+def title(rule: UpdateRule) -> str:
+    """What a legend says of a rule.
+
+    Args:
+        rule: The rule.
+    """
+    name = TITLES[rule.base]
+    if rule.filter is None:
+        return name
+    kinds = {"adaptive": "adaptively filtered", "wiener": "Wiener filtered"}
+    kind = kinds[rule.filter] if isinstance(rule.filter, str) else "filtered"
+    plain = rule.base in ("sgd", "adam", "galore")
+    return f"{name}, {kind}" if plain else f"{name} behind a filter"
 
 
 @dataclass(frozen=True)

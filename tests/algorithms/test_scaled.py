@@ -150,7 +150,7 @@ def test_noise_over_rounds_joins_a_server_and_is_refused_where_its_variance_is_t
     assert made.guarantee.epsilon == whole.guarantee.epsilon
     np.testing.assert_array_equal(made.noise.factor, whole.noise.factor)
     told = make_config(method=method, **given)
-    with pytest.raises(ValueError, match="of noise PrefixSum in sums changes by round"):
+    with pytest.raises(ValueError, match="of noise PrefixSum changes by round"):
         dataclasses.replace(told, optimizer=UpdateRule("adam").chain(0.1))
 
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from _common.central import Central
+from _common.central import TITLES, Central, title
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans.optimizers import UpdateRule, read_filter
+from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from tests.accounting import lattice
 
 
@@ -104,3 +104,9 @@ def test_what_is_no_recipe_is_refused():
         given = {"steps": [1.0], "epsilon": 1.0, "count": 100} | options
         with pytest.raises(ValueError, match=said):
             recipe.plans(UpdateRule(), **given)
+
+
+def test_legends_say_what_a_filter_does():
+    assert set(TITLES) == set(BASES)
+    assert title(UpdateRule(filter="wiener")) == "SGD, Wiener filtered"
+    assert title(UpdateRule("momentum", read_filter("f3"))) == "momentum behind a filter"

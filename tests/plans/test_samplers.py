@@ -148,7 +148,7 @@ class OwnFlips(Random):
 
 
 def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
-    with pytest.raises(ValueError, match="amplify nothing that is accounted here"):
+    with pytest.raises(ValueError, match="amplify nothing that is accounted for here"):
         make_config(sampler=OwnFlips(4), relation="replace_record")
 
 

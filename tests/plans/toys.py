@@ -171,7 +171,8 @@ class Sketch(Method):
 
     def start(self, ctx, models):
         basis = jnp.eye(D)[: self.rows]
-        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": ctx.optimizer.init(models)}
+        one = jax.tree.map(lambda leaf: leaf[:1], models)
+        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": ctx.optimizer.init(one)}
 
     def payload(self, models):
         return jnp.zeros((N, self.rows))
