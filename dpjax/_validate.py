@@ -11,6 +11,8 @@ import numpy as np
 
 __all__: list[str] = []
 
+_FINITE = "give a finite number"
+
 
 def shown(value: Any) -> str:
     """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
@@ -23,14 +25,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def number(name: str, value: Any, *, remedy: str = "give a finite number") -> float:
-    """Return ``value`` as a finite float, else raise ValueError."""
+def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.isfinite) -> float:
+    """Return ``value`` as a finite float of which ``holds``, else raise ValueError."""
     try:
-        wrong = isinstance(value, str | bytes) or np.iscomplexobj(value)
+        wrong = isinstance(value, str | bytes | bool | np.bool_) or np.iscomplexobj(value)
         result = math.nan if wrong else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
-    if isinstance(value, bool | np.bool_) or not math.isfinite(result):
+    if not (math.isfinite(result) and holds(result)):
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
 
@@ -46,36 +48,26 @@ def numbers(name: str, value: Any) -> tuple[float, ...] | None:
 
 def positive(name: str, value: Any, *, remedy: str = "give a finite number above 0") -> float:
     """Return ``value`` as a finite float above 0, else raise ValueError."""
-    result = number(name, value, remedy=remedy)
-    if result <= 0:
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
-    return result
+    return number(name, value, remedy=remedy, holds=lambda x: x > 0)
 
 
 def share(name: str, value: Any) -> float:
     """Return ``value`` as a float above 0, at most 1, else raise ValueError."""
-    if (result := positive(name, value)) > 1:
-        raise ValueError(f"{name} is {shown(value)}; give at most 1")
-    return result
+    remedy = "give a finite number above 0, at most 1"
+    return number(name, value, remedy=remedy, holds=lambda x: 0 < x <= 1)
 
 
 def single_precision(name: str, value: Any, least: float, most: float) -> float:
     """Return ``value`` as a float from ``least`` to ``most``, which float32 can work with."""
-    remedy = f"give a number from {least:g} to {most:g}, which float32 can work with"
-    result = positive(name, value)
-    if not least <= result <= most:
-        raise ValueError(f"{name} is {result!r}; {remedy}")
-    return result
+    remedy = f"give a finite number above 0, from {least:g} to {most:g}, as float32 needs"
+    return number(name, value, remedy=remedy, holds=lambda x: least <= x <= most)
 
 
 def probability(
     name: str, value: Any, *, remedy: str = "give a number strictly between 0 and 1"
 ) -> float:
     """Return ``value`` as a float strictly between 0 and 1, else raise ValueError."""
-    result = number(name, value, remedy=remedy)
-    if not 0 < result < 1:
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
-    return result
+    return number(name, value, remedy=remedy, holds=lambda x: 0 < x < 1)
 
 
 def spread(name: str, value: Any) -> float:

@@ -170,7 +170,7 @@ class Silent(DSGD):
         (lambda: Average(ZipDL()), "give a method of any network"),
         (lambda: Average(DSGD), "give a method of any network"),
         (lambda: Average(Copies((0,), (0,))), "give a method of any network"),
-        (lambda: Average(DSGD(), decay=1.1), "decay is 1.1; give at most 1"),
+        (lambda: Average(DSGD(), decay=1.1), "decay is 1.1; give .* at most 1"),
         (lambda: Average(DSGD(), begin=-1), "begin is -1"),
         (
             lambda: plan.make(make_config(method=Average(Silent())), MATRIX),

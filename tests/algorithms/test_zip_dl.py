@@ -130,7 +130,7 @@ def test_after_the_last_round():
         ({"rounds": 0}, "rounds is 0"),
         ({"key": 3}, "key is int"),
         ({"key": jax.random.key(0, impl="rbg")}, "generator 'rbg'"),
-        ({"deviation": 1e-50}, "which float32 can work with"),
+        ({"deviation": 1e-50}, "as float32 needs"),
         ({"over": "links"}, "over is 'links'"),
     ],
 )
