@@ -324,7 +324,7 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     messages = noises[noises["what"] == "messages"]
     figure, panels = plots.figure(1, 2)
     plots.lines(
-        messages, "lost", "energy", ax=panels[0], band=None, xlabel="probability of a lost message",
+        messages, "lost", "energy", ax=panels[0], xlabel="probability of a lost message",
         ylabel="noise energy of one round, relative", guarantee=[],
     )  # fmt: skip
     for _, group in messages.groupby("algorithm", sort=False):

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    "COLOURS",
     "TITLES",
-    "MARKERS",
     "figure",
     "finish",
     "from_records",
@@ -128,7 +126,6 @@ def lines(
     series: str = "algorithm",
     *,
     ax: Any = None,
-    band: str | None = "standard error",
     guarantee: Any = None,
     path: str | os.PathLike[str] | None = None,
     xlabel: str | None = None,
@@ -141,8 +138,9 @@ def lines(
 ) -> Any:
     """Draw the mean of a column over another one, a line for each series.
 
-    Rows that agree in ``series`` and ``x`` are averaged; they must be of different seeds. A
-    series whose ``x`` is not finite (the epsilon of a non-private run) becomes a horizontal line.
+    Rows that agree in ``series`` and ``x`` are averaged; they must be of different seeds, over
+    which one standard error either way is shaded. A series whose ``x`` is not finite (the epsilon
+    of a non-private run) becomes a horizontal line.
 
     Args:
         frame: Tidy rows.
@@ -150,7 +148,6 @@ def lines(
         y: Column of numbers up.
         series: Column that tells the lines apart; algorithms have fixed colours.
         ax: Panel to draw on; by default a figure of its own.
-        band: "standard error" shades the mean +- one standard error, None shades nothing.
         guarantee: For the caption: a text, a Guarantee, its dict, or several; by default those of
             the rows' ``guarantee`` column.
         path: Save the figure there, after the last panel.
@@ -169,8 +166,6 @@ def lines(
         ValueError: For a missing column, cells that are lists or no numbers where there must be
             some, no rows, or rows that only a column not named tells apart.
     """
-    if band not in (None, "standard error"):
-        raise ValueError(f"band is {band!r}; choose 'standard error' or None")
     if not len(frame):
         raise ValueError("frame has no rows; nothing to draw")
     keys = list(dict.fromkeys([series, x]))
@@ -181,9 +176,10 @@ def lines(
         ax = figure()[1][0] if ax is None else ax
         sheet = ax.get_figure(root=True)
         notes = _NOTES.setdefault(sheet, _Notes())
+        notes.over.add("seed" if "seed" in frame.columns else "row")
         # An empty cell is a series of its own.
         for number, (name, part) in enumerate(means.groupby(series, sort=False, dropna=False)):
-            _draw(ax, part.sort_values(x), x, _look(name, number), band is not None, notes)
+            _draw(ax, part.sort_values(x), x, _look(name, number), notes)
         for name, level in (hlines or {}).items():
             ax.axhline(level, color=_INK, linestyle=":", linewidth=1.1, label=name)
         ax.set_xlabel(xlabel or x.replace("_", " "))
@@ -194,7 +190,6 @@ def lines(
         _scale(ax, frame[x], logx, logy)
     if guarantee is None and "guarantee" in frame.columns:
         guarantee = frame["guarantee"]
-    notes.over.add("seed" if "seed" in frame.columns else "row")
     notes.guarantees += captions.listed(guarantee)
     notes.remarks += [note] if note else []
     return sheet if path is None else save(sheet, path)
@@ -268,8 +263,7 @@ def from_records(
         folder = paths[0] if os.path.isdir(paths[0]) else paths[0].parent
         name = paths[0].resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
-    band = "standard error" if "seed" in columns else None
-    return lines(frame, x, y, series, band=band, note=note, path=out, logx=log_x, logy=log_y)
+    return lines(frame, x, y, series, note=note, path=out, logx=log_x, logy=log_y)
 
 
 def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
@@ -333,7 +327,7 @@ def _look(name: Any, number: int) -> dict[str, Any]:
     return look | {"linestyle": _OTHER_LINES[lap % len(_OTHER_LINES)]}
 
 
-def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: _Notes) -> None:
+def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> None:
     """One series: a line with its band, or levels where x is not finite."""
     finite = np.isfinite(part[x].to_numpy(np.float64))
     if not finite.any():
@@ -346,7 +340,7 @@ def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], band: bool, notes: _
     across, mean, error = (part[name].to_numpy(np.float64) for name in columns)
     # Markers at a dozen places: more of them hide the line.
     ax.plot(across, mean, markevery=max(1, math.ceil(len(across) / 12)), **look)
-    if band and np.isfinite(error).any():
+    if "seed" in notes.over and np.isfinite(error).any():
         notes.banded = True
         if len(across) == 1:
             ax.errorbar(across, mean, error, color=look["color"], capsize=3)
@@ -415,8 +409,6 @@ def figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = _validate.integer("rows", rows)
-    columns = _validate.integer("columns", columns)
     width = width or (5.4 if columns == 1 else 3.6 * columns)
     with style():
         figure_ = Figure(figsize=(width, height * rows))

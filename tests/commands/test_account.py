@@ -203,6 +203,20 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     assert np.isinf(stored("d.jsonl")["view"]).any()
 
 
+def test_every_gossip_step_of_decor_is_accounted() -> None:
+    matrix = mixing.metropolis_hastings(graphs.path(5))
+    told = [
+        account(matrix, "decor", relation="zero_out_record", rounds=3, sigma=1.0, trust="pndp",
+                gossip_steps=steps)
+        for steps in (1, 3)
+    ]  # fmt: skip
+    one, three = (
+        np.array([row["mu"] for row in each.rows if row["gradients"] == "view"]) for each in told
+    )
+    # Later steps carry news of agents further away.
+    assert (three >= one * (1 - 1e-8)).all() and (three > 1.1 * one).any()
+
+
 def test_upper_bounds_are_named(capsys: Capture) -> None:
     rows = [
         {"gradients": gradients, "attackers": (0,), "victim": u, "distance": u, "mu": 1.0,
