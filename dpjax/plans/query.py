@@ -309,9 +309,10 @@ class RecordQuery:
         >>> import jax.numpy as jnp
         >>> from dpjax.plans.query import RecordQuery
         >>> query = RecordQuery(lambda params, x, y: params @ x, None, 1.0, "flat", None)
-        >>> x = jnp.array([[[6.0, 8.0], [0.3, 0.0]]])  # one agent's two records
-        >>> query(jnp.zeros((1, 2)), (x, jnp.zeros((1, 2)), None)).total.round(3)
-        Array([[0.9, 0.8]], dtype=float32)
+        >>> x = jnp.array([[[3.0, 4.0], [0.25, 0.0]]])  # one agent's two records
+        >>> total = query(jnp.zeros((1, 2)), (x, jnp.zeros((1, 2)), None)).total
+        >>> [round(float(entry), 3) for entry in total[0]]
+        [0.85, 0.8]
     """
 
     loss: _Loss
