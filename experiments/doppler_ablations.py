@@ -114,7 +114,10 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        launch.check(self, {"capacity": 0, "tested": 0})
+        known: dict[str, Any] = dict.fromkeys(("optimizers", "stepped"), BASES)
+        known |= dict.fromkeys(("models", "model", "tuned_model"), networks.NETWORKS)
+        known["study"] = STUDIES
+        launch.check(self, {"capacity": 0, "tested": 0}, known=known)
         if len(self.steps) < 3:
             raise ValueError(f"steps is {self.steps}; give three or more, ends and a middle")
         if len(self.steps) != len(self.moment_steps):
@@ -130,14 +133,6 @@ class Config:
                     f"{name} has {text!r}, which changes nothing and would be compared with "
                     "itself; give another"
                 )
-        for name, given, known in (
-            ("study", self.study, STUDIES),
-            ("optimizers", (*self.optimizers, self.stepped), BASES),
-            ("models", (*self.models, self.model, self.tuned_model), networks.NETWORKS),
-        ):
-            unknown = [each for each in given if each not in known]
-            if unknown:
-                raise ValueError(f"{name} holds {unknown[0]!r}; choose from {', '.join(known)}")
         for name in ("dataset", "pictures"):
             data = getattr(self, name)
             own = data not in TABULAR and (cache.folder() / f"{data}.npz").is_file()

@@ -206,12 +206,10 @@ def cells(config: Config) -> list[tuple[str, dict[str, Any], Any, Any]]:
     found = []
     matrix = network(config, "er", config.agents)
     if "gaps" in config.parts:
-        for mode in config.modes:
-            for gap in config.gaps:
-                for epsilon in config.epsilon:
-                    given = config_of(config, epsilon=epsilon, gap=gap, mode=mode)
-                    columns = {"part": "gaps", "mode": mode, "gap": gap, "setting": epsilon}
-                    found.append((f"gap_{mode}_{gap:g}_{epsilon:g}", columns, matrix, given))
+        for mode, gap, epsilon in itertools.product(config.modes, config.gaps, config.epsilon):
+            given = config_of(config, epsilon=epsilon, gap=gap, mode=mode)
+            columns = {"part": "gaps", "mode": mode, "gap": gap, "setting": epsilon}
+            found.append((f"gap_{mode}_{gap:g}_{epsilon:g}", columns, matrix, given))
         bare = config_of(config, epsilon=None, gap=1.0, mode="assumed")
         columns = {"part": "gaps", "mode": "no noise", "gap": 0.0, "setting": 0.0}
         found.append(("gap_none", columns, matrix, bare))
@@ -227,24 +225,22 @@ def cells(config: Config) -> list[tuple[str, dict[str, Any], Any, Any]]:
                 )
             found.append((f"method_{method}", columns, matrix, given))
     if "border" in config.parts:
-        for gamma in config.gammas:
-            for beta in config.betas:
-                given = config_of(
-                    config, epsilon=None, gap=1.0, mode="assumed", gamma=gamma, beta=beta,
-                    rounds=config.border_rounds,
-                )  # fmt: skip
-                columns = {"part": "border", "mode": "no noise", "gap": 0.0, "setting": 0.0}
-                columns |= {"gamma": gamma, "beta": beta}
-                found.append((f"border_{gamma:g}_{beta:g}", columns, matrix, given))
+        for gamma, beta in itertools.product(config.gammas, config.betas):
+            given = config_of(
+                config, epsilon=None, gap=1.0, mode="assumed", gamma=gamma, beta=beta,
+                rounds=config.border_rounds,
+            )  # fmt: skip
+            columns = {"part": "border", "mode": "no noise", "gap": 0.0, "setting": 0.0}
+            columns |= {"gamma": gamma, "beta": beta}
+            found.append((f"border_{gamma:g}_{beta:g}", columns, matrix, given))
     if "networks" in config.parts:
-        for kind in config.graphs:
-            for agents in config.sizes:
-                for epsilon in config.budgets:
-                    given = config_of(config, epsilon=epsilon, gap=config.gap, mode="assumed")
-                    columns = {"part": "networks", "mode": "assumed", "gap": config.gap}
-                    columns |= {"graph": kind, "setting": epsilon}
-                    name = f"network_{kind}_{agents}_{epsilon:g}"
-                    found.append((name, columns, network(config, kind, agents), given))
+        every = itertools.product(config.graphs, config.sizes, config.budgets)
+        for kind, agents, epsilon in every:
+            given = config_of(config, epsilon=epsilon, gap=config.gap, mode="assumed")
+            columns = {"part": "networks", "mode": "assumed", "gap": config.gap}
+            columns |= {"graph": kind, "setting": epsilon}
+            name = f"network_{kind}_{agents}_{epsilon:g}"
+            found.append((name, columns, network(config, kind, agents), given))
     return found
 
 

@@ -92,9 +92,9 @@ def check(
             )
         if isinstance(value, Path) and not os.path.isfile(value):
             raise ValueError(f"{name} is {str(value)!r}, where no file is; give one's path")
-        for one in entries if name in (known or {}) else ():
-            if one not in known[name]:  # type: ignore[index]
-                raise ValueError(f"{name} holds {one!r}; choose from {', '.join(known[name])}")  # type: ignore[index]
+        for one in (one for one in entries if one not in (known or {}).get(name, entries)):
+            choice = ", ".join((known or {})[name])
+            raise ValueError(f"{name} holds {one!r}; choose from {choice}")
     for name, first in along.items():
         has, wanted = len(getattr(config, name)), len(getattr(config, first))
         if has != wanted:
