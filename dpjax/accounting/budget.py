@@ -20,7 +20,7 @@ L = log(1 / delta):
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -32,14 +32,10 @@ from dpjax.accounting import discrete, finite, gdp, losses, precision
 
 __all__ = [
     "Accountant",
-    "ConcentratedLoss",
-    "CovarianceLoss",
-    "PaperLimits",
-    "PureLoss",
+    "AgentLoss",
     "Relation",
     "Remaining",
     "loss",
-    "paper_limits",
     "precision_bound",
     "remaining",
 ]
@@ -49,12 +45,11 @@ Relation = Literal[
 ]
 Accountant = Literal["gdp", "rdp", "paper"]
 
-RELATIONS = ("replace_agent", "replace_record", "zero_out_record", "replace_client",
-             "zero_out_client")  # fmt: skip
+RELATIONS = get_args(Relation)
 """Neighbouring relations: all data of one agent replaced; one record, or all records of one client,
 replaced or zeroed out. Clients take turns at an agent's place, with one record a turn."""
 
-ACCOUNTANTS = ("gdp", "rdp", "paper")
+ACCOUNTANTS = get_args(Accountant)
 """How (epsilon, delta) and mu are joined; see the module."""
 
 
@@ -114,52 +109,6 @@ def clips(relation: Relation) -> Literal["agent", "record"]:
         ValueError: For another relation.
     """
     return "record" if unit(relation) == "record" else "agent"
-
-
-class PaperLimits(NamedTuple):
-    """Up to which epsilon the paper's rule can be trusted, at one delta.
-
-    Attributes:
-        proposition: log(1/delta), where the paper's Proposition 1 ends.
-        rdp: 8 (1 - 1/sqrt 2) log(1/delta), where its own Renyi conversion stops confirming it.
-        exact: Where it becomes false: beyond, the exact epsilon exceeds the claimed one.
-    """
-
-    proposition: float
-    rdp: float
-    exact: float
-
-
-def paper_limits(delta: float) -> PaperLimits:
-    """Up to which epsilon the paper's rule can be trusted.
-
-    Args:
-        delta: Delta, in (0, 1).
-
-    Returns:
-        The three limits; the last rounded down to a relative 1e-9.
-
-    Raises:
-        ValueError: For delta outside (0, 1).
-
-    Reference:
-        Rodio et al., Whisper D-SGD, Proposition 1 and (10b).
-    """
-    delta = _validate.probability("delta", delta)
-    log = -np.log(delta)
-    rdp = 8 * (1 - np.sqrt(0.5)) * log
-    # The Renyi conversion is safe, so the rule is true up to `rdp` at least.
-    low, high = rdp, 2 * rdp
-    while _sound(high, delta):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * low:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _sound(middle, delta) else (low, middle)
-    return PaperLimits(float(log), float(rdp), float(low))
-
-
-def _sound(epsilon: float, delta: float) -> bool:
-    return bool(gdp.epsilon(_paper_mu(epsilon, delta), delta) <= epsilon)
 
 
 def _paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
@@ -252,9 +201,8 @@ def _refuse_false_claim(mu: np.ndarray, delta: float, claimed: np.ndarray) -> No
         worst = int(np.argmax(exact - claimed))
         raise ValueError(
             f"accountant is 'paper' at epsilon {claimed.flat[worst]:.6g}, delta {delta:.3g}, where "
-            f"its rule is false: what it runs has the exact epsilon {exact.flat[worst]:.6g} (the "
-            f"rule holds up to {paper_limits(delta).exact:.4g}); use 'gdp' or 'rdp', or pass "
-            "allow_unsound=True to reproduce the paper's figures"
+            f"its rule is false: what it runs has the exact epsilon {exact.flat[worst]:.6g}; use "
+            "'gdp' or 'rdp', or pass allow_unsound=True to reproduce the paper's figures"
         )
 
 
@@ -323,38 +271,35 @@ def _over_rounds(rounds: int | None, sensitivity_squared: float | None) -> float
 
 
 @dataclass(frozen=True, eq=False)
-class CovarianceLoss:
-    """What T rounds cost each agent.
+class AgentLoss:
+    """What a run costs each agent.
 
     Attributes:
-        epsilon: [n] epsilon by the accountant asked for.
-        exact_epsilon: [n] exact epsilon of the same mechanism.
-        mu: [n] Gaussian-DP parameter, an upper bound that includes rounding.
-        precision: [n] upper bound on [R^-1]_ii.
-        worst: The agent with the largest mu.
+        kind: Of which loss ``size`` is, by its name in `dpjax.accounting.losses`: "gdp" with mu;
+            "zcdp" with rho, under discrete noise, say; "pure" with epsilon, whatever delta.
+        size: [n] the loss, an upper bound that includes rounding.
+        epsilon: [n] by the accountant asked for, at the budget's delta.
+        exact_epsilon: [n] of the same mechanism: the exact one, or the smallest known to hold.
     """
 
+    kind: Literal["gdp", "zcdp", "pure"]
+    size: np.ndarray
     epsilon: np.ndarray
     exact_epsilon: np.ndarray
-    mu: np.ndarray
-    precision: np.ndarray
-    worst: int
 
     @classmethod
     def of_mu(
         cls,
         mu: Float[np.ndarray, " n"],
-        precision: Float[np.ndarray, " n"],
         delta: float,
         *,
         accountant: Accountant = "gdp",
         allow_unsound: bool = False,
-    ) -> "CovarianceLoss":
+    ) -> "AgentLoss":
         """The loss of agents whose Gaussian-DP parameters are known.
 
         Args:
             mu: [n] Gaussian-DP parameters, upper bounds.
-            precision: [n] upper bounds on [R^-1]_ii.
             delta: Delta, in (0, 1).
             accountant: One of `ACCOUNTANTS`.
             allow_unsound: As in `claimed_epsilon`.
@@ -364,45 +309,7 @@ class CovarianceLoss:
         """
         exact = np.asarray(gdp.epsilon(mu, delta))
         claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
-        return cls(np.asarray(claimed), exact, mu, precision, int(np.argmax(mu)))
-
-
-@dataclass(frozen=True, eq=False)
-class PureLoss:
-    """What a run costs each agent under Laplace noise, whatever delta.
-
-    Attributes:
-        epsilon: [n] epsilon, an upper bound that includes rounding.
-        worst: The agent with the largest.
-    """
-
-    epsilon: np.ndarray
-    worst: int
-
-    @property
-    def exact_epsilon(self) -> np.ndarray:
-        """[n] the same: epsilons that add up are tight for pure DP."""
-        return self.epsilon
-
-
-@dataclass(frozen=True, eq=False)
-class ConcentratedLoss:
-    """What a run costs each agent in zCDP: under discrete noise, say, for which there is no mu.
-
-    Attributes:
-        rho: [n] of all rounds, an upper bound that includes rounding.
-        epsilon: [n] epsilon at the budget's delta.
-        worst: The agent with the largest.
-    """
-
-    rho: np.ndarray
-    epsilon: np.ndarray
-    worst: int
-
-    @property
-    def exact_epsilon(self) -> np.ndarray:
-        """[n] the same: no smaller one is known to hold."""
-        return self.epsilon
+        return cls("gdp", mu, np.asarray(claimed), exact)
 
 
 def loss(
@@ -416,7 +323,7 @@ def loss(
     factor: Float[np.ndarray, "n n"] | None = None,
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
-) -> CovarianceLoss:
+) -> AgentLoss:
     """The privacy loss of any noise covariance over agents (Theorem 2 as a function of R).
 
     mu_i = s sqrt(T [R^-1]_ii), and epsilon_i by the accountant; or with sens(C)^2 for T.
@@ -450,45 +357,7 @@ def loss(
     shift = sensitivity(relation, clip_norm)
     diagonal = precision.inverse_diagonal(covariance, factor=factor)
     mu = shift * np.sqrt(over_rounds * diagonal) * MARGIN
-    return CovarianceLoss.of_mu(
-        mu, diagonal, delta, accountant=accountant, allow_unsound=allow_unsound
-    )
-
-
-class Total(Protocol):
-    """A budget for several phases, fixed before the first one: a `dpjax.plans.protect.Budget`.
-
-    Attributes:
-        epsilon: One number; phases count by their worst agent.
-        delta: Delta, the same in every phase.
-        accountant: "gdp" adds up mu^2 of Gaussian noise, "zcdp" rho, "pure" epsilons.
-        reserve: Share of epsilon that releases keep for noise of finite precision.
-    """
-
-    @property
-    def epsilon(self) -> float | tuple[float, ...]: ...  # noqa: D102
-    @property
-    def delta(self) -> float: ...  # noqa: D102
-    @property
-    def accountant(self) -> str: ...  # noqa: D102
-    @property
-    def reserve(self) -> float: ...  # noqa: D102
-
-
-class Whole(NamedTuple):
-    """A total as a loss.
-
-    Attributes:
-        loss: What all phases may cost together; of no rounds yet.
-        epsilon: Epsilon at the total's delta.
-        added_epsilon: The part of epsilon for noise of finite precision.
-        added_delta: The part of delta for it.
-    """
-
-    loss: losses.AnyLoss
-    epsilon: float
-    added_epsilon: float
-    added_delta: float
+    return AgentLoss.of_mu(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
 
 
 class Remaining(NamedTuple):
@@ -511,40 +380,40 @@ FILTERS = ("gdp", "zcdp", "pure")
 _ROOM = 1 - 1e-9
 
 
-def whole(total: Total, *, release: bool) -> Whole:
-    """Return the loss that a total allows, rounded down.
+def whole(total: Any, *, release: bool) -> dict[str, Any]:
+    """Return what a total states, as fields of a guarantee, its loss rounded down.
 
     Args:
-        total: The total.
+        total: The total, as of `remaining`.
         release: Whether its phases are releases, of which finite precision takes a part.
+
+    Returns:
+        The loss that all phases may have together, of no rounds yet; epsilon; and the parts of
+        epsilon and delta for noise of finite precision.
 
     Raises:
         ValueError: For one epsilon an agent, or an accountant that no filter is known for.
     """
     if not isinstance(epsilon := total.epsilon, float | int):
-        raise ValueError(
-            f"epsilon is {_validate.shown(epsilon)} of a total; give one number, which covers the "
-            "worst agent of every phase"
-        )
+        raise ValueError(f"epsilon is {epsilon!r} of a total; give one number for all agents")
     if total.accountant not in FILTERS:
         raise ValueError(
             f"accountant is {total.accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
-            "phases of Gaussian noise have a mu whatever their accountant, and add up under 'gdp'"
+            "Gaussian noise adds up under 'gdp', whatever the accountant of its phases"
         )
     epsilon, delta = _validate.positive("epsilon", epsilon), total.delta
-    if total.accountant == "pure":
-        return Whole(losses.Pure(epsilon, 0), epsilon, 0.0, 0.0)
-    added_epsilon = total.reserve * epsilon if release else 0.0
-    added_delta = finite.LIMIT * delta if release else 0.0
-    free, delta = (epsilon - added_epsilon) * (1 - 1e-15), delta - added_delta
+    kept = release and total.accountant != "pure"
+    added = (total.reserve * epsilon, finite.LIMIT * delta) if kept else (0.0, 0.0)
+    free, delta = (epsilon - added[0]) * (1 - 1e-15), delta - added[1]
+    loss: losses.AnyLoss = losses.Pure(epsilon, 0)
     if total.accountant == "gdp":
-        loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, white=False)
-        return Whole(loss, epsilon, added_epsilon, added_delta)
-    concentrated = losses.Concentrated(discrete.largest_rho(free, delta), 0)
-    return Whole(concentrated, epsilon, added_epsilon, added_delta)
+        loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, False, None, "phases")
+    elif total.accountant == "zcdp":
+        loss = losses.Concentrated(discrete.largest_rho(free, delta), 0)
+    return {"loss": loss, "epsilon": epsilon, "added_epsilon": added[0], "added_delta": added[1]}
 
 
-def remaining(total: Total, spent: Sequence[Any]) -> Remaining:
+def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
     """What later phases may cost together, under a total fixed before the first one.
 
     A filter: for Gaussian noise mu'^2 = mu^2 - sum of mu_i^2, with mu the total's and mu_i phase
@@ -558,7 +427,9 @@ def remaining(total: Total, spent: Sequence[Any]) -> Remaining:
     it was stopped on the way, unless it had a curve.
 
     Args:
-        total: The total, as a `dpjax.plans.protect.Budget`.
+        total: The total, a `dpjax.plans.protect.Budget` of one epsilon, and of the delta of every
+            phase. Its accountant "gdp" adds up mu^2 of Gaussian noise, "zcdp" rho, "pure" epsilons;
+            releases keep its reserve for noise of finite precision.
         spent: Guarantees of the phases so far, in order; of a run that states the total already,
             its guarantee alone.
 
@@ -587,33 +458,17 @@ def remaining(total: Total, spent: Sequence[Any]) -> Remaining:
         (2.111, 0.526)
     """
     # Whether there will be releases is not known yet: what they take is left out.
-    loss, used = whole(total, release=True).loss, 0.0
+    loss, used = whole(total, release=True)["loss"], 0.0
     if not isinstance(spent, list | tuple):
-        raise ValueError(
-            f"spent is a {type(spent).__name__}; give a list of guarantees, [guarantee]"
-        )
+        raise ValueError(f"spent is a {type(spent).__name__}; give a list of guarantees")
     if spent:
         stated = spent[0].within(total)
         for later in spent[1:]:
             stated = stated.followed_by(later, planned=False)
-        loss, used = stated.loss, size(stated.spent)
-    limit = size(loss)
+        loss, used = stated.loss, stated.spent.size
+    gaussian, limit = loss.kind == "gdp", loss.size
+    left = math.sqrt((limit - used) * (limit + used)) if gaussian else limit - used
     # Plans round a mu to the safe side once more than this does.
-    if isinstance(loss, losses.Gaussian):
-        mu = math.sqrt((limit - used) * (limit + used)) * _ROOM
-        return Remaining(losses.Gaussian(mu).epsilon(total.delta), total.delta, mu)
-    left = (limit - used) * _ROOM
-    rest = losses.Pure(left) if isinstance(loss, losses.Pure) else losses.Concentrated(left)
-    return Remaining(rest.epsilon(total.delta) * _ROOM, total.delta, None)
-
-
-def size(loss: losses.AnyLoss) -> float:
-    """Return the parameter of a loss: mu, rho or epsilon.
-
-    Args:
-        loss: The loss, of a total or of phases under one.
-    """
-    assert not isinstance(loss, losses.Pld)
-    if isinstance(loss, losses.Gaussian):
-        return loss.mu
-    return loss.rho if isinstance(loss, losses.Concentrated) else loss.bound
+    rest = type(loss)(left * _ROOM)
+    epsilon = rest.epsilon(total.delta) * (1 if gaussian else _ROOM)
+    return Remaining(epsilon, total.delta, rest.size if gaussian else None)

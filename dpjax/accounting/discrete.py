@@ -20,6 +20,7 @@ Reference:
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -32,17 +33,13 @@ from dpjax.secagg import lattice
 __all__ = [
     "Cohort",
     "largest_rho",
-    "least_variance",
     "loss",
-    "participations",
     "round_epsilon",
     "smallest_grid",
     "tau",
 ]
 
 Relation = Literal["zero_out", "replace"]
-_UNITS = ("client", "record")
-_RELATIONS = ("zero_out", "replace")
 _TERMS = 4096
 _WIDE = 1 + 1e-12
 
@@ -62,8 +59,8 @@ class Cohort:
     Example:
         >>> from dpjax.accounting.discrete import Cohort
         >>> cohort = Cohort(clients=100, dropouts=5, colluders=10)
-        >>> cohort.honest, cohort.opens(95), cohort.opens(94)
-        (85, True, False)
+        >>> cohort.honest
+        85
     """
 
     clients: int
@@ -81,22 +78,9 @@ class Cohort:
             )
 
     @property
-    def least(self) -> int:
-        """Survivors below which a round is aborted: B less dropouts."""
-        return self.clients - self.dropouts
-
-    @property
     def honest(self) -> int:
         """n: survivors at least whose noise nobody knows."""
         return self.clients - self.dropouts - self.colluders
-
-    def opens(self, survivors: int) -> bool:
-        """Whether a sum of so many may be opened.
-
-        Args:
-            survivors: Clients in the sum.
-        """
-        return survivors >= self.least
 
 
 def tau(variance: int | float | Fraction, honest: int) -> float:
@@ -156,25 +140,6 @@ def round_epsilon(
     return (moved / math.sqrt(n * v) + tau(variance, n) * math.sqrt(k)) * _WIDE
 
 
-def participations(unit: str, examples: int, epochs: int) -> int:
-    """Return in how many rounds what is protected takes part.
-
-    Args:
-        unit: "client", all of whose examples are protected at once, or "record", one example.
-        examples: N of a client, each used once an epoch, one a round.
-        epochs: E.
-
-    Returns:
-        N E or E.
-
-    Raises:
-        ValueError: For another unit, or numbers below one.
-    """
-    _validate.one_of("unit", unit, _UNITS)
-    each = _validate.integer("examples", examples), _validate.integer("epochs", epochs)
-    return each[0] * each[1] if unit == "client" else each[1]
-
-
 def loss(
     sensitivity: float,
     variance: int | float | Fraction,
@@ -189,8 +154,8 @@ def loss(
 
     Guarantee: zCDP of one unit, which is in at most so many sums, against the server and the
     colluders together, where every sum that may have been opened is counted, aborted rounds among
-    them, and none is opened for fewer survivors than ``cohort.least``. A replaced vector moves a
-    sum by twice what one left out does.
+    them, and none is opened with more clients missing than ``cohort.dropouts``. A replaced vector
+    moves a sum by twice what one left out does.
 
     Args:
         sensitivity: D of one vector left out, after rounding, in grid units: the root of
@@ -199,7 +164,7 @@ def loss(
         cohort: The clients of each round.
         size: K.
         rounds: Rounds T.
-        participations: Of what is protected, see `participations`.
+        participations: In how many rounds what is protected takes part.
         relation: "zero_out" or "replace".
 
     Returns:
@@ -217,14 +182,28 @@ def loss(
         >>> round(spent.rho, 3), round(spent.epsilon(1e-5), 3)
         (1.579, 9.292)
     """
+    rho = _rho(sensitivity, variance, cohort, size, participations, relation)
+    if participations > _validate.integer("rounds", rounds):
+        raise ValueError(
+            f"participations is {participations} of {rounds} rounds; give at most as many"
+        )
+    return losses.Concentrated(rho, rounds, participations == rounds)
+
+
+def _rho(
+    sensitivity: float,
+    variance: int | float | Fraction,
+    cohort: Cohort,
+    size: int,
+    participations: int,
+    relation: Relation,
+) -> float:
+    """Rho of all rounds in which a unit takes part."""
     times = _validate.integer("participations", participations)
-    total = _validate.integer("rounds", rounds)
-    if times > total:
-        raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
-    _validate.one_of("relation", relation, _RELATIONS)
+    _validate.one_of("relation", relation, ("zero_out", "replace"))
     moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
     one = round_epsilon(moved, variance, cohort.honest, size)
-    return losses.Concentrated(times * one**2 / 2 * MARGIN, total, times == total)
+    return times * one**2 / 2 * MARGIN
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
@@ -243,67 +222,7 @@ def largest_rho(epsilon: float, delta: float) -> float:
         1.2297
     """
     e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
-    low, high = 0.0, e + 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if losses.Concentrated(middle).epsilon(d) <= e:
-            low = middle
-        else:
-            high = middle
-        if high - low <= 1e-13 * high:
-            break
-    return low
-
-
-def least_variance(
-    sensitivity: float,
-    rho: float,
-    cohort: Cohort,
-    size: int,
-    *,
-    participations: int,
-    relation: Relation,
-) -> Fraction:
-    """Return the least noise of each client, of 20 binary digits, that keeps within a budget.
-
-    Args:
-        sensitivity: D of one vector left out, after rounding, in grid units.
-        rho: zCDP of all rounds.
-        cohort: The clients of each round.
-        size: K.
-        participations: Of what is protected.
-        relation: "zero_out" or "replace".
-
-    Returns:
-        v in squared grid units, 1/4 at least; below 4 tau begins to matter.
-
-    Raises:
-        ValueError: For numbers out of range, or a budget that takes more than 2^20.
-
-    Example:
-        >>> from dpjax.accounting import discrete
-        >>> discrete.least_variance(
-        ...     60.0, 0.5, discrete.Cohort(100), 4096, participations=3, relation="zero_out"
-        ... )
-        Fraction(884737, 8192)
-    """
-    budget = _validate.positive("rho", rho)
-
-    def spent(value: Fraction) -> float:
-        return _spent(sensitivity, value, cohort, size, participations, relation)
-
-    most = Fraction(lattice.MOST)
-    if spent(most) > budget:
-        raise ValueError(
-            f"rho is {rho}, which takes more noise than 2^20 squared grid units; take a coarser "
-            "grid, more clients, or a larger budget"
-        )
-    low, high = Fraction(0), most
-    while high - low > high * Fraction(1, 2**24) and high > lattice.LEAST:
-        middle = (low + high) / 2
-        fine = middle >= lattice.LEAST and spent(middle) <= budget
-        low, high = (low, middle) if fine else (middle, high)
-    return lattice.variance_above(high)
+    return _bisected(lambda rho: losses.Concentrated(rho).epsilon(d) <= e, 0.0, e + 1.0)
 
 
 def smallest_grid(
@@ -349,7 +268,7 @@ def smallest_grid(
 
     def spent(norm: float) -> float:
         square = max(1, lattice.limit(norm, size, beta))
-        return _spent(math.sqrt(square), variance, cohort, size, participations, relation)
+        return _rho(math.sqrt(square), variance, cohort, size, participations, relation)
 
     low, high = 1e-9, 1.0
     if spent(low) > budget:
@@ -359,29 +278,17 @@ def smallest_grid(
         )
     while spent(high) <= budget:
         low, high = high, 2 * high
+    return c / _bisected(lambda norm: spent(norm) <= budget, low, high) * _WIDE
+
+
+def _bisected(keeps: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest number from low to high that keeps a budget, to 13 digits from below."""
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) <= budget else (low, middle)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
         if high - low <= 1e-13 * high:
             break
-    return c / low * _WIDE
-
-
-def _spent(
-    sensitivity: float,
-    variance: int | Fraction,
-    cohort: Cohort,
-    size: int,
-    participations: int,
-    relation: Relation,
-) -> float:
-    """Rho of all rounds in which a unit takes part."""
-    return loss(
-        *(sensitivity, variance, cohort, size),
-        rounds=participations,
-        participations=participations,
-        relation=relation,
-    ).rho
+    return low
 
 
 def _variance(value: int | float | Fraction) -> float:

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
+from dpjax import _validate
+
 __all__ = ["delta", "epsilon", "mu", "rdp", "zcdp"]
 
 _UNIT = float(np.finfo(np.float64).eps)
@@ -24,6 +26,10 @@ _STEPS = 80
 _FAR = 1e4
 _TINY = float(np.finfo(np.float64).tiny)
 _MOST = 1e307
+_RANGES = {
+    "delta": (0.0, 1 - _UNIT / 2, "numbers in [0, 1)"),
+    "alpha": (1 + _UNIT, np.inf, "orders above 1"),
+}
 
 Result = float | Float[np.ndarray, "..."]
 
@@ -72,23 +78,15 @@ def _slack(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _arguments(**values: ArrayLike) -> list[np.ndarray]:
     """Broadcast float64 arguments, each checked against its range."""
-    ranges = {
-        "mu": (np.inf, "give numbers >= 0"),
-        "epsilon": (np.inf, "give numbers >= 0"),
-        "delta": (np.nextafter(1.0, 0.0), "give numbers in [0, 1)"),
-        "alpha": (np.inf, "give orders above 1"),
-    }
     arrays = []
     for name, value in values.items():
-        upper, remedy = ranges[name]
+        least, most, remedy = _RANGES.get(name, (0.0, np.inf, "numbers >= 0"))
         try:
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} is {value!r}; {remedy}") from None
-        least = np.nextafter(1.0, 2.0) if name == "alpha" else 0.0
-        wrong = ~((array >= least) & (array <= upper))
-        if wrong.any():
-            raise ValueError(f"{name} is {array[wrong].flat[0]}; {remedy}")
+            array = np.full((), np.nan)
+        if not ((array >= least) & (array <= most)).all():
+            raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
         arrays.append(array)
     return list(np.broadcast_arrays(*arrays))
 

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpjax import _validate
 from dpjax.accounting import budget, finite, gdp, losses, parties, stopping, wording
-from dpjax.accounting.records import Caveats, Record, Secrets, Threat
+from dpjax.accounting.records import Record
 
 __all__ = ["Guarantee"]
 
@@ -31,60 +31,42 @@ class Guarantee(Record):
         ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record", attacker="outsider",
         ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
         ... )
-        >>> round(stated.after(25).epsilon, 3), stated.threat.unit
+        >>> round(stated.after(25).epsilon, 3), stated.unit
         (0.906, 'record')
     """
 
     def __post_init__(self) -> None:
-        """Refuse a record that contradicts itself."""
+        """Refuse a record that contradicts itself, its phases or the total that it states."""
         super().__post_init__()
-        if self.phases:
-            self._check_phases()
-
-    def _check_phases(self) -> None:
-        """Refuse phases that pass the total that the record states, or are about something else."""
+        if not self.phases:
+            return
         for one in self.phases:
             if not isinstance(one, Guarantee) or one.phases or one.relation is None:
-                raise ValueError(
-                    f"phases has {_validate.shown(one)}; give the guarantees of single phases"
-                )
+                raise ValueError(f"phases has {one!r}; give the guarantees of single phases")
         if self.gradients == "view" or self.nodes is not None:
-            what = f"gradients is {self.gradients!r}"
-            if self.nodes is not None:
-                what = f"nodes is {self.nodes}"
             raise ValueError(
-                f"{what} under a total; messages of later phases tell of earlier gradients, and "
-                "agents are numbered anew where some have left: plan every phase for "
-                "gradients='any' and attacker 'outsider' or 'node'"
+                f"nodes is {self.nodes} and gradients is {self.gradients!r} under a total; agents "
+                "are numbered anew where some have left, and later messages tell of earlier "
+                "gradients: plan for gradients='any' and attacker 'outsider' or 'node'"
             )
-        every = _joined_all(self.phases)
-        mine, theirs = self.fields(), every.fields()
-        of_total = ("epsilon", "accountant", "phases", "added_epsilon", "added_delta")
-        of_loss = ("mu", "white", "over_rounds", "other_loss")
-        for name in mine:
-            if name not in of_total + of_loss and mine[name] != theirs[name]:
+        every, spent, whole = _joined_all(self.phases), self.spent, getattr(self.loss, "size", 0.0)
+        theirs, count = every.fields(), f"{len(self.phases)} phases"
+        for name, mine in self.fields().items():
+            if name not in _OF_TOTAL and mine != theirs[name]:
+                raise ValueError(f"{name} is {mine!r}, and {theirs[name]!r} of its {count}")
+        if spent.size > whole:
+            raise ValueError(
+                f"{spent.symbol} of {count} is {spent.size:.6g} together, more than the total's "
+                f"{whole:.6g} (epsilon {self.epsilon:.6g} at delta {self.delta:g}); plan the next "
+                "one for what budget.remaining(total, spent) leaves"
+            )
+        for name in ("added_epsilon", "added_delta"):
+            if theirs[name] > getattr(self, name):
                 raise ValueError(
-                    f"{name} is {mine[name]!r}, and {theirs[name]!r} of its phases; make it with "
-                    "Guarantee.within"
+                    f"{name} of {count} is {theirs[name]:.3g}, more than the "
+                    f"{getattr(self, name):.3g} that the total keeps for noise of finite "
+                    "precision; give Budget(..., reserve=...), fewer rounds or a smaller model"
                 )
-        spent, whole = self.spent, self.loss
-        name = {"gdp": "mu", "zcdp": "rho", "pure": "epsilon"}[spent.kind]
-        if budget.size(spent) > budget.size(whole):
-            raise ValueError(
-                f"{name} of {len(self.phases)} phases is {budget.size(spent):.6g} together, more "
-                f"than the total's {budget.size(whole):.6g} (epsilon {self.epsilon:.6g} at delta "
-                f"{self.delta:g}); plan the next phase for what budget.remaining(total, spent) "
-                "leaves"
-            )
-        added = every.caveats
-        if added.added_epsilon > self.added_epsilon or added.added_delta > self.added_delta:
-            raise ValueError(
-                f"added_epsilon is {added.added_epsilon:.3g} and added_delta "
-                f"{added.added_delta:.3g} of {len(self.phases)} phases together, more than the "
-                f"{self.added_epsilon:.3g} and {self.added_delta:.3g} that the total keeps for "
-                "noise of finite precision; fix a total of a larger Budget(..., reserve=...), run "
-                "fewer rounds or train a smaller model"
-            )
 
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":
@@ -96,9 +78,9 @@ class Guarantee(Record):
         Returns:
             The record.
         """
-        threat = Threat(relation=None, attacker=None, clip_norm=math.inf)
-        loss = losses.Gaussian(math.inf, rounds)
-        return cls(epsilon=math.inf, delta=0.0, accountant=None, threat=threat, loss=loss)
+        fields: Any = dict.fromkeys(("relation", "attacker", "accountant"))
+        fields |= dict.fromkeys(("epsilon", "mu", "clip_norm"), math.inf)
+        return cls.of(**fields, delta=0.0, rounds=rounds, release=False)
 
     def after(self, rounds: int) -> "Guarantee":
         """What the first rounds of the run spend, their number fixed before it began.
@@ -123,27 +105,15 @@ class Guarantee(Record):
             ValueError: For more rounds than are covered, or a guarantee with a curve or a total.
         """
         if self.curve is not None:
-            raise ValueError(
-                f"curve has marks {self.curve.marks}; use stopped(rounds), whose numbers hold for "
-                "a round chosen on the way, or the plan's own guarantee"
-            )
+            raise ValueError(f"curve has marks {self.curve.marks}; use stopped(rounds)")
         if self.phases:
-            raise ValueError(
-                f"phases are {len(self.phases)} under a total, which is stated however many rounds "
-                "are done; ask the guarantee of one phase"
-            )
-        rounds = _validate.integer("rounds", rounds, least=0)
-        if rounds > self.rounds:
-            raise ValueError(
-                f"rounds is {rounds}, the guarantee covers {self.rounds}; plan the longer run "
-                "from its start, noise for a shorter one does not cover it"
-            )
+            raise ValueError(f"phases are {len(self.phases)} under a total; ask that of one phase")
+        loss = self.loss.after(rounds)
         if self.relation is None:
             return Guarantee.none(rounds)
-        if isinstance(loss := self.loss, losses.Gaussian):
-            return self._part(rounds, loss.share(rounds))
-        early = dataclasses.replace(self.caveats, unused=0)
-        return dataclasses.replace(self, caveats=early)._restated(loss.after(rounds))
+        if isinstance(self.loss, losses.Gaussian):
+            return self._part(rounds, self.loss.share(rounds))
+        return self._restated(loss, unused=0)
 
     def stopping_at(
         self, marks: Sequence[int], *, shares: Sequence[float] | None = None
@@ -172,24 +142,26 @@ class Guarantee(Record):
         if self.relation is None:
             return self
         if self.curve is not None or self.phases:
-            what = "curve is given" if self.curve is not None else f"phases are {len(self.phases)}"
-            raise ValueError(f"{what} already; use the plan's own guarantee")
+            what = f"curve is {self.curve} and phases are {len(self.phases)} already"
+            raise ValueError(f"{what}; use the plan's own guarantee")
         loss = self.loss
         if not isinstance(loss, losses.Gaussian):
             raise ValueError(
-                f"loss is {type(loss).__name__}; curves over marks are known for Gaussian losses "
-                "alone: state the plan's own guarantee, which holds wherever the run stops"
+                f"loss is {type(loss).__name__}; curves are known for Gaussian losses alone: state "
+                "the plan's own guarantee, which holds wherever the run stops"
             )
         if shares is None:
             shares = [loss.share(_validate.integer("marks", mark)) for mark in marks]
         free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
         if free.marks[-1] != self.rounds:
             raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
-        mus = set(self._agents_mus())
+        mus = self._agents_mus() or [loss.mu]
 
         def curved(added: float) -> tuple[Guarantee, float]:
-            inner = min(free.inner_delta(mu, self.delta - added) for mu in mus)
-            record = self._curved(dataclasses.replace(free, delta=inner), added)
+            left = self.delta - added
+            inner = min(stopping.inner_delta(mu * free.roots, left) for mu in set(mus))
+            curve = dataclasses.replace(free, delta=inner)
+            record = self._restated(loss, self._agents_mus(), added_delta=added, curve=curve)
             return record, record.epsilon
 
         record = finite.grown(curved, self.added_delta, self.delta, self.epsilon)
@@ -219,12 +191,10 @@ class Guarantee(Record):
         if self.curve is None:
             if rounds > self.rounds:
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
-            early = dataclasses.replace(self.caveats, unused=self.rounds - rounds)
-            return dataclasses.replace(self, caveats=early)
+            return dataclasses.replace(self, unused=self.rounds - rounds)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
-                f"rounds is {rounds} of {self.rounds}, the curve's marks are {self.curve.marks}; "
-                "ask the whole run's guarantee for one of them"
+                f"rounds is {rounds}; ask the whole run's guarantee for a mark: {self.curve.marks}"
             )
         return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
 
@@ -261,26 +231,25 @@ class Guarantee(Record):
         """
         _validate.flag("planned", planned)
         if self.phases:
-            whole = budget.Whole(self.loss, self.epsilon, self.added_epsilon, self.added_delta)
+            of_total = ("loss", "epsilon", "added_epsilon", "added_delta")
+            whole = {name: getattr(self, name) for name in of_total}
             return _under(whole, (*self.phases, *(later.phases or (later,))))
         if later.phases:
             raise ValueError(
                 f"phases of the later record are {len(later.phases)} under a total, which the "
-                "earlier one does not state; a total is fixed before the first phase, state that "
-                "one by within(total)"
+                "earlier one does not state; state it by within(total)"
             )
         if not planned:
             raise ValueError(
-                "planned is False; a phase that was decided on after seeing the first one is not "
-                "covered by any sum of the two. If a total was fixed before the first one began, "
-                "state that one by within(total). Else fix the largest later phase before the "
-                "first one begins, and state both with planned=True whether or not it is run"
+                "planned is False; no sum of the two covers a phase that was decided on after "
+                "seeing the first one. If a total was fixed beforehand, state that one by "
+                "within(total); else fix the largest later phase beforehand, and state both"
             )
         for record in (self, later):
             if record.curve is not None:
                 raise ValueError(
-                    f"curve has marks {record.curve.marks}; phases in a row are covered by their "
-                    "plans' own guarantees, compose those, or state a total by within(total)"
+                    f"curve has marks {record.curve.marks}; their plans' own guarantees cover "
+                    "phases in a row: compose those, or state a total by within(total)"
                 )
         if self.relation is None or later.relation is None:
             return Guarantee.none(self.rounds + later.rounds)
@@ -308,7 +277,7 @@ class Guarantee(Record):
         """
         return parties.table(self)
 
-    def within(self, total: budget.Total) -> "Guarantee":
+    def within(self, total: Any) -> "Guarantee":
         """What a first phase states under a total that was fixed before it: that total.
 
         That it was fixed before is the user's word, and statements say so.
@@ -344,16 +313,13 @@ class Guarantee(Record):
             raise ValueError("relation is None: this phase is not private, and no total covers it")
         whole = budget.whole(total, release=self.release)
         if self.delta != total.delta:
-            raise ValueError(
-                f"delta is {self.delta}, and the total's {total.delta}; plan every phase at the "
-                "total's"
-            )
+            raise ValueError(f"delta is {self.delta}, and the total's {total.delta}; plan at that")
         if not self.phases:
             return _under(whole, (self,))
-        if (self.epsilon, self.accountant) != (whole.epsilon, total.accountant):
+        if (self.epsilon, self.accountant) != (whole["epsilon"], total.accountant):
             raise ValueError(
-                f"epsilon is {self.epsilon} of a total that is stated already "
-                f"({self.accountant}); a total is fixed once, before the first phase"
+                f"epsilon is {self.epsilon} of a total by {self.accountant!r} that is stated "
+                "already; a total is fixed once, before the first phase"
             )
         return self
 
@@ -371,62 +337,42 @@ class Guarantee(Record):
 
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""
-        return dataclasses.replace(
-            self,
-            **{
-                "epsilon": math.inf,
-                "accountant": "gdp",
-                "per_agent_epsilon": None,
-                "caveats": dataclasses.replace(self.caveats, unsound=False),
-                **changes,
-            },
-        )
+        bare: Any = {"epsilon": math.inf, "accountant": "gdp", "per_agent_epsilon": None}
+        return dataclasses.replace(self, unsound=False, **bare | changes)
 
-    def _of_mu(self, mu: float) -> float:
-        return self.exact(losses.Gaussian(mu))
+    def _restated(
+        self, loss: losses.AnyLoss, mus: Sequence[float] = (), most: Any = None, **changes: Any
+    ) -> "Guarantee":
+        """The record with another loss, its epsilon at the same delta.
+
+        Args:
+            loss: The loss.
+            mus: Bounds on each agent's, where they differ.
+            most: What agents' epsilons cannot be above.
+            changes: Other fields.
+        """
+        bare = self._open(accountant=loss.kind, loss=loss, **changes)
+        if not mus:
+            return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
+        each = [bare.exact(losses.Gaussian(mu)) for mu in mus]
+        each = each if most is None else list(map(min, each, most))
+        return dataclasses.replace(bare, epsilon=max(each), per_agent_epsilon=tuple(each))
 
     def _part(self, rounds: int, share: float) -> "Guarantee":
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
         assert isinstance(self.loss, losses.Gaussian)
-        spent, each = self.loss.part(rounds, share), None
-        epsilon, mu = self._of_mu(spent.mu), spent.mu
-        if self.per_agent_epsilon is not None:
-            mus = [value * losses.root(share) for value in self._agents_mus()]
-            each = tuple(self._of_mu(min(one, mu)) for one in mus)
-            if not self.unsound:  # Their mus are upper bounds, up to rounding.
-                each = tuple(map(min, each, self.per_agent_epsilon))
-            epsilon, mu = max(each), min(mu, max(mus))
-        return dataclasses.replace(
-            self,
-            epsilon=epsilon,
-            accountant="gdp",
-            per_agent_epsilon=each,
-            loss=dataclasses.replace(spent, mu=mu),
-            caveats=dataclasses.replace(self.caveats, unsound=False, unused=0),
-        )
-
-    def _restated(self, loss: losses.AnyLoss) -> "Guarantee":
-        """The record with another loss, its epsilon at the same delta."""
-        epsilon = self.exact(loss)
-        return self._open(epsilon=epsilon, accountant=loss.kind, loss=loss)
-
-    def _curved(self, curve: stopping.Curve, added_delta: float) -> "Guarantee":
-        """The record of the whole run at the curve's delta."""
-        caveats = dataclasses.replace(self.caveats, unsound=False, added_delta=added_delta)
-        bare, each = self._open(caveats=caveats, curve=curve), None
-        if self.per_agent_epsilon is not None:
-            each = tuple(bare._of_mu(mu) for mu in self._agents_mus())
-        epsilon = bare.exact_epsilon if each is None else max(each)
-        return dataclasses.replace(bare, epsilon=epsilon, per_agent_epsilon=each)
+        spent = self.loss.part(rounds, share)
+        mus = [mu * spent.scale(share) for mu in self._agents_mus()]
+        if mus:
+            spent = dataclasses.replace(spent, mu=min(spent.mu, max(mus)))
+        # Their mus are upper bounds, up to rounding.
+        most = None if self.unsound else self.per_agent_epsilon
+        return self._restated(spent, [min(mu, spent.mu) for mu in mus], most, unused=0)
 
     def _agents_mus(self) -> list[float]:
-        """Upper bounds on each agent's mu; one number where all agents have the same."""
-        assert self.mu is not None
-        most = self.mu
-        if self.per_agent_epsilon is None:
-            return [most]
+        """Upper bounds on each agent's mu; none where all agents have the same."""
         # Each agent's mu is at most what its accountant allowed for its epsilon.
-        return [min(self._mu_of(value), most) for value in self.per_agent_epsilon]
+        return [min(self._mu_of(value), self.mu) for value in self.per_agent_epsilon or ()]
 
     def _mu_of(self, epsilon: float) -> float:
         """An upper bound on the mu for which this record's accountant states epsilon."""
@@ -440,25 +386,51 @@ class Guarantee(Record):
         return float(mu) * (1 + 1e-9)
 
 
-def _under(whole: budget.Whole, phases: tuple[Guarantee, ...]) -> Guarantee:
+_OF_TOTAL = (
+    *("epsilon", "accountant", "phases", "added_epsilon", "added_delta"),
+    *("mu", "white", "over_rounds", "other_loss"),
+)
+"""Fields of a total that are not its phases'."""
+
+
+def _under(whole: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
-    loss: Any = whole.loss
-    loss = dataclasses.replace(loss, rounds=sum(one.rounds for one in phases))
-    if isinstance(loss, losses.Gaussian):
-        loss = dataclasses.replace(loss, over_rounds="phases")
-    base = _joined_all(phases)
-    caveats = dataclasses.replace(
-        base.caveats, added_epsilon=whole.added_epsilon, added_delta=whole.added_delta
-    )
-    return base._open(
-        epsilon=whole.epsilon, accountant=loss.kind, loss=loss, caveats=caveats, phases=phases
-    )
+    rounds = sum(one.rounds for one in phases)
+    loss = dataclasses.replace(whole["loss"], rounds=rounds)
+    changes = whole | {"loss": loss, "accountant": loss.kind, "phases": phases}
+    return _joined_all(phases)._open(**changes)
 
 
 def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
     """What phases under a total state beside their losses, and what finite precision adds."""
     first = phases[0]._open(curve=None, loss=losses.Gaussian(math.inf, phases[0].rounds))
     return functools.reduce(_joined, phases[1:], first)
+
+
+def _least(values: tuple[Any, Any]) -> Any:
+    """The loss is known of neighbours that keep what both assume."""
+    return min((value for value in values if value is not None), default=None)
+
+
+def _weaker(secrets: tuple[Any, Any]) -> Any:
+    """Who knows the secrets of two phases; None where neither says it of both."""
+    first, later = secrets
+    if first == later:  # Who is in which group is not recorded, and may have changed.
+        return None if first == "group" else first
+    other = later if first == "own" else first
+    return other if "own" in secrets and other != "alone" else None
+
+
+_MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
+    **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
+    **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
+    **dict.fromkeys(("dropouts", "colluders"), min),
+    **dict.fromkeys(("private_stop", "sum_only"), any),
+    **dict.fromkeys(("gradient_gap", "smoothness"), _least),
+    "secrets": _weaker,
+    "custom": lambda names: tuple(dict.fromkeys(names[0] + names[1])),
+}
+"""What two runs in a row state of fields in which they may differ."""
 
 
 def _joined(of: Guarantee, later: Guarantee) -> Guarantee:
@@ -470,57 +442,24 @@ def _joined(of: Guarantee, later: Guarantee) -> Guarantee:
     """
     if "view" in (of.gradients, later.gradients):
         raise ValueError(
-            f"gradients is {of.gradients!r}, then {later.gradients!r}; messages of a later phase "
-            "still tell of an earlier one's gradients, whose loss is that of one run: make one "
-            "plan for all rounds, or state gradients='any'"
+            f"gradients is {of.gradients!r}, then {later.gradients!r}; later messages tell of "
+            "earlier gradients: make one plan for all rounds, or state gradients='any'"
         )
-    for name in ("relation", "delta", "release", "gradients", "nodes", "norm"):
+    for name in ("relation", "delta", "release", "nodes", "norm"):
         if getattr(of, name) != getattr(later, name):
-            raise ValueError(
-                f"{name} is {getattr(of, name)!r}, then {getattr(later, name)!r}; only equal "
-                "ones compose"
-            )
+            both = f"{getattr(of, name)!r}, then {getattr(later, name)!r}"
+            raise ValueError(f"{name} is {both}; only equal ones compose")
     if (of.gradient_gap is None) != (later.gradient_gap is None):
+        both = f"{of.gradient_gap}, then {later.gradient_gap}"
+        raise ValueError(f"gradient_gap is {both}; a clip and an assumption do not compose")
+    fields = {one: how((getattr(of, one), getattr(later, one))) for one, how in _MERGED.items()}
+    if fields["added_delta"] >= of.delta > 0:
         raise ValueError(
-            f"gradient_gap is {of.gradient_gap}, then {later.gradient_gap}; a clip and an "
-            "assumption do not compose: state the two runs apart"
+            f"added_delta is {fields['added_delta']}, which uses up delta; state the runs apart"
         )
-
-    def least(name: str) -> Any:
-        values = [getattr(one, name) for one in (of, later)]
-        return min((value for value in values if value is not None), default=None)
-
-    threat = dataclasses.replace(
-        of.threat,
-        attacker=_attacker(of, later),
-        clip_norm=max(of.clip_norm, later.clip_norm),
-        # The loss is known of neighbours that keep what both assume.
-        gradient_gap=least("gradient_gap"),
-        smoothness=least("smoothness"),
-    )
-    added_delta = of.added_delta + later.added_delta
-    if added_delta >= of.delta > 0:
-        raise ValueError(
-            f"added_delta is {of.added_delta}, then {later.added_delta}, which uses up delta "
-            f"{of.delta}; state the two runs apart"
-        )
-    caveats = Caveats(
-        release=of.release,
-        added_epsilon=of.added_epsilon + later.added_epsilon,
-        added_delta=added_delta,
-        sum_rounding=max(of.sum_rounding, later.sum_rounding),
-        private_stop=of.private_stop or later.private_stop,
-        lost_noise=_lost(of, later),
-        unused=of.unused + later.unused,
-        dropouts=min(of.dropouts, later.dropouts),
-        colluders=min(of.colluders, later.colluders),
-        sealed=of.sealed or later.sealed,
-        secrets=_weaker(of.secrets, later.secrets),
-        phase=max(of.phase, later.phase),
-        custom=tuple(dict.fromkeys(of.custom + later.custom)),
-    )
+    fields |= {"attacker": _attacker(of, later), "lost_noise": _lost(of, later)}
     rounds = losses.Gaussian(math.inf, of.rounds + later.rounds)  # Of no loss yet.
-    return of._open(threat=threat, caveats=caveats, loss=rounds, curve=None)
+    return of._open(**fields, loss=rounds, curve=None)
 
 
 def _attacker(of: Guarantee, later: Guarantee) -> Any:
@@ -528,23 +467,15 @@ def _attacker(of: Guarantee, later: Guarantee) -> Any:
     if of.attacker == later.attacker:
         return of.attacker
     # Noise in shares is stated for whoever sees sums.
-    nodes = () if of.sealed or later.sealed else ("node",)
+    nodes = () if of.sum_only or later.sum_only else ("node",)
     for one in (*nodes, "outsider", "aggregator"):
         if all(one == run.attacker or parties.covers(run, one) for run in (of, later)):
             return one
     raise ValueError(
         f"attacker is {of.attacker!r}, then {later.attacker!r}, and neither phase covers the other "
-        "one's; plan both for one attacker: an outsider who sees every message covers an "
-        "aggregator, and single nodes too where every agent's noise is its own"
+        "one's; plan both for one attacker: an outsider's loss covers an aggregator, and single "
+        "nodes too where every agent's noise is its own"
     )
-
-
-def _weaker(first: Secrets | None, later: Secrets | None) -> Secrets | None:
-    """Who knows the secrets of two phases; None where neither says it of both."""
-    if first == later:  # Who is in which group is not recorded, and may have changed.
-        return None if first == "group" else first
-    other = later if first == "own" else first
-    return other if "own" in (first, later) and other != "alone" else None
 
 
 def _lost(of: Guarantee, later: Guarantee) -> tuple[int, float] | None:

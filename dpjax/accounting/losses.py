@@ -11,22 +11,95 @@ into `Concentrated`; what is left is refused, with the form in which both can be
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
-from dpjax.accounting import gdp
-from dpjax.accounting.sampled import Phase, Pld
+from dpjax.accounting import gdp, sampled
+from dpjax.accounting.sampled import Loss, Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Phase", "Pld", "Pure"]
 
+Participation = tuple[int, int] | None
+
+
+class _Summed(Loss):
+    """A loss of one number, which adds up over rounds, as it is or squared.
+
+    Attributes:
+        parameter: The number's name.
+        symbol: What texts call it.
+        flag: The name of what says that every round costs the same in which what is protected
+            takes part; else the whole loss is spent from the first round on.
+        participation: (epochs, separation) of what is protected; None where it may take part in
+            all rounds.
+    """
+
+    parameter: ClassVar[str]
+    symbol: ClassVar[str]
+    flag: ClassVar[str] = "even"
+    squared: ClassVar[bool] = False
+    participation: Participation = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no loss, and participations that are none."""
+        if self.size is None or not self.size >= 0:
+            raise ValueError(f"{self.parameter} is {self.size}; give a number >= 0")
+        _validate.integer("rounds", self.rounds, least=0)
+        _validate.flag(self.flag, getattr(self, self.flag))
+        given: Any = self.participation
+        if given is not None:
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
+            _validate.integer("participation[0]", given[0], least=0, most=self.rounds)
+            _validate.integer("participation[1]", given[1])
+
+    @property
+    def size(self) -> float:
+        """The number: mu, rho or epsilon."""
+        return getattr(self, self.parameter)
+
+    def share(self, rounds: int) -> float:
+        """The share of the loss, or of its square, that the first rounds have spent at most."""
+        if rounds == 0:
+            return 0.0
+        if not getattr(self, self.flag):
+            return 1.0
+        if self.participation is None:
+            return rounds / self.rounds
+        return _begun(self.participation, rounds)[0] / max(self.participation[0], 1)
+
+    def part(self, rounds: int, share: float) -> Self:
+        """The first rounds, which have spent a share of the loss, or of its square.
+
+        Args:
+            rounds: Rounds t.
+            share: At most 1.
+        """
+        whole: Any = self
+        changes: Any = {self.parameter: self.size * self.scale(share) if share else 0.0}
+        if self.participation is not None:
+            changes["participation"] = _begun(self.participation, rounds)
+        return dataclasses.replace(whole, rounds=rounds, **changes)
+
+    @classmethod
+    def scale(cls, share: float) -> float:
+        """What part of the loss a share of it, or of its square, is, rounded up.
+
+        Args:
+            share: At most 1.
+        """
+        return min(1.0, (math.sqrt(share) if cls.squared else share) * MARGIN)
+
+    def _first(self, rounds: int) -> Self:
+        return self.part(rounds, self.share(rounds))
+
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(_Summed):
     """Gaussian DP: as hard to tell apart as N(0, 1) and N(mu, 1).
 
     Guarantee: `epsilon` is never below the exact one, see `dpjax.accounting.gdp.epsilon`.
@@ -48,20 +121,17 @@ class Gaussian:
         (4.377, 0.5)
     """
 
-    kind: ClassVar[str] = "gdp"
+    kind, flag, squared = "gdp", "white", True
+    parameter = symbol = "mu"
     mu: float
     rounds: int = 1
     white: bool = True
-    participation: tuple[int, int] | None = None
+    participation: Participation = None
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no mu, and reasons why noise that is white is not."""
-        if self.mu is None or not self.mu >= 0:
-            raise ValueError(f"mu is {self.mu}; give a number >= 0")
-        _validate.integer("rounds", self.rounds, least=0)
-        _validate.flag("white", self.white)
-        _check_participation(self.participation, self.rounds)
+        super().__post_init__()
         if self.over_rounds is not None:
             _validate.one_of("over_rounds", self.over_rounds, ("correlated", "schedule", "phases"))
             if self.white:
@@ -74,50 +144,9 @@ class Gaussian:
         """The least epsilon at delta, rounded up."""
         return float(gdp.epsilon(self.mu, delta))
 
-    def share(self, rounds: int) -> float:
-        """The share of mu^2 that the first rounds have spent at most, not rounded."""
-        if rounds == 0:
-            return 0.0
-        if not self.white:
-            return 1.0
-        if self.participation is None:
-            return rounds / self.rounds
-        first = _begun(self.participation, rounds)
-        return first[0] / max(self.participation[0], 1)
-
-    def after(self, rounds: int) -> "Gaussian":
-        """What the first rounds cost, their number fixed beforehand.
-
-        mu_t = mu sqrt(t / T), or mu sqrt(ceil(t / b) / k) where a record takes part k times, b
-        rounds apart; the whole loss for noise correlated over rounds.
-        """
-        return self.part(_first(rounds, self.rounds), self.share(rounds))
-
-    def part(self, rounds: int, share: float) -> "Gaussian":
-        """The first rounds, which have spent a share of mu^2.
-
-        Args:
-            rounds: Rounds t.
-            share: At most 1.
-        """
-        given = self.participation
-        return dataclasses.replace(
-            self,
-            mu=self.mu * root(share),
-            rounds=rounds,
-            participation=None if given is None else _begun(given, rounds),
-        )
-
-    def then(self, later: "AnyLoss") -> "AnyLoss":
-        """What this and a later run cost together, both planned: mu^2 adds up."""
-        if not isinstance(later, Gaussian):
-            return _lifted(self, later).then(later)
-        mu = math.hypot(self.mu, later.mu) * MARGIN
-        participation = None
-        if self.participation is not None and later.participation is not None:
-            epochs = self.participation[0] + later.participation[0]
-            participation = epochs, self.participation[1]
-        return Gaussian(mu, self.rounds + later.rounds, False, participation, "phases")
+    def _plus(self, later: "Gaussian") -> "Gaussian":
+        mu, rounds = math.hypot(self.mu, later.mu) * MARGIN, self.rounds + later.rounds
+        return Gaussian(mu, rounds, False, _both(self, later), "phases")
 
     def concentrated(self) -> "Concentrated":
         """The same loss as zCDP: rho = mu^2 / 2, rounded up."""
@@ -137,7 +166,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class Concentrated:
+class Concentrated(_Summed):
     """rho-zCDP: every Renyi divergence of order alpha is at most rho alpha.
 
     Guarantee: `epsilon` is never below what the definition implies at its best order, up to the
@@ -160,23 +189,15 @@ class Concentrated:
         4.728
     """
 
-    kind: ClassVar[str] = "zcdp"
+    kind, parameter, symbol = "zcdp", "rho", "rho"
     rho: float
     rounds: int = 1
     even: bool = False
-    participation: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what is no rho, and participations that are none."""
-        if not self.rho >= 0:
-            raise ValueError(f"rho is {self.rho}; give a number >= 0")
-        _validate.integer("rounds", self.rounds, least=0)
-        _validate.flag("even", self.even)
-        _check_participation(self.participation, self.rounds)
+    participation: Participation = None
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
-        delta = _delta(delta)
+        delta = sampled.checked_delta(delta)
         if self.rho == 0:
             return 0.0
         if delta == 0 or math.isinf(self.rho):
@@ -197,33 +218,13 @@ class Concentrated:
         minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
         return max(0.0, min(values[best], bound(float(minimum.x))))
 
-    def after(self, rounds: int) -> "Concentrated":
-        """What the first rounds cost, their number fixed beforehand.
-
-        rho t / T, or rho ceil(t / b) / k where a record takes part k times, b rounds apart.
-        """
-        given = self.participation
-        if given is None:
-            share = _share(rounds, self.rounds, self.even)
-            return dataclasses.replace(self, rho=self.rho * share, rounds=rounds)
-        first = _begun(given, _first(rounds, self.rounds))
-        share = _share(first[0], given[0], self.even) if given[0] else 0.0
-        return dataclasses.replace(self, rho=self.rho * share, rounds=rounds, participation=first)
-
-    def then(self, later: "AnyLoss") -> "Concentrated":
-        """What this and a later run cost together, both planned: rho adds up."""
-        if isinstance(later, Pld):
-            raise _refused(self, later)
-        other = later if isinstance(later, Concentrated) else later.concentrated()
-        both = None
-        if self.participation is not None and other.participation is not None:
-            both = self.participation[0] + other.participation[0], self.participation[1]
-        rho, rounds = (self.rho + other.rho) * MARGIN, self.rounds + other.rounds
-        return Concentrated(rho, rounds, participation=both)
+    def _plus(self, later: "Concentrated") -> "Concentrated":
+        rho, rounds = (self.rho + later.rho) * MARGIN, self.rounds + later.rounds
+        return Concentrated(rho, rounds, participation=_both(self, later))
 
 
 @dataclass(frozen=True)
-class Pure:
+class Pure(_Summed):
     """epsilon-DP at every delta: Laplace noise.
 
     Guarantee: `epsilon` is the bound itself, also where delta would allow for less.
@@ -239,35 +240,18 @@ class Pure:
         2.0
     """
 
-    kind: ClassVar[str] = "pure"
+    kind, parameter, symbol = "pure", "bound", "epsilon"
     bound: float
     rounds: int = 1
     even: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse what is no epsilon."""
-        if not self.bound >= 0:
-            raise ValueError(f"bound is {self.bound}; give a number >= 0")
-        _validate.integer("rounds", self.rounds, least=0)
-        _validate.flag("even", self.even)
-
     def epsilon(self, delta: float) -> float:
         """The bound, whatever delta."""
-        _delta(delta)
+        sampled.checked_delta(delta)
         return self.bound
 
-    def after(self, rounds: int) -> "Pure":
-        """What the first rounds cost, their number fixed beforehand."""
-        share = _share(rounds, self.rounds, self.even)
-        return dataclasses.replace(self, bound=self.bound * share, rounds=rounds)
-
-    def then(self, later: "AnyLoss") -> "AnyLoss":
-        """What this and a later run cost together, both planned: epsilons add up."""
-        if isinstance(later, Pure):
-            return Pure((self.bound + later.bound) * MARGIN, self.rounds + later.rounds)
-        if isinstance(later, Concentrated):
-            return self.concentrated().then(later)
-        raise _refused(self, later)
+    def _plus(self, later: "Pure") -> "Pure":
+        return Pure((self.bound + later.bound) * MARGIN, self.rounds + later.rounds)
 
     def concentrated(self) -> Concentrated:
         """The same loss as zCDP: rho = epsilon^2 / 2, rounded up.
@@ -285,78 +269,13 @@ KINDS: dict[str, Any] = {one.kind: one for one in (Gaussian, Pld, Concentrated, 
 """Losses by the name under which records store them."""
 
 
-def from_dict(record: Mapping[str, Any]) -> AnyLoss:
-    """The inverse of `dataclasses.asdict` with the loss's ``kind`` beside it.
-
-    Args:
-        record: Plain values, perhaps through JSON.
-
-    Raises:
-        ValueError: For another kind, or fields that it has not.
-    """
-    fields = dict(record)
-    kind = _validate.one_of("kind", fields.pop("kind", None), KINDS)
-    try:
-        return KINDS[kind](**fields)
-    except TypeError as error:
-        raise ValueError(f"loss has unknown or missing fields ({error})") from None
-
-
-def root(share: float) -> float:
-    """The root of a share of mu^2, rounded up.
-
-    Args:
-        share: At most 1.
-    """
-    return 0.0 if share == 0 else min(1.0, math.sqrt(share) * MARGIN)
-
-
-def _lifted(first: Gaussian, later: Any) -> Any:
-    """A Gaussian loss in a form that composes with a later one."""
-    if isinstance(later, Pld):
-        return first.sampled(later.agents)
-    if isinstance(later, Concentrated):
-        return first.concentrated()
-    raise _refused(first, later)
-
-
-def _refused(first: Any, later: Any) -> ValueError:
-    names = type(first).__name__, type(later).__name__
-    remedy = "state the two runs apart"
-    if "Pld" not in names:
-        remedy = "state the pure one by its concentrated()"
-    return ValueError(f"loss is {names[0]}, then {names[1]}, which do not compose; {remedy}")
-
-
-def _check_participation(given: Any, rounds: int) -> None:
-    if given is None:
-        return
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
-    _validate.integer("participation[0]", given[0], least=0, most=rounds)
-    _validate.integer("participation[1]", given[1])
-
-
 def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:
     """(epochs, separation) in the first rounds, at most."""
     epochs, separation = participation
     return min(epochs, -(-rounds // separation)), separation
 
 
-def _first(rounds: int, whole: int) -> int:
-    if _validate.integer("rounds", rounds, least=0) > whole:
-        raise ValueError(f"rounds is {rounds}, the loss covers {whole}; account for the longer run")
-    return rounds
-
-
-def _share(rounds: int, whole: int, even: bool) -> float:
-    """The share of an additive loss that the first rounds have spent, rounded up."""
-    if _first(rounds, whole) == 0:
-        return 0.0
-    return min(1.0, rounds / whole * MARGIN) if even else 1.0
-
-
-def _delta(delta: float) -> float:
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta is {delta}; give a number in [0, 1)")
-    return float(delta)
+def _both(first: _Summed, later: _Summed) -> Participation:
+    """(epochs, separation) of two runs in a row; the separations are equal."""
+    one, other = first.participation, later.participation
+    return None if one is None or other is None else (one[0] + other[0], one[1])

@@ -102,9 +102,9 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
         unprotected: Why nobody is protected, where there is no guarantee.
     """
     if of.relation is None:
-        parties = ("an outsider", ANOTHER, "an aggregator or server")
-        return Protection(Party(one, None, 0.0, unprotected) for one in parties)
-    reasons = [_outsider(of), *_participants(of), _aggregator(of)]
+        return Protection(Party(one, None, 0.0, unprotected) for one in _NAMES.values())
+    outsider = (_NAMES["outsider"], *_outsider(of))
+    reasons = [outsider, *_participants(of), (_NAMES["aggregator"], *_aggregator(of))]
     if of.lost_noise is not None:
         why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons]
@@ -112,9 +112,7 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     # The paper's rule may state less than what holds.
     epsilon, given = max(of.epsilon, of.exact_epsilon), _assumed(of)
     return Protection(
-        Party(party, epsilon, of.delta, why + given)
-        if protected
-        else Party(party, None, of.delta, why)
+        Party(party, epsilon if protected else None, of.delta, why + given * protected)
         for party, protected, why in reasons
     )
 
@@ -124,7 +122,7 @@ def _assumed(of: Record) -> str:
     said = ""
     if of.gradients == "view":
         said += ", for gradients that do not depend on what it cannot see"
-    if of.sealed:
+    if of.sum_only:
         said += f", with at most {of.dropouts:,} missing from a sum and {of.colluders:,} colluding"
     if of.gradient_gap is not None:
         said += f"; the gradient gap {of.gradient_gap:g} is ASSUMED"
@@ -182,46 +180,43 @@ def _of_others(of: Record) -> bool:
     return of.attacker in ("coalition", "nodes") and of.secrets != "own"
 
 
-def _outsider(of: Record) -> _Row:
-    party = "an outsider"
-    if of.sealed and of.attacker in ("outsider", "aggregator"):
-        return party, True, (
-            "it sees sums, and single messages under the masks of a secure sum alone"
-        )  # fmt: skip
+def _outsider(of: Record) -> tuple[bool, str]:
+    if of.sum_only and of.attacker in ("outsider", "aggregator"):
+        return True, "it sees sums, and single messages under the masks of a secure sum alone"
     if of.attacker == "outsider":
-        return party, True, "it sees every message, but no secret of the noise"
-    of_nodes = of.attacker != "aggregator" and of.gradients == "any"
+        return True, "it sees every message, but no secret of the noise"
     if _of_others(of):
-        return party, False, f"this number does not cover the data of {_named(of)}"
+        return False, f"this number does not cover the data of {_named(of)}"
+    of_nodes = of.attacker != "aggregator" and of.gradients == "any"
     if of_nodes and of.secrets in ("own", "links"):
-        return party, True, "it sees every message, but none of the secrets that agents know"
-    return party, False, "it sees messages that the stated attacker does not see"
+        return True, "it sees every message, but none of the secrets that agents know"
+    return False, "it sees messages that the stated attacker does not see"
 
 
 def _participants(of: Record) -> list[_Row]:
     """Other agents, of whom a release's one process and key say that they are apart from it."""
-    apart, rows = _APART if of.release else "", _others(of)
+    rows = _others(of)
+    if of.attacker in ("coalition", "nodes"):
+        rows.insert(0, (_named(of), True, "it is the stated attacker of all other agents' data"))
     if phases(of) and of.secrets != "alone":
         why = "it knows what it knew as a participant"
         if not of.release:  # Which draws a key of its own for every phase.
             why += "; every later phase must draw its noise from new secrets"
         rows.append(("a participant who has left", all(row[1] for row in rows), why))
+    apart = _APART if of.release else ""
     return [(party, protected, why + apart * protected) for party, protected, why in rows]
 
 
 def _others(of: Record) -> list[_Row]:
     """Other agents: one row, or two where they differ."""
-    stated: list[_Row] = []
-    if of.attacker in ("coalition", "nodes"):
-        stated = [(_named(of), True, "it is the stated attacker of all other agents' data")]
     if of.secrets == "alone":
-        return stated
+        return []
     if of.attacker == "node" and of.secrets != "own":
         return [(ANOTHER, True, "any single agent is the stated attacker")]
-    if not _outsider(of)[1]:
-        return [*stated, (ANOTHER, False, "it may see more than the stated attacker does")]
+    if not _outsider(of)[0]:
+        return [(ANOTHER, False, "it may see more than the stated attacker does")]
     if of.accountant == "pld":
-        return [*stated, (ANOTHER, False, _DRAWN)]
+        return [(ANOTHER, False, _DRAWN)]
     why = (_MEMBER if of.secrets == "group" else _WHY[of.secrets]).format(colluders=of.colluders)
     if of.release and of.secrets == "own":
         why = _RELEASED
@@ -229,20 +224,20 @@ def _others(of: Record) -> list[_Row]:
         why = "in some phase " * (phases(of) > 1) + (_CORRELATED if of.release else why)
     if of.secrets == "group":
         mine, others = f"{ANOTHER} of its own group", f"{ANOTHER} of another group"
-        return [*stated, (mine, False, why), (others, True, _OTHER_GROUP)]
+        return [(mine, False, why), (others, True, _OTHER_GROUP)]
     protected = of.secrets == "own" or (of.secrets == "shares" and of.colluders > 0)
-    return [*stated, (ANOTHER, protected, why)]
+    return [(ANOTHER, protected, why)]
 
 
-def _aggregator(of: Record) -> _Row:
-    party = "an aggregator or server"
+def _aggregator(of: Record) -> tuple[bool, str]:
+    covered, why = _outsider(of)
     if of.attacker == "aggregator":
-        return party, True, "it sees the sums that are opened, and no single message"
+        return True, "it sees the sums that are opened, and no single message"
     if _of_others(of):
-        return party, False, _outsider(of)[2]
-    if not _outsider(of)[1]:
-        return party, False, "the sum of all messages is not part of what the stated attacker sees"
-    return party, True, "it sees no more than an outsider, unless it holds a secret of the noise"
+        return False, why
+    if not covered:
+        return False, "the sum of all messages is not part of what the stated attacker sees"
+    return True, "it sees no more than an outsider, unless it holds a secret of the noise"
 
 
 def _holder(of: Record) -> _Row:
@@ -301,12 +296,9 @@ def group_epsilon(of: Record, records: int) -> float:
 @functools.lru_cache(maxsize=256)
 def _of_group(loss: losses.AnyLoss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
-    if isinstance(loss, losses.Gaussian):
-        return losses.Gaussian(records * loss.mu * MARGIN).epsilon(delta)
-    if isinstance(loss, losses.Concentrated):
-        return losses.Concentrated(records**2 * loss.rho * MARGIN).epsilon(delta)
-    if isinstance(loss, losses.Pure):
-        return records * loss.bound * MARGIN
+    if not isinstance(loss, losses.Pld):
+        power = 2 if loss.kind == "zcdp" else 1
+        return type(loss)(records**power * loss.size * MARGIN).epsilon(delta)
     # Sampling never makes a loss larger.
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
     one = loss.epsilon(delta)

@@ -14,30 +14,16 @@ move is in ``experiments/_common/moves.py``. Everything here is rounded up.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
-from dpjax.mechanism import laplace
 
-__all__ = [
-    "after",
-    "epsilon",
-    "epsilon_of_moves",
-    "geometric",
-    "mu",
-    "mu_of_moves",
-]
+__all__ = ["epsilon", "epsilon_of_moves", "mu", "mu_of_moves"]
 
-# Of a product of five factors, the share of a run's messages among them, and above the budget of
-# a first scale that was rounded up.
-_UP = 1 + 2e-14
 _TINY = float(np.finfo(np.float64).tiny)
-
-Noise = Literal["laplace", "gaussian"]
 
 
 def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
@@ -71,7 +57,7 @@ def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
         >>> round(pure.epsilon(step_sizes=[0.5, 0.25], scales=[2.0, 1.0, 1.0], gradient_gap=2.0), 6)
         1.5
     """
-    return float(after(step_sizes, scales, gradient_gap)[-1])
+    return _summed(_of_steps(step_sizes, scales, gradient_gap), 1)
 
 
 def mu(step_sizes: Any, deviations: Any, gradient_gap: float) -> float:
@@ -99,43 +85,7 @@ def mu(step_sizes: Any, deviations: Any, gradient_gap: float) -> float:
         >>> round(pure.mu(step_sizes=[3.0, 4.0], deviations=[1.0, 1.0, 1.0], gradient_gap=1.0), 6)
         5.0
     """
-    return float(after(step_sizes, deviations, gradient_gap, noise="gaussian")[-1])
-
-
-def after(
-    step_sizes: Any, scales: Any, gradient_gap: float, *, noise: Noise = "laplace"
-) -> Float[np.ndarray, " K"]:
-    """Return the loss after each message, the number of messages fixed beforehand.
-
-    Args:
-        step_sizes: [K] as in `epsilon`.
-        scales: [K] Laplace scales, or standard deviations.
-        gradient_gap: In L1 norm, or in L2 for Gaussian noise.
-        noise: Which noise: "laplace" gives epsilons, "gaussian" mus.
-
-    Returns:
-        [K] losses, 0 after the first; each rounded up.
-
-    Raises:
-        ValueError: As in `epsilon`.
-
-    Example:
-        >>> from dpjax.accounting import pure
-        >>> pure.after([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], gradient_gap=1.0).round(6).tolist()
-        [0.0, 0.5, 1.0]
-    """
-    power = _power(noise)
-    scales = _nonnegative("scales", scales, 1)
-    gap = _validate.positive("gradient_gap", gradient_gap)
-    steps = _nonnegative("step_sizes", step_sizes, 1) if np.size(step_sizes) else np.zeros(0)
-    if len(steps) not in (len(scales), len(scales) - 1):
-        raise ValueError(
-            f"step_sizes has {len(steps)} entries for {len(scales)} scales; give one step a "
-            "message, or all but the last"
-        )
-    shown = steps[: len(scales) - 1]
-    lost = _quotients(shown[:, None], gap, scales[1:, None])
-    return _summed(np.concatenate([np.zeros((1, 1)), lost]), power)
+    return _summed(_of_steps(step_sizes, deviations, gradient_gap), 2)
 
 
 def epsilon_of_moves(moves: Any, scales: Any) -> float:
@@ -161,7 +111,7 @@ def epsilon_of_moves(moves: Any, scales: Any) -> float:
         >>> round(pure.epsilon_of_moves(moves, scales=[[1.0, 4.0], [1.0, 4.0]]), 6)
         1.25
     """
-    return float(_summed(_of_moves(moves, scales), 1)[-1])
+    return _summed(_of_moves(moves, scales), 1)
 
 
 def mu_of_moves(moves: Any, deviations: Any) -> float:
@@ -184,64 +134,29 @@ def mu_of_moves(moves: Any, deviations: Any) -> float:
         >>> round(pure.mu_of_moves([[3.0, 4.0]], deviations=1.0), 6)
         5.0
     """
-    return float(_summed(_of_moves(moves, deviations), 2)[-1])
-
-
-def geometric(
-    first_scale: float,
-    gradient_gap: float,
-    gamma: float,
-    q1: float,
-    q2: float,
-    rounds: int | None = None,
-) -> float:
-    """Return what messages of a geometric Laplace schedule cost, in closed form.
-
-    epsilon = gap gamma / (nu_1 (q2 - q1)) (1 - (q1/q2)^(K-1)) after K messages, the first factor
-    for any number of them: the inverse of `dpjax.mechanism.laplace.first_scale`.
-
-    Guarantee: as `epsilon`, for steps gamma q1^(k-1) and scales nu_1 q2^(k-1).
-
-    Args:
-        first_scale: nu_1, above 0.
-        gradient_gap: L1 bound.
-        gamma: First step.
-        q1: Decay of the steps.
-        q2: Decay of the noise, between q1 and 1.
-        rounds: Messages K; None for any number of them.
-
-    Returns:
-        Epsilon, rounded up.
-
-    Raises:
-        ValueError: For numbers out of range, or q1 not below q2.
-
-    Example:
-        >>> from dpjax.accounting import pure
-        >>> round(pure.geometric(0.05, gradient_gap=1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
-        1.0
-    """
-    scale = _validate.positive("first_scale", first_scale)
-    gap = _validate.positive("gradient_gap", gradient_gap)
-    gamma = _validate.positive("gamma", gamma)
-    q1, q2 = laplace.decays(q1, q2)
-    share = laplace.horizon_share(rounds, 1, q1, q2)
-    return max(laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP, _TINY)
-
-
-def _power(noise: str) -> int:
-    return 1 if _validate.one_of("noise", noise, ("laplace", "gaussian")) == "laplace" else 2
+    return _summed(_of_moves(moves, deviations), 2)
 
 
 def _nonnegative(name: str, value: Any, most: int) -> np.ndarray:
     array = _validate.finite_array(name, value)
-    if most == 1 and not array.ndim:
-        raise ValueError(f"{name} is {_validate.shown(value)}; give one number a message")
-    if array.ndim > most:
-        raise ValueError(f"{name} has shape {array.shape}; give at most {most} dimensions")
+    if array.ndim > most or (array.ndim == 0 and most == 1):
+        raise ValueError(f"{name} has shape {array.shape}; give one number a message")
     if array.min() < 0:
         raise ValueError(f"{name} holds {array.min():g}; give numbers >= 0")
     return array
+
+
+def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> np.ndarray:
+    """Return quotients of all messages but the first."""
+    scales = _nonnegative("scales", scales, 1)
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    steps = _nonnegative("step_sizes", step_sizes, 1) if np.size(step_sizes) else np.zeros(0)
+    if len(steps) not in (len(scales), len(scales) - 1):
+        raise ValueError(
+            f"step_sizes has {len(steps)} entries for {len(scales)} scales; give one step a "
+            "message, or all but the last"
+        )
+    return _quotients(steps[: len(scales) - 1], gap, scales[1:])
 
 
 def _of_moves(moves: Any, scales: Any) -> np.ndarray:
@@ -268,20 +183,11 @@ def _quotients(moved: np.ndarray, gap: float, scales: np.ndarray) -> np.ndarray:
     return np.where(moved > 0, np.maximum(value, _TINY), 0.0)
 
 
-def _summed(lost: np.ndarray, power: int) -> np.ndarray:
-    """Return (sum of the first k rows' powers)^(1/power), rounded up; errors do not add up."""
-    total, rest, sums = 0.0, 0.0, np.zeros(len(lost))
+def _summed(lost: np.ndarray, power: int) -> float:
+    """Return (sum of powers)^(1/power), rounded up."""
     with np.errstate(over="ignore", under="ignore"):
-        rows = np.where(lost > 0, np.maximum(lost**power, _TINY), 0.0)
-    for k, row in enumerate(rows):
-        one = math.fsum(row) if np.isfinite(row).all() else math.inf
-        high = total + one
-        if math.isinf(high):
-            sums[k:] = math.inf
-            break
-        # What the addition lost: Knuth's two-sum.
-        back = high - total
-        rest += (total - (high - back)) + (one - back)
-        total = high
-        sums[k] = total + rest
-    return np.maximum.accumulate((np.sqrt(sums) if power == 2 else sums) * MARGIN)
+        powers = np.where(lost > 0, np.maximum(lost**power, _TINY), 0.0)
+        total = float(powers.sum())
+    if math.isfinite(total):
+        total = math.fsum(powers.flat)
+    return (math.sqrt(total) if power == 2 else total) * MARGIN

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Self, get_args
 
@@ -55,29 +55,23 @@ class Threat:
         """Refuse an attacker that there is not, and gradients that nothing or two things bound."""
         if self.relation is None:
             return
-        budget.unit(self.relation)
-        _validate.one_of("attacker", self.attacker, get_args(Attacker))
-        _validate.one_of("gradients", self.gradients, ("any", "view"))
-        _validate.one_of("norm", self.norm, ("l2", "l1"))
+        words: dict[str, Any] = {"relation": budget.RELATIONS, "attacker": get_args(Attacker)}
+        words |= {"gradients": ("any", "view"), "norm": ("l2", "l1")}
+        for name, options in words.items():
+            _validate.one_of(name, getattr(self, name), options)
         if self.nodes is not None and (self.attacker != "coalition" or not self.nodes):
-            raise ValueError(
-                f"nodes is {self.nodes} with attacker {self.attacker!r}; give the agents of a "
-                "coalition"
-            )
-        if self.gradient_gap is None:
+            raise ValueError(f"nodes is {self.nodes} with {self.attacker!r}; give a coalition's")
+        gap, smoothness = self.gradient_gap, self.smoothness
+        for name in ("gradient_gap", "smoothness"):
+            if getattr(self, name) is not None:
+                _validate.positive(name, getattr(self, name))
+        if gap is None:
             _validate.positive("clip_norm", self.clip_norm)
-            if self.smoothness is not None:
-                raise ValueError(
-                    f"smoothness is {self.smoothness} without a gradient gap; leave it out"
-                )
-            return
-        _validate.positive("gradient_gap", self.gradient_gap)
-        if self.smoothness is not None:
-            _validate.positive("smoothness", self.smoothness)
-        if self.clip_norm != math.inf or self.relation != "replace_agent":
+        clipped = self.clip_norm != math.inf or self.relation != "replace_agent"
+        if clipped if gap is not None else smoothness is not None:
             raise ValueError(
-                f"gradient_gap is {self.gradient_gap} with clip norm {self.clip_norm} and relation "
-                f"{self.relation!r}; a gap is assumed of whole agents that are not clipped"
+                f"gradient_gap is {gap} with smoothness {smoothness}, clip norm {self.clip_norm}, "
+                f"relation {self.relation!r}; gaps are assumed of whole agents that are not clipped"
             )
 
     @property
@@ -108,8 +102,9 @@ class Caveats:
         dropouts: Agents that may be missing from a sum that is opened, at most; with more it does
             not hold.
         colluders: Agents that may show the aggregator their messages and noise, at most.
-        sealed: True where noise is in shares, so that it holds for sums alone: an outsider reads
-            single messages under the masks of a secure sum, or not at all.
+        sum_only: True where noise is in shares, so that it holds for sums alone: an outsider reads
+            single messages under the masks of a secure sum, or not at all; "sealed" in older
+            records.
         secrets: Who draws the noise from which secret, by which `protection` tells who else is
             protected; None where that is not known.
         phase: Number of the run among several in a row, from whose seed and number a simulation
@@ -127,14 +122,14 @@ class Caveats:
     unused: int = 0
     dropouts: int = 0
     colluders: int = 0
-    sealed: bool = False
+    sum_only: bool = False
     secrets: Secrets | None = None
     phase: int = 0
     custom: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        for name in ("release", "unsound", "private_stop", "sealed"):
+        for name in ("release", "unsound", "private_stop", "sum_only"):
             _validate.flag(name, getattr(self, name))
         for name in ("added_epsilon", "added_delta", "sum_rounding"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -146,68 +141,55 @@ class Caveats:
         if self.lost_noise is not None:
             first, share = self.lost_noise
             if _validate.integer("lost_noise", first) and not 0 < share <= 1:
-                raise ValueError(
-                    f"lost_noise is {self.lost_noise}; give (round, share), a share up to 1"
-                )
+                raise ValueError(f"lost_noise is {self.lost_noise}; give (round, share up to 1)")
         if any(not (isinstance(name, str) and name.isidentifier()) for name in self.custom):
             raise ValueError(f"custom is {_validate.shown(self.custom)}; give names of classes")
 
 
-def _of(record: str, names: str) -> list[property]:
-    """Properties that read a part's fields."""
-    return [property(attrgetter(f"{record}.{name}")) for name in names.split()]
+def _loss(name: str, default: Any = None) -> property:
+    """A property of the loss, or what stands for it under losses that have none."""
+    return property(lambda record: getattr(record.loss, name, default))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Threat, Caveats):
     """(epsilon, delta)-DP of a run: the threat, the loss, and the caveats.
-
-    Fields of the parts are read by name as well, ``guarantee.attacker``, and stored by it.
 
     Attributes:
         epsilon: Stated epsilon, the largest over agents; infinity when non-private.
         delta: Delta.
         accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind
             where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
-        threat: Whose data are protected from whom.
         loss: What the run costs, before it is stated at a delta.
-        caveats: What it counts on, and what it does not cover.
         per_agent_epsilon: One epsilon an agent, where budgets differ.
         curve: The marks at which the run may have stopped by what was released, with what makes
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
         phases: The phases so far of which this record states a total that was fixed before the
             first one, see `dpjax.accounting.guarantee.Guarantee.within`; empty for a run of its
             own.
+        rounds: Rounds T that it covers.
+        mu: Gaussian-DP parameter of the whole run, the largest over agents; None without one.
+        white: True where the noise is independent between rounds, so that they spend apart.
+        over_rounds: Why ``white`` is False; None where it is True, and in older records.
     """
 
     epsilon: float
     delta: float
     accountant: Literal["gdp", "rdp", "paper", "pld", "zcdp", "pure"] | None
-    threat: Threat
     loss: losses.AnyLoss
-    caveats: Caveats = field(default_factory=lambda: Caveats(release=False))
     per_agent_epsilon: tuple[float, ...] | None = None
     curve: stopping.Curve | None = None
     phases: "tuple[Self, ...]" = ()
 
-    relation, unit, attacker, nodes, gradients, clip_norm, norm = _of(
-        "threat", "relation unit attacker nodes gradients clip_norm norm"
-    )
-    gradient_gap, smoothness = _of("threat", "gradient_gap smoothness")
-    release, unsound, added_epsilon, added_delta, sum_rounding, private_stop = _of(
-        "caveats", "release unsound added_epsilon added_delta sum_rounding private_stop"
-    )
-    lost_noise, unused, dropouts, colluders, sealed, secrets, phase, custom = _of(
-        "caveats", "lost_noise unused dropouts colluders sealed secrets phase custom"
-    )
+    rounds, mu = property(attrgetter("loss.rounds")), _loss("mu")
+    white, over_rounds = _loss("white", True), _loss("over_rounds")
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
+        Threat.__post_init__(self)
+        Caveats.__post_init__(self)
         if self.added_delta and not self.added_delta < self.delta:
-            raise ValueError(
-                f"added_delta is {self.added_delta} with delta {self.delta}, which includes it; "
-                "give a number from 0 to below delta"
-            )
+            raise ValueError(f"added_delta is {self.added_delta}; give less than {self.delta}")
         exact = self.exact_epsilon  # Refuses a bad delta.
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
@@ -215,91 +197,60 @@ class Record:
         if self.relation is None:
             if not self.epsilon == self.mu == math.inf or self.release:
                 raise ValueError(
-                    f"relation is None with epsilon {self.epsilon}; name the neighbouring relation "
-                    f"({', '.join(budget.RELATIONS)}), or use Guarantee.none"
+                    f"relation is None with epsilon {self.epsilon}; give one of "
+                    f"{', '.join(budget.RELATIONS)}, or use Guarantee.none"
                 )
             return
-        gaussian = isinstance(self.loss, losses.Gaussian)
-        rules = budget.ACCOUNTANTS if gaussian else (self.loss.kind,)
+        rules = (self.loss.kind,) if self.mu is None else budget.ACCOUNTANTS
         _validate.one_of("accountant", self.accountant, rules)
-        self._check_threat()
-        self._check_curve()
         if self.per_agent_epsilon is not None:
-            values = tuple(float(value) for value in self.per_agent_epsilon)
-            if not gaussian or not values or max(values) != self.epsilon or min(values) < 0:
+            each = tuple(float(value) for value in self.per_agent_epsilon)
+            if self.mu is None or not each or max(each) != self.epsilon or min(each) < 0:
                 raise ValueError(
-                    f"per_agent_epsilon is {values} with epsilon {self.epsilon}; epsilon is their "
-                    "maximum, of a Gaussian loss"
+                    f"per_agent_epsilon is {each}; epsilon {self.epsilon} is to be their maximum"
                 )
-            object.__setattr__(self, "per_agent_epsilon", values)
+            object.__setattr__(self, "per_agent_epsilon", each)
         if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
-            what = f"mu {self.mu}" if gaussian else f"a {type(self.loss).__name__} loss"
+            what = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
             raise ValueError(
                 f"epsilon is {self.epsilon} with {what} and delta {self.delta}, whose exact "
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
             )
+        for wrong, text in self._contradictions():
+            if wrong:
+                raise ValueError(text)
 
-    def _check_threat(self) -> None:
-        """Refuse a loss that does not hold against the threat."""
-        if isinstance(self.loss, losses.Pld) and (
-            (self.relation, self.attacker) != ("zero_out_record", "outsider")
-        ):
-            raise ValueError(
-                f"relation is {self.relation!r} and attacker {self.attacker!r} with a Pld loss; "
-                "sampling amplifies for zero_out_record and an outsider alone"
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """What a loss that holds against the threat is not, each with its text."""
+        threat = f"relation is {self.relation!r} and attacker {self.attacker!r}"
+        sampled = isinstance(self.loss, losses.Pld)
+        yield (
+            sampled and (self.relation, self.attacker) != ("zero_out_record", "outsider"),
+            f"{threat}; sampling amplifies for zero_out_record and an outsider alone",
+        )
+        yield (
+            self.participation is not None and self.unit == "agent",
+            f"participation is {self.participation}, and an agent takes part in every round",
+        )
+        yield (
+            self.release and self.gradient_gap is not None,
+            f"gradient_gap is {self.gradient_gap} in a release; a gap is assumed in simulations",
+        )
+        yield (
+            self.release and (self.attacker == "aggregator" or self.gradients == "view"),
+            f"{threat} with gradients {self.gradients!r} in a release: sums of rounded messages "
+            "can show what exact ones hide. State the loss of all messages: attacker "
+            "'outsider', or gradients 'any' for nodes",
+        )
+        if (curve := self.curve) is not None:
+            fits = self.mu is not None and self.rounds in curve.marks
+            left = self.delta - self.added_delta
+            yield (
+                not fits or not curve.holds(self.mu, self.rounds, left),
+                f"curve.delta is {curve.delta}, with {left} left of delta, which is too much to "
+                "hold at all its marks; make it with Guarantee.stopping_at",
             )
-        if self.participation is not None and self.unit == "agent":
-            raise ValueError(
-                f"participation is {self.participation} under relation {self.relation!r}; an agent "
-                "takes part in every round, leave it None"
-            )
-        if self.release and self.gradient_gap is not None:
-            raise ValueError(
-                f"gradient_gap is {self.gradient_gap} in a release; a gap is assumed in simulations"
-            )
-        if self.release and (self.attacker == "aggregator" or self.gradients == "view"):
-            raise ValueError(
-                f"attacker is {self.attacker!r} with gradients {self.gradients!r} in a release, "
-                "which rounds every message: sums of rounded messages can show what sums of exact "
-                "ones hide. State the loss of all messages: attacker 'outsider', or gradients "
-                "'any' for nodes"
-            )
-
-    def _check_curve(self) -> None:
-        if self.curve is None:
-            return
-        if self.mu is None or self.rounds not in self.curve.marks:
-            raise ValueError(
-                f"curve has marks {self.curve.marks} for {self.rounds} rounds of a "
-                f"{type(self.loss).__name__} loss; make it with Guarantee.stopping_at"
-            )
-        if not self.curve.holds(self.mu, self.rounds, self.delta - self.added_delta):
-            raise ValueError(
-                f"curve.delta is {self.curve.delta} with delta {self.delta}, of which "
-                f"{self.added_delta} is used, which is too much to hold at all its marks; make it "
-                "with Guarantee.stopping_at"
-            )
-
-    @property
-    def mu(self) -> float | None:
-        """Gaussian-DP parameter of the whole run, the largest over agents; None without one."""
-        return self.loss.mu if isinstance(self.loss, losses.Gaussian) else None
-
-    @property
-    def rounds(self) -> int:
-        """Rounds T that it covers."""
-        return self.loss.rounds
-
-    @property
-    def white(self) -> bool:
-        """True where the noise is independent between rounds, so that they spend apart."""
-        return getattr(self.loss, "white", True)
-
-    @property
-    def over_rounds(self) -> str | None:
-        """Why ``white`` is False; None where it is True, and in older records."""
-        return getattr(self.loss, "over_rounds", None)
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -326,55 +277,60 @@ class Record:
         return loss.epsilon(delta) + self.added_epsilon
 
     @property
-    def spent(self) -> losses.AnyLoss:
-        """What the phases under a total have spent together; without them the loss itself."""
+    def spent(self) -> Any:
+        """The loss of the phases under a total together; without them the loss itself."""
         if not self.phases:
             return self.loss
         every = [_counted(one.loss, self.accountant) for one in self.phases]
         return functools.reduce(lambda first, later: first.then(later), every)
 
     @classmethod
-    def of(cls, **fields: Any) -> Self:
-        """The record from its fields and those of its parts by name, as they are stored.
+    def of(
+        cls,
+        *,
+        rounds: int,
+        mu: Any = None,
+        other_loss: Any = None,
+        unit: str | None = None,
+        white: bool = True,
+        over_rounds: Any = None,
+        participation: Any = None,
+        **fields: Any,
+    ) -> Self:
+        """The record from its fields by name, with those of a Gaussian loss, as they are stored.
 
         Args:
-            fields: Of this record, `Threat` and `Caveats`; and ``mu``, ``rounds``, ``white``,
-                ``over_rounds`` and ``participation`` of a Gaussian loss, or ``other_loss``.
+            rounds: Of the loss.
+            mu: Of a Gaussian loss; None with ``other_loss``.
+            other_loss: A loss that is not Gaussian.
+            unit: What the relation protects, which it says itself.
+            white: Of a Gaussian loss.
+            over_rounds: Of a Gaussian loss.
+            participation: Of a Gaussian loss.
+            fields: Of this record, `Threat` and `Caveats`.
 
         Raises:
             TypeError: For missing or unknown fields.
             ValueError: For a record that contradicts itself.
         """
-        parts: dict[str, Any] = {}
-        for name, part in (("threat", Threat), ("caveats", Caveats)):
-            known = {one.name for one in dataclasses.fields(part)} & fields.keys()
-            parts[name] = part(**{key: fields.pop(key) for key in known})
-        unit = fields.pop("unit", None)
-        if unit not in (None, parts["threat"].unit):
+        if other_loss is None:
+            loss: Any = losses.Gaussian(mu, rounds, white, participation, over_rounds)
+        elif mu is not None or rounds != other_loss.rounds:
             raise ValueError(
-                f"unit is {unit!r}, relation {parts['threat'].relation!r} protects "
-                f"{parts['threat'].unit!r}; leave it out"
+                f"mu is {mu} and rounds {rounds} with a loss that covers {other_loss.rounds}"
             )
-        names = ("mu", "rounds", "white", "over_rounds", "participation")
-        gaussian = {name: fields.pop(name) for name in names if name in fields}
-        loss = fields.pop("other_loss", None)
-        if loss is None:
-            if missing := {"mu", "rounds"} - gaussian.keys():
-                raise TypeError(f"missing {', '.join(sorted(missing))}")
-            loss = losses.Gaussian(**gaussian)
-        elif gaussian.get("mu") is not None or gaussian.get("rounds") != loss.rounds:
-            raise ValueError(
-                f"mu is {gaussian.get('mu')} and rounds {gaussian.get('rounds')} with a "
-                f"{type(loss).__name__} loss, which covers {loss.rounds}; leave mu out"
-            )
-        return cls(loss=loss, **parts, **fields)
+        else:
+            loss = other_loss
+        record = cls(loss=loss, **fields)
+        if unit not in (None, record.unit):
+            raise ValueError(f"unit is {unit!r}, and the relation's {record.unit!r}; leave it out")
+        return record
 
     def fields(self) -> dict[str, Any]:
-        """Fields and those of the parts by name; the inverse of `of`."""
-        names = [one.name for one in dataclasses.fields(self)]
-        names += ["unit", "mu", "rounds", "white", "over_rounds", "participation", "other_loss"]
-        flat = {n: getattr(self, n) for n in names if n not in ("threat", "loss", "caveats")}
-        return flat | vars(self.threat) | vars(self.caveats)
+        """Fields by name, those of a Gaussian loss among them; the inverse of `of`."""
+        names = ["mu", "rounds", "white", "over_rounds", "participation", "other_loss"]
+        flat = vars(self) | {name: getattr(self, name) for name in names}
+        return {name: value for name, value in flat.items() if name != "loss"}
 
     def replace(self, **changes: Any) -> Self:
         """The record with other fields, by their names in `of`.
@@ -382,26 +338,11 @@ class Record:
         Args:
             changes: The fields.
         """
-        if "relation" in changes:
-            changes = {"unit": None} | changes
         return self.of(**(self.fields() | changes))
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dict for strict JSON: infinities are the string "inf"."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return [plain(entry) for entry in value]
-            if isinstance(value, dict):
-                return {key: plain(entry) for key, entry in value.items()}
-            return "inf" if value == math.inf else value
-
-        record = self.fields() | {"phases": [one.to_dict() for one in self.phases]}
-        if self.curve is not None:
-            record["curve"] = dataclasses.asdict(self.curve)
-        if (loss := self.other_loss) is not None:
-            record["other_loss"] = {"kind": loss.kind} | dataclasses.asdict(loss)
-        stored = {key: plain(value) for key, value in record.items()}
+        stored: dict[str, Any] = _plain(self.fields() | {"unit": self.unit})
         return {k: v for k, v in stored.items() if k not in _LATER or v not in _DEFAULTS}
 
     @classmethod
@@ -417,53 +358,65 @@ class Record:
         Raises:
             ValueError: For missing or unknown fields, or a record that contradicts itself.
         """
-
-        def rich(value: Any) -> Any:
-            if isinstance(value, Mapping):
-                return {key: rich(entry) for key, entry in value.items()}
-            if isinstance(value, list | tuple):
-                return tuple(rich(entry) for entry in value)
-            return math.inf if value == "inf" else value
-
-        values = {key: rich(value) for key, value in record.items() if key != "phases"}
-        if isinstance(values.get("curve"), dict):
-            values["curve"] = stopping.Curve(**values["curve"])
-        if isinstance(values.get("other_loss"), dict):
-            values["other_loss"] = losses.from_dict(values["other_loss"])
-        phases = tuple(cls.from_dict(one) for one in record.get("phases", ()))
+        values = {_OLDER.get(key, key): _rich(value) for key, value in record.items()}
         try:
-            return cls.of(**values, phases=phases)
-        except TypeError as error:
-            raise ValueError(
-                f"record has unknown or missing fields ({error}); read it with the version that "
-                "wrote it"
-            ) from None
+            if (curve := values.get("curve")) is not None:
+                values["curve"] = stopping.Curve(**curve)
+            if (loss := values.get("other_loss")) is not None:
+                values["other_loss"] = losses.KINDS[loss.pop("kind")](**loss)
+            values["phases"] = tuple(map(cls.from_dict, values.get("phases", ())))
+            return cls.of(**values)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"record has unknown or missing fields ({error})") from None
 
 
+_OLDER = {"sealed": "sum_only"}
 _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",
-    "sealed", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
+    "sum_only", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
     "custom",
 }  # fmt: skip
 """Fields that records leave out where they are a default, as those of before had none."""
 
 
+def _plain(value: Any) -> Any:
+    """A field as JSON has it."""
+    if isinstance(value, Record):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        kind = getattr(value, "kind", None)
+        value = vars(value) | ({} if kind is None else {"kind": kind})
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return "inf" if value == math.inf else value
+
+
+def _rich(value: Any) -> Any:
+    """The inverse, but for classes."""
+    if isinstance(value, Mapping):
+        return {key: _rich(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_rich(entry) for entry in value)
+    return math.inf if value == "inf" else value
+
+
 def _counted(loss: losses.AnyLoss, kind: Any) -> Any:
     """A phase's loss in the terms of a total, for which a filter is known."""
-    if kind == "zcdp" and isinstance(loss, losses.Gaussian | losses.Pure):
-        return loss.concentrated()
     if isinstance(loss, losses.Pld):
         raise ValueError(
-            "loss is Pld, of batches drawn by Poisson sampling; adding up such losses to a total "
-            "does not hold for phases chosen on the way (arXiv 2602.06756). Sample without "
-            "amplification (samplers.Random or Cyclic), or fix all phases beforehand and compose "
-            "them with planned=True"
+            "loss is Pld, of Poisson-sampled batches; adding up such losses to a total does not "
+            "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic, "
+            "or fix all phases beforehand and compose them with planned=True"
         )
+    if kind == "zcdp":
+        return loss.concentrated()
     if loss.kind != kind:
         raise ValueError(
-            f"loss is {type(loss).__name__}, which no filter of a total by {kind!r} adds up; 'gdp' "
-            "takes Gaussian noise, 'pure' Laplace noise, and 'zcdp' both and discrete noise: fix "
-            "the total as Budget(..., accountant=...) for all phases"
+            f"loss is {type(loss).__name__}, which no filter of a total by {kind!r} adds up; give "
+            "Budget(..., accountant=...): 'gdp' for Gaussian noise, 'pure' for Laplace noise, "
+            "'zcdp' for both and discrete noise"
         )
     return loss

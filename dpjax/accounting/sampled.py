@@ -25,7 +25,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -50,6 +50,73 @@ _LEVELS = 8
 _CLOSE = 2e-4
 
 
+class Loss:
+    """What a run costs, before it is stated at a delta: what losses of all kinds share.
+
+    Attributes:
+        kind: Under which name records store it.
+        rounds: Rounds T.
+    """
+
+    kind: ClassVar[str]
+    rounds: int
+
+    def after(self, rounds: int) -> Self:
+        """What the first rounds cost, their number fixed beforehand.
+
+        Args:
+            rounds: Rounds t, 0 to T.
+
+        Raises:
+            ValueError: For more rounds than are covered.
+        """
+        if _validate.integer("rounds", rounds, least=0) > self.rounds:
+            raise ValueError(
+                f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
+            )
+        return self._first(rounds)
+
+    def then(self, later: "Loss") -> Any:
+        """What this and a later run of the same agents cost together, both planned.
+
+        Args:
+            later: The later run's.
+
+        Raises:
+            ValueError: For two kinds that do not compose.
+        """
+        kinds, both = {self.kind, later.kind}, [self, later]
+        if kinds == {"gdp", "pld"}:
+            agents = max(getattr(one, "agents", 0) for one in both)
+            both = [one.sampled(agents) for one in both]
+        elif "zcdp" in kinds and "pld" not in kinds:
+            both = [one.concentrated() for one in both]
+        elif len(kinds) > 1:
+            remedy = "state the pure one by its concentrated()"
+            raise ValueError(
+                f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
+                f"compose; {'state the two runs apart' if 'pld' in kinds else remedy}"
+            )
+        return both[0]._plus(both[1])
+
+    def sampled(self, agents: int) -> "Loss":
+        """The same loss as a `Pld`: itself.
+
+        Args:
+            agents: Agents n, all with this loss.
+        """
+        return self
+
+    def concentrated(self) -> "Loss":
+        """The same loss as zCDP: itself."""
+        return self
+
+    _first: Any
+    """The loss of the first rounds, at most all."""
+    _plus: Any
+    """The loss of this and a later run, of one kind."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Rounds that cost alike.
@@ -58,9 +125,9 @@ class Phase:
         rates: [n] probability that a record of an agent is in a round's batch.
         ratios: [n] how far a record can move a round's mean, in units of the noise.
         rounds: Their number.
+        whole: True where ``ratios`` are of all these rounds together, whatever happens inside.
         separation: b, where a record may be drawn in one round of every b in a row, always the
             same, and a ratio is of what it moves by one draw; 1 is in every round.
-        whole: True where ``ratios`` are of all these rounds together, whatever happens inside.
     """
 
     rates: tuple[float, ...]
@@ -71,27 +138,18 @@ class Phase:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability or sensitivity, and keep plain numbers."""
-        rates = tuple(float(one) for one in self.rates)
-        ratios = tuple(float(one) for one in self.ratios)
-        if not rates or len(rates) != len(ratios):
-            raise ValueError(f"{len(rates)} rates for {len(ratios)} ratios; give one each an agent")
-        for name, values, most in (("rates", rates, 1.0), ("ratios", ratios, math.inf)):
-            wrong = [one for one in values if not 0 <= one <= most]
-            if wrong:
+        for name, most in (("rates", 1.0), ("ratios", math.inf)):
+            values = tuple(float(one) for one in getattr(self, name))
+            if wrong := [one for one in values if not 0 <= one <= most]:
                 raise ValueError(f"{name} has {wrong[0]}; give numbers from 0 to {most:g}")
-        object.__setattr__(self, "rates", rates)
-        object.__setattr__(self, "ratios", ratios)
+            object.__setattr__(self, name, values)
+        if not self.rates or len(self.rates) != len(self.ratios):
+            raise ValueError(
+                f"{len(self.rates)} rates for {len(self.ratios)} ratios; give one each an agent"
+            )
         _validate.integer("rounds", self.rounds, least=0)
         _validate.flag("whole", self.whole)
         _validate.integer("separation", self.separation)
-
-    def first(self, rounds: int) -> "Phase":
-        """The first rounds of it; a whole is spent from its first round on.
-
-        Args:
-            rounds: Rounds, from 0 to all.
-        """
-        return dataclasses.replace(self, rounds=rounds)
 
     @property
     def times(self) -> int:
@@ -100,7 +158,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Pld:
+class Pld(Loss):
     """Gaussian noise on Poisson-sampled batches, round after round, for every agent.
 
     Guarantee: `epsilon` is never below the exact one for zeroing out one record, against an
@@ -116,6 +174,12 @@ class Pld:
     Reference:
         Doroshenko et al. (2022), Connect the Dots; Koskela et al. (2020), for the composition;
         Choquette-Choo et al. (2023), (Amplified) banded matrix factorization, for strategies.
+
+    Example:
+        >>> from dpjax.accounting.sampled import Pld
+        >>> loss = Pld.of(rates=[0.1], ratios=[1.0], rounds=10)
+        >>> round(loss.epsilon(1e-5), 2), round(loss.unamplified, 2)
+        (5.43, 3.16)
     """
 
     kind: ClassVar[str] = "pld"
@@ -148,32 +212,24 @@ class Pld:
         return len(self.phases[0].rates)
 
     @property
-    def rounds(self) -> int:
+    def rounds(self) -> int:  # type: ignore[override]
         """Rounds of all phases."""
         return sum(one.rounds for one in self.phases)
 
+    def _rows(self) -> list[tuple[tuple[float, float, int], ...]]:
+        """(rate, ratio, times) of each agent's phases."""
+        each = [zip(p.rates, p.ratios, [p.times] * self.agents, strict=True) for p in self.phases]
+        return list(zip(*each, strict=True))
+
     def epsilon(self, delta: float) -> float:
         """The epsilon of the agent that loses most, rounded up."""
-        if not 0 <= delta < 1:
-            raise ValueError(f"delta is {delta}; give a number in [0, 1)")
-        rows = {self._row(agent) for agent in range(self.agents)}
-        return max(_epsilon(row, float(delta)) for row in rows if not _below_another(row, rows))
-
-    def each(self, delta: float) -> tuple[float, ...]:
-        """The epsilon of every agent, [n], rounded up.
-
-        Args:
-            delta: Delta.
-        """
-        return tuple(_epsilon(self._row(agent), float(delta)) for agent in range(self.agents))
+        delta, rows = checked_delta(delta), set(self._rows())
+        return max(_epsilon(row, delta) for row in rows if not _below_another(row, rows))
 
     @property
     def unamplified(self) -> float:
         """Gaussian-DP mu of the same noise if every record were in every batch, rounded up."""
-        return max(
-            math.sqrt(sum(one.ratios[agent] ** 2 * one.times for one in self.phases)) * _UP
-            for agent in range(self.agents)
-        )
+        return max(math.sqrt(sum(r**2 * t for _, r, t in row)) * _UP for row in self._rows())
 
     def scaled(self, factor: float) -> "Pld":
         """The loss with ratios larger by a factor: noise smaller by it.
@@ -181,38 +237,31 @@ class Pld:
         Args:
             factor: At least 0.
         """
-        return Pld(
-            tuple(
-                dataclasses.replace(one, ratios=tuple(factor * ratio for ratio in one.ratios))
-                for one in self.phases
-            )
-        )
+        each = [tuple(factor * ratio for ratio in one.ratios) for one in self.phases]
+        phases = zip(self.phases, each, strict=True)
+        return Pld(tuple(dataclasses.replace(one, ratios=ratios) for one, ratios in phases))
 
-    def _row(self, agent: int) -> tuple[tuple[float, float, int], ...]:
-        """(rate, ratio, times) of one agent's phases."""
-        return tuple((one.rates[agent], one.ratios[agent], one.times) for one in self.phases)
-
-    def after(self, rounds: int) -> "Pld":
-        """What the first rounds cost, their number fixed beforehand."""
-        if _validate.integer("rounds", rounds, least=0) > self.rounds:
-            raise ValueError(
-                f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
-            )
-        phases, left = [], rounds
+    def _first(self, rounds: int) -> "Pld":
+        """A whole phase is spent from its first round on."""
+        phases = []
         for phase in self.phases:
-            phases.append(phase.first(min(left, phase.rounds)))
-            left -= phases[-1].rounds
+            phases.append(dataclasses.replace(phase, rounds=min(rounds, phase.rounds)))
+            rounds -= phases[-1].rounds
         return Pld(tuple(phases))
 
-    def then(self, later: Any) -> "Pld":
-        """What this and a later run of the same agents cost together, both planned."""
-        other = later.sampled(self.agents) if hasattr(later, "sampled") else later
-        if not isinstance(other, Pld):
-            raise ValueError(
-                f"loss is Pld, then {type(later).__name__}, which do not compose; state the two "
-                "runs apart"
-            )
-        return Pld(self.phases + other.phases)
+    def _plus(self, later: "Pld") -> "Pld":
+        return Pld(self.phases + later.phases)
+
+
+def checked_delta(delta: float) -> float:
+    """Return a delta from 0 to below 1, or raise ValueError.
+
+    Args:
+        delta: Delta.
+    """
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta is {delta}; give a number in [0, 1)")
+    return float(delta)
 
 
 def bound(
@@ -293,12 +342,11 @@ def _check_needed(rate: float, rounds: int, delta: float) -> None:
 
 def _below_another(row: tuple, rows: set) -> bool:
     """Whether another agent loses at least as much in every phase: rates and ratios both rise."""
-
-    def covers(other: tuple) -> bool:
-        pairs = zip(row, other, strict=True)
-        return all(q <= p and r <= s for (q, r, _), (p, s, _) in pairs)
-
-    return any(other != row and covers(other) for other in rows)
+    return any(
+        other != row
+        and all(q <= p and r <= s for (q, r, _), (p, s, _) in zip(row, other, strict=True))
+        for other in rows
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -76,17 +76,7 @@ class Curve:
         if not 0 <= self.delta < 1:
             raise ValueError(f"delta is {self.delta}; give a number in [0, 1)")
         object.__setattr__(self, "marks", marks)
-        shares = tuple(max(share, _LEAST_SHARE) for share in shares)
-        object.__setattr__(self, "shares", shares)
-
-    def inner_delta(self, mu: float, delta: float) -> float:
-        """Return `inner_delta` at these marks.
-
-        Args:
-            mu: Gaussian-DP mu of the whole run.
-            delta: Delta that all marks share.
-        """
-        return inner_delta(mu * self._roots(), delta)
+        object.__setattr__(self, "shares", tuple(max(share, _LEAST_SHARE) for share in shares))
 
     def holds(self, mu: float, rounds: int, delta: float) -> bool:
         """Whether this curve's delta is small enough.
@@ -96,17 +86,16 @@ class Curve:
             rounds: That mark.
             delta: Delta that all marks share.
         """
-        roots = self._roots()
-        whole = mu / roots[self.marks.index(rounds)]
-        if self.delta <= delta / len(roots) or whole == 0 or not math.isfinite(whole):
-            return self.delta <= delta
-        if len(set(roots)) == 1:
+        whole = mu / self.roots[self.marks.index(rounds)]
+        few = self.delta <= delta / len(self.marks) or len(set(self.roots)) == 1
+        if few or whole == 0 or not math.isfinite(whole):
             return self.delta <= delta
         # The same number from whichever mark it is asked, so that it is computed once.
         return _spent(float(f"{whole:.9e}"), self) <= delta * (1 + 1e-6)
 
-    def _roots(self) -> np.ndarray:
-        """As `Guarantee` computes each mark's mu, rounded up alike."""
+    @property
+    def roots(self) -> np.ndarray:
+        """[M] each mark's mu over the whole run's, rounded up as `Guarantee` does."""
         return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * MARGIN)
 
 
@@ -152,13 +141,8 @@ def supremum(
     for mark in range(marks - 1, -1, -1):
         first, kernel = _kernel(math.sqrt(steps[mark]), spacing, reach)
         last = first + len(kernel) - 1
-        padded = np.concatenate(
-            [
-                np.full(max(-first, 0), best[0]),
-                best,
-                1 - (1 - best[-1]) * np.exp(-spacing * np.arange(1, max(last, 0) + 1)),
-            ]
-        )
+        above = 1 - (1 - best[-1]) * np.exp(-spacing * np.arange(1, max(last, 0) + 1))
+        padded = np.concatenate([np.full(max(-first, 0), best[0]), best, above])
         harm = _tail(reach)
         margin = 1 + _MARGIN + (len(kernel) + 8) * np.finfo(np.float64).eps
         if mark == 0:
@@ -223,7 +207,7 @@ def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _spent(mu: float, curve: Curve) -> float:
     """The delta that a curve really has."""
-    mus = mu * curve._roots()
+    mus = mu * curve.roots
     return supremum(mus, np.asarray(gdp.epsilon(mus, curve.delta)))
 
 

@@ -31,7 +31,7 @@ ATTACKERS: dict[str, str] = {
 }
 """Attackers by name, each with what it sees and does not know; "nodes" stands in older records."""
 
-_SEALED = (
+_OF_SUMS = (
     "an outsider who sees the sum of the agents' messages of every round, and single messages "
     "under the masks of a secure sum alone, the mixing matrix and the noise design, but not the "
     "noise seed"
@@ -51,10 +51,6 @@ _RELATION_TEXT = {
     "zero_out_record": "zeroing out one record of one agent",
     "replace_client": "replacing all records of one client",
     "zero_out_client": "zeroing out all records of one client",
-}
-_GRADIENTS_TEXT = {
-    "any": "",
-    "view": ", only for gradients that do not depend on what the attacker cannot see",
 }
 _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
@@ -80,58 +76,47 @@ def statement(of: Record, *, process: bool = True) -> str:
     if of.relation is None:
         return f"Not private: {_rounds_text(of)} without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
-    text = (
+    phases, rho = parties.phases(of), getattr(of.loss, "rho", None)
+    attacker = _OF_SUMS if _of_sums(of) else ATTACKERS[of.attacker]
+    rule = _ACCOUNTANT_TEXT[of.accountant]
+    # Exact where what is stated is the whole loss to the attacker.
+    if phases or of.unused or of.attacker not in ("outsider", "aggregator"):
+        rule = rule.replace("accounted exactly", "an upper bound")
+    text = _joined(
         f"({_epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per "
         f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
-        f"over {_rounds_text(of)}{_participation_text(of)}"
-        f"{_white_text(of)} against "
-        f"{_attacker_text(of)}{_nodes_text(of, ', agents ')}{_others_text(of)}{_sum_text(of)}"
-        f"{_GRADIENTS_TEXT[of.gradients]}; "
-        f"{_accountant_text(of)}{_sampled_text(of)}"
+        f"over {_rounds_text(of)}{_participation_text(of)}{_over_rounds_text(of)} against "
+        f"{attacker}{_nodes_text(of, ', agents ')}",
+        of.attacker in ("coalition", "nodes") and ", for the data of all other agents",
+        (of.attacker == "aggregator" or of.sum_only or bool(of.dropouts or of.colluders))
+        and f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at "
+        f"most {of.colluders:,} show it their messages and noise",
+        of.gradients == "view"
+        and ", only for gradients that do not depend on what the attacker cannot see",
+        f"; {rule}{_sampled_text(of)}",
+        of.mu is not None and f", mu = {up(of.mu)}",
+        rho is not None and f", rho = {up(rho)}",
+        of.accountant in ("rdp", "paper") and f", exact epsilon = {up(of.exact_epsilon)}",
+        of.accountant == "pure" and ", of noise in exact arithmetic",
+        of.unsound and " (the stated epsilon is FALSE, the exact one holds)",
+        of.release and _precision_text(of),
+        bool(of.phases) and _total_text(of),
+        of.sum_rounding > 0
+        and f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm; every "
+        "record is clipped to that much less",
+        of.curve is not None
+        and f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
+        "ended, also where what was released decided it",
+        of.lost_noise is not None
+        and f". NOT covered: from round {of.lost_noise[0]:,} on up to "
+        f"{up(100 * of.lost_noise[1], 2)} % of a message's entries went out without noise, which "
+        "is finer there than the numbers that it is added to",
+        of.private_stop
+        and f". NOT covered: the round at which {'a phase' if phases else 'it'} ended was left to "
+        "a callback, which could read metrics of private data",
+        bool(of.custom) and f". It {parties.custom(of)}, which the package does not check",
+        f".{records(of)} {parties.sentences(of, process)}",
     )
-    if of.mu is not None:
-        text += f", mu = {up(of.mu)}"
-    if (rho := getattr(of.other_loss, "rho", None)) is not None:
-        text += f", rho = {up(rho)}"
-    if of.accountant in ("rdp", "paper"):
-        text += f", exact epsilon = {up(of.exact_epsilon)}"
-    if of.accountant == "pure":
-        text += ", of noise in exact arithmetic"
-    if of.unsound:
-        text += " (the stated epsilon is FALSE, the exact one holds)"
-    if of.release:
-        text += (
-            f"; {of.added_epsilon:.3g} of epsilon and {of.added_delta:.3g} of delta are for noise "
-            "of finite precision"
-            if of.added_epsilon
-            else _reserve_text(of)
-        )
-    text += _total_text(of)
-    if of.sum_rounding:
-        text += (
-            f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm; every "
-            "record is clipped to that much less"
-        )
-    if of.curve is not None:
-        text += (
-            f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
-            "ended, also where what was released decided it"
-        )
-    if of.lost_noise is not None:
-        text += (
-            f". NOT covered: from round {of.lost_noise[0]:,} on up to "
-            f"{up(100 * of.lost_noise[1], 2)} % of a message's entries went out without noise, "
-            "which is finer there than the numbers that it is added to"
-        )
-    if of.private_stop:
-        ended = "a phase" if parties.phases(of) else "it"
-        text += (
-            f". NOT covered: the round at which {ended} ended was left to a callback, which could "
-            "read metrics of private data"
-        )
-    if of.custom:
-        text += f". It {parties.custom(of)}, which the package does not check"
-    text += f".{records(of)} {parties.sentences(of, process)}"
     if not process:
         return text
     if of.release:
@@ -151,28 +136,44 @@ def caption(of: Record, digits: int = 4) -> str:
     """
     if of.relation is None:
         return f"not private, T = {of.rounds}"
-    exact = ""
-    if of.accountant in ("rdp", "paper"):
-        exact = f" [exact epsilon {up(of.exact_epsilon, digits)}]"
-    if of.unsound:
-        exact = f" [FALSE: exact epsilon {up(of.exact_epsilon, digits)}]"
-    custom = f", {parties.custom(of)}" if of.custom else ""
-    gap = "" if of.gradient_gap is None else f", ASSUMED {of.norm} gap {of.gradient_gap:g}"
-    if of.smoothness is not None:
-        gap += f" and smoothness {of.smoothness:.4g}"
-    return (
-        f"({_epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP{exact} "
-        f"per {of.unit} ({of.relation}{gap}), {of.attacker}{_under(of)}{_nodes_text(of)}{_few(of)}"
-        f"{' (gradients: view)' if of.gradients == 'view' else ''}, "
-        f"T = {of.rounds}{_pattern_text(of)}{_stop_text(of)}, "
-        f"{of.accountant} accountant, "
-        f"{'release' if of.release else 'simulation'}{custom}"
+    pattern, false = _pattern(of), "FALSE: " * of.unsound
+    return _joined(
+        f"({_epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP",
+        (of.unsound or of.accountant in ("rdp", "paper"))
+        and f" [{false}exact epsilon {up(of.exact_epsilon, digits)}]",
+        f" per {of.unit} ({of.relation}",
+        of.gradient_gap is not None and f", ASSUMED {of.norm} gap {of.gradient_gap:g}",
+        of.smoothness is not None and f" and smoothness {of.smoothness:.4g}",
+        f"), {of.attacker}",
+        _of_sums(of) and " of a secure sum",
+        _nodes_text(of, " of "),
+        bool(of.dropouts or of.colluders)
+        and f" ({of.dropouts:,} missing, {of.colluders:,} colluding)",
+        of.gradients == "view" and " (gradients: view)",
+        f", T = {of.rounds}",
+        pattern is not None and f", k = {pattern[0]}, b = {pattern[1]}",
+        of.lost_noise is not None and f", NOISE LOST from round {of.lost_noise[0]}",
+        bool(of.phases) and f" in {_phases_text(of)}, total fixed beforehand",
+        of.curve is not None and f", may stop at {len(of.curve.marks)} marks",
+        of.private_stop and ", stopping round not covered",
+        f", {of.accountant} accountant, {'release' if of.release else 'simulation'}",
+        bool(of.custom) and f", {parties.custom(of)}",
     )
 
 
-def _reserve_text(of: Record) -> str:
-    """What a release's plan says of finite precision, whose cost only a run knows."""
+def _joined(*parts: str | bool) -> str:
+    """The parts that are said: no text stands for those that are not."""
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _precision_text(of: Record) -> str:
+    """What a release says of finite precision, whose cost only a run knows, not a plan."""
     left = of.epsilon - of.exact_epsilon
+    if of.added_epsilon:
+        return (
+            f"; {of.added_epsilon:.3g} of epsilon and {of.added_delta:.3g} of delta are for noise "
+            "of finite precision"
+        )
     if left <= 1e-6 * of.epsilon:
         return "; what noise of finite precision adds is not in it"
     return (
@@ -198,45 +199,19 @@ def _bound_text(of: Record) -> str:
 
 
 def _epsilon_text(of: Record, digits: int = 6) -> str:
-    if of.per_agent_epsilon and min(of.per_agent_epsilon) < of.epsilon:
-        least = up(min(of.per_agent_epsilon), digits)
-        return f"epsilon = {least} to {up(of.epsilon, digits)} by agent"
+    least = min(of.per_agent_epsilon or (of.epsilon,))
+    if least < of.epsilon:
+        return f"epsilon = {up(least, digits)} to {up(of.epsilon, digits)} by agent"
     return f"epsilon = {up(of.epsilon, digits)}"
 
 
-def _others_text(of: Record) -> str:
-    """Whose data a coalition's number is about."""
-    return ", for the data of all other agents" if of.attacker in ("coalition", "nodes") else ""
-
-
-def _nodes_text(of: Record, before: str = " of ") -> str:
+def _nodes_text(of: Record, before: str) -> str:
     return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
 
 
-def _attacker_text(of: Record) -> str:
-    """What the attacker sees: of noise in shares no single message."""
-    assert of.attacker is not None
-    return _SEALED if of.sealed and of.attacker == "outsider" else ATTACKERS[of.attacker]
-
-
-def _under(of: Record) -> str:
-    return " of a secure sum" if of.sealed and of.attacker == "outsider" else ""
-
-
-def _sum_text(of: Record) -> str:
-    """Who of a sum may be missing, and who may collude."""
-    if of.attacker != "aggregator" and not (of.sealed or of.dropouts or of.colluders):
-        return ""
-    return (
-        f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at most "
-        f"{of.colluders:,} show it their messages and noise"
-    )
-
-
-def _few(of: Record) -> str:
-    if not (of.dropouts or of.colluders):
-        return ""
-    return f" ({of.dropouts:,} missing, {of.colluders:,} colluding)"
+def _of_sums(of: Record) -> bool:
+    """Whether an outsider is one who sees no single message."""
+    return of.sum_only and of.attacker == "outsider"
 
 
 def _rounds_text(of: Record) -> str:
@@ -245,14 +220,7 @@ def _rounds_text(of: Record) -> str:
     return f"{of.rounds:,} planned rounds (of which {of.rounds - of.unused:,} were run)"
 
 
-def _accountant_text(of: Record) -> str:
-    """How epsilon follows; exactly where what is stated is the whole loss to the attacker."""
-    exact = of.attacker in ("outsider", "aggregator") and not (parties.phases(of) or of.unused)
-    text = _ACCOUNTANT_TEXT[str(of.accountant)]
-    return text if exact else text.replace("accounted exactly", "an upper bound")
-
-
-def _white_text(of: Record) -> str:
+def _over_rounds_text(of: Record) -> str:
     # What part of a view the first rounds are is not known, whatever the noise.
     if of.white or of.gradients == "view":
         return ""
@@ -278,86 +246,62 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
         for k, cost in each.items()
     )
     vacuous = [k for k, cost in each.items() if parties.VACUOUS < cost < math.inf]
-    note = ""
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"
-        note = f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
+        numbers += f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
-        f" A person with several records is protected less, at the same delta and against "
-        f"{attacker}: "
-        f"{numbers}{note}."
+        " A person with several records is protected less, at the same delta and against "
+        f"{attacker}: {numbers}."
     )
 
 
+def _pattern(of: Record) -> tuple[int, int] | None:
+    """(epochs, separation) of what takes part in some rounds alone, by order or by draws."""
+    phases = getattr(of.loss, "phases", ())
+    apart = max((one.separation for one in phases), default=1)
+    drawn = None if apart == 1 else (sum(one.times for one in phases), apart)
+    return getattr(of.loss, "participation", drawn)
+
+
 def _participation_text(of: Record) -> str:
-    if (pattern := _flipped(of)) is not None:
+    if (pattern := _pattern(of)) is None:
+        return ""
+    epochs, separation = pattern
+    if of.accountant == "pld":
         return (
-            f" of noise correlated over rounds, in {pattern[0]:,} of which, {pattern[1]:,} apart, "
+            f" of noise correlated over rounds, in {epochs:,} of which, {separation:,} apart, "
             "every record may be drawn,"
         )
-    if (dealt := _dealt(of)) is None:
-        return ""
-    epochs, separation = dealt
-    who = "client" if of.unit == "client" else "record"
     far = f", {separation:,} apart" if epochs > 1 else ""
+    who = "client" if of.unit == "client" else "record"
     return f", of which every {who} takes part in at most {epochs:,}{far},"
-
-
-def _dealt(of: Record) -> tuple[int, int] | None:
-    """(epochs, separation) of what takes part by a fixed order."""
-    return of.participation or getattr(of.other_loss, "participation", None)
 
 
 def _sampled_text(of: Record) -> str:
     """What a report of DP-SGD tells: where every round and every agent has the same."""
     pairs = {
-        (rate, ratio)
-        for one in getattr(of.other_loss, "phases", ())
-        for rate, ratio in zip(one.rates, one.ratios, strict=True)
-        if one.rounds and not one.whole and one.separation == 1
+        pair
+        for one in getattr(of.loss, "phases", ())
+        for pair in zip(one.rates, one.ratios, strict=True)
+        if one.rounds and not one.whole
     }
-    if len(pairs) != 1 or _flipped(of) is not None:
+    if len(pairs) != 1 or _pattern(of) is not None:
         return ""
     ((rate, ratio),) = pairs
     multiplier = f", noise multiplier {1 / ratio:.4g}" if ratio else ""
     return f", sampling rate {rate:.4g}{multiplier}"
 
 
-def _flipped(of: Record) -> tuple[int, int] | None:
-    """(times, separation) where a record may be drawn in some rounds alone."""
-    phases = getattr(of.other_loss, "phases", ())
-    apart = max((one.separation for one in phases), default=1)
-    return None if apart == 1 else (sum(one.times for one in phases), apart)
-
-
-def _pattern_text(of: Record) -> str:
-    pattern = _dealt(of) or _flipped(of)
-    return "" if pattern is None else f", k = {pattern[0]}, b = {pattern[1]}"
-
-
 def _total_text(of: Record) -> str:
     """That a total was fixed, by what phases may have been chosen, and what they have spent."""
-    if not of.phases:
-        return ""
-    names = {"gdp": ("mu", "mu"), "zcdp": ("rho", "rho"), "pure": ("epsilon", "bound")}
-    name, field = names[of.loss.kind]
+    spent, total = of.spent, up(getattr(of.loss, "size", math.inf))
     return (
-        f". A total of {name} = {up(getattr(of.loss, field))} (epsilon = {up(of.epsilon)} at delta "
-        f"= {delta_text(of.delta)}) was fixed before the first phase, as its user states; later "
+        f". A total of {spent.symbol} = {total} (epsilon = {up(of.epsilon)} at delta = "
+        f"{delta_text(of.delta)}) was fixed before the first phase, as its user states; later "
         "phases may have been chosen by anything released, and by nothing else that depends on the "
-        "data. Spent so far: "
-        f"{name} = {up(getattr(of.spent, field))}, by {_phases_text(of)}"
+        f"data. Spent so far: {spent.symbol} = {up(spent.size)}, by {_phases_text(of)}"
     )
 
 
 def _phases_text(of: Record) -> str:
     return f"{len(of.phases)} phase{'s' if len(of.phases) > 1 else ''}"
-
-
-def _stop_text(of: Record) -> str:
-    text = "" if of.lost_noise is None else f", NOISE LOST from round {of.lost_noise[0]}"
-    if of.phases:
-        text += f" in {_phases_text(of)}, total fixed beforehand"
-    else:
-        text += "" if of.curve is None else f", may stop at {len(of.curve.marks)} marks"
-    return text + (", stopping round not covered" if of.private_stop else "")

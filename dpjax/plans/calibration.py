@@ -174,9 +174,7 @@ class Calibrated(Protocol):
         """Refuse arrays of other shapes or types than the target's."""
         ...
 
-    def loss(
-        self, target: Target
-    ) -> budget_.CovarianceLoss | budget_.PureLoss | budget_.ConcentratedLoss:
+    def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
         ...
 
@@ -240,7 +238,7 @@ class Factored:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         strategies.check(self.strategy, target.rounds)
 
-    def loss(self, target: Target) -> budget_.CovarianceLoss:
+    def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to an outsider."""
         budget, protect = target.budget, target.protect
         return budget_.loss(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import _numerics, _validate
-from dpjax.accounting import budget as budget_
 from dpjax.accounting import losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.records import Threat
@@ -73,15 +72,16 @@ def _spent(config: Config, target: Target, noise: Calibrated) -> _Spent:
             )
         return _Spent(target.sampled(noise.factor, noise.strategy))
     loss, rounds, dealt = noise.loss(target), config.rounds, config.participation
-    if isinstance(loss, budget_.PureLoss):
-        total: losses.AnyLoss = losses.Pure(float(np.max(loss.epsilon)), rounds)
-    elif isinstance(loss, budget_.ConcentratedLoss):
+    size = float(np.max(loss.size))
+    if loss.kind == "pure":
+        total: losses.AnyLoss = losses.Pure(size, rounds)
+    elif loss.kind == "zcdp":
         # A unit that is not in all rounds may be in the first ones, unless they are dealt.
         even = dealt is not None or config.pattern.epochs == rounds
-        total = losses.Concentrated(float(np.max(loss.rho)), rounds, even, dealt)
+        total = losses.Concentrated(size, rounds, even, dealt)
     else:
         white, over_rounds = _over_rounds(config, target, noise)
-        total = losses.Gaussian(float(np.max(loss.mu)), rounds, white, dealt, over_rounds)
+        total = losses.Gaussian(size, rounds, white, dealt, over_rounds)
     return _Spent(total, loss.epsilon, loss.exact_epsilon)
 
 
@@ -114,7 +114,7 @@ def _terms(config: Config, target: Target, noise: Calibrated) -> dict[str, Any]:
         "secrets": "alone" if target.agents == 1 else secrets,
         "dropouts": getattr(part, "dropouts", 0),
         "colluders": getattr(part, "colluders", 0),
-        "sealed": getattr(part, "sealed", False),
+        "sum_only": getattr(part, "sealed", False),
         "custom": compatibility.custom(config),
     }
 

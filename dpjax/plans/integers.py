@@ -213,7 +213,7 @@ class Lattice(Calibrated):
                 f"{target.protect.clip_norm:g}; make the plan from one config with plan.make"
             )
 
-    def loss(self, target: Target) -> budget_.ConcentratedLoss:
+    def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker."""
         spent: losses.Concentrated = discrete.loss(
             *(math.sqrt(self.code.limit), self.code.variance),
@@ -223,8 +223,8 @@ class Lattice(Calibrated):
             relation=relation(target),
         )
         every = np.ones(target.agents)
-        epsilon = spent.epsilon(target.budget.delta)
-        return budget_.ConcentratedLoss(spent.rho * every, epsilon * every, 0)
+        epsilon = spent.epsilon(target.budget.delta) * every
+        return budget_.AgentLoss("zcdp", spent.rho * every, epsilon, epsilon)
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> "DiscretePrivatizer":
         """How it is drawn."""

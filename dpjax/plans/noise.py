@@ -638,11 +638,9 @@ class CalibratedScale(Calibrated):
         compatibility.check_noise(self.part, target.method, target.protect)
         _validate.spread("scale", float(self.scale))
 
-    def loss(self, target: Target) -> budget_.CovarianceLoss:
+    def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
-        mu = self.part.unit(target) / float(self.scale)
-        squared = target.protect.sensitivity**2 * target.over_rounds(None)
-        return target.budget.spent(mu, mu**2 / squared)
+        return target.budget.spent(self.part.unit(target) / float(self.scale))
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""

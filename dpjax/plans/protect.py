@@ -252,17 +252,14 @@ class Budget:
         )
         return np.asarray(allowed)
 
-    def spent(
-        self, mu: Float[np.ndarray, " n"], precision: Float[np.ndarray, " n"]
-    ) -> budget.CovarianceLoss:
+    def spent(self, mu: Float[np.ndarray, " n"]) -> budget.AgentLoss:
         """What agents lose by its accountant under Gaussian noise.
 
         Args:
             mu: [n] Gaussian-DP parameters, upper bounds.
-            precision: [n] upper bounds on [R^-1]_ii.
         """
-        return budget.CovarianceLoss.of_mu(
-            mu, precision, self.delta, accountant=self.rule, allow_unsound=self.allow_unsound
+        return budget.AgentLoss.of_mu(
+            mu, self.delta, accountant=self.rule, allow_unsound=self.allow_unsound
         )
 
     @property

@@ -240,14 +240,13 @@ class ScheduledNoise(Calibrated):
         for scale in (self.scales.max(), self.scales[self.scales > 0].min(initial=np.inf)):
             _validate.spread("scale", float(scale))
 
-    def loss(self, target: Target) -> budget_.CovarianceLoss | budget_.PureLoss:
+    def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses, its moves those of the target."""
         total = self.part.total(sensitivities(target), self.scales.astype(np.float64))
         each = np.full(target.agents, total)
         if self.part.kind == "laplace":
-            return budget_.PureLoss(each, 0)
-        squared = target.protect.sensitivity**2 * target.rounds
-        return target.budget.spent(each, each**2 / squared)
+            return budget_.AgentLoss("pure", each, each, each)
+        return target.budget.spent(each)
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
         """How it is drawn."""

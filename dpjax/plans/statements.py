@@ -150,7 +150,7 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     if plan.guarantee.unsound:  # The paper's rule stays as false as it was.
         return cost
     budget = config.budget
-    mu = plan.noise.loss(plan.target).mu  # type: ignore[union-attr]
+    mu = plan.noise.loss(plan.target).size
     spent = np.asarray(gdp.epsilon(mu, delta - cost.delta)) + cost.epsilon
     lacking = float(np.max(spent / np.asarray(budget.epsilon))) - 1
     if lacking > 0:

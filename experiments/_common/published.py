@@ -25,13 +25,21 @@ from jaxtyping import Bool, Float
 
 from _common import moves
 from dpjax import _validate
-from dpjax.accounting import pure
+from dpjax.accounting import gdp
 from dpjax.accounting.attacker import Gradients, View
+from dpjax.mechanism import laplace
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["Budget", "Claim", "Numerator", "budget", "mafalda", "muffliato_pndp"]
+__all__ = [
+    *("Budget", "Claim", "Numerator", "PaperLimits", "budget", "geometric", "mafalda"),
+    *("muffliato_pndp", "paper_limits"),
+]
 
 Numerator = Literal["plain", "squared"]
+
+# Of a product of five factors, the share of a run's messages among them, and above the budget of
+# a first scale that was rounded up.
+_UP = 1 + 2e-14
 
 LARGEST = 3000
 """Agents times rounds up to which `mafalda` judges by the dense route."""
@@ -173,6 +181,97 @@ _REMARKS = {
 }
 
 
+class PaperLimits(NamedTuple):
+    """Up to which epsilon the paper's rule can be trusted, at one delta.
+
+    Attributes:
+        proposition: log(1/delta), where the paper's Proposition 1 ends.
+        rdp: 8 (1 - 1/sqrt 2) log(1/delta), where its own Renyi conversion stops confirming it.
+        exact: Where it becomes false: beyond, the exact epsilon exceeds the claimed one.
+    """
+
+    proposition: float
+    rdp: float
+    exact: float
+
+
+def paper_limits(delta: float) -> PaperLimits:
+    """Up to which epsilon the paper's rule can be trusted.
+
+    Args:
+        delta: Delta, in (0, 1).
+
+    Returns:
+        The three limits; the last rounded down to a relative 1e-9.
+
+    Raises:
+        ValueError: For delta outside (0, 1).
+
+    Reference:
+        Rodio et al., Whisper D-SGD, Proposition 1 and (10b).
+    """
+    delta = _validate.probability("delta", delta)
+    log = -np.log(delta)
+    rdp = 8 * (1 - np.sqrt(0.5)) * log
+    # The Renyi conversion is safe, so the rule is true up to `rdp` at least.
+    low, high = rdp, 2 * rdp
+    while _sound(high, delta):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sound(middle, delta) else (low, middle)
+    return PaperLimits(float(log), float(rdp), float(low))
+
+
+def _sound(epsilon: float, delta: float) -> bool:
+    mu = epsilon / (2 * np.sqrt(-np.log(delta)))
+    return bool(gdp.epsilon(mu, delta) <= epsilon)
+
+
+def geometric(
+    first_scale: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int | None = None,
+) -> float:
+    """Return what messages of a geometric Laplace schedule cost, in closed form.
+
+    epsilon = gap gamma / (nu_1 (q2 - q1)) (1 - (q1/q2)^(K-1)) after K messages, the first factor
+    for any number of them: the inverse of `dpjax.mechanism.laplace.first_scale`.
+
+    Guarantee: as `pure.epsilon`, for steps gamma q1^(k-1) and scales nu_1 q2^(k-1).
+
+    Args:
+        first_scale: nu_1, above 0.
+        gradient_gap: L1 bound.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Messages K; None for any number of them.
+
+    Returns:
+        Epsilon, rounded up.
+
+    Raises:
+        ValueError: For numbers out of range, or q1 not below q2.
+
+    Example:
+        >>> from _common import published
+        >>> round(published.geometric(0.05, 1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
+        1.0
+    """
+    scale = _validate.positive("first_scale", first_scale)
+    gap = _validate.positive("gradient_gap", gradient_gap)
+    gamma = _validate.positive("gamma", gamma)
+    q1, q2 = laplace.decays(q1, q2)
+    share = laplace.horizon_share(rounds, 1, q1, q2)
+    return max(
+        laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP, float(np.finfo(np.float64).tiny)
+    )
+
+
 def budget(
     method: str,
     first_scale: float,
@@ -235,9 +334,7 @@ def budget(
     if method == "pp_doagt":
         constant = _validate.number("constant", constant)
         gap = moves.printed_sensitivity("pp_doagt", gap, 1.0, constants=(0.0, constant))
-    value = (
-        gap / scale if method == "diff_tv_ab" else pure.geometric(scale, gap, gamma, q1, q2) * q2
-    )
+    value = gap / scale if method == "diff_tv_ab" else geometric(scale, gap, gamma, q1, q2) * q2
     return Budget(value, method != "tracking", _REMARKS[method])
 
 

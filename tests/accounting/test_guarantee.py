@@ -525,7 +525,7 @@ def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
     both = one.followed_by(other, planned=True)
     # Larger numbers would promise what one of the runs has no noise for.
     assert (both.dropouts, both.colluders) == (2, 1)
-    assert one.followed_by(Guarantee.of(**given, sealed=True), planned=True).sealed
+    assert one.followed_by(Guarantee.of(**given, sum_only=True), planned=True).sum_only
     assert (
         "(3 missing, 1 colluding)" in one.caption()
         and "missing" not in Guarantee.of(**given).caption()

@@ -102,7 +102,9 @@ def test_sampling_every_record_is_the_gaussian():
 
 def test_the_agent_that_loses_most_decides():
     loss = Pld.of([0.1, 0.2, 0.1, 0.05], [0.5, 0.5, 0.4, 0.8], 20)
-    each = loss.each(DELTA)
+    one = loss.phases[0]
+    pairs = zip(one.rates, one.ratios, strict=True)
+    each = [Pld.of([rate], [ratio], 20).epsilon(DELTA) for rate, ratio in pairs]
     assert loss.epsilon(DELTA) == max(each) and len(each) == 4
     assert each[1] > each[0] > each[2]
 
@@ -233,7 +235,7 @@ def test_what_is_spent_after_some_rounds():
 
 @pytest.mark.parametrize("ratio", [1e-200, 1e-13, 1e5, 1e160])
 def test_ratios_of_any_size_have_a_loss(ratio):
-    (got,), plain = Pld.of([0.1], [ratio], 3).each(1e-5), gdp.epsilon(ratio * math.sqrt(3), 1e-5)
+    got, plain = Pld.of([0.1], [ratio], 3).epsilon(1e-5), gdp.epsilon(ratio * math.sqrt(3), 1e-5)
     assert 0 <= got <= plain * (1 + 1e-9)
     assert got >= Pld.of([0.1], [min(ratio, 100.0)], 3).epsilon(1e-5) * (1 - 1e-9)
 

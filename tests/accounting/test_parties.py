@@ -91,7 +91,7 @@ def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
     [
         ({"attacker": "node", "gradients": "view"}, "gradients that do not depend on what it"),
         (
-            {"sealed": True, "dropouts": 3, "colluders": 2},
+            {"sum_only": True, "dropouts": 3, "colluders": 2},
             "at most 3 missing from a sum and 2 coll",
         ),
         (

@@ -190,7 +190,7 @@ def test_one_mark_costs_nothing_and_equal_marks_neither():
 @pytest.mark.parametrize(("mu", "delta"), [(1e-6, 1e-9), (40.0, 0.4), (3000.0, 1e-9)])
 def test_extremes_are_finite_and_between_delta_and_the_union(mu, delta):
     curve = stopping.Curve(marks=range(1, 6), shares=[1e-8, 0.3, 0.30001, 0.8, 1], delta=0.0)
-    inner = curve.inner_delta(mu, delta)
+    inner = stopping.inner_delta(mu * curve.roots, delta)
     assert delta / 5.0001 <= inner <= delta
     mus = mu * np.sqrt(curve.shares)
     assert stopping.supremum(mus, np.asarray(gdp.epsilon(mus, inner))) <= delta * (1 + 1e-9)

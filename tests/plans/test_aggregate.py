@@ -145,7 +145,9 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
     np.testing.assert_allclose(params[0], np.roll(model, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize(("field", "value"), [("dropouts", 1), ("colluders", 1), ("sealed", False)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("dropouts", 1), ("colluders", 1), ("sum_only", False)]
+)
 def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
     """A guarantee that lets more be missing, collude, or read messages, is of other noise."""
     one = plan.make(config(protect=Protect("zero_out_client", CLIP)), COMPLETE)
@@ -216,7 +218,7 @@ def test_single_messages_are_hidden_by_noise_of_their_own():
     given = config(noise=noise.Independent(), method=Federated(), protect=outsider)
     local = plan.make(given, COMPLETE)
     shared = plan.make(config(), COMPLETE)
-    assert local.guarantee.attacker == "outsider" and not local.guarantee.sealed
+    assert local.guarantee.attacker == "outsider" and not local.guarantee.sum_only
     assert local.guarantee.participation == (4, 3)
     ratio = float(np.diag(local.factor)[0]) / float(shared.noise.scale)
     assert ratio == pytest.approx(math.sqrt(N), rel=1e-5)
@@ -236,7 +238,7 @@ def test_an_outsider_on_masked_links_loses_what_the_sums_tell():
     assert "single messages under the masks of a secure sum alone" in said
     assert "at most 0 are missing" in said and "every message" not in said
     assert "outsider of a secure sum, T" in outside.guarantee.caption()
-    assert Guarantee.from_dict(outside.guarantee.to_dict()).sealed
+    assert Guarantee.from_dict(outside.guarantee.to_dict()).sum_only
     # What goes over the links in a run is the sum alone: no axis of agents.
     seen = trace(outside, task(), seeds=[0], read=lambda passed: passed.message, rounds=1)
     assert sum(np.asarray(leaf)[0, 0].size for leaf in jax.tree.leaves(seen)) == 5

@@ -421,7 +421,7 @@ def test_what_is_made_of_a_method_with_a_view_is_named(network):
         decor(network, method=Slower()),
     ):  # fmt: skip
         name = type(made.config.method).__name__
-        assert made.guarantee.caveats.custom == (name,)
+        assert made.guarantee.custom == (name,)
         assert f"relies on your own `{name}`" in made.guarantee.statement()
 
 
