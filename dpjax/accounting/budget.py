@@ -111,10 +111,6 @@ def clips(relation: Relation) -> Literal["agent", "record"]:
     return "record" if unit(relation) == "record" else "agent"
 
 
-def _paper_mu(epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
-    return np.asarray(epsilon) / (2 * np.sqrt(-np.log(delta)))
-
-
 def allowed_mu(
     epsilon: ArrayLike,
     delta: float,
@@ -150,7 +146,7 @@ def allowed_mu(
     elif accountant == "rdp":
         mu = np.sqrt(2) * values / (np.sqrt(log + values) + np.sqrt(log)) * (1 - 1e-14)
     else:
-        mu = _paper_mu(values, delta) * (1 - 1e-14)
+        mu = values / (2 * np.sqrt(log)) * (1 - 1e-14)
         if not allow_unsound:
             _refuse_false_claim(mu, delta, values)
     return float(mu) if mu.ndim == 0 else mu
@@ -288,28 +284,19 @@ class AgentLoss:
     exact_epsilon: np.ndarray
 
     @classmethod
-    def of_mu(
-        cls,
-        mu: Float[np.ndarray, " n"],
-        delta: float,
-        *,
-        accountant: Accountant = "gdp",
-        allow_unsound: bool = False,
-    ) -> "AgentLoss":
+    def of_mu(cls, mu: Float[np.ndarray, " n"], delta: float, **rule: Any) -> "AgentLoss":
         """The loss of agents whose Gaussian-DP parameters are known.
 
         Args:
             mu: [n] Gaussian-DP parameters, upper bounds.
             delta: Delta, in (0, 1).
-            accountant: One of `ACCOUNTANTS`.
-            allow_unsound: As in `claimed_epsilon`.
+            rule: ``accountant`` and ``allow_unsound``, as of `claimed_epsilon`.
 
         Raises:
             ValueError: As `claimed_epsilon`.
         """
-        exact = np.asarray(gdp.epsilon(mu, delta))
-        claimed = claimed_epsilon(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
-        return cls("gdp", mu, np.asarray(claimed), exact)
+        exact, claimed = gdp.epsilon(mu, delta), claimed_epsilon(mu, delta, **rule)
+        return cls("gdp", mu, np.asarray(claimed), np.asarray(exact))
 
 
 def loss(

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
@@ -182,28 +182,13 @@ def loss(
         >>> round(spent.rho, 3), round(spent.epsilon(1e-5), 3)
         (1.579, 9.292)
     """
-    rho = _rho(sensitivity, variance, cohort, size, participations, relation)
-    if participations > _validate.integer("rounds", rounds):
-        raise ValueError(
-            f"participations is {participations} of {rounds} rounds; give at most as many"
-        )
-    return losses.Concentrated(rho, rounds, participations == rounds)
-
-
-def _rho(
-    sensitivity: float,
-    variance: int | float | Fraction,
-    cohort: Cohort,
-    size: int,
-    participations: int,
-    relation: Relation,
-) -> float:
-    """Rho of all rounds in which a unit takes part."""
     times = _validate.integer("participations", participations)
+    if times > (total := _validate.integer("rounds", rounds)):
+        raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
     _validate.one_of("relation", relation, ("zero_out", "replace"))
     moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
     one = round_epsilon(moved, variance, cohort.honest, size)
-    return times * one**2 / 2 * MARGIN
+    return losses.Concentrated(times * one**2 / 2 * MARGIN, total, times == total)
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
@@ -265,10 +250,12 @@ def smallest_grid(
         0.00907
     """
     c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
+    given: Any = {"rounds": participations, "participations": participations}
+    given["relation"] = relation
 
     def spent(norm: float) -> float:
         square = max(1, lattice.limit(norm, size, beta))
-        return _rho(math.sqrt(square), variance, cohort, size, participations, relation)
+        return loss(math.sqrt(square), variance, cohort, size, **given).rho
 
     low, high = 1e-9, 1.0
     if spent(low) > budget:

@@ -263,19 +263,9 @@ class Guarantee(Record):
             )
         return base._restated(self.loss.then(later.loss))
 
-    def protection(self) -> parties.Protection:
-        """Who is protected from whom: a row for each party, printed as a table.
-
-        Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
-        relation, rounds and assumptions as this record's; None promises nothing. Rows are about
-        a deployment whose agents keep their secrets: whoever runs this process, knows the seed of
-        a simulation or the key of a release is not protected from.
-
-        Returns:
-            Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition,
-            an aggregator or server, whoever runs this process, whoever holds the seed.
-        """
-        return parties.table(self)
+    protection = parties.table
+    statement = wording.statement
+    caption = wording.caption
 
     def within(self, total: Any) -> "Guarantee":
         """What a first phase states under a total that was fixed before it: that total.
@@ -322,18 +312,6 @@ class Guarantee(Record):
                 "already; a total is fixed once, before the first phase"
             )
         return self
-
-    def statement(self) -> str:
-        """What is guaranteed against the stated attacker, and what other parties can learn."""
-        return wording.statement(self)
-
-    def caption(self, digits: int = 4) -> str:
-        """The guarantee in a few words, for a figure.
-
-        Args:
-            digits: Of its numbers, which are rounded up.
-        """
-        return wording.caption(self, digits)
 
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""

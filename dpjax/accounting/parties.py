@@ -40,13 +40,14 @@ _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
 PROCESS = "whoever runs this process"
 
-_KEEPERS: dict[Secrets | None, str] = {
+_KEEPERS: dict[str | None, str] = {
     "own": "agents who each keep a secret of their own",
     "group": "groups that each keep a seed of their own",
     "shared": "agents who show a seed that they share to nobody else",
     "links": "agents who keep the secrets of their links",
     "shares": "agents who each keep a secret of their own",
     "alone": "one agent who keeps its seed secret",
+    "pld": "agents who keep noise and batches secret",
     None: "parties who do not know it",
 }
 """Whom a simulation's rows are about; in a simulation itself one seed draws all noise."""
@@ -95,11 +96,20 @@ class Protection(tuple[Party, ...]):
 
 
 def table(of: Record, unprotected: str = "no noise is added") -> Protection:
-    """Return a row for each party; see `Guarantee.protection`.
+    """Who is protected from whom: a row for each party, printed as a table.
+
+    Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
+    relation, rounds and assumptions as this record's; None promises nothing. Rows are about a
+    deployment whose agents keep their secrets: whoever runs this process, knows the seed of a
+    simulation or the key of a release is not protected from.
 
     Args:
         of: The guarantee.
         unprotected: Why nobody is protected, where there is no guarantee.
+
+    Returns:
+        Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition, an
+        aggregator or server, whoever runs this process, whoever holds the seed.
     """
     if of.relation is None:
         return Protection(Party(one, None, 0.0, unprotected) for one in _NAMES.values())
@@ -241,13 +251,11 @@ def _aggregator(of: Record) -> tuple[bool, str]:
 
 
 def _holder(of: Record) -> _Row:
-    if of.release:
-        why = "the key of this release gives all noise away; it must stay secret"
-    else:
-        drawn = " and batches" if of.accountant == "pld" else ""
+    why = "the key of this release gives all noise away; it must stay secret"
+    if not of.release:
         why = (
-            f"the seed of a simulation gives all noise{drawn} away, and records hold it; the other "
-            f"rows are about {keepers(of)}"
+            f"the seed of a simulation gives all noise{' and batches' * (of.accountant == 'pld')} "
+            f"away, and records hold it; the other rows are about {keepers(of)}"
         )
     return "whoever holds the seed", False, why
 
@@ -258,8 +266,7 @@ def keepers(of: Record) -> str:
     Args:
         of: Its guarantee.
     """
-    drawn = of.accountant == "pld"
-    return "agents who keep noise and batches secret" if drawn else _KEEPERS[of.secrets]
+    return _KEEPERS["pld" if of.accountant == "pld" else of.secrets]
 
 
 def group_epsilon(of: Record, records: int) -> float:

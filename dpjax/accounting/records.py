@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Self, get_args
@@ -52,7 +52,7 @@ class Threat:
     smoothness: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an attacker that there is not, and gradients that nothing or two things bound."""
+        """Refuse words that there are not, and gradients that nothing bounds."""
         if self.relation is None:
             return
         words: dict[str, Any] = {"relation": budget.RELATIONS, "attacker": get_args(Attacker)}
@@ -61,18 +61,8 @@ class Threat:
             _validate.one_of(name, getattr(self, name), options)
         if self.nodes is not None and (self.attacker != "coalition" or not self.nodes):
             raise ValueError(f"nodes is {self.nodes} with {self.attacker!r}; give a coalition's")
-        gap, smoothness = self.gradient_gap, self.smoothness
-        for name in ("gradient_gap", "smoothness"):
-            if getattr(self, name) is not None:
-                _validate.positive(name, getattr(self, name))
-        if gap is None:
-            _validate.positive("clip_norm", self.clip_norm)
-        clipped = self.clip_norm != math.inf or self.relation != "replace_agent"
-        if clipped if gap is not None else smoothness is not None:
-            raise ValueError(
-                f"gradient_gap is {gap} with smoothness {smoothness}, clip norm {self.clip_norm}, "
-                f"relation {self.relation!r}; gaps are assumed of whole agents that are not clipped"
-            )
+        bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
+        _validate.positive(bound, getattr(self, bound))
 
     @property
     def unit(self) -> Literal["agent", "record", "client"] | None:
@@ -217,40 +207,33 @@ class Record(Threat, Caveats):
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
             )
-        for wrong, text in self._contradictions():
-            if wrong:
-                raise ValueError(text)
+        self._check_threat()
 
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """What a loss that holds against the threat is not, each with its text."""
+    def _check_threat(self) -> None:
+        """Refuse a loss that does not hold against the threat, or at a curve's marks."""
         threat = f"relation is {self.relation!r} and attacker {self.attacker!r}"
-        sampled = isinstance(self.loss, losses.Pld)
-        yield (
-            sampled and (self.relation, self.attacker) != ("zero_out_record", "outsider"),
-            f"{threat}; sampling amplifies for zero_out_record and an outsider alone",
-        )
-        yield (
-            self.participation is not None and self.unit == "agent",
-            f"participation is {self.participation}, and an agent takes part in every round",
-        )
-        yield (
-            self.release and self.gradient_gap is not None,
-            f"gradient_gap is {self.gradient_gap} in a release; a gap is assumed in simulations",
-        )
-        yield (
-            self.release and (self.attacker == "aggregator" or self.gradients == "view"),
-            f"{threat} with gradients {self.gradients!r} in a release: sums of rounded messages "
-            "can show what exact ones hide. State the loss of all messages: attacker "
-            "'outsider', or gradients 'any' for nodes",
-        )
-        if (curve := self.curve) is not None:
-            fits = self.mu is not None and self.rounds in curve.marks
-            left = self.delta - self.added_delta
-            yield (
-                not fits or not curve.holds(self.mu, self.rounds, left),
-                f"curve.delta is {curve.delta}, with {left} left of delta, which is too much to "
-                "hold at all its marks; make it with Guarantee.stopping_at",
+        outside = (self.relation, self.attacker) == ("zero_out_record", "outsider")
+        if isinstance(self.loss, losses.Pld) and not outside:
+            raise ValueError(f"{threat}; a Pld loss is of zero_out_record and an outsider alone")
+        if self.participation is not None and self.unit == "agent":
+            dealt = self.participation
+            raise ValueError(f"participation is {dealt}; an agent takes part in every round")
+        if self.release and self.gradient_gap is not None:
+            raise ValueError(f"gradient_gap is {self.gradient_gap} in a release; simulate with one")
+        if self.release and (self.attacker == "aggregator" or self.gradients == "view"):
+            raise ValueError(
+                f"{threat} with gradients {self.gradients!r} in a release: rounded sums can show "
+                "what exact ones hide. State the loss of all messages: attacker 'outsider', or "
+                "gradients 'any' for nodes"
             )
+        if (curve := self.curve) is not None:
+            left = self.delta - self.added_delta
+            fits = self.mu is not None and self.rounds in curve.marks
+            if not (fits and curve.holds(self.mu, self.rounds, left)):
+                raise ValueError(
+                    f"curve.delta is {curve.delta} with {left} left of delta, too much to hold at "
+                    "all its marks; make it with Guarantee.stopping_at"
+                )
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -285,42 +268,27 @@ class Record(Threat, Caveats):
         return functools.reduce(lambda first, later: first.then(later), every)
 
     @classmethod
-    def of(
-        cls,
-        *,
-        rounds: int,
-        mu: Any = None,
-        other_loss: Any = None,
-        unit: str | None = None,
-        white: bool = True,
-        over_rounds: Any = None,
-        participation: Any = None,
-        **fields: Any,
-    ) -> Self:
+    def of(cls, *, rounds: int, mu: Any = None, other_loss: Any = None, **fields: Any) -> Self:
         """The record from its fields by name, with those of a Gaussian loss, as they are stored.
 
         Args:
             rounds: Of the loss.
             mu: Of a Gaussian loss; None with ``other_loss``.
             other_loss: A loss that is not Gaussian.
-            unit: What the relation protects, which it says itself.
-            white: Of a Gaussian loss.
-            over_rounds: Of a Gaussian loss.
-            participation: Of a Gaussian loss.
-            fields: Of this record, `Threat` and `Caveats`.
+            fields: Of this record, `Threat` and `Caveats`; ``white``, ``over_rounds`` and
+                ``participation`` of a Gaussian loss; ``unit``, which the relation says itself.
 
         Raises:
             TypeError: For missing or unknown fields.
             ValueError: For a record that contradicts itself.
         """
-        if other_loss is None:
-            loss: Any = losses.Gaussian(mu, rounds, white, participation, over_rounds)
-        elif mu is not None or rounds != other_loss.rounds:
+        unit, names = fields.pop("unit", None), ("white", "over_rounds", "participation")
+        gaussian = {name: fields.pop(name) for name in names if name in fields}
+        loss = losses.Gaussian(mu, rounds, **gaussian) if other_loss is None else other_loss
+        if other_loss is not None and (mu is not None or rounds != loss.rounds):
             raise ValueError(
-                f"mu is {mu} and rounds {rounds} with a loss that covers {other_loss.rounds}"
+                f"mu is {mu} and rounds {rounds} with a loss that covers {loss.rounds}"
             )
-        else:
-            loss = other_loss
         record = cls(loss=loss, **fields)
         if unit not in (None, record.unit):
             raise ValueError(f"unit is {unit!r}, and the relation's {record.unit!r}; leave it out")

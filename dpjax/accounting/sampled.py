@@ -179,7 +179,7 @@ class Pld(Loss):
         >>> from dpjax.accounting.sampled import Pld
         >>> loss = Pld.of(rates=[0.1], ratios=[1.0], rounds=10)
         >>> round(loss.epsilon(1e-5), 2), round(loss.unamplified, 2)
-        (5.43, 3.16)
+        (2.85, 3.16)
     """
 
     kind: ClassVar[str] = "pld"

@@ -68,9 +68,9 @@ class Curve:
         """Refuse marks and shares that do not rise."""
         marks = tuple(_validate.integer("marks", mark) for mark in self.marks)
         shares = tuple(_validate.finite_array("shares", self.shares, ndim=1).tolist())
-        if not marks or any(b <= a for a, b in zip(marks, marks[1:], strict=False)):
+        if not marks or list(marks) != sorted(set(marks)):
             raise ValueError(f"marks is {marks}; give rounds that rise")
-        rising = all(a <= b for a, b in zip(shares, shares[1:], strict=False))
+        rising = list(shares) == sorted(shares)
         if len(shares) != len(marks) or not rising or shares[0] < 0 or shares[-1] != 1:
             raise ValueError(f"shares is {shares} for {len(marks)} marks; give them, rising to 1")
         if not 0 <= self.delta < 1:

@@ -45,12 +45,10 @@ OVER_ROUNDS = {
 }
 """Why the whole loss stands from the first round on; None in records that do not say."""
 
-_RELATION_TEXT = {
-    "replace_agent": "replacing all data of one agent",
-    "replace_record": "replacing one record of one agent",
-    "zero_out_record": "zeroing out one record of one agent",
-    "replace_client": "replacing all records of one client",
-    "zero_out_client": "zeroing out all records of one client",
+_UNIT_TEXT = {
+    "agent": "all data of one agent",
+    "record": "one record of one agent",
+    "client": "all records of one client",
 }
 _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
@@ -77,6 +75,7 @@ def statement(of: Record, *, process: bool = True) -> str:
         return f"Not private: {_rounds_text(of)} without a differential-privacy guarantee."
     assert of.attacker is not None and of.accountant is not None
     phases, rho = parties.phases(of), getattr(of.loss, "rho", None)
+    how = "replacing" if of.relation.startswith("replace") else "zeroing out"
     attacker = _OF_SUMS if _of_sums(of) else ATTACKERS[of.attacker]
     rule = _ACCOUNTANT_TEXT[of.accountant]
     # Exact where what is stated is the whole loss to the attacker.
@@ -84,7 +83,7 @@ def statement(of: Record, *, process: bool = True) -> str:
         rule = rule.replace("accounted exactly", "an upper bound")
     text = _joined(
         f"({_epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per "
-        f"{of.unit} ({_RELATION_TEXT[of.relation]}; relation {of.relation}, {_bound_text(of)}) "
+        f"{of.unit} ({how} {_UNIT_TEXT[str(of.unit)]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {_rounds_text(of)}{_participation_text(of)}{_over_rounds_text(of)} against "
         f"{attacker}{_nodes_text(of, ', agents ')}",
         of.attacker in ("coalition", "nodes") and ", for the data of all other agents",
