@@ -194,7 +194,7 @@ class Guarantee(Record):
             return dataclasses.replace(self, unused=self.rounds - rounds)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
-                f"rounds is {rounds}; ask the whole run's guarantee for a mark: {self.curve.marks}"
+                f"rounds is {rounds}; marks are {self.curve.marks} of the whole run's guarantee"
             )
         return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
 
@@ -420,8 +420,8 @@ def _joined(of: Guarantee, later: Guarantee) -> Guarantee:
     """
     if "view" in (of.gradients, later.gradients):
         raise ValueError(
-            f"gradients is {of.gradients!r}, then {later.gradients!r}; later messages tell of "
-            "earlier gradients: make one plan for all rounds, or state gradients='any'"
+            f"gradients is {of.gradients!r}, then {later.gradients!r}; a later phase tells of an "
+            "earlier one's gradients: make one plan for all rounds, or state gradients='any'"
         )
     for name in ("relation", "delta", "release", "nodes", "norm"):
         if getattr(of, name) != getattr(later, name):
