@@ -154,6 +154,12 @@ def grid(
 
     Raises:
         ValueError: For a singular factor.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import finite
+        >>> finite.grid(np.eye(3), rounds=10).spacing
+        0.125
     """
     sums, n = _sums(factor, rounds, strategy, recursive=False), len(factor)
     mean = float(np.square(np.sum(factor, axis=0, dtype=np.float64)).sum()) / n**2

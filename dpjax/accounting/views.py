@@ -143,6 +143,14 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
 
     Reference:
         Allouah et al. (2024).
+
+    Example:
+        >>> from dpjax.accounting import views
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> seen = views.decor(mixing.metropolis_hastings(graphs.ring(4))).ldp()
+        >>> seen.gdp(Participation(4, 4, 1)).round(3)
+        array([1.366, 1.366, 1.366, 1.366])
     """
     n = np.shape(mixing)[-1]
     own = _validate.positive("own", own)

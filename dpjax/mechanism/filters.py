@@ -19,8 +19,6 @@ __all__ = [
     "Filter",
     "checked",
     "impulse_response",
-    "poles",
-    "step_response",
 ]
 
 Coefficients: TypeAlias = Sequence[float] | np.ndarray
@@ -79,6 +77,11 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
             would scale gradients), a pole on or outside the unit circle (the output would not
             settle), or a response to ones that is not above 0 in every round (the correction of
             the zero start divides by it).
+
+    Example:
+        >>> from dpjax.mechanism import filters
+        >>> filters.checked((0.1,), (-0.9,))
+        Filter(b=(0.1,), a=(-0.9,))
     """
     numerator = _coefficients("b", b)
     denominator = _coefficients("a", a)
@@ -160,6 +163,11 @@ def impulse_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.
 
     Reference:
         DOPPLER, (5).
+
+    Example:
+        >>> from dpjax.mechanism import filters
+        >>> filters.impulse_response((0.5, 0.5), (), rounds=3).tolist()
+        [0.5, 0.5, 0.0]
     """
     from scipy import signal
 

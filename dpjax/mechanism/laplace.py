@@ -20,7 +20,6 @@ from jaxtyping import Float
 from dpjax import _validate
 
 __all__ = [
-    "Horizon",
     "Schedule",
     "decays",
     "first_deviation",

@@ -22,7 +22,7 @@ from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 
-__all__ = ["JointDesign", "design", "factor_over_agents"]
+__all__ = ["JointDesign", "design"]
 
 Mixing = Float[np.ndarray, "*p n n"]
 

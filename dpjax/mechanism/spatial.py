@@ -266,6 +266,12 @@ def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
         that over n; ``network_mean_variance``: 1'R1 / n^2, the variance of the mean of all
         agents' noise; ``largest_variance``: max_i R_ii; ``largest_variance_ratio``: that over
         independent noise's at the same loss, max_i R_ii max_i [R^-1]_ii (infinite if singular).
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import spatial
+        >>> spatial.figures(np.eye(2), np.eye(2))["energy"]
+        2.0
     """
     matrix = _validate.square("covariance", covariance)
     n = matrix.shape[0]

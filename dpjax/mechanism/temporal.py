@@ -238,6 +238,12 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]
 
     Raises:
         ValueError: when P is not positive definite.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> temporal.strategy_of(np.diag([4.0, 9.0])).tolist()
+        [[2.0, 0.0], [0.0, 3.0]]
     """
     matrix = _validate.square("precision", precision)
     try:
@@ -264,6 +270,13 @@ def objective(
 
     Reference:
         "MAFALDA-SGD", eq. (11).
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> round(temporal.objective(5 * np.eye(2), np.eye(2), Participation(2, 1, 2)), 6)
+        2.0
     """
     matrix, gram = _validate.square("strategy", strategy), _validate.square("gram", gram)
     if gram.shape != matrix.shape:
@@ -404,7 +417,7 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
         )
     # A power of two near the largest entry: squares neither vanish nor overflow.
     largest = float(np.abs(matrix).max(initial=0.0))
-    scale = 2.0 ** np.clip(np.frexp(largest)[1], -1000, 1000) if largest > 0 else 1.0
+    scale = 2.0 ** int(np.clip(np.frexp(largest)[1], -1000, 1000)) if largest > 0 else 1.0
     matrix = matrix / scale
     # |C'C| and a bound on its rounding, which sums of one product do not have.
     size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
