@@ -68,7 +68,7 @@ without noise that models of 2 to 9,610 parameters kept; `docs/choosing.md` has 
 
 Level = Literal["learns", "poor", "hopeless"]
 
-_TOLD: dict[str, str] = {
+_MEANING: dict[str, str] = {
     "learns": "expect it to learn",
     "poor": "expect it to learn poorly",
     "hopeless": "expect it to learn next to nothing",
@@ -194,7 +194,7 @@ class Forecast:
         more = "" if spread is None else f" ({spread[2]} to {spread[3]} % in trials)"
         return (
             f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift, "
-            f"{_TOLD[self.level]}{more}"
+            f"{_MEANING[self.level]}{more}"
         )
 
     def statement(self) -> str:
@@ -204,7 +204,7 @@ class Forecast:
         text = (
             f"forecast for {self.parameters:,} parameters: noise in the average model is "
             f"{self.ratio:.2g} times\n  the largest drift of clipped gradients; no design has less "
-            f"than {self.floor:.2g}. {_TOLD[self.level].capitalize()}."
+            f"than {self.floor:.2g}. {_MEANING[self.level].capitalize()}."
         )
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":

@@ -53,7 +53,7 @@ _LEAST = 1e-150  # Its square is no zero.
 LEAK = 1e-6
 """A response of this share of its terms where no noise is: the loss is infinite."""
 SHOWN = 1e-9
-"""Relative rounding of a loss from which on it is told."""
+"""Relative rounding of a loss from which on it is stated."""
 SMALL = 400
 """Largest state for which one thread is faster."""
 LARGEST = 6 * 2**30
@@ -439,12 +439,12 @@ def rounding(
     Returns:
         [T, k, n] by the inequality of Cauchy and Schwarz.
     """
-    norms, room = np.sqrt(values[:, 0]), np.zeros_like(values)
+    norms, margin = np.sqrt(values[:, 0]), np.zeros_like(values)
     for lag in range(participation.epochs):
         step = lag * participation.separation
         late, early = slice(step, None), slice(None, len(blur) - step)
-        room[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
-    return room
+        margin[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
+    return margin
 
 
 @functools.cache

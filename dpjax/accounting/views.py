@@ -168,15 +168,12 @@ def _own_noise(
         if np.diag(matrix).min() < 0:
             raise ValueError(f"covariance has the variance {np.diag(matrix).min()}; give none < 0")
         return np.diag(np.sqrt(np.diag(matrix))), [frozenset([i]) for i in range(n)]
-    groups = partition(subgroups, n)
-    outside = matrix.copy()
-    source, owners = np.zeros((n, 0)), []
-    for group in groups:
-        block = matrix[np.ix_(group, group)]
+    outside, source = matrix.copy(), np.zeros((n, n))
+    owners: list[frozenset[int]] = []
+    for group in partition(subgroups, n):
+        columns = range(len(owners), len(owners) + len(group))
+        source[np.ix_(group, columns)] = _factor(matrix[np.ix_(group, group)])
         outside[np.ix_(group, group)] = 0.0
-        part = np.zeros((n, len(group)))
-        part[group] = _factor(block)
-        source = np.hstack([source, part])
         owners += [frozenset(group)] * len(group)
     if outside.any():
         raise ValueError("covariance couples different subgroups; design it with these subgroups")

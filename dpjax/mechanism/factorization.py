@@ -69,7 +69,7 @@ class Solution:
 
     @property
     def attained(self) -> bool:
-        """Whether the design solves the problem itself rather than its regularised twin."""
+        """Whether the design solves the problem itself rather than a regularised one."""
         return self.regularization == 0.0
 
     def save(self, path: str | os.PathLike[str]) -> Path:
