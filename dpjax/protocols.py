@@ -167,7 +167,7 @@ class Draw(NamedTuple):
 
     Attributes:
         rows: [n, b] positions among the agent's own records.
-        padding: [n, b] True where a place holds no record; None where none is padding.
+        padding: [n, b] True where a slot holds no record; None where none is padding.
     """
 
     rows: Int[Array, "n b"]
@@ -229,7 +229,7 @@ class Round(NamedTuple):
 
     Attributes:
         arrays: What differs between plans, the method's own by name.
-        batch: What the sampler drew, with which places are padding.
+        batch: What the sampler drew, with which slots are padding.
         query: How gradients of it are read.
         optimizer: What turns noisy means into updates; its state is in the method's memory.
         divisor: What the sampler divides sums by: 1 where one gradient an agent is clipped.
@@ -253,8 +253,8 @@ class Round(NamedTuple):
         """Return a sum over the divisor, and over who is in it: post-processing.
 
         The one place where a sum is read, whatever form the noise gave it: what it returns has the
-        payload's. How many places of a batch are padding is not told. How many agents sent is:
-        whoever adds up knows it.
+        payload's. How many slots of a batch are padding stays unknown; how many agents
+        sent does not: whoever adds up knows it.
 
         Args:
             total: A sum of clipped gradients with its noise.
@@ -283,16 +283,10 @@ class Round(NamedTuple):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """How a server comes by the sum of what agents send; hashable.
+    """How a server comes by the sum of what agents send; hashable. Those who inherit have defaults.
 
     What it delivers is the sum over those who were present and how many they were, or, on the host
     (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
-
-    One with ``sealed = True`` shows nobody a single message, adds up every message that is present
-    once, and has ``least(agents)``: how many agents are in a sum that is opened, at least. Noise in
-    shares (`plans.noise`) joins no other. ``whole = True`` says that it adds up whole numbers
-    alone (`IntegerEncoded` noise makes them); and what differs between rounds has ``at(round)``,
-    which returns the aggregator of one.
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:
@@ -313,7 +307,39 @@ class Aggregator(Protocol):
             messages: What all agents would send.
             total: The sum.
         """
-        ...
+        del total
+        return messages
+
+    @property
+    def sum_only(self) -> bool:
+        """Whether nobody sees a single message, and every one that is present counts once.
+
+        Noise in shares (`plans.noise`) joins no other.
+        """
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it adds up whole numbers alone (`IntegerEncoded` noise makes them)."""
+        return False
+
+    def min_survivors(self, agents: int) -> int:
+        """Agents in a sum that is opened, at least, where it shows the sum only.
+
+        Args:
+            agents: Number of agents n.
+        """
+        del agents
+        return 0
+
+    def at(self, round: Any) -> Callable[[Any], tuple[Any, Float[Array, ""]]]:
+        """The aggregator of a round, where rounds differ.
+
+        Args:
+            round: Rounds done before, traced or not.
+        """
+        del round
+        return self
 
 
 class Exchange(Protocol):

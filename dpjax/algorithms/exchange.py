@@ -76,7 +76,7 @@ class Copies(Exchange):
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Aggregator):
     """The plain sum: every agent is present, and whoever listens sees every message."""
 
     def __call__(self, messages: Any) -> tuple[Any, Array]:
@@ -86,13 +86,9 @@ class Sum:
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
         return total, jnp.float32(present)
 
-    def seen(self, messages: Any, total: Any) -> Any:
-        """Every message."""
-        return messages
-
 
 @dataclass(frozen=True)
-class Trusted:
+class Trusted(Aggregator):
     """A sum by somebody whom all trust with single messages, and nobody else sees them.
 
     The stand-in for a secure sum, at no cost: what is left to see is the same, and who sums is not
@@ -111,14 +107,14 @@ class Trusted:
     dropouts: int = 0
     missing: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
 
-    sealed: ClassVar[bool] = True
+    sum_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number of agents, or none of them."""
         _validate.fields(self, _validate.integer, "dropouts", least=0, most=2**31 - 2)
         _validate.fields(self, _agents, "missing")
 
-    def least(self, agents: int) -> int:
+    def min_survivors(self, agents: int) -> int:
         """Agents in a sum that is opened, at least.
 
         Args:
@@ -137,7 +133,7 @@ class Trusted:
             agents = len(jax.tree.leaves(messages)[0])
             there = self._there(agents, round)
             present = jnp.sum(there, dtype=jnp.int32)
-            opened = (present > 0) & (present >= self.least(agents))
+            opened = (present > 0) & (present >= self.min_survivors(agents))
             total = self._total(messages, there, round)
             total = optax.tree.where(opened, total, optax.tree.zeros_like(total))
             return total, jnp.where(opened, present, 0).astype(jnp.float32)
@@ -259,12 +255,9 @@ class Server(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
-        at = getattr(self.aggregate, "at", None)
-        total, present = self.aggregate(message) if at is None else at(round)(message)
+        total, present = self.aggregate.at(round)(message)
         return Received((total, present), self.aggregate.seen(message, total))
 
     def min_survivors(self, agents: int) -> int:
         """Agents in a sum that is opened, where nobody sees a single message; else 0."""
-        aggregate: Any = self.aggregate
-        sealed = getattr(aggregate, "sealed", False) and hasattr(aggregate, "least")
-        return aggregate.least(agents) if sealed else 0
+        return self.aggregate.min_survivors(agents) if self.aggregate.sum_only else 0

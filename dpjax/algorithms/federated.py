@@ -80,7 +80,7 @@ class Federated(Method):
     Example:
         >>> from dpjax.algorithms.exchange import Trusted
         >>> from dpjax.algorithms.federated import Federated
-        >>> Federated(Trusted(dropouts=1)).exchange.aggregate.least(10)
+        >>> Federated(Trusted(dropouts=1)).exchange.aggregate.min_survivors(10)
         9
     """
 
@@ -96,8 +96,8 @@ class Federated(Method):
         """Refuse what sums nothing, and what is no sketch."""
         if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregator):
             raise ValueError(
-                f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum() "
-                "or Trusted()"
+                f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum(), "
+                "Trusted(), or one of your own that inherits protocols.Aggregator"
             )
         if self.sketch is not None:
             sketches.check(self.sketch)

@@ -26,13 +26,14 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import linked
+from dpjax.protocols import Aggregator
 from dpjax.topology import gossip
 
 __all__ = ["Relayed", "spanning"]
 
 
 @dataclass(frozen=True)
-class Relayed:
+class Relayed(Aggregator):
     """The sum by relays on a tree, in place of a server's.
 
     Guarantee: none by itself, and none lost. Partial sums are functions of single messages, and

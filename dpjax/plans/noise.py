@@ -528,14 +528,13 @@ class InShares:
             ValueError: Naming the exchange and the remedy.
         """
         exchange = getattr(target.method, "exchange", None)
-        aggregate: Any = exchange.aggregate if isinstance(exchange, Server) else None
-        if not getattr(aggregate, "sealed", False):
+        if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
             raise ValueError(
                 f"method has exchange {exchange}, which shows single messages, with noise {self}, "
                 "of which each has a share; give an aggregate that shows the sum alone, or "
                 "noise.Independent() and attacker='outsider'"
             )
-        agents, survivors = target.agents, max(aggregate.least(target.agents), 0)
+        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
         if survivors < agents - self.dropouts:
             remedy = f"dropouts={agents - survivors}, or " if survivors else ""
             raise ValueError(
@@ -659,7 +658,7 @@ class Aggregate(ScaledNoise, InShares):
     mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
     every round and no single message, whatever gradients depend on. To an "outsider", who reads all
     links, it loses no more, and the same is stated: single messages go masked over these, which is
-    what a sealed aggregate promises, so that this one sees the sums that are opened and no shares.
+    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
     Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
     finished or not.
 

@@ -15,6 +15,7 @@ from dpjax.algorithms.federated import Federated
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import plan
+from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import masks, noise
 from tests.support import composed, make_config, make_problem
@@ -25,7 +26,7 @@ KEY = jax.random.key(3, impl="threefry2x32")
 
 
 @dataclass(frozen=True)
-class Drops:
+class Drops(Aggregator):
     """A plain sum of those who are there."""
 
     absent: tuple[int, ...] = ()
@@ -35,10 +36,6 @@ class Drops:
         there = np.setdiff1d(np.arange(N), self.absent)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf[there], axis=0), messages)
         return total, jnp.float32(len(there))
-
-    def seen(self, messages, total):
-        """Every message: an absent agent's may have left it."""
-        return messages
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def test_a_trusted_sum_is_opened_for_enough_agents_alone():
     models, seen = step(Federated(Trusted(2, (1, 3))), gradients)
     wanted = -np.delete(gradients, (1, 3), axis=0).mean(0)
     np.testing.assert_allclose(models, np.tile(wanted, (N, 1)), rtol=1e-6)
-    assert seen.shape == (D,) and Trusted(2).least(N) == N - 2
+    assert seen.shape == (D,) and Trusted(2).min_survivors(N) == N - 2
     models, seen = step(Federated(Trusted(1, (1, 3))), gradients)
     assert not models.any() and not np.asarray(seen).any()
     with pytest.raises(ValueError, match="missing is 3"):
@@ -117,7 +114,7 @@ def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
             np.testing.assert_array_equal(total, wanted)
             assert present == N - len(absent)
             # What may be seen of it is the sum.
-            assert aggregate.seen(WHOLE, total) is total and aggregate.sealed
+            assert aggregate.seen(WHOLE, total) is total and aggregate.sum_only
 
 
 def test_too_few_open_no_sum_in_the_round_in_which_they_are():

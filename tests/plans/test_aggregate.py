@@ -25,6 +25,7 @@ from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random
+from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
 
 N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
@@ -185,12 +186,12 @@ class First(Trusted):
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
+class Own(Aggregator):
     """A user's own aggregate."""
 
-    sealed: ClassVar[bool] = True
+    sum_only: ClassVar[bool] = True
 
-    def least(self, agents):
+    def min_survivors(self, agents):
         return agents - 1
 
     def __call__(self, messages):
