@@ -13,6 +13,8 @@ imported by module path, as in ``from dpjax.accounting import views``.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dpjax._version import __version__
+
 if TYPE_CHECKING:
     from dpjax.accounting.guarantee import Guarantee
     from dpjax.algorithms import methods
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from dpjax.plans.problem import Problem, quadratics, supervised
     from dpjax.plans.protect import Budget, Protect
     from dpjax.topology import graphs, mixing
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Budget",

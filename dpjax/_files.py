@@ -3,18 +3,19 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["Lock", "archive", "create", "npz", "reading", "replace", "writing"]
+__all__: list[str] = []
 
 Content = bytes | Callable[[BinaryIO], None]
 _Path = str | os.PathLike[str]
@@ -68,6 +69,52 @@ def archive(path: _Path) -> dict[str, np.ndarray]:
     if not all(isinstance(array, np.ndarray) for array in held.values()):
         raise ValueError("it holds entries that are no arrays")
     return held
+
+
+def packed(header: str, arrays: Mapping[str, np.ndarray]) -> Content:
+    """Return what writes an npz file of arrays, a text and the digest of both, for `unpacked`.
+
+    Args:
+        header: JSON, say.
+        arrays: By name. Narrow floats, as models have them, are no numbers to NumPy alone: they are
+            written as whole numbers of their size.
+    """
+    plain: dict[str, Any] = {
+        name: array if array.dtype.kind != "V" else array.view(f"u{array.dtype.itemsize}")
+        for name, array in arrays.items()
+    }
+    digest = _digest(header, plain)
+    return lambda file: np.savez(file, header=np.array(header), digest=digest, **plain)
+
+
+def unpacked(path: str | os.PathLike[str]) -> tuple[str, dict[str, np.ndarray]]:
+    """Return the header and the arrays of a file that `packed` wrote.
+
+    Guarantee: they are what was written, by the digest, which is nobody's signature.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: When there is no such file.
+        ValueError: For a truncated, changed or foreign one.
+    """
+    arrays = archive(path)
+    if not {"header", "digest"} <= set(arrays):
+        raise ValueError("it lacks a header or a digest")
+    header, digest = str(arrays.pop("header")), str(arrays.pop("digest"))
+    if digest != _digest(header, arrays):
+        raise ValueError("its content was changed")
+    return header, arrays
+
+
+def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

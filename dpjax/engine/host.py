@@ -17,10 +17,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import metrics
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine import program
+from dpjax.engine.checkpoint import Storage, digest
 from dpjax.engine.inputs import Inputs, compute_dtype
-from dpjax.engine.program import each_run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
@@ -89,12 +88,11 @@ class HostDriver:
     options: ClassVar[dict[str, str]] = {"transport": "given"}
     """What makes a run another one, by name."""
 
-    def advance(self, run: RunState, storage: Storage) -> None:
+    def advance(self, run: RunState) -> None:
         """Do the rounds of a chunk, or what is left of one.
 
         Args:
             run: How far the run is; after every round one further.
-            storage: Where it is kept.
 
         Raises:
             ValueError: For something else than what the method's exchange delivers, or numbers
@@ -102,17 +100,18 @@ class HostDriver:
             BaseException: What the transport raised, with a note on how the run goes on.
         """
         for _ in range(run.schedule.ahead(run.done)):
-            self._round(run, storage)
+            self._round(run)
 
-    def _round(self, run: RunState, storage: Storage) -> None:
+    def _round(self, run: RunState) -> None:
         inputs, marks = run.inputs, run.schedule.marks
         arguments = inputs.arguments(run.state, run.noise_keys)
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
         expected = _delivered(inputs.statics, inputs.arrays, message)
-        run.save(storage)
-        storage.check_message(run.done, message)
-        received = self._received(message, run.done, expected, storage)
+        run.save()
+        if run.storage.key_file is not None:
+            run.storage.key_file.note_sent(run.done + 1, digest(message))
+        received = self._received(message, run.done, expected, run.storage)
         run.state, run.sums, measured = _incoming(*arguments, sent, received), sums, {}
         if run.done + 1 in marks:
             length = run.done + 1 - max([0, *marks[marks <= run.done]])
@@ -128,19 +127,17 @@ class HostDriver:
             self._check_present(received, round)
             _check_finite(message, received, round)
         except BaseException as error:
-            note = f"round {round} (from 0) was not delivered"
-            if storage.store is None:
-                note += (
-                    ", and there is no checkpoint: the run is over. Begun again with its seed it "
-                    "would send its noise with other payloads; a new run takes another seed, a "
-                    "budget of its own, and checkpoint=FOLDER to go on from"
+            rest = (
+                ", and there is no checkpoint: the run is over. Begun again with its seed it would "
+                "send its noise with other payloads; a new run takes another seed, a budget of its "
+                "own, and checkpoint=FOLDER to go on from"
+            )
+            if storage.folder is not None:
+                rest = (
+                    f": the same call goes on from the checkpoint {storage.folder}, and gives the "
+                    "transport the very same message"
                 )
-            else:
-                note += (
-                    f": the same call goes on from the checkpoint {storage.store.folder}, and "
-                    "gives the transport the very same message"
-                )
-            error.add_note(note)
+            error.add_note(f"round {round} (from 0) was not delivered{rest}")
             raise
         return jax.tree.map(jnp.array, received)
 
@@ -148,9 +145,9 @@ class HostDriver:
         """Refuse a sum of fewer than the plan's noise is for, before models are moved by it."""
         if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
             raise ValueError(
-                f"transport opened a sum of {present:g} agents in round {round} (from 0), and the "
-                f"plan's noise is for sums of {self.min_survivors} or more: the guarantee does not "
-                "hold for what it showed; give one that aborts, and a run of its own"
+                f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
+                f"than the {self.min_survivors} of the plan's noise, so that its guarantee does "
+                "not hold; give one that aborts"
             )
 
     def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
@@ -162,7 +159,7 @@ class HostDriver:
             state: Before the first round.
         """
         statics, arrays, data, *_ = arguments = inputs.arguments(state, inputs.batch_keys)
-        sums = metrics.zeros(statics, state)
+        sums = program.zeros(statics, state)
         outgoing = _outgoing.trace(*arguments, sums)
         sent, _ = outgoing.out_info
         message = jax.tree.map(
@@ -186,13 +183,13 @@ def _outgoing(statics: Statics, *arguments: Any) -> Any:
 
     def half(halves: Halves, key: Any, state: State, batch: Any) -> Any:
         sent = halves.outgoing(key, state, batch)
-        return sent._replace(metrics={}), metrics.reported(statics, sent.metrics)
+        return sent._replace(metrics={}), program.reported(statics, sent.metrics)
 
-    sent, reported = each_run(
+    sent, reported = program.each_run(
         statics, half, tuple(inputs), axes=lambda axes: ((), (_sent_axes(axes), 0))
     )
     # Here, as the scan adds them: apart from the round they would be rounded once more.
-    return sent, metrics.joined(sums, reported)
+    return sent, program.joined(sums, reported)
 
 
 @compiled()
@@ -204,7 +201,7 @@ def _incoming(statics: Statics, *arguments: Any) -> State:
         return halves.incoming(key, state, batch, sent, received)
 
     received = jax.tree.map(lambda leaf: leaf[None, None], received)
-    return each_run(
+    return program.each_run(
         statics,
         half,
         tuple(inputs),
@@ -217,7 +214,7 @@ def _incoming(statics: Statics, *arguments: Any) -> State:
 @compiled(static=2)
 def _measured(statics: Statics, length: int, data: Any, state: State, sums: Any) -> Any:
     """Metrics after a block of so many rounds, [1, S, V]."""
-    values = metrics.measured(statics, data, state, sums, length)
+    values = program.block_metrics(statics, data, state, sums, length)
     return jax.tree.map(lambda leaf: leaf[None], values)
 
 
@@ -247,51 +244,36 @@ def make_driver(
         ValueError: Naming what does not fit.
     """
     plan = plans[0]
-    if not callable(transport):
-        raise ValueError(
-            f"transport is {_validate.shown(transport)}; give a function of a message and a round"
-        )
-    if len(plans) * len(seeds) != 1:
-        raise ValueError(
-            f"transport came with {len(plans)} plans and {len(seeds)} seeds; run one plan with one "
-            "seed, since a network carries the messages of one run"
-        )
-    if devices is not None:
-        raise ValueError(
-            f"devices is {devices} with a transport, which gets all messages here; leave it out"
-        )
-    if plan.config.protect.gradients == "view":
-        raise ValueError(
-            "transport came with gradients 'view', whose loss is that of the method's own exchange "
-            "alone; protect gradients of 'any' kind, or leave it out"
-        )
-    if plan.config.release and checkpoint is None:
-        raise ValueError(
-            "checkpoint is None for a release over a transport; name a folder: begun again without "
-            "its state, the run would send noise again with another payload"
-        )
     survivors = plan.method.exchange.min_survivors(plan.agents)
-    opened = getattr(transport, "min_survivors", None)
-    if opened is not None and opened < survivors:
-        raise ValueError(
-            f"transport opens sums of {opened} of {plan.agents} agents, and the plan's noise is "
-            f"for sums of {survivors} or more; give one that aborts earlier, or a plan with "
-            f"dropouts={plan.agents - opened}"
-        )
+    opened = getattr(transport, "min_survivors", survivors)
     colluders, defended = plan.guarantee.colluders, getattr(transport, "colluders", None)
-    if colluders and defended is None:
-        raise ValueError(
-            f"transport says no colluders, and the plan's noise is for {colluders}: give the "
-            "SecureSums itself; one of your own has an attribute colluders, the number of clients "
-            "whose knowledge the server may have while it opens no single message, which is your "
-            "word"
-        )
-    if defended is not None and _validate.integer("colluders", defended, least=0) < colluders:
-        raise ValueError(
-            f"transport has terms for {defended} colluders, and the plan's noise is for "
-            f"{colluders}: the server could open single messages with the others' help; give "
-            f"transport.terms_of(plan.noise.code, colluders={colluders}, dropouts=...)"
-        )
+    if defended is not None:
+        _validate.integer("colluders", defended, least=0)
+    refusals = {
+        f"transport is {_validate.shown(transport)}; give a function of a message and a round": (
+            not callable(transport)
+        ),
+        f"transport came with {len(plans)} plans and {len(seeds)} seeds; run one plan with one "
+        "seed, whose messages a network can carry": len(plans) * len(seeds) != 1,
+        f"devices is {devices} with a transport, which gets all messages; leave it out": (
+            devices is not None
+        ),
+        "transport came with gradients 'view', whose loss is of the method's own exchange; protect "
+        "'any' gradients": plan.config.protect.gradients == "view",
+        "checkpoint is None for a release over a transport; name a folder: begun again without, "
+        "the run would send its noise twice": plan.config.release and checkpoint is None,
+        f"transport opens sums of {opened} of {plan.agents} agents, and the plan's noise is for "
+        f"sums of {survivors} or more; plan for more dropouts": opened < survivors,
+        f"transport says no colluders, and the plan's noise is for {colluders}; give SecureSums "
+        "itself, or one of your own with the attribute": colluders and defended is None,
+        f"transport has terms for {defended} colluders, and the plan's noise is for {colluders}; "
+        f"give transport.terms_of(plan.noise.code, {colluders=}, dropouts=...)": (
+            defended is not None and defended < colluders
+        ),
+    }
+    for text, holds in refusals.items():
+        if holds:
+            raise ValueError(text)
     return HostDriver(transport, survivors)
 
 
@@ -319,17 +301,14 @@ def check_delivered(subject: str, received: Any, expected: Any) -> None:
 def _check_finite(message: Any, received: Any, round: int) -> None:
     """Refuse a lost number before it is every agent's; where models diverged there is none."""
 
-    def finite(leaf: Any) -> bool:
-        # Whole numbers always are.
-        return not jnp.issubdtype(leaf.dtype, jnp.inexact) or bool(np.isfinite(leaf).all())
+    def lost(tree: Any) -> list[str]:
+        # Whole numbers are always finite.
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        kinds = [(at, leaf) for at, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return [jax.tree_util.keystr(at) for at, leaf in kinds if not np.isfinite(leaf).all()]
 
-    if not all(map(finite, jax.tree.leaves(message))):
-        return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(received):
-        if not finite(leaf):
-            where = jax.tree_util.keystr(path) or "what was received"
-            raise ValueError(
-                f"transport returned numbers that are not finite in {where}, in round {round} "
-                "(from 0), for a message whose numbers are; raise where something is lost, and "
-                "the message is sent again"
-            )
+    if not lost(message) and (places := lost(received)):
+        raise ValueError(
+            f"transport returned numbers {places} that are not finite in round {round} (from 0), "
+            "for a message whose numbers are; raise there, and the message is sent again"
+        )

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import _validate
-from dpjax.engine import keys, metrics, program
+from dpjax.engine import keys, program
 from dpjax.engine.program import AXIS
 from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
@@ -44,16 +44,12 @@ def check(
         ValueError: Naming what does not fit.
     """
     plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
-    for plan in plans:
-        if not isinstance(plan, Plan):
-            raise ValueError(f"plans is {type(plan).__name__}; give plans from plans.plan.make")
-    if not plans:
-        raise ValueError("plans is empty; give at least one plan")
+    if not plans or not all(isinstance(plan, Plan) for plan in plans):
+        kinds = ", ".join(type(plan).__name__ for plan in plans)
+        raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
     if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
-        raise ValueError(
-            f"seeds is {_validate.shown(seeds)}; give a sequence of whole numbers, such as [0]"
-        )
+        raise ValueError(f"seeds is {_validate.shown(seeds)}; give whole numbers, such as [0]")
     seeds = tuple(_validate.integer("seeds", seed, least=0, most=2**32 - 1) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")
@@ -63,7 +59,7 @@ def check(
         )
     for problem in problems:
         _check_alike(problem, problems[0])
-    _check_counts(plans, problems)
+        _check_counts(plans, problem)
     return plans, problems, seeds
 
 
@@ -78,30 +74,25 @@ def _check_alike(problem: Any, first: Problem) -> None:
     alike["the shapes of its arrays"] = one == other
     if differing := [name for name, same in alike.items() if not same]:
         raise ValueError(
-            f"problem differs in {differing[0]} between seeds; make all with one model and loss, "
-            "from data that are split and partitioned alike"
+            f"problem differs in {differing[0]} between seeds; only values of data may differ"
         )
 
 
-def _check_counts(plans: tuple[Plan, ...], problems: tuple[Problem, ...]) -> None:
+def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
     """Refuse agents or records that the plans are not for, and samplers that cannot draw these."""
+    counts, names = problem.partition.counts, problem.partition.names
     for plan in plans:
-        if plan.agents != problems[0].agents:
+        if plan.agents != problem.agents:
             raise ValueError(
-                f"the plan is for {plan.agents} agents, the problem has {problems[0].agents}; "
+                f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
                 "partition the data over the network's agents"
             )
-    for problem in problems:
-        counts, names = problem.partition.counts, problem.partition.names
-        titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
-        plans[0].sampler.check(counts, titles)
-        for plan in plans:
-            if plan.counts is not None and not np.array_equal(plan.counts, counts):
-                raise ValueError(
-                    f"the plan is for {_validate.shown(plan.counts.tolist())} records of the "
-                    f"agents, the problem has {_validate.shown(counts.tolist())}; make it with "
-                    "counts=shards.counts"
-                )
+        if plan.counts is not None and not np.array_equal(plan.counts, counts):
+            one, other = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
+            text = f"the plan is for {one} records of the agents, the problem has {other}"
+            raise ValueError(f"{text}; make it with counts=shards.counts")
+    titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
+    plans[0].sampler.check(counts, titles)
 
 
 def check_device(plans: Sequence[Plan], devices: Any) -> None:
@@ -124,22 +115,16 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
     used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
     platforms = {device.platform for device in used}
     if other := sorted(platforms - {"cpu", "gpu"}):
-        raise ValueError(
-            f"release is True on a {other[0]}, whose float64 is not known to be as fine as "
-            "2^-53; run releases on a CPU or a GPU"
-        )
-    flags = _flags()
-    for name, on in flags.items():
-        if on and "enable_fast_" in name:
-            raise ValueError(
-                f"release is True with {name} in XLA_FLAGS, under which nan may pass for a number "
-                "and a gradient be longer than its clip norm; leave it out before Python starts"
-            )
-    name = "--xla_gpu_deterministic_ops"
-    if "gpu" in platforms and not flags.get(name, False):
+        text = "whose float64 may be coarser than 2^-53; run releases on a CPU or a GPU"
+        raise ValueError(f"release is True on a {other[0]}, {text}")
+    flags, exact = _flags(), "--xla_gpu_deterministic_ops"
+    if fast := [name for name, on in flags.items() if on and "enable_fast_" in name]:
+        text = "under which nan may pass for a number; leave it out before Python starts"
+        raise ValueError(f"release is True with {fast[0]} in XLA_FLAGS, {text}")
+    if "gpu" in platforms and not flags.get(exact, False):
         raise ValueError(
             "release is True on a gpu, whose sums differ from one time to the next; set "
-            f"XLA_FLAGS={name}=true before Python starts, since XLA reads it once"
+            f"XLA_FLAGS={exact}=true before Python starts, since XLA reads it once"
         )
 
 
@@ -161,8 +146,7 @@ class Inputs:
         arrays: What differs between plans, stacked.
         data: Training and evaluation data.
         batch_keys: [S] keys of the batches.
-        models: Initial models of one agent, leaves [S, ...].
-        apart: Every agent's own initial model, leaves [S, n, ...]; None where all start alike.
+        models: Initial models, leaves [S, n, ...], or [S, 1, ...] where all agents start alike.
         names: Of the metrics that the program returns.
     """
 
@@ -171,7 +155,6 @@ class Inputs:
     data: Data
     batch_keys: Any
     models: Any
-    apart: Any = None
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -196,25 +179,23 @@ class Inputs:
             ValueError: For plans that cannot run together, or models that the run cannot protect.
         """
         task, mesh = problems[0], agent_mesh(plans[0].agents, devices)
-        initial = keys.stacked(seeds, "initial")
         statics = make_statics(plans, problems, mesh)
         _check_size(task, plans, len(seeds), statics)
-        models = jax.vmap(task.init)(initial)
-        inputs = cls(
-            statics,
-            stacked_arrays(plans, mesh, statics.privatizer, models),
-            stacked_data(problems, mesh),
-            keys.stacked(seeds, "batches", phase),
-            models,
-            _models_apart(task, initial) if task.apart else None,
-        )
+        models = _initial_models(task, keys.stacked(seeds, "initial"))
+        batch_keys = keys.stacked(seeds, "batches", phase)
+        arrays = stacked_arrays(plans, mesh, statics.privatizer, models)
+        inputs = cls(statics, arrays, stacked_data(problems, mesh), batch_keys, models)
         inputs._check_precision(plans)
-        return inputs._with_names()
+        # The program reports what the query and the method measure.
+        traced = arrays, inputs.data, inputs._agents_models(), batch_keys[0]
+        statics = statics._replace(reports=program.reports(statics, *traced))
+        names = program.metric_names(statics, *traced)
+        return dataclasses.replace(inputs, statics=statics, names=names)
 
     @property
     def entries(self) -> int:
         """Numbers in one model."""
-        return statements.entries(jax.tree.map(lambda leaf: leaf[0], self.models))
+        return statements.entries(jax.tree.map(lambda leaf: leaf[0, 0], self.models))
 
     @property
     def payload(self) -> int:
@@ -239,7 +220,14 @@ class Inputs:
         if isinstance(self.statics.query, AgentQuery):
             return 0.0, None
         query: Any = self.statics.query_of(self.data.frozen)
-        shapes = self._agents_models(), self._batch()
+        shapes = (
+            self._agents_models(),
+            jax.eval_shape(
+                lambda data, key: self.statics.batch(data, key, key, jnp.int32(0)),
+                self.statics.of_first_seed(self.data),
+                self.batch_keys[0],
+            ),
+        )
         share = query.share(*shapes)
         lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
         shares = ((m, dataclasses.replace(query, microbatch=m).share(*shapes)) for m in lengths)
@@ -256,16 +244,14 @@ class Inputs:
         Raises:
             ValueError: For other shapes than the problem's, or entries that are not finite.
         """
-        n = self.statics.agents
+        shapes = jax.tree.map(
+            lambda leaf: (len(leaf), plans, self.statics.agents, *leaf.shape[2:]), self.models
+        )
         if values is not None:
-            return _checked_start(values, self.models, plans, n)
-        if self.apart is not None:
-            return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], plans, axis=1), self.apart)
-
-        def spread(leaf: Any) -> Any:
-            return jnp.broadcast_to(leaf[:, None, None], (len(leaf), plans, n, *leaf.shape[1:]))
-
-        return jax.tree.map(spread, self.models)
+            return _checked_start(values, self.models, shapes)
+        return jax.tree.map(
+            lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape), self.models, shapes
+        )
 
     def initial(self, start: Any, noise_keys: Any) -> State:
         """The state before the first round.
@@ -289,19 +275,11 @@ class Inputs:
     def _agents_models(self) -> Any:
         n = self.statics.agents
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), self.models
+            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[2:]), leaf.dtype), self.models
         )
 
     def _payload(self) -> Any:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
-
-    def _batch(self) -> Any:
-        """Shapes of the batch of every agent in a round."""
-        return jax.eval_shape(
-            lambda data, key: self.statics.batch(data, key, key, jnp.int32(0)),
-            self.statics.of_first_seed(self.data),
-            self.batch_keys[0],
-        )
 
     def _check_precision(self, plans: tuple[Plan, ...]) -> None:
         """Refuse narrow parameters where what is private is rounded before the noise."""
@@ -313,21 +291,8 @@ class Inputs:
         trees = ([self.models] if records else []) + ([self._payload()] if summed else [])
         for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
             if jnp.finfo(leaf.dtype).bits < 32:
-                raise ValueError(
-                    f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}; the sum of clipped "
-                    "records, or the model that is sent, is rounded to that before the noise, "
-                    "which moves it further than stated. Use float32 parameters with per-record "
-                    "relations, and with methods that send models"
-                )
-
-    def _with_names(self) -> "Inputs":
-        """The same inputs, whose program reports what the query and the method measure."""
-        models, key = self._agents_models(), self.batch_keys[0]
-        reports = metrics.reports(self.statics, self.arrays, self.data, models, key)
-        statics = self.statics._replace(reports=reports)
-        state = program.template(statics, self.arrays, models, key)
-        names = metrics.names(statics, self.data, state)
-        return dataclasses.replace(self, statics=statics, names=names)
+                text = "to which what is private is rounded before the noise; use float32"
+                raise ValueError(f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}, {text}")
 
 
 def make_statics(
@@ -350,16 +315,11 @@ def make_statics(
         for name, value in _shared(plan).items():
             if value != shared[name] and not (name == "noise" and value is None):
                 one, two = (getattr(each.config, name, None) for each in (noisy, plan))
-                one, two = (one, two) if one != two else (shared[name], value)
-                raise ValueError(
-                    f"plans differ in {name} ({_validate.shown(one)} and {_validate.shown(two)}); "
-                    "run them apart"
-                )
+                one, two = map(_validate.shown, (one, two) if one != two else (shared[name], value))
+                raise ValueError(f"plans differ in {name} ({one} and {two}); run them apart")
     task, protect, sampler = problems[0], noisy.config.protect, shared["sampler"]
-    clip: Any = {
-        "clip_norm": protect.clip_norm, "clipping": protect.clipping,
-        "copies": task.variants, "per_layer": protect.per_layer,
-    }  # fmt: skip
+    clip: Any = {name: getattr(protect, name) for name in ("clip_norm", "clipping", "per_layer")}
+    clip |= {"copies": task.variants}
     query: AgentQuery | RecordQuery
     if protect.clips == "record":
         clip |= {"microbatch": protect.microbatch, "capacity": sampler.capacity}
@@ -378,7 +338,6 @@ def make_statics(
         mesh=mesh,
         sequential=query.one_by_one and jax.default_backend() == "cpu",
         data_per_seed=len(problems) > 1,
-        capacity=sampler.capacity,
     )
 
 
@@ -454,9 +413,8 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
     def joined(*leaves: Any) -> Any:
         if len(leaves) == 1:
             return jnp.asarray(leaves[0])
-        # On the host where they are there: a program of thousands takes long to compile.
-        host = all(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves)
-        return jnp.asarray(np.stack(leaves)) if host else jnp.stack(leaves)
+        # On the host: a program of thousands takes long to compile.
+        return jnp.asarray(np.stack(leaves))
 
     whole = jax.tree.map(joined, *map(_data_of, problems))
     over = 0 if len(problems) == 1 else 1
@@ -465,12 +423,12 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
     return Data(*placed)._replace(frozen=place(problems[0].frozen, mesh, None))
 
 
-def agent_mesh(n: int, devices: int | Sequence[jax.Device] | None) -> Mesh | None:
+def agent_mesh(n: int, devices: int | None) -> Mesh | None:
     """Make a one-dimensional mesh over which n agents divide evenly.
 
     Args:
         n: Number of agents.
-        devices: How many of `jax.devices()` to use, or the devices; None or one device is no mesh.
+        devices: How many of `jax.devices()` to use; None or one device is no mesh.
 
     Returns:
         The mesh with the one axis `AXIS`, or None for a single device.
@@ -480,24 +438,17 @@ def agent_mesh(n: int, devices: int | Sequence[jax.Device] | None) -> Mesh | Non
     """
     if devices is None:
         return None
-    if isinstance(devices, str | bytes | float) or not isinstance(devices, int | Sequence):
-        raise ValueError(f"devices is {devices!r}; give a whole number, or a list of devices")
-    if isinstance(devices, int):
-        available = jax.devices()
-        if isinstance(devices, bool) or not 1 <= devices <= len(available):
-            raise ValueError(
-                f"devices is {devices!r}; this process has {len(available)}, "
-                f"choose 1 to {len(available)}"
-            )
-        devices = available[:devices]
-    count = len(devices)
-    if count == 0 or n % count:
-        fitting = [k for k in range(1, n + 1) if n % k == 0]
+    available = jax.devices()
+    _validate.integer(
+        "devices", devices, most=len(available),
+        remedy=f"this process has {len(available)}, choose 1 to {len(available)}",
+    )  # fmt: skip
+    if n % devices:
+        fitting = ", ".join(str(k) for k in range(1, n + 1) if n % k == 0)
         raise ValueError(
-            f"devices is {count}, which does not divide the {n} agents; "
-            f"use one of {', '.join(map(str, fitting))} devices"
+            f"devices is {devices}, which does not divide the {n} agents; use one of {fitting}"
         )
-    return None if count == 1 else Mesh(np.asarray(devices), (AXIS,))
+    return None if devices == 1 else Mesh(np.asarray(available[:devices]), (AXIS,))
 
 
 def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
@@ -536,24 +487,21 @@ def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Sta
     )  # fmt: skip
 
 
-def _models_apart(task: Problem, initial: Any) -> Any:
-    """Every agent's own initial model, leaves [S, n, ...], from the seed's key and its number."""
+def _initial_models(task: Problem, seed_keys: Any) -> Any:
+    """Initial models, leaves [S, n, ...] from the seed's key and the agent's number, or [S, 1]."""
+    if not task.apart:
+        return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(task.init)(seed_keys))
 
     def of_agent(key: Any, agent: Any) -> Any:
         return task.init(jax.random.fold_in(key, agent))
 
     of_seed = jax.vmap(of_agent, in_axes=(None, 0))
-    return jax.vmap(of_seed, in_axes=(0, None))(initial, jnp.arange(task.agents))
+    return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(task.agents))
 
 
-def _checked_start(start: Any, models: Any, plans: int, agents: int) -> Any:
+def _checked_start(start: Any, models: Any, expected: Any) -> Any:
     """The given parameters, copied, if they fit the problem's."""
-    expected = jax.tree.map(lambda leaf: (leaf.shape[0], plans, agents, *leaf.shape[1:]), models)
-    try:
-        shapes = jax.tree.map(np.shape, start)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"start is no pytree of arrays ({error}); give one a run") from None
-    if expected != shapes:
+    if expected != (shapes := jax.tree.map(np.shape, start)):
         raise ValueError(f"start has shapes {shapes}, this run's models {expected}; give one a run")
     for leaf in jax.tree.leaves(start):
         _validate.finite_array("start", leaf)

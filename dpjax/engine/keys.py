@@ -7,14 +7,13 @@ sending a round again with fresh noise would spend its budget again, so a run th
 cannot go on.
 """
 
-import contextlib
 import glob
 import hashlib
 import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,43 +89,30 @@ class KeyFile:
     def __init__(self, path: str | os.PathLike, fingerprint: str):
         self.path, self._fingerprint = Path(path), fingerprint
 
-    def create(self, checkpoint: str | os.PathLike | None = None) -> PRNGKeyArray:
+    def create(self) -> PRNGKeyArray:
         """Draw a noise key from the operating system, and store it.
-
-        Args:
-            checkpoint: Folder of the run's checkpoints, which is noted in the file.
 
         Raises:
             ValueError: If the file exists already, or cannot be written.
         """
         words = [secrets.randbits(32), secrets.randbits(32)]
-        folder = None if checkpoint is None else str(Path(checkpoint).absolute())
-        fields = {"fingerprint": self._fingerprint, "checkpoint": folder, "key": words}
-        try:
-            with self._writing():
-                _files.create(self.path, _sealed({"format": _FORMAT, **fields}), mode=0o600)
-        except FileExistsError:
-            raise ValueError(
-                f"key_file {self.path} exists; resume the run that made it, or name another file"
-            ) from None
+        fields = {"fingerprint": self._fingerprint, "key": words}
+        with _files.writing("key_file", self.path):
+            try:
+                _files.create(self.path, _checked({"format": _FORMAT, **fields}), mode=0o600)
+            except FileExistsError:
+                raise ValueError(
+                    f"key_file {self.path} exists; resume the run that made it, or name another"
+                ) from None
         return _wrapped(words)
 
     def key(self) -> PRNGKeyArray:
         """The noise key."""
         return _wrapped(self._read()["key"])
 
-    def checkpoint(self) -> Path | None:
-        """The folder of checkpoints that is noted, or None."""
-        folder = self._read()["checkpoint"]
-        return None if folder is None else Path(folder)
-
     def sent(self) -> int:
         """How many rounds' messages may have gone out, where a host loop notes it; else 0."""
         return self._read().get("sent", 0)
-
-    def note_checkpoint(self, folder: Path) -> None:
-        """Note where the run keeps its checkpoints from now on."""
-        self._note(checkpoint=str(folder.absolute()))
 
     def note_sent(self, rounds: int, message: str) -> None:
         """Note how many rounds' messages may have gone out, and the last one.
@@ -144,12 +130,15 @@ class KeyFile:
         fields = self._read()
         noted = fields.get("sent", 0)
         if rounds > noted:
-            self._note(sent=rounds, message=message)
+            content = _checked(fields | {"sent": rounds, "message": message})
+            with _files.writing("key_file", self.path):
+                # A link stays one: what it points to is replaced.
+                _files.replace(self.path.resolve(), content, mode=0o600)
         elif rounds < noted or fields["message"] != message:
             raise ValueError(
                 f"key_file {self.path} notes another message of round {rounds}, or a later round: "
-                "its noise would go out with two payloads. Use deterministic operations and the "
-                "newest checkpoint, or begin another run and account for both"
+                "its noise would go out twice. Use deterministic operations and the newest "
+                "checkpoint, or begin another run and account for both"
             )
 
     def delete(self) -> bool:
@@ -170,59 +159,31 @@ class KeyFile:
             deleted = deleted or path == self.path
         return deleted
 
-    def _note(self, **changes: Any) -> None:
-        """Change fields of the file, which is replaced as a whole."""
-        fields = self._read() | changes
-        with self._writing():
-            # A link stays one: what it points to is replaced.
-            _files.replace(self.path.resolve(), _sealed(fields), mode=0o600)
-
     def _read(self, *, private: bool = True) -> dict[str, Any]:
         """The fields of the file; refused where anything in it is not as it was written."""
-        path = self.path
-        try:
-            if not path.exists():
-                raise ValueError(
-                    f"key_file {path} does not exist; a release resumes only with its own noise "
-                    "key: with fresh noise the rounds sent again would spend their budget again. "
-                    "Restore the file, or start a new run and account for both"
-                )
-            if not path.is_file():
-                kind = "a folder" if path.is_dir() else "no ordinary file"
-                raise ValueError(f"key_file {path} is {kind}; name a file")
-            if private and stat.S_IMODE(path.stat().st_mode) & 0o077:
-                raise ValueError(
-                    f"key_file {path} is open to other users; chmod 600 it if still secret"
-                )
-            fields = _parsed(path)
-        except OSError as error:
+        name = f"key_file {self.path}"
+        if not os.path.exists(self.path):
             raise ValueError(
-                f"key_file {path} cannot be read ({error.strerror}); name a file that can be"
-            ) from None
-        except _Damaged as error:
-            raise ValueError(
-                f"key_file {path} is damaged ({error}), or no key; restore it from a copy, or name "
-                "another file"
-            ) from None
+                f"{name} does not exist; a release resumes only with its own noise key: with fresh "
+                "noise the rounds sent again would spend their budget again. Restore the file, or "
+                "start a new run and account for both"
+            )
+        with _files.reading(name, "restore it from a copy, or name another file"):
+            if not self.path.is_file() or self.path.stat().st_size > 100_000:
+                raise ValueError("it is no ordinary file of a key's size")
+            if private and stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+                raise ValueError(f"{name} is open to other users; chmod 600 it if still secret")
+            fields: dict[str, Any] = json.loads(self.path.read_text())
+            checksum = fields.pop("checksum", None)
+            if fields.get("format") != _FORMAT or checksum != _checksum(fields):
+                raise ValueError("its checksum does not fit")
         if fields["fingerprint"] != self._fingerprint:
             raise ValueError(
-                f"key_file {path} belongs to another run (plan, data, seed, model, eval_every or "
-                "another argument of the run, software or device differ); the same noise on other "
+                f"{name} belongs to another run (plan, data, seed, model, eval_every or another "
+                "argument of the run, software or device differ); the same noise on other "
                 "gradients would cancel. Name another file"
             )
         return fields
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise ValueError(
-                f"key_file {self.path} cannot be written ({error.strerror}); no round was sent. "
-                "Make room, or name a file in a folder that can be written"
-            ) from None
 
 
 def spent_key() -> PRNGKeyArray:
@@ -234,28 +195,9 @@ def _wrapped(words: list[int]) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_IMPLEMENTATION)
 
 
-def _sealed(fields: dict[str, Any]) -> bytes:
+def _checked(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields | {"checksum": _checksum(fields)}).encode()
 
 
 def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-class _Damaged(Exception):
-    """What is in the file is not what was written."""
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > 100_000:
-        raise _Damaged(f"{path.stat().st_size:,} bytes")
-    try:
-        fields = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise _Damaged(str(error)) from None
-    if not isinstance(fields, dict):
-        raise _Damaged(f"it holds a {type(fields).__name__}")
-    checksum = fields.pop("checksum", None)
-    if fields.get("format") != _FORMAT or checksum != _checksum(fields):
-        raise _Damaged("its checksum does not fit")
-    return fields

@@ -10,7 +10,8 @@ memory are [S, V, ...]; the secret is a seed's, [S, ...], shared by its plans; c
 all.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import metrics
-from dpjax.engine.step import Data, Halves, Statics, start_key
+from dpjax.engine.step import LOST, Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__: list[str] = []
@@ -162,31 +163,9 @@ def each_run(
     )
 
 
-def template(statics: Statics, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
-    """Shapes of the state of one plan and one seed.
-
-    Args:
-        statics: What is static.
-        arrays: Stacked over V plans.
-        models: Models to start from, leaves [n, ...].
-        key: Any key.
-    """
-
-    # Arrays are traced too: their values, zero for a plan without noise, are no shapes.
-    def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
-        one = jax.tree.map(lambda leaf: leaf[0], arrays)
-        return statics.halves(one, key).init(models, key)
-
-    return jax.eval_shape(start, arrays, models, key)
-
-
 @compiled()
 def initial(
-    statics: Statics,
-    arrays: Any,
-    models: Any,
-    batch_keys: PRNGKeyArray,
-    noise_keys: PRNGKeyArray,
+    statics: Statics, arrays: Any, models: Any, batch_keys: PRNGKeyArray, noise_keys: PRNGKeyArray
 ) -> State:
     """Build the stacked initial state.
 
@@ -201,7 +180,7 @@ def initial(
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
-    shapes = template(statics, arrays, one, noise_keys[0])
+    shapes = statics.template(arrays, one, noise_keys[0])
 
     def of_seed(models: Any, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
         def of_plan(arrays: Any, models: Any) -> State:
@@ -224,7 +203,7 @@ def final_models(statics: Statics, own: bool, state: State) -> Any:
         state: Stacked as from `initial`.
     """
     if own:
-        return metrics.models_of(statics, state)
+        return models_of(statics, state)
 
     def released(models: Any, memory: Any) -> Any:
         return statics.method.released(PublicState(models, memory))
@@ -234,11 +213,7 @@ def final_models(statics: Statics, own: bool, state: State) -> Any:
 
 @compiled()
 def replay(
-    statics: Statics,
-    arrays: Any,
-    state: State,
-    noise_keys: PRNGKeyArray,
-    rounds: Int[Array, ""],
+    statics: Statics, arrays: Any, state: State, noise_keys: PRNGKeyArray, rounds: Int[Array, ""]
 ) -> State:
     """Draw the noise of the first rounds again, which later rounds depend on.
 
@@ -300,7 +275,7 @@ def advance(
 
     def round_of_run(halves: Halves, key: Any, state: State, batch: Any) -> Any:
         state, info = halves.step(key, state, batch)
-        return state, metrics.reported(statics, info.metrics)
+        return state, reported(statics, info.metrics)
 
     def one_round(_: Any, carry: Any) -> Any:
         state, sums = carry
@@ -310,22 +285,161 @@ def advance(
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AXIS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
-        return state, metrics.joined(sums, new)
+        return state, joined(sums, new)
 
     def block(state: State, length: Any) -> tuple[State, dict[str, Any]]:
-        sums = metrics.zeros(statics, state)
+        sums = zeros(statics, state)
         state, sums = jax.lax.fori_loop(0, length, one_round, (state, sums))
-        return state, metrics.measured(statics, data, state, sums, length)
+        return state, block_metrics(statics, data, state, sums, length)
 
     if not isinstance(blocks, Blocks):
         return jax.lax.scan(block, state, blocks)
-    measured = []
-    if blocks.whole:
-        state, each = jax.lax.scan(
-            lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
-        )
-        measured.append(each)
+    state, measured = jax.lax.scan(
+        lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
+    )
     if blocks.tail:
         state, last = block(state, blocks.tail)
-        measured.append(jax.tree.map(lambda leaf: leaf[None], last))
-    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *measured)
+        join = lambda each, one: jnp.concatenate([each, one[None]])  # noqa: E731
+        measured = jax.tree.map(join, measured, last)
+    return state, measured
+
+
+def _consensus(models: Any) -> Float[Array, ""]:
+    """Mean squared distance of the agents' models from their average."""
+    leaves = [leaf - jnp.mean(leaf, axis=0, keepdims=True) for leaf in jax.tree.leaves(models)]
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
+
+
+def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The round's metrics that a run reports, float32; nan where there is none by that name.
+
+    Args:
+        statics: What is static.
+        metrics: Of one round.
+    """
+    return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
+
+
+def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Sums of a block's metrics with a round's; of lost noise the largest share.
+
+    Args:
+        sums: Of the rounds before.
+        new: Of the round, from `reported`.
+    """
+    return {
+        name: (jnp.maximum if name == LOST else jnp.add)(sums[name], value)
+        for name, value in new.items()
+    }
+
+
+def zeros(statics: Statics, state: State) -> dict[str, Any]:
+    """Sums of a block's metrics before its first round, name -> [S, V].
+
+    Args:
+        statics: What is static.
+        state: Stacked.
+    """
+    shape = jax.tree.leaves(state.models)[0].shape[:2]
+    return {name: jnp.zeros(shape, jnp.float32) for name in statics.reports}
+
+
+def block_metrics(
+    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: Any
+) -> dict[str, Any]:
+    """Metrics after a block, name -> [S, V].
+
+    Args:
+        statics: What is static.
+        data: The problem's data.
+        state: Stacked, after the block.
+        sums: The rounds' own metrics, `joined` over the block.
+        length: Rounds of the block.
+    """
+    metrics = _measures(statics, data.frozen)
+    per_seed = (data.evaluation,) if statics.data_per_seed else ()
+
+    def measure(item: Any) -> dict[str, Any]:
+        models, *evaluations = item
+        (evaluation,) = evaluations or (data.evaluation,)
+        values = jax.vmap(lambda p: metrics(p, evaluation))(models)
+        return values | {"consensus": jax.vmap(_consensus)(models)}
+
+    models = models_of(statics, state)
+    # One seed after the other bounds the memory of the evaluation.
+    values = jax.lax.map(measure, (models, *per_seed))
+    # Compilers multiply by the inverse of a constant, and a length may be one or not.
+    length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
+    means = {name: value if name == LOST else value / length for name, value in sums.items()}
+    return values | means
+
+
+def models_of(statics: Statics, state: State) -> Any:
+    """The models of every run that are measured, leaves [S, V, ...].
+
+    Args:
+        statics: What is static.
+        state: Stacked.
+    """
+    measured = statics.method.measured
+    both = jax.vmap(jax.vmap(lambda models, memory: measured(PublicState(models, memory))))
+    return both(state.models, state.memory)
+
+
+def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    """The metrics of models that lack frozen leaves."""
+    if frozen is None:
+        return statics.metrics
+    return functools.partial(statics.metrics, frozen=frozen)
+
+
+@compiled()
+def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+    """What a round reports; only traced, once for all runs of a kind."""
+    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    return dict(statics.first_round(one, data, models, key).metrics)
+
+
+def reports(
+    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+) -> tuple[str, ...]:
+    """Names of what a round reports: the query's, then a method's own.
+
+    Args:
+        statics: What is static.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        models: Shapes of the models, leaves [n, ...].
+        key: Any key.
+    """
+    shapes = _of_round.trace(statics, arrays, data, models, key).out_info
+    known = [name for name in statics.query.metrics if name in shapes]
+    return (*known, *sorted(set(shapes) - set(known)))
+
+
+def metric_names(
+    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+) -> tuple[str, ...]:
+    """Names of the metrics that `advance` returns, without tracing it.
+
+    Args:
+        statics: What is static, with its reports.
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        models: Shapes of the models, leaves [n, ...].
+        key: Any key.
+
+    Raises:
+        ValueError: For metrics that are no numbers by name.
+    """
+    state = statics.template(arrays, models, key)
+    models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))
+    metrics = _measures(statics, data.frozen)
+    shapes = jax.eval_shape(metrics, models, statics.of_first_seed(data).evaluation)
+    named = isinstance(shapes, dict) and all(isinstance(name, str) for name in shapes)
+    for value in shapes.values() if named else [None]:
+        if getattr(value, "shape", None) != () or jnp.iscomplexobj(value):
+            raise ValueError(
+                f"metrics returns {_validate.shown(shapes)}; return a dict of real scalars by name"
+            )
+    return (*shapes, "consensus", *statics.reports)

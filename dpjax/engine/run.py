@@ -1,5 +1,6 @@
 """Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
 
+import contextlib
 import math
 import os
 import sys
@@ -161,24 +162,24 @@ def run(
     options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
     identity = {}
     if checkpoint is not None or key_file is not None:
-        # Without a start all agents' models follow from the problem's, alike.
-        own_start = models if start is not None or problems[0].apart else None
+        # Without a start all agents' models follow from the problem's.
+        own_start = None if start is None else models
         state = data.initial(models, data.batch_keys)
         traced = driver.traced(data, schedule, state)
         values = (data.models, own_start), data.arrays, state.memory
         identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
         del state, own_start, values
-    with Storage.of(identity, checkpoint, key_file) as storage:
-        noise_keys = storage.noise_keys(seeds, phase)
-        at = RunState.first(data, schedule, models, noise_keys, storage)
+    with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
+        at = RunState.first(data, schedule, models, storage.noise_keys(seeds, phase), storage)
         del models  # As large as all models.
         meter = Meter(len(plans) * len(seeds))
         try:
-            _drive(driver, at, meter, rule, callback, storage, checkpoint_seconds, progress)
+            _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
         except KeyboardInterrupt as error:
-            error.add_note(_interrupted(at, storage))
+            error.add_note(f"interrupted at round {at.done}; {at.kept}")
             raise
-        storage.end()
+        if storage.key_file is not None:
+            storage.key_file.delete()
     # Nothing is published under "view": agents keep their own models, and phases are refused.
     own = any(plan.config.protect.gradients == "view" for plan in plans)
     measured = schedule.marks <= at.done
@@ -189,7 +190,7 @@ def run(
         metrics={name: value[measured] for name, value in at.metrics.items()},
         guarantees=rule.at(at.done, decided=at.decided, lost=at.lost_noise()),
         params=jax.device_get(program.final_models(data.statics, own, at.state)),
-        seconds=meter.seconds,
+        seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
@@ -197,22 +198,23 @@ def run(
 
 
 class ScanDriver:
-    """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it."""
+    """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it.
+
+    Attributes:
+        options: What makes a run another one, by name.
+    """
 
     options: ClassVar[dict[str, str]] = {}
 
-    def advance(self, at: RunState, storage: Storage) -> None:
-        """Do the rounds of a chunk.
+    def advance(self, at: RunState) -> None:
+        """Do the rounds of a chunk; nothing is stored before its end.
 
         Args:
             at: How far the runs are.
-            storage: Where they are kept; nothing is stored before the chunk's end.
         """
-        del storage
         arguments = at.inputs.arguments(at.state, at.noise_keys)
-        blocks, length = at.schedule.blocks(at.done), at.schedule.ahead(at.done)
-        at.state, new = program.advance(*arguments, _as_argument(blocks))
-        at.record(length, jax.device_get(new))
+        at.state, new = program.advance(*arguments, _as_argument(at.schedule.blocks(at.done)))
+        at.record(at.schedule.ahead(at.done), jax.device_get(new))
 
     def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
         """The program of every chunk's length, traced.
@@ -242,7 +244,6 @@ def _drive(
     meter: Meter,
     rule: StoppingRule,
     callback: Callable[[Progress], bool | None] | None,
-    storage: Storage,
     checkpoint_seconds: float,
     progress: bool,
 ) -> None:
@@ -255,8 +256,9 @@ def _drive(
     ) as bar:  # fmt: skip
         while not at.ended:
             length = at.schedule.ahead(at.done)
-            with meter.chunk(length):
-                driver.advance(at, storage)
+            began = time.monotonic()
+            driver.advance(at)
+            meter.chunks.append((length, time.monotonic() - began))
             bar.update(length)
             if progress and len(meter.chunks) == 1:
                 # The rate and the time left are of what is still to come, which is compiled.
@@ -272,32 +274,18 @@ def _drive(
             at.decided = at.decided or answer is not None
             at.ended = bool(answer) or at.done == total
             if at.ended or time.monotonic() - saved_at >= checkpoint_seconds:
-                at.save(storage)
+                at.save()
                 saved_at = time.monotonic()
-
-
-def _interrupted(at: RunState, storage: Storage) -> str:
-    """What an interrupted run leaves, and how it goes on."""
-    note = f"interrupted after round {at.done:,}"
-    if storage.store is None:
-        return f"{note}; nothing of it is kept: give checkpoint=FOLDER, and the same call goes on"
-    if at.saved is None:
-        return f"{note}; the checkpoint {storage.store.folder} holds no round yet"
-    return (
-        f"{note}; the checkpoint {storage.store.folder} holds the first {at.saved:,} rounds, and "
-        "the same call goes on from there"
-    )
 
 
 def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
     """Say at once that noise is finer than what it is added to."""
     plan, round, share = next((v, *pair) for v, pair in enumerate(lost) if pair is not None)
-    which = f" of plan {plan}" if len(lost) > 1 else ""
     warnings.warn(
-        f"noise{which} is finer than the numbers that it is added to: from round {round:,} on up "
-        f"to {share:.2g} of a message's entries have gone out without noise so far, and the "
-        "guarantee does not cover them; train in float64 (JAX_ENABLE_X64=1), rescale the model, "
-        "or give fewer rounds or a larger ratio of scales",
+        f"noise of plan {plan} is finer than the numbers that it is added to: from round "
+        f"{round:,} on up to {share:.2g} of a message's entries have gone out without noise, which "
+        "the guarantee does not cover; train in float64 (JAX_ENABLE_X64=1), rescale the model, or "
+        "give fewer rounds or a larger ratio of scales",
         LostNoiseWarning,
         stacklevel=4,
     )
@@ -319,34 +307,22 @@ def _check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> i
     phase = _validate.integer("phase", phase, least=0, most=2**31 - 1)
     if len({start is not None, phase > 0, spent is not None}) > 1:
         raise ValueError(
-            f"phase is {phase}, start is {'None' if start is None else 'given'} and spent is "
-            f"{'None' if spent is None else 'given'}; a run that carries on has a start, a "
-            "phase above 0, which keeps it from repeating noise, and what was spent before"
+            f"phase is {phase}; a run that carries on has a start, a phase above 0, so that no "
+            "noise is repeated, and what was spent before, and any other has none of them"
         )
     if spent is None:
         return phase
-    if not isinstance(spent, list | tuple) or len(spent) != len(plans):
-        count = len(spent) if isinstance(spent, list | tuple) else type(spent).__name__
+    known = isinstance(spent, list | tuple) and all(isinstance(one, Guarantee) for one in spent)
+    if not known or len(spent) != len(plans):
         raise ValueError(
-            f"spent is {count} for {len(plans)} plans; give one guarantee a plan, the guarantees "
-            "of the earlier phase's result"
+            f"spent is {_validate.shown(spent)} for {len(plans)} plans; give one guarantee a plan, "
+            "those of the earlier phase's result"
         )
-    for i, (before, plan) in enumerate(zip(spent, plans, strict=True)):
-        if not isinstance(before, Guarantee):
-            raise ValueError(f"spent[{i}] is {type(before).__name__}; give a Guarantee")
-        # Older records do not say their number.
-        least = max(before.phase + 1, len(before.phases))
-        if phase < least and not plan.config.release:
-            raise ValueError(
-                f"phase is {phase} and spent[{i}] has had phases up to {least - 1}, whose "
-                f"noise a simulation would draw again from one seed; give {least} or more"
-            )
-        if before.phases:  # Under a total the rounds that are done count, `plans.statements`.
-            continue
-        try:
-            before.followed_by(plan.guarantee, planned=True)
-        except ValueError as error:
-            raise ValueError(
-                f"spent[{i}] does not compose with the plan's guarantee: {error}"
-            ) from None
+    # Older records do not say their number.
+    least = max(max(before.phase + 1, len(before.phases)) for before in spent)
+    if phase < least and not all(plan.config.release for plan in plans):
+        raise ValueError(
+            f"phase is {phase} and spent has had phases up to {least - 1}, whose noise a "
+            f"simulation would draw again from one seed; give {least} or more"
+        )
     return phase

@@ -1,8 +1,5 @@
 """How far a run is: its rounds in blocks and chunks, its state, and what a checkpoint holds."""
 
-import contextlib
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +12,7 @@ from dpjax import _validate
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs, place
-from dpjax.engine.metrics import zeros
-from dpjax.engine.program import Blocks
+from dpjax.engine.program import Blocks, zeros
 from dpjax.engine.step import LOST
 from dpjax.protocols import State
 
@@ -96,33 +92,22 @@ class RunSchedule:
     @property
     def variants(self) -> list[Blocks]:
         """The blocks of all chunks, each once; resumed, a run has no others."""
-        # A number of rounds left, shortest first.
-        lefts = {min(self.chunk, self.total), self.total % self.chunk} - {0}
-        return [self.blocks(self.total - left) for left in sorted(lefts)]
+        last = (self.total - 1) // self.chunk * self.chunk
+        return list(dict.fromkeys([self.blocks(0), self.blocks(last)]))
 
 
+@dataclass(frozen=True)
 class Meter:
-    """Times chunks; the first one compiles and leaves the rate once there is another."""
+    """Rounds and seconds of chunks; the first one, which compiles, is in the rate if alone."""
 
-    def __init__(self, runs: int):
-        self.runs = runs
-        self.seconds = 0.0
-        self.chunks: list[tuple[int, float]] = []
-
-    @contextlib.contextmanager
-    def chunk(self, length: int) -> Iterator[None]:
-        """Time one chunk of ``length`` rounds."""
-        began = time.monotonic()
-        yield
-        self.chunks.append((length, time.monotonic() - began))
-        self.seconds += self.chunks[-1][1]
+    runs: int
+    chunks: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Rounds per second over all runs; nan before the first chunk."""
-        chunks = self.chunks[1:] or self.chunks
-        seconds = sum(spent for _, spent in chunks)
-        return self.runs * sum(length for length, _ in chunks) / seconds if chunks else np.nan
+        chunks = self.chunks[1:] or self.chunks or [(0, np.nan)]
+        return self.runs * sum(n for n, _ in chunks) / sum(seconds for _, seconds in chunks)
 
 
 @dataclass(eq=False)
@@ -134,6 +119,7 @@ class RunState:
         schedule: Its rounds.
         state: The stacked state.
         noise_keys: [S] keys of the noise.
+        storage: Where it is kept.
         metrics: name -> [E, S, V] metrics, nan where none were taken yet.
         done: Rounds done.
         ended: Whether it has ended: all rounds, or stopped.
@@ -146,6 +132,7 @@ class RunState:
     schedule: RunSchedule
     state: State
     noise_keys: Any
+    storage: Storage
     metrics: dict[str, np.ndarray]
     done: int = 0
     ended: bool = False
@@ -155,12 +142,7 @@ class RunState:
 
     @classmethod
     def first(
-        cls,
-        inputs: Inputs,
-        schedule: RunSchedule,
-        start: Any,
-        noise_keys: Any,
-        storage: Storage,
+        cls, inputs: Inputs, schedule: RunSchedule, start: Any, noise_keys: Any, storage: Storage
     ) -> "RunState":
         """Where a run begins: before its first round, or at its newest checkpoint.
 
@@ -179,15 +161,15 @@ class RunState:
         shape = (len(schedule.marks), *jax.tree.leaves(start)[0].shape[:2])
         metrics = {name: np.full(shape, np.nan) for name in inputs.names}
         sums = zeros(inputs.statics, state)
-        run = cls(inputs, schedule, state, noise_keys, metrics, sums=sums)
-        if storage.store is not None:
-            if (restored := storage.store.restore(run._portable())) is not None:
-                run.done, portable, run.ended = restored
-                run.saved = run.done
-                run._adopt(portable)
-            elif storage.key_file is not None:
-                # Before anything is sent: from here on, losing the key is noticed.
-                run.save(storage)
+        run = cls(inputs, schedule, state, noise_keys, storage, metrics, sums=sums)
+        restored = None if storage.folder is None else storage.restore(run._portable())
+        if restored is not None:
+            run.done, portable, run.ended = restored
+            run.saved = run.done
+            run._adopt(portable)
+        elif storage.key_file is not None:
+            # Before anything is sent: from here on, losing the key is noticed.
+            run.save()
         if not run.ended:
             storage.check_sent(run.done)
         return run
@@ -223,25 +205,26 @@ class RunState:
         known = self.metrics[LOST][marks <= self.done]
         # A share that is no number may hide anything.
         shares = np.where(known <= 1, known, 1.0).max(axis=1)
-        starts = [1, *(marks[:-1] + 1)]
-        return [
-            (int(starts[int(np.argmax(each > TOLERATED_LOSS))]), float(each.max()))
-            if (each > TOLERATED_LOSS).any()
-            else None
-            for each in shares.T
-        ]
+        found: list[tuple[int, float] | None] = []
+        for each in shares.T:
+            above = np.flatnonzero(each > TOLERATED_LOSS)
+            begin = [1, *(marks[:-1] + 1)]
+            found.append((int(begin[above[0]]), float(each.max())) if above.size else None)
+        return found
 
-    def save(self, storage: Storage) -> None:
+    @property
+    def kept(self) -> str:
+        """What of it is on disk."""
+        return f"{self.storage.folder or 'no checkpoint'} holds {self.saved or 0} rounds"
+
+    def save(self) -> None:
         """Store it, where there is a place and that has not been done.
-
-        Args:
-            storage: Where the run is kept.
 
         Raises:
             ValueError: If it cannot be written.
         """
-        if storage.store is not None and self.saved != self.done:
-            storage.store.save(self.done, self._portable(), ended=self.ended)
+        if self.storage.folder is not None and self.saved != self.done:
+            self.storage.save(self.done, self._portable(), ended=self.ended)
             self.saved = self.done
 
     def _portable(self) -> Any:

@@ -187,8 +187,7 @@ class Statics(NamedTuple):
     ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
     gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
     ``privatizer`` is None where no plan has noise, which then is not drawn. ``data_per_seed`` is
-    True where every seed has data of its own. ``capacity`` is how many records the query gathers
-    at a time; None where it is given the batch. ``reports`` are names of what a round reports.
+    True where every seed has data of its own. ``reports`` are names of what a round reports.
     """
 
     agents: int
@@ -202,7 +201,6 @@ class Statics(NamedTuple):
     mesh: Mesh | None = None
     sequential: bool = False
     data_per_seed: bool = False
-    capacity: int | None = None
     reports: tuple[str, ...] = ()
 
     @property
@@ -262,7 +260,7 @@ class Statics(NamedTuple):
             round: Rounds done before.
         """
         key = jax.random.fold_in(batch_key, round)
-        if self.capacity is not None:
+        if self.sampler.capacity is not None:
             # Amplified by secret batches: their key is a part of the noise key, which draws
             # noise under the numbers of rounds alone.
             key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
@@ -273,11 +271,27 @@ class Statics(NamedTuple):
         drawn = self.sampler.draw(key, round, data.counts)
         # Positions are below counts and the problem has checked its indices: no bounds to test.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
-        if self.capacity is not None:
+        if self.sampler.capacity is not None:
             assert drawn.padding is not None
             return Drawn(data.x, data.y, rows, drawn.padding, variants)
         x, y = (part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
         return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
+
+    def template(self, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
+        """Shapes of the state of one plan and one seed.
+
+        Args:
+            arrays: Stacked over V plans.
+            models: Models to start from, leaves [n, ...].
+            key: Any key.
+        """
+
+        # Arrays are traced too: their values, zero for a plan without noise, are no shapes.
+        def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
+            one = jax.tree.map(lambda leaf: leaf[0], arrays)
+            return self.halves(one, key).init(models, key)
+
+        return jax.eval_shape(start, arrays, models, key)
 
     def first_round(self, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Outgoing:
         """What goes out in the first round, for those who trace its shapes and names.

@@ -86,8 +86,8 @@ def trace(
     """
     if not callable(read):
         raise ValueError(f"read is {_validate.shown(read)}; give a function of what passed")
-    run, noise_keys, length = _prepared(plan, problem, seeds, rounds)
-    return jax.device_get(_traced(run.statics, read, length, *_given(run), noise_keys, None))
+    statics, length, arguments = _prepared(plan, problem, seeds, rounds)
+    return jax.device_get(_traced(statics, read, length, *arguments, None))
 
 
 def moves(
@@ -122,16 +122,11 @@ def moves(
         Xie, Liu and Chai (2025), Proposition 1, compares update rules by
         such distances.
     """
-    both: dict[str, Any] = {"problem": problem, "neighbour": neighbour}
-    for name, one in both.items():
-        if not isinstance(one, Problem):
-            kind = type(one).__name__
-            raise ValueError(f"{name} is a {kind}; give one plans.problem.Problem, not several")
     inputs_.check(plan, [problem, neighbour], (0, 1))
-    run, noise_keys, length = _prepared(plan, problem, seeds, rounds)
-    other, _, _ = _prepared(plan, neighbour, seeds, rounds)
-    mine = _traced(run.statics, _payloads, length, *_given(run), noise_keys, None)
-    theirs = _traced(other.statics, _payloads, length, *_given(other), noise_keys, mine.noisy)
+    statics, length, arguments = _prepared(plan, problem, seeds, rounds)
+    mine = _traced(statics, _payloads, length, *arguments, None)
+    statics, length, arguments = _prepared(plan, neighbour, seeds, rounds)
+    theirs = _traced(statics, _payloads, length, *arguments, mine.noisy)
     power = 1 if plan.config.protect.norm == "l1" else 2
 
     def apart(one: Array, two: Array) -> Array:
@@ -146,7 +141,8 @@ def _payloads(passed: Passed) -> Passed:
     return Passed(passed.private, passed.noisy, (), PublicState((), ()), PublicState((), ()))
 
 
-def _prepared(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[Inputs, Any, int]:
+def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Statics, int, Any]:
+    """What is static, the number of rounds, and what the traced program is called with."""
     plans, problems, seeds = inputs_.check(plan, problem, seeds)
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
@@ -155,14 +151,11 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: int | None) -> tuple[
     length = plans[0].config.rounds
     if rounds is not None:
         length = _validate.integer("rounds", rounds, most=length)
-    return Inputs.of(plans, problems, seeds), keys.stacked(seeds, "noise"), length
-
-
-def _given(inputs: Inputs) -> tuple[Any, ...]:
-    """What the traced program reads: one plan's arrays, data, models, keys."""
+    inputs = Inputs.of(plans, problems, seeds)
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     start = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))
-    return arrays, inputs.data, start, inputs.batch_keys
+    noise_keys = keys.stacked(seeds, "noise")
+    return inputs.statics, length, (arrays, inputs.data, start, inputs.batch_keys, noise_keys)
 
 
 @compiled(static=3)
@@ -173,10 +166,8 @@ def _traced(
     """What is read of every round, [S, T, ...]; ``sent`` plays noisy payloads back."""
 
     def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
-        link = statics.link(arrays, noise_key)
-        if noisy is not None:
-            link = _playback(noisy, link)
-        halves = statics.halves(arrays, noise_key, data.frozen, privatizer=_recording(link))
+        recording = _recording(statics.link(arrays, noise_key), noisy)
+        halves = statics.halves(arrays, noise_key, data.frozen, privatizer=recording)
 
         def one_round(state: State, _: None) -> tuple[State, Any]:
             batch = statics.batch(data, batch_key, noise_key, state.round)
@@ -195,26 +186,24 @@ def _traced(
 
 def _arrays(values: Any) -> Any:
     """What was read, refused where a leaf is no array."""
-    for leaf in jax.tree.leaves(values):
-        try:
-            jnp.asarray(leaf)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"read gives {_validate.shown(leaf)}; give a function that returns arrays"
-            ) from None
-    return values
+    try:
+        return jax.tree.map(jnp.asarray, values)
+    except (TypeError, ValueError) as error:
+        shown = _validate.shown(values)
+        raise ValueError(f"read gives {shown}; give a function that returns arrays") from error
 
 
 class _Recorded(NamedTuple):
-    """A privatizer's state, and what last went into it and came out."""
+    """A privatizer's state, what last went into it and came out, and how often."""
 
     inner: Any
     private: Any
     noisy: Any
+    round: Any
 
 
-def _recording(link: Any) -> Any:
-    """A privatizer, or none, that keeps what it was given and what it gave."""
+def _recording(link: Any, replayed: Any) -> Any:
+    """A privatizer, or none, that keeps what it was given and gave, or what is played back."""
 
     def init(payload: Any) -> _Recorded:
         inner = () if link is None else link.init(payload)
@@ -222,27 +211,14 @@ def _recording(link: Any) -> Any:
         if isinstance(link, IntegerEncoded):
             shapes, _ = jax.eval_shape(link.update, payload, inner, jax.random.key(0))
             noisy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return _Recorded(inner, payload, noisy)
+        return _Recorded(inner, payload, noisy, jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: _Recorded, key: Any = None) -> tuple[Any, _Recorded]:
-        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, key)
-        return noisy, _Recorded(inner, updates, noisy)
+    def update(updates: Any, state: _Recorded, *key: Any) -> tuple[Any, _Recorded]:
+        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, *key)
+        if replayed is not None:
+            noisy = jax.tree.map(lambda leaf: leaf[state.round], replayed)
+        return noisy, _Recorded(inner, updates, noisy, state.round + 1)
 
-    return _like(link, init, update)
-
-
-def _playback(noisy: Any, link: Any) -> Any:
-    """A privatizer that sends what was sent before by another; its state counts rounds."""
-
-    def update(updates: Any, state: Any, key: Any = None) -> tuple[Any, Any]:
-        del updates, key
-        return jax.tree.map(lambda leaf: leaf[state], noisy), state + 1
-
-    return _like(link, lambda _: jnp.zeros((), jnp.int32), update)
-
-
-def _like(link: Any, init: Any, update: Any) -> Any:
-    """A privatizer whose sums are read as those of another one."""
     if isinstance(link, IntegerEncoded):
         return IntegerEncoded(init, update, link.opened)
     return optax.GradientTransformation(init, update)

@@ -1,6 +1,5 @@
 """Files of designs: npz, written beside and renamed, with a digest that is checked on reading."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -39,9 +38,8 @@ def write(
     path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
     held = {name: _kept(array) for name, array in arrays.items()}
-    entries: dict[str, Any] = {"header": np.array(header), **held}
     with _files.writing("path", path):
-        _files.replace(path, lambda f: np.savez(f, digest=_digest(header, held), **entries))
+        _files.replace(path, _files.packed(header, held))
     return path
 
 
@@ -58,16 +56,13 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
         f"give a file that dpjax saved as a {kind}, or make it again",
     )
     try:
-        held = _files.archive(path)
-        header, digest = str(held.pop("header")), str(held.pop("digest"))
+        header, held = _files.unpacked(path)
         content = json.loads(header)
         stored, fields = (content["kind"], content["format"]), content["fields"]
     except FileNotFoundError:
         raise
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{where}, unreadable ({error}); {remedy}") from None
-    if digest != _digest(header, held):
-        raise ValueError(f"{where}, whose content was changed; {remedy}")
     if stored != (kind, _FORMAT):
         raise ValueError(f"{where}, a {stored[0]} of format {stored[1]}; {remedy}")
     whole = {name: value for name, value in (held | fields).items() if name in names}
@@ -79,12 +74,3 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
 def _kept(value: Any) -> np.ndarray:
     array = np.asarray(value)
     return array.astype({"i": "<i8", "U": array.dtype.str}.get(array.dtype.kind, "<f8"))
-
-
-def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

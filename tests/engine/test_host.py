@@ -201,20 +201,15 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     with pytest.raises(ConnectionError):
         run(one, small, transport=wire, **options)
     assert json.loads((tmp_path / "key").read_text())["sent"] == 7
-    steps = sorted(int(each.stem) for each in (tmp_path / "c").glob("*.npz"))
-    assert steps == [5, 6]
-    (tmp_path / "c" / "6.npz").rename(tmp_path / "lost")
+    shutil.copytree(tmp_path / "c", tmp_path / "elsewhere")
+    (tmp_path / "c" / "state.npz").unlink()
     again = Wire(one, changes=lossy)
-    with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 5"):
-        run(one, small, transport=again, **options)
-    (tmp_path / "c").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 0"):
         run(one, small, transport=again, **options)
     assert not again.sent
     # With its newest state it goes on.
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "elsewhere").rename(tmp_path / "c")
-    (tmp_path / "lost").rename(tmp_path / "c" / "6.npz")
     run(one, small, transport=again, **options)
     assert [t for t, _ in again.sent] == [6, 7, 8, 9]
 
@@ -351,7 +346,5 @@ def test_the_note_of_what_was_sent_never_goes_back(tmp_path):
     for rounds, message in [(2, "message"), (3, "another")]:
         with pytest.raises(ValueError, match=f"another message of round {rounds}, or a later"):
             file.note_sent(rounds, message)
-    assert file.sent() == 3
-    file.note_checkpoint(tmp_path / "c")
     assert file.sent() == 3
     assert (jax.random.key_data(file.key()) == jax.random.key_data(key)).all()

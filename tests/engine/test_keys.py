@@ -71,7 +71,7 @@ def test_key_file_of_another_run_missing_damaged_or_open(tmp_path):
         KeyFile(path, "run A").key()
     os.chmod(path, 0o600)
     path.write_text(path.read_text()[:20])
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(ValueError, match="cannot be read"):
         KeyFile(path, "run A").key()
 
 
@@ -102,7 +102,7 @@ def test_a_copy_left_by_a_kill_goes_with_the_key(tmp_path):
 def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
     """With another key the rounds sent again would have fresh noise."""
     path = tmp_path / "noise.key"
-    KeyFile(path, "run A").create(tmp_path / "c")
+    KeyFile(path, "run A").create()
     whole = path.read_bytes()
     wrong = [whole[:cut] for cut in range(0, len(whole), 9)]
     for place in range(len(whole)):
@@ -111,7 +111,7 @@ def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
         wrong.append(bytes(changed))
     for content in wrong:
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="key_file .* is damaged"):
+        with pytest.raises(ValueError, match="key_file .* cannot be read"):
             KeyFile(path, "run A").key()
         assert not KeyFile(path, "run A").delete()
 
@@ -124,7 +124,7 @@ def test_what_is_no_key_is_refused_and_left(tmp_path, content):
     path = tmp_path / "noise.key"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(ValueError, match="key_file .* is damaged .* or no key; restore it"):
+    with pytest.raises(ValueError, match="key_file .* cannot be read .*; restore it"):
         KeyFile(path, "run A").key()
     assert path.read_bytes() == content
 
@@ -133,7 +133,7 @@ def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
     path = tmp_path / "noise.key"
     path.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
     path.chmod(0o600)
-    with pytest.raises(ValueError, match="is damaged .its checksum does not fit"):
+    with pytest.raises(ValueError, match="cannot be read .its checksum does not fit"):
         KeyFile(path, "run A").key()
     assert path.exists()
 
@@ -141,20 +141,19 @@ def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
 def test_nothing_hangs_on_a_pipe_or_an_endless_file(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", "/dev/zero"):
-        with pytest.raises(ValueError, match="is no ordinary file; name a file"):
+        with pytest.raises(ValueError, match="it is no ordinary file"):
             KeyFile(path, "run A").key()
 
 
-def test_the_checkpoint_is_noted_and_noted_again(tmp_path):
+def test_what_was_sent_is_noted_in_a_file_as_secret_as_before(tmp_path):
     path = tmp_path / "noise.key"
     made = KeyFile(path, "run A").create()
-    assert KeyFile(path, "run A").checkpoint() is None
-    KeyFile(path, "run A").note_checkpoint(tmp_path / "c")
-    assert KeyFile(path, "run A").checkpoint() == tmp_path / "c"
+    KeyFile(path, "run A").note_sent(2, "message")
+    assert KeyFile(path, "run A").sent() == 2
     assert bits(KeyFile(path, "run A").key()) == bits(made)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ValueError, match="belongs to another run"):
-        KeyFile(path, "run B").note_checkpoint(tmp_path / "d")
+        KeyFile(path, "run B").note_sent(3, "message")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -165,10 +164,10 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
     try:
-        with pytest.raises(ValueError, match="noise.key cannot be written .*Make room"):
+        with pytest.raises(ValueError, match="noise.key', which cannot be written .*make room"):
             KeyFile(path, "run A").create()
-        with pytest.raises(ValueError, match="kept.key cannot be written"):
-            KeyFile(kept, "run A").note_checkpoint(tmp_path / "c")
+        with pytest.raises(ValueError, match="kept.key', which cannot be written"):
+            KeyFile(kept, "run A").note_sent(1, "message")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == before

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import host
@@ -19,15 +18,12 @@ class Watched(DSGD):
     """D-SGD that measures its own models before each round."""
 
     name: str = "size"
-    whole: bool = True
 
     def emit(self, ctx, public_state):
         """What D-SGD emits, with a metric of its own, and the round as a whole number."""
         emission = super().emit(ctx, public_state)
         squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(public_state.models)]
         own = {self.name: sum(squares), "number": ctx.round}
-        if not self.whole:
-            own[self.name] = jnp.zeros(3)
         return emission._replace(metrics={**emission.metrics, **own})
 
 
@@ -54,16 +50,3 @@ def test_both_drivers_report_the_same(network, small):
     loop = run(one, small, seeds=[4], eval_every=3, transport=host.local(one))
     for name in ("size", "number", "gradient_norm"):
         np.testing.assert_array_equal(scan.metrics[name], loop.metrics[name])
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"name": "consensus"}, r"method reports \['consensus'\], which .* name them otherwise"),
-        ({"name": "test_loss"}, r"method reports \['test_loss'\]"),
-        ({"whole": False}, r"method reports 'size' of shape \(3,\); give a scalar"),
-    ],
-)
-def test_metrics_that_cannot_be_told_are_refused(network, small, options, told):
-    with pytest.raises(ValueError, match=told):
-        run(made(network, **options), small, seeds=[0])

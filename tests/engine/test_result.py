@@ -12,9 +12,9 @@ import numpy as np
 import pandas
 import pytest
 
+from dpjax import _files
 from dpjax.data import partition
 from dpjax.engine import keys
-from dpjax.engine import result as result_
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
@@ -155,7 +155,7 @@ def test_other_containers_are_refused_before_anything_is_written(tmp_path, resul
 
     for params in (Pair((np.ones(3),)), {1: np.ones(3)}, {"f": np.sin}):
         other = dataclasses.replace(result, params=params)
-        with pytest.raises(ValueError, match="params hold a"):
+        with pytest.raises(ValueError, match="params hold a .* of None"):
             other.save(tmp_path / "r")
     assert not os.listdir(tmp_path)
 
@@ -212,7 +212,7 @@ def forged(path, place, change):
     del held["digest"]
     change(header, held)
     text = json.dumps(header, sort_keys=True)
-    np.savez(place, header=np.array(text), digest=result_._digest(text, held), **held)
+    np.savez(place, header=np.array(text), digest=_files._digest(text, held), **held)
     return place
 
 
@@ -220,23 +220,13 @@ def setting(**values):
     return lambda header, held: header.update(values)
 
 
-def term(**values):
-    return lambda header, held: header["terms"][1].update(values)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (setting(format=1), "it is a dpjax result of format 1"),
-        (setting(guarantees=[]), "guarantees are 0 for 2 plans"),
-        (lambda header, held: header["guarantees"].pop(), "guarantees are 1 for 2 plans"),
-        (lambda header, held: header["terms"].pop(), "guarantees are 2 for 1 plans"),
-        (setting(seeds=[0]), "metrics have .* of shape"),
         (setting(tree=99), "cannot be read"),
         (setting(tree={"exec": [0]}), "cannot be read"),
-        (term(more=1), "cannot be read"),
         (lambda header, held: held.update(times=np.zeros(3)), "cannot be read"),
-        (lambda header, held: held.update(leaf_0=held["leaf_0"][:1]), "params have a leaf"),
     ],
 )
 def test_files_that_contradict_themselves_are_refused(tmp_path, result, change, message):
@@ -249,12 +239,9 @@ def test_files_that_contradict_themselves_are_refused(tmp_path, result, change, 
 
 def test_results_that_could_not_be_read_again_are_not_written(tmp_path, result):
     for change, message in (
-        ({"seeds": (3, 5, 7)}, "metrics have .* of shape"),
-        ({"guarantees": ()}, "guarantees are 0 for 2 plans"),
-        ({"params": {"w": np.ones(3)}}, "params have a leaf"),
-        ({"params": {"w": np.array([[object()] * 2] * 2)}}, "params hold an array of object"),
-        ({"params": {"w": jax.random.split(jax.random.key(0), (2, 2))}}, "array of key<fry>"),
-        ({"params": {0: np.ones((2, 2))}}, r"a dict with the keys \[0\]; name them by texts"),
+        ({"params": {"w": np.array([[object()] * 2] * 2)}}, "params hold a ndarray of object"),
+        ({"params": {"w": jax.random.split(jax.random.key(0), (2, 2))}}, "of key<fry>"),
+        ({"params": {0: np.ones((2, 2))}}, "a dict of None, .*keyed by texts"),
     ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(result, **change).save(tmp_path / "r")
@@ -296,9 +283,8 @@ def test_predictions_are_the_modules(tmp_path, result, small):
     wanted = Linear().apply(result.model(seed=3, plan=1), x)
     loaded = Result.load(result.save(tmp_path / "r"))
     for one in (result, loaded):
-        for what in (small, Linear()):
-            predict = one.predictor(what, seed=3, plan=1)
-            np.testing.assert_allclose(predict(x), wanted, rtol=1e-6)
+        predict = one.predictor(small, seed=3, plan=1)
+        np.testing.assert_allclose(predict(x), wanted, rtol=1e-6)
     # The broken twin: another agent's, or another plan's.
     assert np.abs(result.predictor(small, seed=3, plan=0)(x) - wanted).max() > 1e-3
 
@@ -306,9 +292,9 @@ def test_predictions_are_the_modules(tmp_path, result, small):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"plan": 0}, r"seed is None for several; give one of \[3, 5\]"),
+        ({"plan": 0}, r"seed is None; give one of \[3, 5\]"),
         ({"seed": 4, "plan": 0}, r"seed is 4; give one of \[3, 5\]"),
-        ({"seed": 3}, "plan is None for several"),
+        ({"seed": 3}, "plan is None; give one of"),
         ({"seed": 3, "plan": 2}, "plan is 2; give one of"),
         ({"seed": 3, "plan": "mafalda"}, r"plan is 'mafalda'; give one of \['whisper'"),
         ({"seed": 3, "plan": 0, "agent": 6}, "agent is 6; give a whole number from 0 to 5"),
@@ -334,11 +320,13 @@ def test_what_cannot_predict(result, small):
         )  # fmt: skip
         result.predictor(other, **chosen)
     for wrong in (Linear, 3):
-        with pytest.raises(ValueError, match="give the problem, or a flax module"):
+        with pytest.raises(ValueError, match="give the problem that was trained"):
             result.predictor(wrong, **chosen)
     predict = result.predictor(small, **chosen)
     for x in (np.ones(5), np.ones((2, 4)), 1.0):
-        with pytest.raises(ValueError, match=r"x has shape .*; give examples \[M, 5\]"):
+        with pytest.raises(
+            ValueError, match=r"x has shape .*; give examples \['M', 5\]|x is 1.0; give one entry"
+        ):
             predict(x)
     named = dataclasses.replace(small, columns=tuple("abcde"))
     frame = pandas.DataFrame(small.x[:3], columns=list("abcde"))
@@ -383,8 +371,8 @@ def test_frozen_leaves_and_integers_are_put_back(network):
     for wrong, message in ((other, "other frozen values"), (Texts(), "give the problem that was")):
         with pytest.raises(ValueError, match=message):
             result.model(wrong)
-    with pytest.raises(ValueError, match="x is float64; the model was trained on integers"):
-        predict(np.float64(tokens[:5]))
+    with pytest.raises(ValueError, match="x holds .*5; the model was trained on int32"):
+        predict(tokens[:5] + 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -407,11 +395,10 @@ def predictors(network):
 @pytest.mark.parametrize(
     ("kind", "entry", "message"),
     [
-        (np.uint8, 300, "x holds 300; the model was trained on uint8, .* numbers from 0 to 255"),
+        (np.uint8, 300, "x holds 300; the model was trained on uint8"),
         (np.uint8, -1, "x holds -1; the model was trained on uint8"),
         (np.int64, 2**32 + 5, "x reaches 4294967301, beyond what int32"),
-        (np.int64, 2**70, "x holds 1180591620717411303424; give numbers of at most 32 bits"),
-        (np.int64, True, "x is bool; the model was trained on integers"),
+        (np.int64, 2**70, "x holds 1.18.*; the model was trained on int32"),
         (np.float32, 1e300, "x reaches 1e[+]300, beyond what float32"),
         (np.float32, np.nan, "x holds nan at"),
         (np.float32, 1j, "x is not an array of numbers .dtype complex128"),
@@ -428,10 +415,13 @@ def test_examples_that_would_be_others(predictors, kind, entry, message):
 
 
 def test_examples_that_are_no_array(predictors):
-    for x, message in ((None, "x holds nan"), ([[1], [2, 3]], "x is no array of numbers")):
+    for x, message in (
+        (None, "x holds nan"),
+        ([[1], [2, 3]], "x is not an array of numbers"),
+    ):
         with pytest.raises(ValueError, match=message):
             predictors[np.float32](x)
-    with pytest.raises(ValueError, match="x is no array of numbers"):
+    with pytest.raises(ValueError, match="x is not an array of numbers"):
         predictors[np.float32](jax.random.key(0))
 
 
@@ -439,7 +429,7 @@ def test_all_that_training_takes_is_predicted_from(predictors):
     predict = predictors[np.uint8]
     for x in (np.full((1, 3), 255), [[255] * 3], jnp.full((1, 3), 255, jnp.int32)):
         np.testing.assert_array_equal(predict(x), predict(np.full((1, 3), 255, np.uint8)))
-    assert predict(np.zeros((0, 3), int)).shape == (0, 2)
+    assert predict(np.ones((1, 3))).shape == predict([[True] * 3]).shape == (1, 2)
     predict = predictors[np.float32]
     for kind in (np.float64, np.int64, bool, np.float16, jnp.bfloat16):
         np.testing.assert_array_equal(
@@ -463,11 +453,3 @@ def test_traced_examples_have_the_dtype_that_was_trained_on(predictors, result):
             jax.jit(predict)(x.astype(np.int16))
     slope = jax.grad(lambda x: predictors[np.float32](x).sum())(jnp.ones((2, 3), np.float32))
     assert np.abs(slope).max() > 0
-    jax.jit(result.predictor(Linear(), seed=3, plan=0))(np.ones((2, 5), np.float32))
-
-
-def test_a_module_takes_no_wrapped_numbers_either(result):
-    predict = result.predictor(Linear(), seed=3, plan=0)
-    for entry, message in ((2**40, "beyond what int32"), (1j, "not an array of numbers")):
-        with pytest.raises(ValueError, match=message):
-            predict(np.full((1, 5), entry))

@@ -206,7 +206,7 @@ def test_a_changed_term_is_noticed(network, tmp_path):
     entries = read(made.save(tmp_path / "it.npz", labels=NAMES))
     for change in ({"epsilon": 4.0}, {"labels": np.array(NAMES[::-1])}, {"rounds": 40}):
         np.savez(tmp_path / "other.npz", **(entries | change))
-        with pytest.raises(ValueError, match="whose content was changed"):
+        with pytest.raises(ValueError, match="its content was changed"):
             Design.load(tmp_path / "other.npz")
 
 

@@ -374,7 +374,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
     data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
         key = keys.derive(3, "batches")
-        if statics.capacity is not None:
+        if statics.sampler.capacity is not None:
             key = jax.random.fold_in(keys.derive(3, "noise"), 2**32 - 1)
         drawn = statics.sampler.draw(jax.random.fold_in(key, t), t, data.counts)
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1)

@@ -44,14 +44,14 @@ def test_models_are_put_together_with_the_frozen_values_they_were_trained_with(t
         assert each.predictor(make())(X[:2]).shape == (2, 3)
         with pytest.raises(ValueError, match="problem has other frozen values"):
             each.predictor(make(params=other_body()))
-        with pytest.raises(ValueError, match="which lacks the values that were frozen"):
+        with pytest.raises(ValueError, match="give the problem that was trained"):
             each.predictor(Net())
     whole = run(one, make(frozen=None), seeds=[0])
     assert whole.frozen == ""
     with pytest.raises(ValueError, match="give the problem that was trained"):
         whole.predictor(task)
     half = jax.tree.map(lambda leaf: leaf.astype(np.float16), result.params)
-    with pytest.raises(ValueError, match="float32.*this result holds.*float16"):
+    with pytest.raises(ValueError, match="problem trains another model"):
         dataclasses.replace(result, params=half).predictor(task)
 
 

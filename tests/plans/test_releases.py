@@ -66,7 +66,7 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
         if release:
             run(made, small, seeds=[0], **options, **key[1])
         else:
-            with pytest.raises(ValueError, match=r"phase is 1 and spent\[0\] .* up to 1, .*give 2"):
+            with pytest.raises(ValueError, match=r"phase is 1 and spent .* up to 1, .*give 2"):
                 run(made, small, seeds=[0], **options)
         noise[release] = np.abs(drawn[0] - drawn[1]) > 1e-3 * np.abs(drawn[0])
     assert not noise[False].any() and noise[True].mean() > 0.9
@@ -85,7 +85,7 @@ def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, sma
     second = carried(5, stated)
     assert second[0].phase == 5 and [one.phase for one in second[0].phases] == [0, 5]
     assert Guarantee.from_dict(second[0].to_dict()) == second[0]
-    with pytest.raises(ValueError, match=r"phase is 5 and spent\[0\] .* up to 5, .*give 6"):
+    with pytest.raises(ValueError, match=r"phase is 5 and spent .* up to 5, .*give 6"):
         carried(5, second)
     assert len(carried(6, second)[0].phases) == 3
     # A record of before phases were numbered.
