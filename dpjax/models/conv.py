@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["LAYOUTS", "Conv", "StandardizedConv", "convolve"]
+__all__ = ["Conv", "StandardizedConv", "convolve"]
 
 Layout = Literal["conv", "patches"]
 Padding = Literal["SAME", "VALID"] | int

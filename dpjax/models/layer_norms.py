@@ -355,11 +355,9 @@ class Gradients:
             x: [B, ...] examples of one call, arrays or shapes.
             places: Examples of all calls whose sums are added up.
         """
+        calls = [call for call in self._calls(params, x) if self._route(call) == "norm"]
         unit = _unit(jax.tree.leaves(params))
-        calls = [
-            self._positions(call) for call in self._calls(params, x) if self._route(call) == "norm"
-        ]
-        return _errors(calls, len(x), places, unit)
+        return _errors([self._positions(call) for call in calls], len(x), places, unit)
 
     def wide(
         self, params: Any, x: Any, y: Any, weights: Any, *, by_layer: bool, places: int
@@ -529,9 +527,8 @@ def _error(positions: int, records: int, places: int, unit: float) -> float:
     """
     if _single(positions, records, places, unit):
         return (records + 4) * unit
-    return (
-        (records * positions + 4) * _numerics.UNIT * (1 if positions == 1 else 2 / math.sqrt(unit))
-    )
+    cancelled = 1 if positions == 1 else 2 / math.sqrt(unit)
+    return (records * positions + 4) * _numerics.UNIT * cancelled
 
 
 def _errors(positions: Sequence[int], records: int, places: int, unit: float) -> float:

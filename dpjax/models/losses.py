@@ -1,11 +1,11 @@
-"""Losses and scores of one example or of many; labels follow the data room's conventions."""
+"""Losses and scores of one example or of many; labels are those of `dpjax.data`."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-__all__ = ["cross_entropy", "logistic", "multiclass_accuracy", "sign_accuracy", "squared"]
+__all__ = ["cross_entropy", "logistic", "squared"]
 
 
 def logistic(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:

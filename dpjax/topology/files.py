@@ -102,27 +102,24 @@ def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
         The connected graph, nodes 0..147 in the file's order of first mention.
 
     Raises:
-        ValueError: when the file is missing or is another graph.
+        FileNotFoundError: when a path is given and there is no such file.
+        ValueError: when there is none where it is looked for, or it is another graph.
 
     Reference:
         McAuley and Leskovec, "Learning to discover social circles in ego networks", 2012.
     """
     if path is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpjax"
-        stored = os.environ.get("DPJAX_DATA")
-        roots = ([Path(stored)] if stored else []) + [cache]
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/dpjax"
+        named = [root for root in (os.environ.get("DPJAX_DATA"), cache) if root]
+        roots = [Path(root).expanduser() for root in named]
         places = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
-        present = next((place for place in places if os.path.isfile(place)), None)
-        if present is None:
+        path = next((place for place in places if os.path.isfile(place)), None)
+        if path is None:
             raise ValueError(
-                f"{_EGO} is in none of {', '.join(str(root) for root in roots)}; run `dpjax data` "
-                f"to fetch it, set DPJAX_DATA to the folder that holds it, or give its path"
+                f"{_EGO} is in none of {', '.join(map(str, roots))}; run `dpjax data` to fetch it, "
+                "set DPJAX_DATA to the folder that holds it, or give its path"
             )
-        path = present
-    try:
-        graph = from_edgelist(path)
-    except FileNotFoundError:
-        raise ValueError(f"path is {str(path)!r}, which does not exist; give {_EGO}") from None
+    graph = from_edgelist(path)
     shape = (graph.number_of_nodes(), graph.number_of_edges())
     if shape != _EGO_SHAPE or not nx.is_connected(graph):
         raise ValueError(

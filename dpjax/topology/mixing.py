@@ -18,7 +18,6 @@ __all__ = [
     "fingerprint",
     "metropolis_hastings",
     "push_sum",
-    "push_sum_weights",
     "spectral_gap",
     "survivors",
     "uniform_neighbors",
