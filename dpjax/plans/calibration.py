@@ -232,7 +232,9 @@ class Factored:
         Raises:
             ValueError: For these, and for methods whose payload is no clipped sum.
         """
-        compatibility.check_noise(None, target.method, target.protect, own=self.secrets == "own")
+        compatibility.check_noise(
+            None, target.method, target.protect, own_keys=self.secrets == "own"
+        )
         shape, n = self.factor.shape, target.agents
         if shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")

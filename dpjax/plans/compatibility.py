@@ -390,21 +390,21 @@ def _refuse(rules: dict[str, Any]) -> None:
             raise ValueError(text)
 
 
-def check_noise(part: Any, joined: Any, protect: Any, *, own: bool = False) -> None:
+def check_noise(part: Any, joined: Any, protect: Any, *, own_keys: bool = False) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
     Args:
         part: A noise design; None for noise that is correlated over agents or rounds by a seed.
         joined: The method.
         protect: What is protected, and from whom.
-        own: Whether every agent draws such noise from a secret of its own.
+        own_keys: Whether every agent draws such noise from a secret of its own.
 
     Raises:
         ValueError: Naming the parts, why they do not go together, and the remedy.
     """
     row, kind = noise(part), type(joined).__name__
     name = row.part if part is None else type(part).__name__
-    attackers = OWN_KEYS if own else row.attackers
+    attackers = OWN_KEYS if own_keys else row.attackers
     wrong = {
         f"method is {kind}, which noise {name} does not join: {row.why}": (
             row.methods is not None and method(joined).part not in row.methods
@@ -438,6 +438,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
     fresh = config.noise is None or not getattr(config.noise, "temporal", True)
     bands = getattr(config.noise, "bands", None) or math.inf
     budget, separation = config.budget, part.pattern(config.rounds).separation
+    accountant = "gdp" if budget is None else budget.accountant
     few = (
         "give a covariance over agents that is fresh in every round, a strategy of few bands "
         "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
@@ -449,7 +450,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         f"method {type(config.method).__name__}: what it sends carries a record into rounds that "
         "did not draw it": config.method.sensitivity is not None,
         f"noise {config.label!r}: {few}": not fresh and bands > separation,
-        "an accountant: give 'gdp', here numerical": budget and budget.accountant != "gdp",
+        f"accountant {accountant!r}: give 'gdp', here numerical": accountant != "gdp",
         "one epsilon an agent: give one for all": budget and budget.each is not None,
         "release=True: its finite precision is not priced": config.release,
     }

@@ -109,7 +109,7 @@ class Correlated:
             self.label,
             target.mixing,
             target.pattern,
-            own=strategy,
+            custom=strategy,
             bands=getattr(self, "bands", None),
             equal=target.rates is not None,
         )

@@ -64,7 +64,7 @@ def make(
     mixing: Float[np.ndarray, "*p n n"],
     participation: Participation,
     *,
-    own: Float[np.ndarray, "t t"] | None = None,
+    custom: Float[np.ndarray, "t t"] | None = None,
     bands: int | None = None,
     equal: bool = False,
 ) -> JointStrategy:
@@ -74,7 +74,7 @@ def make(
         name: One of `DESIGNS`.
         mixing: [n, n] W or a schedule [P, n, n].
         participation: When a record appears.
-        own: [T, T] C to use in place of the design's own.
+        custom: [T, T] C to use in place of the design's.
         bands: Diagonals of "prefix_sum" or "mafalda"; None is all.
         equal: Whether the columns of these have one norm, as sampled batches ask for.
 
@@ -87,13 +87,13 @@ def make(
     _validate.one_of("design", name, DESIGNS)
     # Only what a strategy depends on is part of the key.
     at = Fixed(np.asarray(mixing)) if name in ("mafalda", "spacetime") else None
-    if own is None:
+    if custom is None:
         return _joint_strategy(name, at, participation, bands, equal)
-    check(own, participation.rounds)
+    check(custom, participation.rounds)
     covariance = None
     if name == "spacetime":
         covariance = _joint_strategy(name, at, participation, None, False).covariance
-    return JointStrategy(np.asarray(own, np.float64), covariance)
+    return JointStrategy(np.asarray(custom, np.float64), covariance)
 
 
 @functools.lru_cache(maxsize=16)

@@ -146,7 +146,7 @@ def test_a_block_of_rounds_is_one_draw_of_its_columns_norm():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"noise": noise.PrefixSum()}, "with noise 'prefix_sum', .*a strategy of few bands"),
+        ({"noise": noise.PrefixSum()}, "with noise 'prefix_sum': .*a strategy of few bands"),
         ({"noise": noise.PrefixSum(bands=4)}, "with noise 'prefix_sum'"),
         ({"noise": noise.SpaceTime()}, "with noise 'spacetime'"),
         ({"relation": "replace_record"}, "with relation 'replace_record'"),
