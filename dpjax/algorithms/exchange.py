@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Int
 from dpjax import _numerics, _validate
 from dpjax.protocols import Aggregator, Exchange, Received
 from dpjax.topology import gossip
-from dpjax.topology import mixing as mixing_
 from dpjax.transforms import masks
 
 __all__ = ["Copies", "Gossip", "Masked", "Server", "Sum", "Trusted"]
@@ -39,7 +38,7 @@ class Gossip(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Mix a message with ``arrays["mixing"]``, [n, n] or a schedule [P, n, n]."""
-        matrix = mixing_.at(arrays["mixing"], round)
+        matrix = gossip.at(arrays["mixing"], round)
         if self.steps == 1:
             return Received(gossip.mix(matrix, message), message)
 

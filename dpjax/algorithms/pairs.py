@@ -12,7 +12,6 @@ from dpjax import _validate
 from dpjax.algorithms.tracking import Apart, KeepsMessage
 from dpjax.protocols import Emission, Exchange, PublicState, Received, Round
 from dpjax.topology import gossip
-from dpjax.topology import mixing as mixing_
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
 
@@ -54,7 +53,7 @@ class PushPull(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Pair) -> Received:
         """Mix a pair with ``arrays["mixing"]``."""
-        pull = mixing_.at(arrays["mixing"], round)
+        pull = gossip.at(arrays["mixing"], round)
         push = pull
         if self.directed:
             kept = _shared(pull).astype(pull.dtype)
@@ -223,7 +222,7 @@ class PPDOAGT(_PairSent):
 
     def _own(self, ctx: Round) -> Pair:
         """[n] weights of the agents' own values in both mixes."""
-        pull = mixing_.at(ctx.arrays["mixing"], ctx.round)
+        pull = gossip.at(ctx.arrays["mixing"], ctx.round)
         own = jnp.diagonal(pull)
         return Pair(own, 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own)
 

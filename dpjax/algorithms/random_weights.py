@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import Emission, Exchange, Method, Networked, PublicState, Received, Round
-from dpjax.topology import mixing as mixing_
+from dpjax.topology import gossip
 
 __all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
 
@@ -102,7 +102,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Shares of models, then shares of trackers and of the newest gradient's change."""
-        matrix, (models, memory) = mixing_.at(ctx.arrays["mixing"], ctx.round), public_state
+        matrix, (models, memory) = gossip.at(ctx.arrays["mixing"], ctx.round), public_state
         trackers_next, random = ctx.round % 2 == 1, ctx.round // 2 < self.until
         gradient = ctx.gradient(models)
         # The first round has no tracker yet: it is the gradient itself.
@@ -248,7 +248,7 @@ class EncryptedOnLinks(Unbounded, Method):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and weights are private."""
-        matrix = mixing_.at(ctx.arrays["mixing"], ctx.round)
+        matrix = gossip.at(ctx.arrays["mixing"], ctx.round)
         answer = ctx.query(public_state.models, ctx.batch)
         updates, state = ctx.optimizer.update(
             ctx.mean(answer.total), public_state.memory, public_state.models

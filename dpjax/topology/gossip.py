@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 __all__ = ["mix"]
 
@@ -52,3 +52,11 @@ def mix(mixing: Float[Array, "n n"], tree: Tree) -> Tree:
         return mixed.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def at(mixing: Float[Array, "*p n n"], round: Int[Array, ""] | int) -> Float[Array, "n n"]:
+    """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
+    if mixing.ndim == 2:
+        return jnp.asarray(mixing)
+    index = jnp.asarray(round) % mixing.shape[0]
+    return jax.lax.dynamic_index_in_dim(jnp.asarray(mixing), index, keepdims=False)

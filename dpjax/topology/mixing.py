@@ -4,12 +4,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import scipy.sparse.csgraph as csgraph
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.topology import nodes
@@ -271,14 +269,6 @@ def check(
         support = matrix != 0
         _require_connected(support.any(axis=0) if matrix.ndim == 3 else support, name)
     return matrix
-
-
-def at(mixing: Float[Array, "*p n n"], round: Int[Array, ""] | int) -> Float[Array, "n n"]:
-    """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
-    if mixing.ndim == 2:
-        return jnp.asarray(mixing)
-    index = jnp.asarray(round) % mixing.shape[0]
-    return jax.lax.dynamic_index_in_dim(jnp.asarray(mixing), index, keepdims=False)
 
 
 def fingerprint(*arrays: Float[np.ndarray, "..."] | float) -> str:

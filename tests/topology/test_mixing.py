@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.topology import graphs, mixing
+from dpjax.topology import gossip, graphs, mixing
 
 
 @given(st.integers(1, 20), st.floats(0.3, 1.0), st.integers(0, 100))
@@ -118,9 +118,9 @@ def test_a_schedule_needs_only_a_connected_union() -> None:
     assert 0 < mixing.spectral_gap(checked) < 1
     with pytest.raises(ValueError, match="not connected"):
         mixing.check(pairs[:1])
-    picked = jax.jit(lambda round: mixing.at(checked, round))(5)
+    picked = jax.jit(lambda round: gossip.at(checked, round))(5)
     np.testing.assert_allclose(picked, checked[1], rtol=1e-6)
-    assert mixing.at(checked[0], 7).shape == (3, 3)
+    assert gossip.at(checked[0], 7).shape == (3, 3)
 
 
 def test_spectral_gap_of_known_graphs() -> None:
