@@ -63,6 +63,12 @@ class Threat:
             raise ValueError(f"nodes is {self.nodes} with {self.attacker!r}; give a coalition's")
         bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
         _validate.positive(bound, getattr(self, bound))
+        whole = (self.clip_norm, self.relation) == (math.inf, "replace_agent")
+        if self.gradient_gap is not None and not whole:
+            raise ValueError(
+                f"gradient_gap is {self.gradient_gap} with clip norm {self.clip_norm} and relation "
+                f"{self.relation!r}; a gap is assumed of whole agents that are not clipped"
+            )
 
     @property
     def unit(self) -> Literal["agent", "record", "client"] | None:
