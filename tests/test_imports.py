@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dpjax"
 OUTSIDE = ("experiments", "examples", "benchmarks", "tests")
 
-# A room and the other rooms that it may import. A new room is a decision: add its row.
+# A package and the others that it may import. A new package is a decision: add its row.
 ARROWS = {
     "topology": set(),
     "models": set(),
@@ -32,7 +33,7 @@ ARROWS["commands"] = set(ARROWS)
 # The command line, and what starts it.
 _ENTRIES = ("cli", "__main__")
 
-# Modules that may import more than their room.
+# Modules that may import more than their package.
 WIDER = {
     # Clients, the compiled step and the accountant agree on the same whole numbers.
     "dpjax.accounting.discrete": {"secagg"},
@@ -63,7 +64,7 @@ def modules() -> dict[str, str]:
 
 
 def packages() -> set[str]:
-    """Return the dotted names of the package and its rooms."""
+    """Return the dotted names of dpjax and its packages."""
     return {".".join(p.parent.relative_to(ROOT).parts) for p in PACKAGE.rglob("__init__.py")}
 
 
@@ -88,24 +89,38 @@ def arrow_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
     """Return one line for each import in ``sources`` that the arrows forbid."""
     wrong = []
     for name, source in sources.items():
-        room = name.split(".")[1] if name.count(".") else None
-        # cli, _validate and the like are modules of the package itself, not rooms.
-        is_room = room is not None and f"dpjax.{room}" in inits
-        if is_room and room not in ARROWS:
-            wrong.append(f"{name}: the room {room} has no row in ARROWS")
+        package = name.split(".")[1] if name.count(".") else None
+        # cli, _validate and the like stand at the top, in no package.
+        is_package = package is not None and f"dpjax.{package}" in inits
+        if is_package and package not in ARROWS:
+            wrong.append(f"{name}: the package {package} has no row in ARROWS")
             continue
         for target in imported(name, source, name in inits):
             top, _, rest = target.partition(".")
             other = rest.split(".")[0]
-            if top in OUTSIDE or (other == "cli" and top == "dpjax" and room not in _ENTRIES):
+            if top in OUTSIDE or (other == "cli" and top == "dpjax" and package not in _ENTRIES):
                 wrong.append(f"{name} imports {target}: nobody imports it")
-            elif room in (None, "cli") or top != "dpjax" or f"dpjax.{other}" not in inits:
+            elif package in (None, "cli") or top != "dpjax" or f"dpjax.{other}" not in inits:
                 continue
-            elif not is_room:
-                wrong.append(f"{name} imports {target}: what all rooms share imports none of them")
-            elif other != room and other not in ARROWS[room] | WIDER.get(name, set()):
-                wrong.append(f"{name} imports {target}: {room} may not import {other}")
+            elif not is_package:
+                wrong.append(
+                    f"{name} imports {target}: what all packages share imports none of them"
+                )
+            elif other != package and other not in ARROWS[package] | WIDER.get(name, set()):
+                wrong.append(f"{name} imports {target}: {package} may not import {other}")
     return wrong
+
+
+def circles(sources: dict[str, str], inits: set[str]) -> list[list[str]]:
+    """Return the modules that import each other, for types and in functions too."""
+    graph = nx.DiGraph()
+    for name, source in sources.items():
+        for target in imported(name, source, name in inits):
+            # `from module import thing` names the module, where thing is none.
+            module = target if target in sources else target.rpartition(".")[0]
+            if module in sources and module != name:
+                graph.add_edge(name, module)
+    return [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
 
 
 def form_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
@@ -127,7 +142,7 @@ def form_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
         if name not in inits and "__all__" not in bound:
             wrong.append(f"{name} has no __all__")
         if name in inits:
-            # `from dpjax.room import thing` must give the module, never a function of that name.
+            # `from dpjax.package import thing` must give the module, never a function of that name.
             inside = {other[len(name) + 1 :] for other in sources if other.startswith(name + ".")}
             wrong += [f"{name} binds {both}, a module of it" for both in sorted(bound & inside)]
     return wrong
@@ -148,8 +163,22 @@ def loaded_slow(names: list[str], *folders: Path) -> list[str]:
     return ast.literal_eval(done.stdout)
 
 
-def test_rooms_keep_the_arrows() -> None:
+def test_packages_keep_the_arrows() -> None:
     assert not arrow_violations(modules(), packages())
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(modules(), packages()) == []
+
+
+@pytest.mark.mutant
+def test_a_circle_of_imports_is_caught() -> None:
+    lazy = "def f():\n    from dpjax.plans.a import A"
+    typed = "if TYPE_CHECKING:\n    from dpjax.plans import b"
+    assert circles({"dpjax.plans.a": typed, "dpjax.plans.b": lazy}, set()) == [
+        ["dpjax.plans.a", "dpjax.plans.b"]
+    ]
+    assert circles({"dpjax.plans.a": typed, "dpjax.plans.b": "import dpjax.plans.c"}, set()) == []
 
 
 def test_modules_have_a_docstring_and_all() -> None:
@@ -215,11 +244,11 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.engine.bad", "from dpjax.commands import design"),
         ("dpjax.commands.bad", "from dpjax import cli"),
         ("dpjax._validate", "from dpjax.topology import graphs"),
-        ("dpjax.newroom.bad", "import numpy"),
+        ("dpjax.newpackage.bad", "import numpy"),
     ],
 )
 def test_a_wrong_import_is_caught(name: str, source: str) -> None:
-    inits = {"dpjax", "dpjax.newroom", *(f"dpjax.{room}" for room in ARROWS)}
+    inits = {"dpjax", "dpjax.newpackage", *(f"dpjax.{package}" for package in ARROWS)}
     assert len(arrow_violations({name: source}, inits)) == 1
 
 
@@ -239,7 +268,9 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
     ],
 )
 def test_a_right_import_passes(name: str, source: str) -> None:
-    assert not arrow_violations({name: source}, {"dpjax", *(f"dpjax.{room}" for room in ARROWS)})
+    assert not arrow_violations(
+        {name: source}, {"dpjax", *(f"dpjax.{package}" for package in ARROWS)}
+    )
 
 
 @pytest.mark.mutant
