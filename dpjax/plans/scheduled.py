@@ -299,9 +299,9 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
         return np.full((target.rounds, 1), protect.sensitivity)
     steps = np.asarray(target.steps(target.rounds), np.float64) * target.first_step * _ROUNDING
     moves = np.asarray(of_method(protect.apart, steps, target.divisor, target.mixing), np.float64)
-    if not np.isfinite(moves).all():
+    if not np.all((moves >= 0) & (moves < np.inf)):
         raise ValueError(
-            f"method is {type(method).__name__}, whose payload moves without bound under relation "
+            f"method is {type(method).__name__}, whose sensitivity has no bound under relation "
             f"{protect.relation!r}, gradient_gap {protect.gradient_gap} and smoothness "
             f"{protect.smoothness}; clip gradients (clip_norm), or assume a smoothness"
         )

@@ -237,7 +237,7 @@ def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
         made = plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
         assert "ASSUMED" in made.guarantee.statement() and "ASSUMED" in made.guarantee.caption()
     for method in (DGD(), GradientTracking(), PPDOAGT()):
-        with pytest.raises(ValueError, match="moves without bound"):
+        with pytest.raises(ValueError, match="has no bound"):
             plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
         smooth = protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=60.0)
         assert plan.make(config(method, Laplace(0.9), protect=smooth), MATRIX).guarantee.epsilon

@@ -175,7 +175,7 @@ def test_a_share_that_is_no_number_counts_as_all_of_it():
         (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
     ):  # fmt: skip
         taken = np.array([0.0, known, np.nan]).reshape(3, 1, 1)
-        at = RunState(None, schedule, None, None, {"lost_noise": taken}, done=4)
+        at = RunState(None, schedule, None, None, None, {"lost_noise": taken}, done=4)
         assert at.lost_noise() == [wanted]
 
 
@@ -533,7 +533,7 @@ def test_assumptions_are_all_stated():
     wider = made.replace(gradient_gap=2.0)
     assert wider.followed_by(made, planned=True).gradient_gap == 1.0
     with pytest.raises(ValueError, match="smoothness"):
-        plan.make(config(), MATRIX).guarantee.replace(smoothness=-1.0)
+        protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=-1.0)
 
 
 def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
@@ -548,7 +548,7 @@ def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
 
 
 def test_scales_that_float32_has_not_are_refused():
-    with pytest.raises(ValueError, match="scale is .*e-3[1-9], at which noise vanishes"):
+    with pytest.raises(ValueError, match="scale is .*e-3[1-9]; .* from 1e-30"):
         plan.make(config(noise=Laplace(0.09), optimizer=Sgd(GAMMA, decay=0.05)), MATRIX)
 
 
