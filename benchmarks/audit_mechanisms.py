@@ -601,11 +601,10 @@ def _unclipped(made: Any) -> Any:
 
 def _of_absent(made: Any) -> Any:
     part = made.config.noise
-    share = part.shares(AGENTS) if isinstance(part, noise.Aggregate) else 2
     if isinstance(part, noise.Aggregate):
-        return _scaled(made, math.sqrt(share / AGENTS))
+        return _scaled(made, math.sqrt(part.cohort(AGENTS).honest / AGENTS))
     code = made.privatizer.code
-    less = dataclasses.replace(code, variance=code.variance * share // AGENTS)
+    less = dataclasses.replace(code, variance=code.variance * 2 // AGENTS)
     return _noisy(made, lambda inner: dataclasses.replace(inner, code=less))
 
 

@@ -332,6 +332,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0; 1 when ``dpjax data check`` finds a bad file, or ``dpjax secagg`` gets no
         sum; 2 after an error of the user's, whose message is printed; 130 after Ctrl-C.
+
+    Example:
+        >>> from dpjax import cli
+        >>> cli.main(["design", "--graph", "nowhere.edges", "--relation", "replace_agent"]) == 0
+        False
     """
     from dpjax import __version__
 

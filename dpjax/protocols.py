@@ -57,6 +57,11 @@ class State(NamedTuple):
         secret: The privatizer's state: noise keys and past noise. Shared by all plans of a seed,
             never in a checkpoint, drawn again on resume; no method ever reads it.
         round: Rounds done.
+
+    Example:
+        >>> from dpjax.protocols import State
+        >>> State(models=1.0, memory=(), secret=(), round=0)._fields
+        ('models', 'memory', 'secret', 'round')
     """
 
     models: Any
@@ -71,6 +76,11 @@ class PublicState(NamedTuple):
     Attributes:
         models: As in `State`.
         memory: As in `State`.
+
+    Example:
+        >>> from dpjax.protocols import PublicState
+        >>> PublicState(models=1.0, memory=())._fields  # no secret
+        ('models', 'memory')
     """
 
     models: Any
@@ -84,6 +94,11 @@ class Info(NamedTuple):
         metrics: Scalars of the round by name. Not private.
         messages: What goes over the links, which is what an attacker sees; with an axis of gossip
             steps before where there are several.
+
+    Example:
+        >>> from dpjax.protocols import Info
+        >>> Info(metrics={"clipped": 0.1}, messages=()).metrics["clipped"]
+        0.1
     """
 
     metrics: Mapping[str, Float[Array, ""]]
@@ -96,6 +111,11 @@ class Algorithm(NamedTuple):
     Attributes:
         init: ``init(models, key=None) -> State``; the key is public, for methods that draw one.
         step: ``step(key, state, batch) -> (State, Info)``, one round.
+
+    Example:
+        >>> from dpjax.protocols import Algorithm
+        >>> Algorithm(lambda models: models, lambda key, state, batch: (state, None)).init(3)
+        3
     """
 
     init: Callable[..., State]
@@ -108,6 +128,12 @@ class Answer(NamedTuple):
     Attributes:
         total: Agent-stacked sum of what was clipped.
         metrics: Scalars to report by name, not private.
+
+    Example:
+        >>> from dpjax.protocols import Answer
+        >>> total, metrics = Answer(total=[1.0])
+        >>> metrics
+        {}
     """
 
     total: Any
@@ -122,6 +148,11 @@ class Emission(NamedTuple):
         public: What is sent as it is; it must not depend on any batch.
         carry: What the agents keep for themselves until the round ends.
         metrics: Scalars to report by name, not private.
+
+    Example:
+        >>> from dpjax.protocols import Emission
+        >>> Emission(private=[1.0]).public
+        ()
     """
 
     private: Any
@@ -136,6 +167,11 @@ class Received(NamedTuple):
     Attributes:
         value: What reaches the agents, agent-stacked, or the server.
         sent: What went over the links: what an attacker sees.
+
+    Example:
+        >>> from dpjax.protocols import Received
+        >>> Received(value=[0.5], sent=[1.0]).sent  # what an attacker sees
+        [1.0]
     """
 
     value: Any
@@ -155,6 +191,15 @@ class IntegerEncoded(NamedTuple):
         opened: ``opened(total, key, like) -> tree``: the sum of payloads that a sum of noisy ones
             stands for, without the agents' axis; ``like`` has the shapes and dtypes of one
             agent's payload.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.protocols import IntegerEncoded
+        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.transforms import integers
+        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> isinstance(integers.privatizer(code, key=jax.random.key(0), rounds=5), IntegerEncoded)
+        True
     """
 
     init: Callable[[Any], Any]
@@ -168,6 +213,13 @@ class Draw(NamedTuple):
     Attributes:
         rows: [n, b] positions among the agent's own records.
         padding: [n, b] True where a slot holds no record; None where none is padding.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.plans import samplers
+        >>> draw = samplers.Full().holding(2).draw(None, 0, jnp.array([2, 1]))
+        >>> draw.rows.shape, draw.padding.tolist()
+        ((2, 2), [[False, False], [False, True]])
     """
 
     rows: Int[Array, "n b"]
@@ -175,7 +227,13 @@ class Draw(NamedTuple):
 
 
 class Query(Protocol):
-    """A sum of clipped gradients: the only way in which a method reads data. Hashable."""
+    """A sum of clipped gradients: the only way in which a method reads data. Hashable.
+
+    Example:
+        >>> from dpjax.plans.query import AgentQuery
+        >>> AgentQuery.__call__.__annotations__["return"].__name__
+        'Answer'
+    """
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -238,6 +296,12 @@ class Round(NamedTuple):
         round: Rounds done before this one.
         opened: ``opened(total)`` reads a sum of `IntegerEncoded` payloads; None where they have the
             payload's own form.
+
+    Example:
+        >>> from dpjax.protocols import Round
+        >>> ctx = Round({}, None, None, None, divisor=4.0, key=None, round=0)
+        >>> ctx.mean(8.0)
+        2.0
     """
 
     arrays: Any
@@ -287,6 +351,12 @@ class Aggregator(Protocol):
 
     What it delivers is the sum over those who were present and how many they were, or, on the host
     (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
+
+    Example:
+        >>> from dpjax.algorithms.exchange import Trusted
+        >>> from dpjax.protocols import Aggregator
+        >>> isinstance(Trusted(), Aggregator)
+        True
     """
 
     def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:
@@ -343,7 +413,15 @@ class Aggregator(Protocol):
 
 
 class Exchange(Protocol):
-    """How a message crosses the network."""
+    """How a message crosses the network.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.algorithms.exchange import Gossip
+        >>> arrays = {"mixing": jnp.full((2, 2), 0.5)}
+        >>> Gossip()(arrays, 0, jnp.array([[1.0], [3.0]])).value.tolist()
+        [[2.0], [2.0]]
+    """
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Deliver a message.
@@ -400,7 +478,14 @@ class _Described(Protocol):
 
 @runtime_checkable
 class Method(_Described, Protocol):
-    """What agents compute, keep and send: a frozen dataclass that inherits this."""
+    """What agents compute, keep and send: a frozen dataclass that inherits this.
+
+    Example:
+        >>> from dpjax.algorithms.dsgd import DSGD
+        >>> from dpjax.protocols import Method
+        >>> isinstance(DSGD(), Method), DSGD().stochastic
+        (True, 'rows')
+    """
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
@@ -456,7 +541,14 @@ class Method(_Described, Protocol):
 
 @runtime_checkable
 class Networked(_Described, Protocol):
-    """A method whose payload has the shape of a network: it is placed on one for a run."""
+    """A method whose payload has the shape of a network: it is placed on one for a run.
+
+    Example:
+        >>> from dpjax.algorithms.zip_dl import ZipDL
+        >>> from dpjax.protocols import Networked
+        >>> isinstance(ZipDL(), Networked)
+        True
+    """
 
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
@@ -477,7 +569,14 @@ class Networked(_Described, Protocol):
 
 @runtime_checkable
 class Timed(Protocol):
-    """A method, or what makes an optimizer, that does something else in runs of other lengths."""
+    """A method, or what makes an optimizer, that does something else in runs of other lengths.
+
+    Example:
+        >>> from dpjax.algorithms.disk import DiSK
+        >>> from dpjax.protocols import Timed
+        >>> isinstance(DiSK(), Timed)
+        False
+    """
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of a length that it is not made for.
@@ -492,7 +591,13 @@ class Timed(Protocol):
 
 
 class Privatizer(Protocol):
-    """How noise is drawn; hashable, one compilation for each value."""
+    """How noise is drawn; hashable, one compilation for each value.
+
+    Example:
+        >>> from dpjax.protocols import Privatizer
+        >>> Privatizer.compact(None, {"factor": 1.0})
+        {'factor': 1.0}
+    """
 
     def transformation(
         self, arrays: Any, key: PRNGKeyArray
@@ -527,7 +632,14 @@ class Privatizer(Protocol):
 
 @runtime_checkable
 class Noise(Protocol):
-    """A noise design: how much of it a budget asks for, on which network."""
+    """A noise design: how much of it a budget asks for, on which network.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> from dpjax.protocols import Noise
+        >>> isinstance(noise.Whisper(), Noise), noise.Whisper().label
+        (True, 'whisper')
+    """
 
     @property
     def label(self) -> str:
@@ -541,7 +653,14 @@ class Noise(Protocol):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Which records take part in a round."""
+    """Which records take part in a round.
+
+    Example:
+        >>> from dpjax.plans import samplers
+        >>> from dpjax.protocols import Sampler
+        >>> isinstance(samplers.Random(8), Sampler), samplers.Random(8).divisor
+        (True, 8)
+    """
 
     @property
     def divisor(self) -> float:
@@ -590,7 +709,14 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """What is done with noisy means: post-processing, and the only place of step sizes."""
+    """What is done with noisy means: post-processing, and the only place of step sizes.
+
+    Example:
+        >>> from dpjax.plans import optimizers
+        >>> from dpjax.protocols import Optimizer
+        >>> isinstance(optimizers.Sgd(0.1), Optimizer), optimizers.Sgd(0.1).first
+        (True, 0.1)
+    """
 
     @property
     def first(self) -> float:
@@ -615,7 +741,13 @@ class Optimizer(Protocol):
 
 
 class Loss(Protocol):
-    """What a run costs one agent, before it is stated at a delta."""
+    """What a run costs one agent, before it is stated at a delta.
+
+    Example:
+        >>> from dpjax.accounting.losses import Gaussian
+        >>> round(Gaussian(1.0, 10).epsilon(1e-5), 3)
+        4.377
+    """
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, rounded up."""

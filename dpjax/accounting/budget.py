@@ -276,6 +276,12 @@ class AgentLoss:
         size: [n] the loss, an upper bound that includes rounding.
         epsilon: [n] by the accountant asked for, at the budget's delta.
         exact_epsilon: [n] of the same mechanism: the exact one, or the smallest known to hold.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting.budget import AgentLoss
+        >>> AgentLoss.of_mu(np.array([1.0]), 1e-5).epsilon.round(3).tolist()
+        [4.377]
     """
 
     kind: Literal["gdp", "zcdp", "pure"]
@@ -339,6 +345,13 @@ def loss(
 
     Reference:
         Rodio et al., Whisper D-SGD, Theorem 2; with the exact conversion.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import budget
+        >>> options = dict(rounds=4, clip_norm=1.0, relation="zero_out_record")
+        >>> budget.loss(4 * np.eye(3), 1e-5, **options).size.round(6).tolist()  # sqrt(4 / 4)
+        [1.0, 1.0, 1.0]
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     shift = sensitivity(relation, clip_norm)
@@ -354,6 +367,11 @@ class Remaining(NamedTuple):
         epsilon: Budget of a next phase that takes all of it, 0 where nothing is left.
         delta: The total's.
         mu: Its Gaussian-DP parameter; None for totals of other kinds.
+
+    Example:
+        >>> from dpjax.accounting.budget import Remaining
+        >>> Remaining(epsilon=2.0, delta=1e-5, mu=0.5).epsilon
+        2.0
     """
 
     epsilon: float

@@ -110,6 +110,15 @@ def energies(
 
     Returns:
         The energies (C' B^+ B C)_(s,u),(t,u), with A = B C.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import dense, kalman
+        >>> from dpjax.mechanism.participation import Participation
+        >>> once = Participation(2, 1, 2)
+        >>> found = dense.energies(np.eye(2), 2 * np.eye(2), once)
+        >>> kalman.pattern_sums(found.values, once).tolist()  # 1 / 2^2
+        [0.25]
     """
     rounds, n = participation.rounds, a.shape[1] // participation.rounds
     scale = np.abs(b).max(axis=1, initial=0.0)

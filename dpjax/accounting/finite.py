@@ -96,6 +96,12 @@ class Grid(NamedTuple):
         variance: h^2 / 12, which rounding adds to every message; it does not cancel in sums.
         share: What it adds, as a share, to the noise variance of the network's mean summed over
             the run.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import finite
+        >>> finite.grid(np.eye(3), rounds=10).deviation
+        1.0
     """
 
     spacing: float
@@ -111,6 +117,11 @@ class Cost(NamedTuple):
         epsilon: 2 eta.
         delta: (e^eta - 1) delta + beta: the part of delta that it uses.
         draws: Normals of the whole run.
+
+    Example:
+        >>> from dpjax.accounting.finite import Cost
+        >>> Cost(epsilon=1e-9, delta=1e-12, draws=100).draws
+        100
     """
 
     epsilon: float
@@ -214,6 +225,14 @@ def cost(
 
     Raises:
         ValueError: For a singular factor or numbers out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import finite
+        >>> sizes = dict(spacing=2.0**-20, parameters=100, mu=1.0, delta=1e-5, clip_norm=1.0)
+        >>> cost = finite.cost(np.eye(3), 10, **sizes)
+        >>> cost.draws, cost.epsilon < 0.01
+        (3000, True)
     """
     parameters = _validate.integer("parameters", parameters)
     delta = _validate.probability("delta", delta)

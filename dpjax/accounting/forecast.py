@@ -93,6 +93,15 @@ class Forecast:
         apart: True where agents draw their noise apart (R is diagonal).
         sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
             without sampling, from which epsilon does not follow.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=10)
+        >>> parts |= dict(noise=dp.noise.Independent(), budget=dp.Budget(8.0, delta=1e-5))
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> plan.forecast(parameters=10).unit
+        'agent'
     """
 
     parameters: int

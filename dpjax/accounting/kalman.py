@@ -488,6 +488,14 @@ def pattern_sums(
 
     Returns:
         [n] squared bound of each agent at clip 1 and noise 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting import kalman
+        >>> from dpjax.mechanism.participation import Participation
+        >>> values = np.array([[[1.0]], [[0.5]], [[2.0]]])  # three rounds, one lag, one agent
+        >>> kalman.pattern_sums(values, Participation(3, 1, 3)).tolist()
+        [2.0]
     """
     absolute = np.abs(values)
     weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]

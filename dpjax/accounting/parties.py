@@ -61,6 +61,11 @@ class Party(NamedTuple):
         epsilon: An upper bound at ``delta``; None where nothing is promised.
         delta: Delta of the guarantee.
         why: The reason, as the end of a sentence.
+
+    Example:
+        >>> from dpjax.accounting.parties import Party
+        >>> print(Party("participants", None, 1e-5, "they know the seed"))
+        NOT protected from participants: they know the seed.
     """
 
     party: str
@@ -77,7 +82,13 @@ class Party(NamedTuple):
 
 
 class Protection(tuple[Party, ...]):
-    """Rows of `Party`; printed it is a table."""
+    """Rows of `Party`; printed it is a table.
+
+    Example:
+        >>> from dpjax.accounting.parties import Party, Protection
+        >>> print(Protection([Party("participants", None, 1e-5, "they know the seed")]))
+        participants  NOT protected  they know the seed
+    """
 
     def __str__(self) -> str:
         """The table: who, epsilon, why."""

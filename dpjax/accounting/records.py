@@ -40,6 +40,11 @@ class Threat:
             model; every text says that it is an assumption.
         smoothness: Beside such a gap, how far gradients of one objective are assumed to be apart
             over the distance of the models, where the method needs it; else None.
+
+    Example:
+        >>> from dpjax.accounting.records import Threat
+        >>> Threat(relation="replace_record", attacker="outsider", clip_norm=1.0).gradients
+        'any'
     """
 
     relation: budget.Relation | None
@@ -167,6 +172,14 @@ class Record(Threat, Caveats):
         mu: Gaussian-DP parameter of the whole run, the largest over agents; None without one.
         white: True where the noise is independent between rounds, so that they spend apart.
         over_rounds: Why ``white`` is False; None where it is True, and in older records.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> plan.guarantee.epsilon, plan.guarantee.rounds  # no noise
+        (inf, 2)
     """
 
     epsilon: float

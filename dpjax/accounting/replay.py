@@ -23,6 +23,11 @@ class Measured(NamedTuple):
         mu: How far apart the two data sets are, in standard deviations of the best linear test.
         low: Lower end of the interval for it.
         high: Upper end.
+
+    Example:
+        >>> from dpjax.accounting.replay import Measured
+        >>> Measured(mu=0.5, low=0.49, high=0.51).low
+        0.49
     """
 
     mu: float

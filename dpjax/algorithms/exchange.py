@@ -55,6 +55,14 @@ class Copies(Exchange):
     Attributes:
         sender: [L] agents, one a message, own copies among them.
         receiver: [L] agents; the sender for its own copy.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.algorithms.exchange import Copies
+        >>> links = Copies(sender=(0, 0, 1, 1), receiver=(0, 1, 0, 1))
+        >>> messages = jnp.array([[1.0], [1.0], [3.0], [3.0]])
+        >>> links({"mixing": jnp.full((2, 2), 0.5)}, 0, messages).value.tolist()
+        [[2.0], [2.0]]
     """
 
     sender: tuple[int, ...]
@@ -76,7 +84,15 @@ class Copies(Exchange):
 
 @dataclass(frozen=True)
 class Sum(Aggregator):
-    """The plain sum: every agent is present, and whoever listens sees every message."""
+    """The plain sum: every agent is present, and whoever listens sees every message.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.algorithms.exchange import Sum
+        >>> total, present = Sum()(jnp.array([[1.0], [3.0]]))
+        >>> total.tolist(), float(present)
+        ([4.0], 2.0)
+    """
 
     def __call__(self, messages: Any) -> tuple[Any, Array]:
         """Sum over the agents, and their number."""
@@ -248,6 +264,13 @@ class Server(Exchange):
 
     Attributes:
         aggregate: How it comes by the sum; a secure sum takes the plain one's place.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.algorithms.exchange import Server
+        >>> total, present = Server()({}, 0, jnp.array([[1.0], [3.0]])).value
+        >>> total.tolist(), float(present)
+        ([4.0], 2.0)
     """
 
     aggregate: Aggregator = Sum()

@@ -149,6 +149,12 @@ class Shielded(NamedTuple):
     Attributes:
         model: Its model, leaves [n, ...].
         weights: [n, n] its weight b_{i->j} for every other agent.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.algorithms.random_weights import Shielded
+        >>> Shielded(model=jnp.ones((3, 2)), weights=jnp.zeros((3, 3))).weights.shape
+        (3, 3)
     """
 
     model: Any
@@ -235,6 +241,11 @@ class EncryptedOnLinks(Unbounded, Method):
 
     Attributes:
         largest: Bound on each end's factor; the products' sum at an agent stays below 1.
+
+    Example:
+        >>> from dpjax.algorithms.random_weights import EncryptedOnLinks
+        >>> EncryptedOnLinks(largest=0.2).largest
+        0.2
     """
 
     largest: float

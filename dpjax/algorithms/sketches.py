@@ -27,7 +27,13 @@ _FORGOTTEN = 1e-17
 
 @runtime_checkable
 class LinearSketch(Protocol):
-    """A linear sketch that may change from round to round; hashable."""
+    """A linear sketch that may change from round to round; hashable.
+
+    Example:
+        >>> from dpjax.algorithms.sketches import Fixed, LinearSketch
+        >>> isinstance(Fixed(k=4), LinearSketch)
+        True
+    """
 
     @property
     def k(self) -> int:
@@ -102,6 +108,14 @@ class Fixed(_Known):
 
     Reference:
         `dpjax.transforms.sketch.gaussian`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.algorithms.sketches import Fixed
+        >>> sketch = Fixed(k=4)
+        >>> frame = sketch.projection(sketch.start(jax.random.key(0), 20, jnp.float32))
+        >>> frame.encode(jnp.ones(20)).shape
+        (4,)
     """
 
     k: int
@@ -162,6 +176,12 @@ class Given(_Known):
 
     Reference:
         The leading right singular vectors of public gradients, say.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.algorithms.sketches import Given
+        >>> Given(np.eye(5)[:, :2]).k
+        2
     """
 
     columns: Float[np.ndarray, "d k"]

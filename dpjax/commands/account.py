@@ -72,6 +72,13 @@ class Account(NamedTuple):
         sigma: Noise multiplier: standard deviation over the clip norm, as `NOISE` says.
         rows: By gradients, then attackers, then victim: gradients, attackers, victim, distance
             (None without attackers), mu, epsilon, upper_bound.
+
+    Example:
+        >>> import dpjax as dp
+        >>> W = dp.mixing.metropolis_hastings(dp.graphs.ring(5))
+        >>> cost = dp.account(W, relation="replace_record", rounds=10, sigma=5.0, trust="pndp")
+        >>> cost.sigma, len(cost.attackers)
+        (5.0, 5)
     """
 
     attackers: tuple[tuple[int, ...], ...]
@@ -253,6 +260,14 @@ def least(plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> li
     Args:
         plain: Losses of views.
         wide: Losses of larger ones, one for each.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.accounting.attacker import ViewLoss
+        >>> from dpjax.commands import account
+        >>> plain, wide = (ViewLoss(np.array([mu]), np.array([False]), "any") for mu in (2.0, 1.0))
+        >>> account.least([plain], [wide])[0].mu.round(6).tolist()
+        [1.0]
     """
     losses = []
     for one, larger in zip(plain, wide, strict=True):
@@ -271,6 +286,12 @@ def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int
 
     Returns:
         [n] distances, -1 where no message arrives.
+
+    Example:
+        >>> from dpjax.commands import account
+        >>> from dpjax.topology import graphs, mixing
+        >>> account.distances(mixing.metropolis_hastings(graphs.ring(5)), [0]).tolist()
+        [0, 1, 2, 2, 1]
     """
     from scipy.sparse import csgraph
 

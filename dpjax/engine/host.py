@@ -49,6 +49,16 @@ def local(plan: Plan) -> Transport:
 
     Args:
         plan: The plan of the run.
+
+    Example:
+        >>> import dpjax as dp
+        >>> from dpjax.engine import host
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> result = dp.run(plan, dp.quadratics(3), seeds=[0], transport=host.local(plan))
+        >>> result.metrics["mean_gap"].shape
+        (2, 1, 1)
     """
 
     @jax.jit

@@ -46,6 +46,11 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
 
     Raises:
         ValueError: For another seed, purpose or phase.
+
+    Example:
+        >>> from dpjax.engine import keys
+        >>> bool((keys.derive(0, "noise") == keys.derive(0, "noise")).all())
+        True
     """
     return stacked((seed,), purpose, phase)[0]
 

@@ -430,7 +430,7 @@ def metric_names(
         key: Any key.
 
     Raises:
-        ValueError: For metrics that are no numbers by name.
+        ValueError: For metrics that are no numbers by name, and names that stand twice.
     """
     state = statics.template(arrays, models, key)
     models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))
@@ -442,4 +442,6 @@ def metric_names(
             raise ValueError(
                 f"metrics returns {_validate.shown(shapes)}; return a dict of real scalars by name"
             )
+    if twice := sorted({*shapes, "consensus"} & set(statics.reports)):
+        raise ValueError(f"method reports {twice}, as the problem or the engine does; rename them")
     return (*shapes, "consensus", *statics.reports)

@@ -161,6 +161,20 @@ def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
 
     Returns:
         The algorithm.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from dpjax.algorithms.dsgd import DSGD
+        >>> from dpjax.engine.step import make_step
+        >>> from dpjax.protocols import Answer
+        >>> def query(models, batch):
+        ...     return Answer(models - batch)  # gradients of squares around the batch
+        >>> parts = dict(query=query, privatizer=None, optimizer=optax.sgd(0.5), divisor=1)
+        >>> step = make_step(DSGD(), {"mixing": jnp.full((2, 2), 0.5)}, **parts)
+        >>> state = step.init(jnp.zeros((2, 1)), jax.random.key(0))
+        >>> state, info = step.step(jax.random.key(1), state, jnp.array([[1.0], [3.0]]))
+        >>> state.models.tolist()
+        [[1.0], [1.0]]
     """
     halves = make_halves(method, arrays, **parts)
     return Algorithm(halves.init, halves.step)

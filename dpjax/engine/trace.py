@@ -31,6 +31,11 @@ class Passed(NamedTuple):
         message: What went over the links, as an attacker on all of them sees it.
         before: Models and memory before the round.
         after: And after it.
+
+    Example:
+        >>> from dpjax.engine.trace import Passed
+        >>> Passed._fields
+        ('private', 'noisy', 'message', 'before', 'after')
     """
 
     private: Any
@@ -121,6 +126,16 @@ def moves(
     Reference:
         Xie, Liu and Chai (2025), Proposition 1, compares update rules by
         such distances.
+
+    Example:
+        >>> import dpjax as dp
+        >>> from dpjax.engine import trace
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> same = dp.quadratics(3)
+        >>> float(trace.moves(plan, same, same, seeds=[0]).max())
+        0.0
     """
     inputs_.check(plan, [problem, neighbour], (0, 1))
     statics, length, arguments = _prepared(plan, problem, seeds, rounds)

@@ -37,6 +37,14 @@ class Design:
         multipliers: [n] dual variables to start a similar solve from; empty if none.
         options: objective and structure beyond the horizon (discount, final_model, subgroups,
             fingerprints of step sizes and weights), part of what :meth:`check` compares.
+
+    Example:
+        >>> from dpjax.mechanism import design
+        >>> from dpjax.topology import graphs, mixing
+        >>> W = mixing.metropolis_hastings(graphs.ring(4))
+        >>> made = design.make("whisper", W, 1.0)
+        >>> made.n, made.converged
+        (4, True)
     """
 
     kind: str

@@ -50,6 +50,13 @@ class Solution:
             attained without.
         variance_ratio: largest variance in the design over that of independent noise under the
             same bound: the range and precision that noise which must cancel asks for.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import factorization
+        >>> solution = factorization.minimize_trace(np.diag([1.0, 4.0]))
+        >>> round(float(solution.value), 4), solution.converged
+        (5.0, True)
     """
 
     precision: Float[np.ndarray, "n n"]

@@ -36,6 +36,10 @@ class Filter(NamedTuple):
     Attributes:
         b: Weights of this gradient and the ones before, b_0 first.
         a: Weights of earlier outputs, a_1 first; empty for a finite response.
+
+    Example:
+        >>> from dpjax.mechanism.filters import Filter
+        >>> filter = Filter((0.1,), (-0.9,))
     """
 
     b: tuple[float, ...]

@@ -48,6 +48,12 @@ class Schedule(NamedTuple):
         budget: Loss, epsilon or mu, that no number of rounds of this schedule exceeds.
         spent: Loss of the T messages.
         gradient_gap: What all this is for: how far gradients of the same agent differ.
+
+    Example:
+        >>> from dpjax.mechanism import laplace
+        >>> schedule = laplace.geometric(1.0, 1.0, 0.1, 0.8, 0.9, 5)
+        >>> schedule.noise, schedule.step_sizes.shape
+        ('laplace', (5,))
     """
 
     step_sizes: Float[np.ndarray, " T"]

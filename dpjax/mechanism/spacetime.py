@@ -41,6 +41,15 @@ class JointDesign(NamedTuple):
         covariance_bound: no covariance of sensitivity 1 has a smaller value with this strategy.
         history: the value after each half-step, C first; it never rises.
         converged: whether the last round of half-steps gained less than the tolerance.
+
+    Example:
+        >>> from dpjax.mechanism import spacetime
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> W = mixing.metropolis_hastings(graphs.ring(3))
+        >>> joint = spacetime.design(W, Participation(4, 1, 4))
+        >>> joint.strategy.shape, joint.covariance.shape, joint.gap < 1e-3
+        ((4, 4), (3, 3), True)
     """
 
     strategy: Float[np.ndarray, "t t"]

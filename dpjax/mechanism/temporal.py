@@ -89,6 +89,13 @@ class TemporalSolution(NamedTuple):
         lower_bound: no strategy of sensitivity 1 has a smaller value, rounded down.
         iterations: evaluations of the fixed-point map.
         converged: whether the gap met the tolerance.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> temporal.solve(np.eye(4), Participation(4, 1, 4)).converged
+        True
     """
 
     strategy: Float[np.ndarray, "t t"]
@@ -321,6 +328,14 @@ def solve(
 
     Reference:
         "MAFALDA-SGD", eq. (11); Choquette-Choo et al. 2022, "Multi-epoch matrix factorization".
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> solution = temporal.solve(np.tri(4).T @ np.tri(4), Participation(4, 1, 4))
+        >>> solution.strategy.shape, solution.gap < 1e-6
+        ((4, 4), True)
     """
     gram = _validate.square("gram", gram)
     rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
@@ -456,6 +471,9 @@ def banded(
 
     Reference:
         Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization".
+
+    Example:
+        >>> from dpjax.mechanism import temporal
     """
     from jax_privacy.matrix_factorization import dense
 
@@ -498,6 +516,13 @@ def toeplitz(
 
     Reference:
         McKenna 2024, "Scaling up the banded matrix factorization mechanism".
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> temporal.toeplitz(np.ones((1, 1)), Participation(8, 2, 4), bands=2).shape
+        (8, 8)
     """
     from jax_privacy.matrix_factorization import banded as banded_
     from jax_privacy.matrix_factorization import optimization

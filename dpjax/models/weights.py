@@ -35,6 +35,14 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: Without the package safetensors, for a file that is none, or a tensor of
             another dtype (of 8 bits, say).
+
+    Example:
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from dpjax.models import weights
+        >>> save_file({"head.bias": np.zeros(3, np.float32)}, "some.safetensors")
+        >>> weights.read("some.safetensors")["head.bias"].shape
+        (3,)
     """
     if not os.path.isfile(path):
         raise ValueError(f"{path} does not exist; give a safetensors file on this machine")

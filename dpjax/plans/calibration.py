@@ -39,6 +39,16 @@ class Target:
         first_step: The first round's step size.
         divisor: What the sampler divides sums by; 1 where one gradient an agent is clipped.
         rates: [n] probability that a record is in a round's batch, where that amplifies.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax as dp
+        >>> from dpjax.plans.calibration import Target
+        >>> from dpjax.mechanism.participation import Participation
+        >>> parts = dict(method=dp.methods.DSGD(), first_step=0.1, divisor=1.0, steps=np.ones)
+        >>> protect, budget = dp.Protect("replace_agent", clip_norm=1.0), dp.Budget(1.0, delta=1e-5)
+        >>> Target(np.eye(3), budget, protect, Participation(2, 2, 1), **parts).agents
+        3
     """
 
     mixing: Float[np.ndarray, "*p n n"]
@@ -132,7 +142,17 @@ class Target:
 
 @runtime_checkable
 class Calibrated(Protocol):
-    """Noise that keeps a budget, as it will run: what a plan knows of it."""
+    """Noise that keeps a budget, as it will run: what a plan knows of it.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
+        >>> protect = dp.Protect("replace_agent", clip_norm=1.0)
+        >>> parts |= dict(noise=dp.noise.Independent(), budget=dp.Budget(8.0, delta=1e-5))
+        >>> W = dp.mixing.metropolis_hastings(dp.graphs.ring(3))
+        >>> dp.make_plan(dp.Config(protect=protect, **parts), W).noise.factor.shape
+        (3, 3)
+    """
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray]:

@@ -30,7 +30,13 @@ _ROUNDING = 1 + 2.0**-20
 
 
 class LostNoiseWarning(UserWarning):
-    """Noise is finer than the numbers that it is added to, which then are sent without it."""
+    """Noise is finer than the numbers that it is added to, which then are sent without it.
+
+    Example:
+        >>> from dpjax.plans.scheduled import LostNoiseWarning
+        >>> issubclass(LostNoiseWarning, UserWarning)
+        True
+    """
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ LIMIT = 0.01
 
 
 class HopelessWarning(UserWarning):
-    """A run was started whose noise leaves nothing to learn."""
+    """A run was started whose noise leaves nothing to learn.
+
+    Example:
+        >>> from dpjax.plans.statements import HopelessWarning
+        >>> issubclass(HopelessWarning, UserWarning)
+        True
+    """
 
 
 def entries(params: Any) -> int:

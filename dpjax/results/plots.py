@@ -165,6 +165,14 @@ def lines(
     Raises:
         ValueError: For a missing column, cells that are lists or no numbers where there must be
             some, no rows, or rows that only a column not named tells apart.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import plots
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> figure = plots.lines(rows, "round", "loss")
+        >>> plots.save(figure, "figure.svg").name
+        'figure.svg'
     """
     if not len(frame):
         raise ValueError("frame has no rows; nothing to draw")
@@ -228,6 +236,13 @@ def from_records(
     Raises:
         ValueError: For records that cannot be read, a column that they lack, a value of no row, or
             rows of several settings.
+
+    Example:
+        >>> from dpjax.results import plots, records
+        >>> rows = [{"round": t, "test_loss": 1 / t, "algorithm": "a", "seed": 0} for t in (1, 2)]
+        >>> path = records.write("curve.jsonl", rows, {"command": "by hand"})
+        >>> plots.from_records(path, out="curve.svg").name
+        'curve.svg'
     """
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
     frame = records.read(paths)
@@ -382,7 +397,14 @@ def _plain_decades(axis: Any) -> None:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib settings of every figure, for the time of a ``with`` block."""
+    """Matplotlib settings of every figure, for the time of a ``with`` block.
+
+    Example:
+        >>> from matplotlib import pyplot
+        >>> from dpjax.results import plots
+        >>> with plots.style():
+        ...     figure, axes = pyplot.subplots()
+    """
     import matplotlib
 
     with matplotlib.rc_context():
@@ -405,6 +427,12 @@ def figure(
 
     Returns:
         The figure and its axes [rows * columns], to give to `lines` as ``ax``.
+
+    Example:
+        >>> from dpjax.results import plots
+        >>> figure, axes = plots.figure(1, 2)
+        >>> len(axes)
+        2
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -427,6 +455,13 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
 
     Returns:
         The caption. A figure that is finished already is left as it is.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import plots
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> plots.finish(plots.lines(rows, "round", "loss"), note="Two rounds.")
+        'Two rounds.'
     """
     notes = _NOTES.setdefault(figure, _Notes())
     if guarantee is not None:
@@ -470,6 +505,13 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
 
     Raises:
         ValueError: For another ending, or where the system refuses to write.
+
+    Example:
+        >>> import pandas
+        >>> from dpjax.results import plots
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> plots.save(plots.lines(rows, "round", "loss"), "figure.svg").name
+        'figure.svg'
     """
     path = Path(path)
     if path.suffix not in (".svg", ".png", ".pdf"):

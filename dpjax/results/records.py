@@ -114,6 +114,12 @@ def read(
 
     Raises:
         ValueError: If nothing is found, or naming the file and line of a truncated or foreign one.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> path = records.write("run.jsonl", [{"seed": 0, "loss": 0.5}], {"command": "by hand"})
+        >>> records.read(path)["loss"].tolist()
+        [0.5]
     """
     import pandas
 
@@ -136,6 +142,12 @@ def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, An
 
     Raises:
         ValueError: For a missing or foreign file.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> path = records.write("other.jsonl", [{"seed": 0, "loss": 0.5}], {"command": "by hand"})
+        >>> records.read_metadata(path)["command"]
+        'by hand'
     """
     path = Path(path)
     if not os.path.isfile(path):
@@ -156,6 +168,12 @@ def metadata(
     Returns:
         command, seed, versions, device (kind and count), platform, commit and dirty (None outside
         a checkout), date (UTC), and the extra entries.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> made = records.metadata("python train.py", seed=0)
+        >>> made["command"], made["seed"]
+        ('python train.py', 0)
     """
     import jax
 
@@ -256,8 +274,11 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 def _head(path: Path, line: bytes) -> dict[str, Any]:
     """The metadata, checked."""
     head = _parse(path, 1, line).get("metadata")
-    kinds = {"rows": int, "guarantees": list}
-    if not isinstance(head, dict) or any(type(head.get(k)) is not kinds[k] for k in kinds):
+    head = head if isinstance(head, dict) else {}
+    rows, listed = head.get("rows"), head.get("guarantees")
+    guarantees = listed if isinstance(listed, list) else [None]
+    valid = type(rows) is int and rows >= 0 and all(isinstance(one, dict) for one in guarantees)
+    if not valid:
         raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
     if head.get("format") != _FORMAT:
         raise ValueError(
@@ -311,7 +332,8 @@ def _meant(paths: Any) -> Iterator[Path]:
     if not listed:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
     for path in map(Path, listed):
-        inside = [path] if os.path.isfile(path) else sorted(path.rglob("*.jsonl*"))
+        inside = [path] if os.path.isfile(path) else []
+        inside = sorted(path.rglob("*.jsonl*")) if os.path.isdir(path) else inside
         inside = [p for p in inside if p == path or p.name.endswith((".jsonl", ".jsonl.gz"))]
         if not inside:
             what = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"

@@ -64,6 +64,11 @@ class Parameters(NamedTuple):
         adversary: "semi_honest" or "semi_malicious".
         security: Bits: a corrupt server learns more than the sum with probability below 2^-this.
         correctness: Bits: a round within the dropouts aborts with probability below 2^-this.
+
+    Example:
+        >>> from dpjax.secagg import graph
+        >>> graph.parameters(100, corrupt=0.1, dropout=0.1).dropouts
+        10
     """
 
     degree: int

@@ -312,6 +312,13 @@ def noisy(
 
     Raises:
         ValueError: As `encode`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import integers
+        >>> code = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> integers.noisy(code, [0.25, -0.5], np.ones(2), integers.Stream(bytes(32))).shape
+        (2,)
     """
     whole = encode(code, values, signs, stream)
     if not code.variance:
@@ -334,6 +341,14 @@ def decode(
 
     Raises:
         ValueError: For another size, or what are no whole numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import integers
+        >>> code, signs = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2), np.ones(2)
+        >>> whole = integers.encode(code, [0.25, -0.5], signs, integers.Stream(bytes(32)))
+        >>> bool(abs(integers.decode(code, whole, signs) - [0.25, -0.5]).max() < 0.01)
+        True
     """
     array = np.asarray(total)
     if array.shape != (code.padded,) or array.dtype.kind not in "iu":

@@ -35,6 +35,14 @@ class Carried(NamedTuple):
         sent: Bytes to clients.
         server: The process's own seconds for the server; of `summed` alone.
         clients: Those of all clients together.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import local
+        >>> from dpjax.secagg.terms import Terms
+        >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
+        >>> local.summed(terms, np.ones((4, 2), int)).total.values.tolist()
+        [4, 4]
     """
 
     total: Total
@@ -133,6 +141,14 @@ def over_tcp(
     Raises:
         Abort: Where there is no sum.
         ValueError: For rows that the terms do not hold, and stages that are none.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import local
+        >>> from dpjax.secagg.terms import Terms
+        >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
+        >>> local.over_tcp(terms, np.ones((4, 2), int)).total.values.tolist()
+        [4, 4]
     """
     clients, stays = _parties(terms, rows, leaves)
     return asyncio.run(_over_tcp(terms, clients, stays, limits or tcp.Limits()))

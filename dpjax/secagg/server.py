@@ -42,6 +42,12 @@ class Total(NamedTuple):
         values: [length] int64, the sum of the survivors' vectors; where the terms have no bound,
             the number around zero that is the sum modulo 2^bits.
         survivors: Their numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg.server import Total
+        >>> Total(np.array([4, 4]), survivors=(0, 2)).survivors
+        (0, 2)
     """
 
     values: np.ndarray

@@ -53,6 +53,11 @@ class Limits:
         stage: For each stage after it: three, or four under ``semi_malicious``.
         send: For one message to be taken by the other end, and for a client's first message, which
             enrols it.
+
+    Example:
+        >>> from dpjax.secagg import tcp
+        >>> tcp.Limits(enrol=5.0, stage=10.0, send=1.0).whole
+        51.0
     """
 
     enrol: float = 60.0
@@ -356,6 +361,19 @@ async def join(
         Abort: Where there is no sum, with the reason; its ``exposed`` says whether the vector had
             gone out.
         ValueError: For values that the terms do not hold, and what is no port.
+
+    Example:
+        >>> import asyncio, numpy as np
+        >>> from dpjax.secagg import tcp
+        >>> from dpjax.secagg.terms import Terms
+        >>> async def total_of(rows):
+        ...     terms = Terms(len(rows), len(rows[0]), bits=32, bound=100, corrupt=0, dropout=0)
+        ...     async with tcp.Listener(terms) as listener:
+        ...         at = "127.0.0.1", listener.port
+        ...         clients = [tcp.join(terms, np.array(row), *at) for row in rows]
+        ...         return (await asyncio.gather(listener.aggregate(), *clients))[1]
+        >>> asyncio.run(total_of([[1, 2], [3, -4], [5, 6]])).values.tolist()
+        [9, 4]
     """
     limits = limits or Limits()
     port = _validate.integer("port", port, least=1, most=65535)

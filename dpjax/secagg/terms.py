@@ -17,6 +17,11 @@ class Abort(Exception):
         reason: Why.
         exposed: On a client's side, whether its masked vector had gone out: then the sum may have
             been opened, and what it costs in privacy is spent.
+
+    Example:
+        >>> from dpjax.secagg.terms import Abort
+        >>> Abort("too few clients are left", exposed=True).exposed
+        True
     """
 
     def __init__(self, reason: str, *, exposed: bool = False) -> None:
@@ -26,7 +31,14 @@ class Abort(Exception):
 
 
 class Rejected(Exception):
-    """One message is not taken in; the aggregation goes on."""
+    """One message is not taken in; the aggregation goes on.
+
+    Example:
+        >>> from dpjax.secagg.terms import Rejected
+        >>> raise Rejected("client 3 sent its keys twice")
+        Traceback (most recent call last):
+        dpjax.secagg.terms.Rejected: client 3 sent its keys twice
+    """
 
 
 @dataclass(frozen=True)

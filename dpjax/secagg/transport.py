@@ -45,6 +45,11 @@ class RoundTraffic(NamedTuple):
         survivors: Who is in the sum; nobody where it was aborted.
         seconds: It took.
         aborted: Why, or "".
+
+    Example:
+        >>> from dpjax.secagg.transport import RoundTraffic
+        >>> RoundTraffic(0, 800, 900, survivors=(0, 1), seconds=0.1, aborted="").survivors
+        (0, 1)
     """
 
     round: int
@@ -92,6 +97,15 @@ class SecureSums:
         ValueError: For terms with a bound, or more than 32 bits, an unknown way, or what is no
             terms, function, rounds or limits; a journal of something else, that is damaged, in use,
             or cannot be written or locked.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.secagg import integers, transport
+        >>> code = integers.SumCode(size=2, bound=1.0, grid=1 / 64, clients=4, variance=4)
+        >>> with transport.SecureSums(transport.terms_of(code, dropouts=0, colluders=0)) as sums:
+        ...     total, present = sums(np.ones((4, 2), np.uint32), 0)
+        >>> total.tolist(), float(present)
+        ([4, 4], 4.0)
     """
 
     def __init__(
@@ -330,6 +344,11 @@ def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...
 
     Returns:
         Agents a round, as `dpjax.algorithms.exchange.Masked` takes them.
+
+    Example:
+        >>> from dpjax.secagg import transport
+        >>> transport.absent(transport.taking_turns(50, 2), rounds=2)
+        ((0, 1), (2,))
     """
     gone = local.STAGES[: local.STAGES.index("mask") + 1]
     return tuple(

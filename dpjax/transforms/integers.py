@@ -198,6 +198,15 @@ def noisy(
 
     Returns:
         ([n, K] int32, [n] True where a row is its vector's).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.transforms import integers
+        >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
+        >>> rows, _ = integers.noisy(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(integers.decode(code, rows.sum(0), signs) - 0.5).max() < 0.05)
+        True
     """
     whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0))
     if code.variance:
@@ -225,6 +234,15 @@ def encode(
 
     Returns:
         ([n, K] int32, [n] True where a row is its vector's).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.transforms import integers
+        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> rows, sent = integers.encode(code, np.full((2, 3), 0.25), np.ones(4), jax.random.key(0))
+        >>> rows.shape, rows.dtype.name, sent.tolist()
+        ((2, 4), 'int32', [True, True])
     """
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
     scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
@@ -273,6 +291,15 @@ def decode(
 
     Returns:
         [k] reals.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.transforms import integers
+        >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
+        >>> rows, _ = integers.encode(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(integers.decode(code, rows.sum(0), signs) - 0.5).max() < 0.01)
+        True
     """
     spare = np.uint32(32 - code.bits)
     signed = jax.lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)

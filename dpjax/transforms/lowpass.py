@@ -86,6 +86,10 @@ def passed(round: Any, lag: int = 0) -> NoReturn:
 
     Raises:
         ValueError: Always: it is no function of the round.
+
+    Example:
+        >>> from dpjax.transforms import lowpass, optimizers
+        >>> link = optimizers.scale_by_adam(lowpass.passed)  # update(..., noise_variance=...)
     """
     del round, lag
     raise ValueError(
@@ -236,6 +240,15 @@ def adaptive(
 
     Reference:
         Zhang et al., DOPPLER, section 5.3.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import lowpass
+        >>> link = lowpass.adaptive(3, noise=0.0)
+        >>> gradient = jnp.ones(4)
+        >>> filtered, state = link.update(gradient, link.init(gradient))
+        >>> filtered.shape
+        (4,)
     """
     taps = _validate.integer("taps", taps, least=2)
     _validate.positive("floor", floor)

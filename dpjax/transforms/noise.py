@@ -330,6 +330,15 @@ def zero_sum(
 
     Reference:
         Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import noise
+        >>> sender, receiver = jnp.array([0, 0, 0]), jnp.array([0, 1, 2])
+        >>> link = noise.zero_sum(sender, receiver, 1.0, key=jax.random.key(0), rounds=5)
+        >>> noisy, _ = link.update(jnp.zeros((3, 4)), link.init(jnp.zeros((3, 4))))
+        >>> bool(abs(noisy.sum(0)).max() < 1e-5)
+        True
     """
     _validate.one_of("over", over, ("messages", "with_own_copy"))
     rounds = _validate.integer("rounds", rounds)
@@ -374,6 +383,13 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
 
     Returns:
         [n] and [E] keys.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.transforms import noise
+        >>> own, shared = noise.simulated_keys(jax.random.key(0), agents=3, edges=2)
+        >>> own.shape, shared.shape
+        ((3,), (2,))
     """
     check_key(root, "root")
     agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
@@ -426,6 +442,16 @@ def pairwise(
 
     Reference:
         Allouah et al. (2024), DECOR.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import noise
+        >>> edges = jnp.array([[0, 1], [1, 2]])
+        >>> own, shared = noise.simulated_keys(jax.random.key(0), agents=3, edges=2)
+        >>> link = noise.pairwise(edges, 0.0, 1.0, own_keys=own, edge_keys=shared, rounds=5)
+        >>> noisy, _ = link.update(jnp.zeros((3, 4)), link.init(jnp.zeros((3, 4))))
+        >>> bool(abs(noisy.sum(0)).max() < 1e-6)  # what one end adds the other takes away
+        True
     """
     rounds = _validate.integer("rounds", rounds)
     spreads = []

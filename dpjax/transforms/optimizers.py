@@ -82,6 +82,14 @@ def scale_by_adam(
         Tang et al., DP-AdamBC (2024), Algorithm 1; by coordinate, Nicolas et al., Lemma 3.2; Zhang
         et al., DOPPLER, Algorithm 3, whose v is corrected by 1 - beta^t where its recursion,
         counting from 0, needs 1 - (1 - beta)^(t+1), and keeps the noise.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import optimizers
+        >>> link = optimizers.scale_by_adam(noise=0.25, floor=1e-4)
+        >>> update, state = link.update(jnp.array([1.0, -1.0]), link.init(jnp.zeros(2)))
+        >>> [f"{entry:.3f}" for entry in update]  # 1 / sqrt(1 - 0.25)
+        ['1.155', '-1.155']
     """
     of_round = per_round(noise)
     _validate.positive("floor", floor)
@@ -192,6 +200,14 @@ def scale_by_galore(
         Zhao et al., GaLore (2024), whose larger models take a quarter (256 of 1,024); Zhang et al.,
         DOPPLER, Algorithm 3, whose space is that of the round's own gradient and which says nothing
         of the rank nor of what past moments become.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import optimizers
+        >>> link = optimizers.scale_by_galore(noise=0.01, rank=2, every=10)
+        >>> update, state = link.update(jnp.ones((6, 4)), link.init(jnp.ones((6, 4))))
+        >>> update.shape
+        (6, 4)
     """
     if rank is not None:
         rank = _validate.integer("rank", rank)

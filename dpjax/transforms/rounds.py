@@ -40,6 +40,12 @@ class Route(NamedTuple):
         scale: [T] factor of z_t; for blocks unused.
         weights: [T, width] weights of what is kept, the latest first; for blocks [T', T'] C^-1 in
             whole blocks.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.transforms import rounds
+        >>> rounds.route(np.tri(4), 4).kind  # its inverse has two diagonals
+        'moving'
     """
 
     kind: Literal["recursion", "moving", "blocked"]
@@ -109,6 +115,12 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
 
     Raises:
         ValueError: For another matrix, or one beyond the limits of `dpjax.mechanism.strategy`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.transforms import rounds
+        >>> rounds.route(np.eye(4) - 0.5 * np.eye(4, k=-1), 4).kind
+        'recursion'
     """
     matrix = strategy_.checked(strategy, rounds)
     diagonal, inverse = np.diag(matrix), strategy_.sparse_inverse_of(matrix)
@@ -138,6 +150,12 @@ def applied(
 
     Raises:
         ValueError: As `route`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.transforms import rounds
+        >>> bool(np.allclose(rounds.applied(np.tri(4)), np.tri(4)))
+        True
     """
     rounds = len(_validate.square("strategy", strategy))
     chosen = route(strategy, rounds)

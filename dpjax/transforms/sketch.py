@@ -91,6 +91,13 @@ class Frame:
 
     Attributes:
         columns: A [d, k], orthonormal or not; a learned sketch's is `Sketch.frame`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> frame = sketch.Frame(jnp.eye(3)[:, :2])
+        >>> frame.decode(frame.encode(jnp.array([1.0, 2.0, 3.0]))).tolist()
+        [1.0, 2.0, 0.0]
     """
 
     columns: Float[Array, "d k"]
@@ -122,6 +129,13 @@ class CountSketch:
         buckets: [rows, d], whole numbers below ``width``.
         signs: [rows, d], -1 or 1 in int8.
         width: Buckets a row; k = rows x width.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> sparse = sketch.count_sketch(100, 20, jax.random.key(0), rows=2)
+        >>> sparse.decode(sparse.encode(jnp.ones(100))).shape
+        (100,)
     """
 
     buckets: Int[Array, "rows d"]
@@ -274,6 +288,13 @@ class Sketch(NamedTuple):
         frame: S [d, k], orthonormal columns: the first ``kept`` of the basis, then probes; a narrow
             one has columns of zeros after these.
         kept: r, a whole number.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.transforms import sketch
+        >>> first = sketch.start(100, 4, jax.random.key(0))
+        >>> first.basis.shape, first.weights.shape, first.frame.shape
+        ((100, 4), (4,), (100, 4))
     """
 
     basis: Float[Array, "d k"]
@@ -386,6 +407,13 @@ def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
 
     Args:
         matrix: [d, k], k at most d.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import sketch
+        >>> columns = sketch.orthonormal(jnp.array([[3.0], [4.0]]))
+        >>> [f"{abs(entry):.1f}" for entry in columns[:, 0]]
+        ['0.6', '0.8']
     """
     return _orthonormal(matrix.T).T
 

@@ -106,6 +106,12 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arra
 
     Raises:
         ValueError: For another dtype.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import variates
+        >>> variates.normals(jax.random.key(0), (2, 3), jnp.float32).shape
+        (2, 3)
     """
     rows, columns = shape
     if jnp.dtype(dtype) == jnp.float64:
@@ -130,6 +136,12 @@ def normals_of_words(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
 
     Args:
         bits: Words.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import variates
+        >>> bool(abs(variates.normals_of_words(jnp.zeros(1, jnp.uint32))[0]) < 1e-6)
+        True
     """
     # Odd multiples of 2**-24 in (-1, 1), exact in float32.
     steps = (jax.lax.bitcast_convert_type(bits, jnp.int32) >> 8).astype(jnp.float32)
@@ -144,6 +156,12 @@ def laplaces(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arr
         key: One threefry key, of this draw alone.
         shape: (rows, columns), each below 2**32.
         dtype: float32, or float64 where JAX computes in it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.transforms import variates
+        >>> variates.laplaces(jax.random.key(0), (2, 3), jnp.float32).shape
+        (2, 3)
     """
     return laplaces_of_words(*words(key, shape), dtype)
 
@@ -157,6 +175,13 @@ def laplaces_of_words(
         high: Words whose first bit is the sign and whose second is the side.
         low: Words of the last 32 bits of k.
         dtype: float32 or float64.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.transforms import variates
+        >>> word = jnp.zeros(1, jnp.uint32)
+        >>> float(variates.laplaces_of_words(word, word, jnp.float32)[0]) >= 0
+        True
     """
     scalar = np.dtype(dtype).type
     # Scaled by powers of two, so that no compiler rounds a product and a sum otherwise.

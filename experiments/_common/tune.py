@@ -58,8 +58,9 @@ def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
     final = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=np.inf)
     best: dict[str, tuple[float, float]] = {}
     for terms, value in zip(result.terms, final, strict=True):
-        if terms.label not in best or value < best[terms.label][0]:
-            best[terms.label] = (float(value), terms.step_size)
+        label = terms["label"]
+        if label not in best or value < best[label][0]:
+            best[label] = (float(value), terms["step_size"])
     return {design: step for design, (_, step) in best.items()}
 
 

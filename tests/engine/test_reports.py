@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import host
@@ -50,3 +51,9 @@ def test_both_drivers_report_the_same(network, small):
     loop = run(one, small, seeds=[4], eval_every=3, transport=host.local(one))
     for name in ("size", "number", "gradient_norm"):
         np.testing.assert_array_equal(scan.metrics[name], loop.metrics[name])
+
+
+@pytest.mark.parametrize("name", ["consensus", "test_loss"])
+def test_names_of_metrics_that_stand_twice_are_refused(network, small, name):
+    with pytest.raises(ValueError, match=rf"method reports \['{name}'\]"):
+        run(made(network, name=name), small, seeds=[0])

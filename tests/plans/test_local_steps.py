@@ -136,7 +136,7 @@ def test_clients_come_with_several_records_of_their_own():
     np.testing.assert_array_equal(taken, EPOCHS)
     with pytest.raises(ValueError, match="batch is 3, which does not divide examples"):
         Clients(M, EACH, EPOCHS, 3)
-    with pytest.raises(ValueError, match="rounds is 5"):
+    with pytest.raises(ValueError, match="in 5 rounds; give rounds=12"):
         dealt.pattern(5)
 
 

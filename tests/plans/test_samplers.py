@@ -109,7 +109,7 @@ def test_counts_are_needed_and_are_those_of_the_problem():
         plan.make(config, RING)
     with pytest.raises(ValueError, match="counts is None"):
         dataclasses.replace(made(), counts=None)
-    with pytest.raises(ValueError, match="but agent 0 has 24 records"):
+    with pytest.raises(ValueError, match=r"the problem has \[24, 24, 24, 24\]"):
         run(made(), make_problem(N), seeds=[0])
     with pytest.raises(ValueError, match="records is None"):
         Full().draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
