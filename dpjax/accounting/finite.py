@@ -21,7 +21,7 @@ from scipy import special
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 
-__all__ = ["Cost", "Grid", "cost", "grid"]
+__all__ = ["cost", "grid"]
 
 LIMIT = 0.01
 """Largest share of delta that finite precision may use."""

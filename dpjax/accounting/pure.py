@@ -21,7 +21,11 @@ import numpy as np
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 
-__all__ = ["epsilon", "epsilon_of_moves", "mu", "mu_of_moves"]
+__all__ = [
+    "epsilon",
+    "epsilon_of_moves",
+    "mu",
+]
 
 _TINY = float(np.finfo(np.float64).tiny)
 

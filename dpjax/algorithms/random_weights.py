@@ -15,7 +15,11 @@ from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import Emission, Exchange, Method, Networked, PublicState, Received, Round
 from dpjax.topology import gossip
 
-__all__ = ["CorrelatedRandomness", "Encrypted", "EncryptedOnLinks", "Shielded"]
+__all__ = [
+    "CorrelatedRandomness",
+    "Encrypted",
+    "EncryptedOnLinks",
+]
 
 
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:

@@ -15,7 +15,11 @@ from typing import Any, Literal
 
 from dpjax import _validate
 
-__all__ = ["METHODS", "NOISES", "SAMPLERS", "MethodRow", "NoiseRow"]
+__all__ = [
+    "METHODS",
+    "NOISES",
+    "SAMPLERS",
+]
 
 OUTSIDER = (("outsider", "any"),)
 OWN_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))

@@ -34,7 +34,6 @@ __all__ = [
     "LABELS",
     "Aggregate",
     "AntiPgd",
-    "Correlated",
     "Covariance",
     "Independent",
     "Mafalda",

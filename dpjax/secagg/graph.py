@@ -41,7 +41,7 @@ import numpy as np
 
 from dpjax import _validate
 
-__all__ = ["Parameters", "harary", "parameters"]
+__all__ = ["Parameters", "parameters"]
 
 ADVERSARIES = ("semi_honest", "semi_malicious")
 SECURITY_BITS = 40

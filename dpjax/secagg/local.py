@@ -19,7 +19,7 @@ from dpjax.secagg.messages import Keys, Message, decoded, encoded
 from dpjax.secagg.server import Server, Total
 from dpjax.secagg.terms import Abort, Terms
 
-__all__ = ["STAGES", "Carried", "over_tcp", "summed"]
+__all__ = ["STAGES", "over_tcp", "summed"]
 
 STAGES = ("enrol", "share", "mask", "unmask")
 """When a client may leave: it sends nothing in that stage and after. Under ``semi_malicious``

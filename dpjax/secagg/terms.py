@@ -7,7 +7,7 @@ from typing import Literal
 from dpjax import _validate
 from dpjax.secagg import graph, primitives
 
-__all__ = ["Abort", "Rejected", "Terms"]
+__all__ = ["Abort", "Terms"]
 
 
 class Abort(Exception):

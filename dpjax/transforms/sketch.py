@@ -70,7 +70,6 @@ __all__ = [
     "fingerprint",
     "flat",
     "orthonormal",
-    "second_moment_noise",
     "start",
     "update",
 ]
