@@ -220,5 +220,5 @@ def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
         assert set(frame[column]) == tried
     assert set(frame["step_size"]) <= {0.1, 0.3}
     # All points are there: nothing is run.
-    monkeypatch.setattr(module, "run", None)
+    monkeypatch.setattr(module.dp, "run", None)
     assert module.main(tmp_path, epsilons=(3.0, 30.0), **small) == made
