@@ -587,11 +587,14 @@ def checked_partition(partition: Any, records: int) -> Partition:
     fits = indices.dtype.kind in "iu" and counts.dtype.kind in "iu" and indices.ndim == 2
     fits = fits and counts.shape == indices.shape[:1] and counts.size > 0
     fits = fits and ((counts >= 1) & (counts <= indices.shape[1])).all()
-    fits = fits and (partition.names is None or len(partition.names) == len(counts))
     if not fits:
         raise ValueError(
             f"partition has indices {indices.dtype}{list(indices.shape)} and counts "
             f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
+        )
+    if partition.names is not None and len(partition.names) != len(counts):
+        raise ValueError(
+            f"partition has {len(partition.names)} names for {len(counts)} agents; {remedy}"
         )
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)
