@@ -271,7 +271,7 @@ def up(value: float, digits: int = 6) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    # The shortest decimal that is this number: 1e-5 is told as such, not as the digit above it.
+    # The shortest decimal that is this number: 1e-5 stays 1e-5, not the digit above it.
     shortest = Decimal(repr(float(value)))
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(shortest)
     return f"{float(rounded):.{digits}g}"

@@ -176,8 +176,8 @@ def sentences(of: Record, process: bool) -> str:
         of: The guarantee, whose statement says those two itself.
         process: Whether one process holds all agents, as in every run of this package.
     """
-    told = {_named(of)} if process else {_named(of), PROCESS}
-    return " ".join(str(one) for one in table(of)[:-1] if one.party not in told)
+    named = {_named(of)} if process else {_named(of), PROCESS}
+    return " ".join(str(one) for one in table(of)[:-1] if one.party not in named)
 
 
 _Row = tuple[str, bool, str]

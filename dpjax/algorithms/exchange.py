@@ -173,7 +173,7 @@ class Trusted(Aggregator):
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
-        """The sum over who is there, [n] bools."""
+        """The sum over the agents that are present, [n] bools."""
 
         def total(leaf: Array) -> Array:
             part = jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)

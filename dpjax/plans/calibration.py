@@ -361,7 +361,7 @@ def target_of(config: Config, mixing: np.ndarray, counts: np.ndarray | None = No
 
 
 def counted(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
-    """Return a sampler told how many records there are, where it must know.
+    """Return a sampler that knows how many records there are, where it must.
 
     Args:
         sampler: Which records take part.

@@ -178,7 +178,7 @@ def check(
         outputs = reached(closed.jaxpr, [*marked, *[True] * data, *[False] * public])
         if leaks := list(itertools.compress(names, outputs[kept:])):
             raise ValueError(
-                f"method shows {leaks[0]}, which depends on data otherwise than through the noisy "
+                f"method shows {leaks[0]}, which depends on data by another way than the noisy "
                 "payload; put it into Emission.private, keep it with the agent, or ask the "
                 "query at models and by encoders that know no data"
             )

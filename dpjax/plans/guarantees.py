@@ -114,7 +114,7 @@ def _terms(config: Config, target: Target, noise: Calibrated) -> dict[str, Any]:
         "secrets": "alone" if target.agents == 1 else secrets,
         "dropouts": getattr(part, "dropouts", 0),
         "colluders": getattr(part, "colluders", 0),
-        "sum_only": getattr(part, "sealed", False),
+        "sum_only": getattr(part, "sum_only", False),
         "custom": compatibility.custom(config),
     }
 

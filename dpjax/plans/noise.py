@@ -497,7 +497,7 @@ class InShares:
 
     dropouts: int
     colluders: int
-    sealed: ClassVar[bool] = True
+    sum_only: ClassVar[bool] = True
     """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
 
     def __post_init__(self) -> None:

@@ -173,7 +173,7 @@ class Plan:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """Which records take part, told how many there are where it must know."""
+        """Which records take part; it knows how many there are where it must."""
         return calibration.counted(self.config.sampler, self.counts)
 
     @property

@@ -18,7 +18,7 @@ _VARYING = re.compile(
 def guarantees(entries: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
-    Captions that differ in epsilon, an assumed gap and rounds alone are told together, as a list
+    Captions that differ in epsilon, an assumed gap and rounds alone stand together, as a list
     or a range; those with other participations (k, b) apart. Printed epsilons are rounded up. The
     non-private runs' is left out beside private ones.
 
