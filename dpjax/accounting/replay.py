@@ -58,7 +58,7 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     Raises:
         ValueError: For fewer runs than four times the numbers of one, arrays of other shapes, or
             differences that depend on the noise by more than a fiftieth: gradients that react to
-            noise need replayed messages (`dpjax.engine.trace.moves`).
+            noise need replayed messages (`dpjax.engine.trace.empirical_sensitivity`).
 
     Reference:
         Dong, Roth and Su (2022), Gaussian differential privacy, for mu.
@@ -90,7 +90,7 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     if np.sqrt(((apart - d) ** 2).sum(axis=1).mean()) > 0.02 * np.linalg.norm(d):
         raise ValueError(
             "neighbours differs from messages by amounts that depend on the noise; give gradients "
-            "that do not react to it, or replay the messages (engine.trace.moves)"
+            "that do not react to it, or replay the messages (engine.trace.empirical_sensitivity)"
         )
     if not d.any():
         return Measured(0.0, 0.0, 0.0)

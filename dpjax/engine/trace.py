@@ -1,4 +1,4 @@
-"""What goes on inside a run, round by round: for attacks, audits and sensitivities by replay."""
+"""The private values of a run by round: for attacks, audits and empirical sensitivities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
-__all__ = ["Passed", "moves", "trace"]
+__all__ = ["Passed", "empirical_sensitivity", "trace"]
 
 
 class Passed(NamedTuple):
@@ -56,19 +56,18 @@ def trace(
     read: Read,
     rounds: int | None = None,
 ) -> Any:
-    """Run a plan and keep what is read of every round, in one compiled call.
+    """Run a plan and return what a function reads of every round, in one compiled call.
 
     The runs are those of `dpjax.engine.run.run`: the same models, batches and noise for a seed.
 
-    Guarantee: none. What is read may be private, and is for those who study what an attacker
-    learns; nothing of it may be published.
+    Guarantee: none. The values may be private and must not be published. They serve studies of
+    what an attacker learns.
 
     Args:
         plan: The plan, no release.
         problem: One problem, or one a seed.
         seeds: Seeds.
-        read: ``read(passed) -> pytree`` of a round, the same function for all calls that shall be
-            compiled once.
+        read: ``read(passed) -> pytree`` of a round. Calls with the same function compile once.
         rounds: Rounds to run; None is all.
 
     Returns:
@@ -90,12 +89,12 @@ def trace(
         (1, 5, 4, 2)
     """
     if not callable(read):
-        raise ValueError(f"read is {_validate.shown(read)}; give a function of what passed")
+        raise ValueError(f"read is {_validate.shown(read)}; give a function of a Passed")
     statics, length, arguments = _prepared(plan, problem, seeds, rounds)
     return jax.device_get(_traced(statics, read, length, *arguments, None))
 
 
-def moves(
+def empirical_sensitivity(
     plan: Plan,
     problem: Problem,
     neighbour: Problem,
@@ -103,12 +102,12 @@ def moves(
     seeds: Sequence[int],
     rounds: int | None = None,
 ) -> Float[np.ndarray, "s t n p"]:
-    """How far the private payload moves when the data change and all messages are replayed.
+    """How far private payloads are apart on neighbouring data when all messages are replayed.
 
-    A run on the problem is recorded; then the neighbour's data are run with the noisy payloads that
-    were sent, whatever its own would have been. What an attacker has seen is then the same, and the
-    payloads' distance is what the noise has to hide, an empirical sensitivity: of this pair alone,
-    below the supremum that a guarantee needs.
+    The problem is run and recorded. The neighbour's data are then run with the recorded noisy
+    payloads in place of new ones, so that an attacker sees the same messages. The distance between
+    the private payloads is what the noise has to hide. It is a lower bound of the sensitivity that
+    a guarantee needs, since it is that of one pair.
 
     Args:
         plan: The plan, with noise or without.
@@ -134,21 +133,21 @@ def moves(
         >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
         >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
         >>> same = dp.quadratics(3)
-        >>> float(trace.moves(plan, same, same, seeds=[0]).max())
+        >>> float(trace.empirical_sensitivity(plan, same, same, seeds=[0]).max())
         0.0
     """
     inputs_.check(plan, [problem, neighbour], (0, 1))
     statics, length, arguments = _prepared(plan, problem, seeds, rounds)
-    mine = _traced(statics, _payloads, length, *arguments, None)
+    recorded = _traced(statics, _payloads, length, *arguments, None)
     statics, length, arguments = _prepared(plan, neighbour, seeds, rounds)
-    theirs = _traced(statics, _payloads, length, *arguments, mine.noisy)
+    replayed = _traced(statics, _payloads, length, *arguments, recorded.noisy)
     power = 1 if plan.config.protect.norm == "l1" else 2
 
-    def apart(one: Array, two: Array) -> Array:
-        gaps = jnp.abs(one - two).reshape(*one.shape[:3], -1)
+    def distance(x: Array, y: Array) -> Array:
+        gaps = jnp.abs(x - y).reshape(*x.shape[:3], -1)
         return jnp.sum(gaps**power, axis=-1) ** (1 / power)
 
-    leaves = jax.tree.leaves(jax.tree.map(apart, mine.private, theirs.private))
+    leaves = jax.tree.leaves(jax.tree.map(distance, recorded.private, replayed.private))
     return np.stack([np.asarray(leaf) for leaf in leaves], axis=-1)
 
 
@@ -157,12 +156,12 @@ def _payloads(passed: Passed) -> Passed:
 
 
 def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Statics, int, Any]:
-    """What is static, the number of rounds, and what the traced program is called with."""
+    """Statics, the number of rounds, and the arguments of the traced program."""
     plans, problems, seeds = inputs_.check(plan, problem, seeds)
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
     if plans[0].config.release:
-        raise ValueError("plan is a release, whose noise is nobody's to see; give a simulation")
+        raise ValueError("plan is a release, whose noise stays secret; give a simulation")
     length = plans[0].config.rounds
     if rounds is not None:
         length = _validate.integer("rounds", rounds, most=length)
@@ -178,7 +177,7 @@ def _traced(
     statics: Statics, read: Read, rounds: int, arrays: Any, data: Data, models: Any,
     batch_keys: Any, noise_keys: Any, sent: Any,
 ) -> Any:  # fmt: skip
-    """What is read of every round, [S, T, ...]; ``sent`` plays noisy payloads back."""
+    """What is read of every round, [S, T, ...]; ``sent`` replaces the noisy payloads."""
 
     def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
         recording = _recording(statics.link(arrays, noise_key), noisy)
@@ -187,7 +186,7 @@ def _traced(
         def one_round(state: State, _: None) -> tuple[State, Any]:
             batch = statics.batch(data, batch_key, noise_key, state.round)
             new, info = halves.step(jax.random.fold_in(batch_key, state.round), state, batch)
-            before, after = (PublicState(one.models, one.memory) for one in (state, new))
+            before, after = (PublicState(each.models, each.memory) for each in (state, new))
             last = new.secret
             passed = Passed(last.private, last.noisy, info.messages, before, after)
             return new, _arrays(read(passed))
@@ -200,7 +199,11 @@ def _traced(
 
 
 def _arrays(values: Any) -> Any:
-    """What was read, refused where a leaf is no array."""
+    """The values as arrays.
+
+    Raises:
+        ValueError: Where a leaf is no array.
+    """
     try:
         return jax.tree.map(jnp.asarray, values)
     except (TypeError, ValueError) as error:
@@ -209,7 +212,7 @@ def _arrays(values: Any) -> Any:
 
 
 class _Recorded(NamedTuple):
-    """A privatizer's state, what last went into it and came out, and how often."""
+    """A privatizer's state, its last input and output, and the number of its calls."""
 
     inner: Any
     private: Any
@@ -218,7 +221,7 @@ class _Recorded(NamedTuple):
 
 
 def _recording(link: Any, replayed: Any) -> Any:
-    """A privatizer, or none, that keeps what it was given and gave, or what is played back."""
+    """A privatizer (or none) that records its inputs and outputs, or returns replayed ones."""
 
     def init(payload: Any) -> _Recorded:
         inner = () if link is None else link.init(payload)

@@ -8,7 +8,7 @@ sensitivity means; the largest move over pairs of problems and messages is bound
 
 `DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
 average, and the point of its gradient, each noisy or true. Methods of the package are replayed by
-`dpjax.engine.trace.moves`.
+`dpjax.engine.trace.empirical_sensitivity`.
 
 `dpjax.accounting.replay.measured` needs no rule: it takes messages that were recorded.
 """

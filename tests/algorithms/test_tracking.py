@@ -16,7 +16,7 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.engine.run import run
-from dpjax.engine.trace import moves, trace
+from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.plans import noise, plan, protect, samplers
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace, Normal
@@ -216,7 +216,7 @@ def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matri
         x = np.array(task.x)
         x[2] = random.normal(size=x.shape[1]) * 10.0 ** random.integers(-1, 3)
         other = dataclasses.replace(task, x=x)
-        found = moves(made, task, other, seeds=(seed,))
+        found = empirical_sensitivity(made, task, other, seeds=(seed,))
         assert not np.delete(found, 2, axis=2).any()
         largest = np.maximum(largest, found[0, :, 2])
     assert (largest <= made.noise.moves * (1 + 1e-4) + 1e-6).all()
@@ -259,7 +259,7 @@ def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(metho
     )
     optimizer = Sgd(0.004, decay=0.8)
     made = plan.make(config(method, Laplace(0.9), protect=given, optimizer=optimizer), MATRIX)
-    found = moves(made, task, other, seeds=(0,))[0, :, 2]
+    found = empirical_sensitivity(made, task, other, seeds=(0,))[0, :, 2]
     assert (found <= made.noise.moves * (1 + 1e-3) + 2e-4).all()
     assert (found > 0.1 * made.noise.moves).any()
 

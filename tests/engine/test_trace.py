@@ -10,7 +10,7 @@ import pytest
 from _common import fusion, traffic
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
-from dpjax.engine.trace import moves, trace
+from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
@@ -56,7 +56,7 @@ def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_a
     x = np.array(task.x)
     x[mine] *= 3
     other = dataclasses.replace(task, x=x, y=y)
-    found = moves(one, task, other, seeds=(0, 1))
+    found = empirical_sensitivity(one, task, other, seeds=(0, 1))
     assert found.shape[:3] == (2, 5, N)
     whole = np.sqrt((found**2).sum(axis=-1))
     assert not np.delete(whole, 1, axis=2).any()
@@ -71,7 +71,7 @@ def test_what_cannot_be_traced_is_refused():
         trace([one, one], task, seeds=(0,), read=after)
     smaller = make_problem(N, records=20)
     with pytest.raises(ValueError, match="shapes"):
-        moves(one, task, smaller, seeds=(0,))
+        empirical_sensitivity(one, task, smaller, seeds=(0,))
     release = plan.make(make_config(rounds=5, design="independent", release=True), MATRIX)
     with pytest.raises(ValueError, match="release"):
         trace(release, task, seeds=(0,), read=after)
@@ -130,6 +130,6 @@ def test_what_is_read_must_be_arrays(found):
 def test_moves_are_of_two_problems():
     one, task = made(), make_problem(N)
     with pytest.raises(ValueError, match="problem is list; give a plans.problem.Problem"):
-        moves(one, [task, task], task, seeds=(0,))
+        empirical_sensitivity(one, [task, task], task, seeds=(0,))
     with pytest.raises(ValueError, match="problem is NoneType; give a plans.problem.Problem"):
-        moves(one, task, None, seeds=(0,))
+        empirical_sensitivity(one, task, None, seeds=(0,))

@@ -17,7 +17,7 @@ from dpjax.accounting.discrete import Cohort
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
 from dpjax.engine.run import run
-from dpjax.engine.trace import moves, trace
+from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.plans import plan
 from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.noise import Aggregate
@@ -180,7 +180,7 @@ def test_neighbours_move_payloads_by_less_than_is_hidden():
     """What was sent is played back, in its whole numbers, on other data."""
     one, here = made(Discrete(SIZE)), task()
     there = dataclasses.replace(here, y=-np.asarray(here.y))
-    found = moves(one, here, there, seeds=[0])
+    found = empirical_sensitivity(one, here, there, seeds=[0])
     assert 0 < found.max() and np.sqrt((found**2).sum(-1)).max() <= 2 * CLIP * (1 + 1e-6)
 
 

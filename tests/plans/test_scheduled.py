@@ -23,7 +23,7 @@ from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
-from dpjax.engine.trace import moves, trace
+from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.mechanism import laplace
 from dpjax.plans import noise, plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Chain, Sgd
@@ -411,7 +411,9 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
         ),
         TWO,
     )  # fmt: skip
-    found = moves(made, fusion.problem(one), fusion.problem(other), seeds=(0,))[0, :, :, 0]
+    found = empirical_sensitivity(made, fusion.problem(one), fusion.problem(other), seeds=(0,))[
+        0, :, :, 0
+    ]
     np.testing.assert_allclose(found[:, 0], GAP * np.array(shifts), rtol=1e-3, atol=1e-6)
     assert not found[:, 1].any()
     np.testing.assert_allclose(made.noise.moves[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5)
