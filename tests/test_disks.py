@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from _common import texts, tokenizer
-from dpjax.data import cache, canonical, load, networks
+from dpjax.data import cache, canonical, load
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.models import weights
@@ -72,12 +72,12 @@ READERS = {
     "graph": graphs.parse,
     "edge list": graphs.from_edgelist,
     "records": records.read,
-    "data": load.from_file,
-    "archive": lambda name: load.from_file(f"{name}.npz"),
+    "data": canonical.read,
+    "archive": lambda name: canonical.read(f"{name}.npz"),
     "cache": lambda name: load.load("a9a", cache=name, download=False),
     "name": load.load,
     "download": lambda name: load.load("housing", cache=name),
-    "network": networks.fetch,
+    "network": cache.facebook_ego,
     "design": design.Design.load,
     "task": lambda name: texts.read("sst2", Letters, 4, folder=name, download=False),
     "made task": lambda name: texts.read("sst2", Letters, 4, folder=name),
@@ -119,8 +119,8 @@ def test_a_download_onto_a_full_disk(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(networks, "_SHA256", hashlib.sha256(b"abc").hexdigest())
+    monkeypatch.setattr(cache, "_EGO_SHA256", hashlib.sha256(b"abc").hexdigest())
     monkeypatch.setattr(cache.urllib.request, "urlopen", lambda *_, **__: Reply())
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ValueError, match="No space left"):
-        networks.fetch(tmp_path)
+        cache.facebook_ego(tmp_path)

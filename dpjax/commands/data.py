@@ -3,10 +3,13 @@
 import os
 from pathlib import Path
 
-from dpjax.data import cache, canonical, catalog, load, networks
+from dpjax.data import cache, canonical, catalog, load
 from dpjax.topology import graphs
 
 __all__: list[str] = []
+
+_EGO = catalog.Known(cache.EGO_SOURCE, urls=((cache.EGO_URL,),))
+_OWN = catalog.Known("your own file, not verified")
 
 
 def run(task: str, name: str | None) -> int:
@@ -34,32 +37,27 @@ def run(task: str, name: str | None) -> int:
 
 def _list() -> int:
     """List the data sets, which are whole in the cache, and where the others come from."""
-    root, states = cache.folder(), {}
+    root, bad = cache.folder(), False
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
     own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    for name in [*catalog.SETS, *own]:
-        known = catalog.SETS.get(name, catalog.Known("your own file, not verified"))
-        path = root / f"{name}.npz"
+    files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *own]}
+    for name, path in (files | {cache.EGO: root / f"{cache.EGO}.edgelist"}).items():
+        known = _EGO if name == cache.EGO else catalog.SETS.get(name, _OWN)
         state = "can be fetched" if known.obtainable else "to be put there"
         if known.bundled:
             state = "with scikit-learn"
         elif os.path.lexists(path):
             state = "BAD" if _fault(path) else f"here, {path.stat().st_size / 1e6:.1f} MB"
-        states[name] = state, known.source
-    states[networks.NAME] = "can be fetched", networks.SOURCE
-    ego = root / f"{networks.NAME}.edgelist"
-    if os.path.lexists(ego):
-        states[networks.NAME] = "BAD" if _fault(ego) else "here", networks.SOURCE
-    for name, (state, source) in states.items():
-        print(f"  {name:<15}{state:<18}{source}")
-    if any(state == "BAD" for state, _ in states.values()):
+        bad |= state == "BAD"
+        print(f"  {name:<15}{state:<18}{known.source}")
+    if bad:
         print("`dpjax data check` says what is wrong with a bad file")
     return 0
 
 
 def _fault(path: Path) -> Exception | None:
     """What is wrong with a file."""
-    known = catalog.SETS.get(path.stem, catalog.Known("unknown"))
+    known = catalog.SETS.get(path.stem, _OWN)
     try:
         if path.suffix == ".edgelist":
             graphs.facebook_ego(path)
@@ -73,8 +71,8 @@ def _fault(path: Path) -> Exception | None:
 
 def _fetch(name: str) -> int:
     """Bring a data set into the cache, or verify the one that is there."""
-    if name == networks.NAME:
-        path = networks.fetch()
+    if name == cache.EGO:
+        path = cache.facebook_ego()
         graphs.facebook_ego(path)
         print(path)
         return 0

@@ -1,4 +1,4 @@
-"""Where data sets are kept, and how files get there: whole or not at all."""
+"""Where data sets and one network are kept, and how files get there: whole or not at all."""
 
 import contextlib
 import fcntl
@@ -16,6 +16,15 @@ from dpjax import _files
 
 __all__ = ["folder"]
 
+EGO = "facebook_ego"
+EGO_SOURCE = (
+    "a graph: SNAP ego-Facebook, McAuley and Leskovec 2012, ego 414; 148 agents, 1,692 edges"
+)
+EGO_URL = (
+    "https://raw.githubusercontent.com/sunfanyunn/vGraph/"
+    "f7dd98a3f28b01bd9e656aebdd46ed906383977b/data/facebook/414.edges"
+)
+_EGO_SHA256 = "1f5c9d43608a8cf6d56e27f1902f528cf7cf9ef1114afd3df7bc5888d7250fb1"
 _ANSWER = 8.0  # seconds until a server must have answered
 
 
@@ -115,3 +124,48 @@ def _opened(url: str, path: Path, method: str = "GET") -> Any:
 
 def _unreachable(url: str, error: Exception) -> str:
     return f"{url} cannot be reached ({getattr(error, 'reason', None) or error})"
+
+
+def facebook_ego(root: str | os.PathLike[str] | None = None) -> Path:
+    """Return the edge list of the ego network, fetched if the cache lacks it.
+
+    What is kept is the largest component, each edge once, in the order of the published file, so
+    that agents are numbered as in the papers' code.
+
+    Args:
+        root: The cache; None is `folder`.
+
+    Returns:
+        The file ``facebook_ego.edgelist``, for ``topology.graphs.facebook_ego``.
+
+    Raises:
+        ValueError: When it cannot be fetched, with the remedy, or is another file.
+    """
+    path = (folder() if root is None else Path(root).expanduser()) / f"{EGO}.edgelist"
+    if os.path.exists(path):
+        return path
+    with locked(path):
+        raw = path.with_name("414.edges")
+        try:
+            fetch(EGO_URL, raw, sha256=_EGO_SHA256)
+        except ConnectionError as error:
+            raise ValueError(
+                f"{path} does not exist, and {error}; get {EGO_URL} on a machine with a network "
+                f"and put it there as {raw.name}, or put {path.name} from another cache there"
+            ) from None
+        with _files.writing("path", path):
+            _files.replace(path, _largest_component(raw.read_text("ascii")).encode())
+        raw.unlink()
+    return path
+
+
+def _largest_component(text: str) -> str:
+    import networkx as nx
+
+    edges = [tuple(line.split()[:2]) for line in text.splitlines() if line.strip()]
+    kept = max(nx.connected_components(nx.Graph(edges)), key=len)
+    once: dict[frozenset[str], tuple[str, ...]] = {}
+    for edge in edges:  # The published file has each edge in both directions.
+        if edge[0] in kept:
+            once.setdefault(frozenset(edge), edge)
+    return "".join(f"{one} {other}\n" for one, other in once.values())

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.data import files
 
 __all__: list[str] = []
 
@@ -118,7 +117,7 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
                 f"{path} holds x_{part} of shape {x.shape} and y_{part} of shape {y.shape}; give "
                 "one row and one label for each record"
             )
-        checked |= {f"x_{part}": x, f"y_{part}": files.labels(y)}
+        checked |= {f"x_{part}": x, f"y_{part}": labels(y)}
     shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}
     if len(shapes) > 1:
         raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
@@ -201,3 +200,23 @@ def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _digests(arrays: Arrays) -> dict[str, str]:
     return {part: digest(*_records(arrays, part)) for part in _PARTS if f"x_{part}" in arrays}
+
+
+def labels(values: np.ndarray) -> np.ndarray:
+    """Return labels as int32 where all are whole numbers, else as float32.
+
+    Raises:
+        ValueError: For labels that neither type holds.
+    """
+    values = np.asarray(values)
+    whole = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
+    limits = np.iinfo(np.int32)
+    if not values.size:
+        return values.astype(np.float32)
+    largest = max(values.max(), -values.min(), key=abs)
+    if whole and not limits.min <= values.min() <= values.max() <= limits.max:
+        raise ValueError(
+            f"labels reach {largest:.10g}, beyond the {limits.max} of int32; number classes from "
+            "0, or scale targets"
+        )
+    return values.astype(np.int32) if whole else _validate.single("a label", values)

@@ -1,15 +1,21 @@
-"""Data sets by name, and from a user's own file."""
+"""Data sets by name: from the cache, their publishers, or the libraries that bring them."""
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from dpjax import _files
 from dpjax.data import cache as cache_
-from dpjax.data import canonical, catalog, files, sources
+from dpjax.data import canonical, catalog
 from dpjax.data.canonical import Dataset
+from dpjax.data.split import standardise
 
-__all__ = ["Dataset", "from_file", "load"]
+__all__ = ["Dataset", "load"]
 
 
 def load(
@@ -40,13 +46,14 @@ def load(
     root = cache_.folder() if cache is None else Path(cache).expanduser()
     known = catalog.SETS.get(name)
     if known is not None and known.bundled:
-        return _dataset(name, sources.bundled(name), known.source)
+        arrays = bundled(name)
+        return _dataset(name, arrays, known.source, canonical.combined(arrays))
     path = root / f"{name}.npz"
     if os.sep in name or (known is None and not os.path.exists(path)):
         there = sorted(file.stem for file in root.glob("*.npz") if file.stem not in catalog.SETS)
         raise ValueError(
-            f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or read your "
-            "own file with data.load.from_file"
+            f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or give your "
+            "own arrays to plans.problem.supervised"
         )
     known = known or catalog.Known(f"the file {path}")
     new = not os.path.exists(path)
@@ -64,51 +71,8 @@ def load(
     return _dataset(name, arrays, known.source, sha256)
 
 
-def from_file(
-    path: str | os.PathLike[str], *, label: str | int | None = None, features: int | None = None
-) -> Dataset:
-    """Return the records of a user's own file.
-
-    Args:
-        path: An npz archive (``x_train``, ``y_train`` and, if any, ``x_test``, ``y_test``; or ``x``
-            and ``y``), a table (``.csv`` or ``.tsv``), or LIBSVM text (any other ending).
-        label: A table's label column: its name, or its number from 0 (-1 is the last). None is
-            the column that is called label, target, class or y.
-        features: LIBSVM's number of features; None is the largest index.
-
-    Returns:
-        The records, all for training unless an archive says otherwise; a table's labels that are
-        text become 0, 1, ... in alphabetical order.
-
-    Raises:
-        ValueError: Naming the file, what is wrong with it and what to change.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from dpjax.data import load
-        >>> _ = Path("ages.csv").write_text("age,label\\n30,yes\\n40,no\\n")
-        >>> load.from_file("ages.csv").y_train.tolist()
-        [1, 0]
-    """
-    path = Path(path)
-    if not os.path.isfile(path):
-        raise ValueError(f"path is {str(path)!r}, which is no file; give an npz, csv or LIBSVM one")
-    with _files.reading(path, "correct the file"):
-        if path.suffix == ".npz":
-            arrays, sha256 = canonical.read(path)
-            return _dataset(path.stem, arrays, str(path), sha256)
-        if path.suffix in (".csv", ".tsv"):
-            x, y = files.table(path, label)
-        else:
-            x, y = files.libsvm(path, features)
-        return _dataset(path.stem, canonical.check(path, {"x": x, "y": y}), str(path))
-
-
-def _dataset(
-    name: str, arrays: canonical.Arrays, source: str, sha256: str | None = None
-) -> Dataset:
+def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> Dataset:
     x_test, y_test = arrays.get("x_test"), arrays.get("y_test")
-    sha256 = canonical.combined(arrays) if sha256 is None else sha256
     return Dataset(name, arrays["x_train"], arrays["y_train"], x_test, y_test, source, sha256)
 
 
@@ -142,7 +106,7 @@ def _from_libsvm(known: catalog.Known, raws: list[Path]) -> canonical.Arrays:
     try:
         for part, urls, raw in zip(("train", "test"), known.urls, raws, strict=False):
             cache_.fetch(urls, raw)
-            arrays[f"x_{part}"], arrays[f"y_{part}"] = files.libsvm(raw, known.features)
+            arrays[f"x_{part}"], arrays[f"y_{part}"] = libsvm(raw, known.features)
     finally:
         for raw in fetched:
             raw.unlink(missing_ok=True)
@@ -160,5 +124,101 @@ def _from_library(known: catalog.Known, path: Path) -> canonical.Arrays:
             x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
             return {"x": x, "y": y}
         fields, parts = ("image", "label"), ("train", "test")
-        train, test = sources.built(str(known.library), folder, fields, parts)
+        train, test = built(str(known.library), folder, fields, parts)
         return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*train, *test), strict=True))
+
+
+def libsvm(path: Path, features: int | None) -> tuple[Float[np.ndarray, "N d"], np.ndarray]:
+    """Return the records of a LIBSVM file as dense arrays.
+
+    Args:
+        path: The file.
+        features: Number of features d; None is the largest index in the file.
+
+    Returns:
+        x [N, d] float32 and y [N], int32 where all labels are whole numbers, else float32.
+
+    Raises:
+        FileNotFoundError: When there is no such file.
+        ValueError: For a file that is not in the format, has indices that repeat or do not rise, or
+            an index above ``features``.
+    """
+    from sklearn import datasets
+
+    with _files.reading(path, "give a whole LIBSVM file"):
+        sparse, targets = datasets.load_svmlight_file(path, n_features=features, zero_based=False)
+    return sparse.toarray().astype(np.float32), canonical.labels(targets)
+
+
+def bundled(name: str) -> dict[str, np.ndarray]:
+    """Return a data set of scikit-learn, split and standardised.
+
+    A fifth of each class is for testing, chosen by a fixed seed: the split is the same for
+    everybody. Features are centred and scaled by mean and standard deviation of the train records
+    alone. These statistics are not private; a real deployment states them or spends budget.
+
+    Args:
+        name: "breast_cancer" (30 features, labels -1 malignant and +1 benign) or "digits"
+            (64 features, labels 0 to 9).
+
+    Returns:
+        ``x_train``, ``y_train``, ``x_test``, ``y_test``; float32 and int32.
+    """
+    from sklearn import datasets
+
+    x, y = {"breast_cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}[name](
+        return_X_y=True
+    )
+    if name == "breast_cancer":
+        y = 2 * y - 1
+    rng = np.random.default_rng(0)
+    test = np.zeros(len(y), bool)
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        test[rng.choice(rows, round(0.2 * len(rows)), replace=False)] = True
+    x_train, x_test = standardise(x[~test], x[test])
+    return {
+        "x_train": x_train.astype(np.float32),
+        "y_train": y[~test].astype(np.int32),
+        "x_test": x_test.astype(np.float32),
+        "y_test": y[test].astype(np.int32),
+    }
+
+
+def built(
+    name: str, folder: str | os.PathLike[str], fields: Sequence[str], parts: Sequence[str]
+) -> list[list[np.ndarray]]:
+    """Return fields of a data set's records, downloaded and prepared if need be.
+
+    Args:
+        name: As tensorflow-datasets calls it: "mnist", "glue/sst2".
+        folder: Where it keeps what it prepares.
+        fields: Names of features, the same in every record.
+        parts: Names of splits.
+
+    Returns:
+        For each part an array for each field, records first; texts are bytes.
+
+    Raises:
+        OSError: Where it cannot be had: no network, no TensorFlow for what needs it, no such data
+            set, or one without these parts or fields. The message says which.
+    """
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise OSError(f"tensorflow-datasets is not installed ({error})") from None
+    try:
+        tensorflow_datasets.disable_progress_bar()
+        builder = tensorflow_datasets.builder(
+            name, data_dir=os.fspath(folder), file_format="array_record"
+        )
+        builder.download_and_prepare()
+        return [_columns(builder.as_data_source(part), fields) for part in parts]
+    except Exception as error:  # whatever the builder, its network and its formats come up with
+        lines = str(error).strip().splitlines() or [""]
+        raise OSError(f"{type(error).__name__}: {lines[-1][:200]}") from error
+
+
+def _columns(source: Any, fields: Sequence[str]) -> list[np.ndarray]:
+    records = [source[index] for index in range(len(source))]
+    return [np.stack([np.asarray(record[field]) for record in records]) for field in fields]

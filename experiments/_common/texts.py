@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from _common import tokenizer as tokens
 from dpjax import _files, _validate
-from dpjax.data import cache, canonical, sources
+from dpjax.data import cache, canonical, load
 from dpjax.data.load import Dataset
 
 __all__ = ["TASKS", "read"]
@@ -161,7 +161,7 @@ def _obtain(folder: Path) -> None:
         fields = ("sentence", "label")
         try:
             cache.reach(_HOST, folder / "train.tsv")
-            parts = sources.built(_BUILDER, folder / "tfds", fields, tuple(names.values()))
+            parts = load.built(_BUILDER, folder / "tfds", fields, tuple(names.values()))
         except OSError as error:
             raise ValueError(
                 f"{folder} holds no train.tsv, and tensorflow-datasets cannot make it ({error}); "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from _common import texts
-from dpjax.data import cache, canonical, catalog, load, sources
+from dpjax.data import cache, canonical, catalog, load
 
 try:
     import tensorflow_datasets as tfds
@@ -88,7 +88,7 @@ def test_a_missing_set_is_made_by_its_builder_and_kept(
     assert not np.array_equal(data.x_train, X[:6])
     kept = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert kept == {"tiny.npz"}
-    monkeypatch.setattr(sources, "built", None)
+    monkeypatch.setattr(load, "built", None)
     again = load.load("tiny", cache=tmp_path, download=False)
     assert again.sha256 == data.sha256
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_built_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
         load.load("tiny", cache=tmp_path, download=False)
     assert not (tmp_path / "tiny.npz").exists()
     with pytest.raises(OSError, match="KeyError"):
-        sources.built("tiny_images", tmp_path, ("images",), ("train",))
+        load.built("tiny_images", tmp_path, ("images",), ("train",))
 
 
 class Letters:
@@ -128,6 +128,6 @@ def test_texts_are_made_by_a_builder_and_kept(
     spelt = sorted("".join(map(chr, row)).strip() for row in data.x_train)
     assert spelt == sorted(SENTENCES[:3])
     assert data.y_test is not None and data.y_test.tolist() == [1]
-    monkeypatch.setattr(sources, "built", None)
+    monkeypatch.setattr(load, "built", None)
     again = texts.read("sst2", Letters(), 12, folder=tmp_path / "sst2")
     assert again.sha256 == data.sha256

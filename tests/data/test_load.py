@@ -75,9 +75,9 @@ def test_no_network_says_what_to_put_where(tiny: dict[str, str], tmp_path: Path)
     [
         (TRAIN.replace("-1 3:1", "+1 3:1"), "other train records than the published ones"),
         (TRAIN[:9], "other train records"),
-        (TRAIN + "1 9:1\n", "features is 3"),
+        (TRAIN + "1 9:1\n", "n_features was set to 3"),
         ("<html>gone</html>", "cannot be read .*html"),
-        ("", "holds no record"),
+        ("", "give one row and one label"),
     ],
 )
 def test_a_download_of_other_records_leaves_nothing(
@@ -167,20 +167,6 @@ def test_a_constant_feature_is_centred_only() -> None:
     train, test = split.standardise(np.array([[3.0, 0], [3, 2]]), np.array([[4.0, 1]]))
     np.testing.assert_allclose(train, [[0, -1], [0, 1]])
     np.testing.assert_allclose(test, [[1, 0]])
-
-
-def test_from_file_reads_npz_and_libsvm(tmp_path: Path) -> None:
-    path = tmp_path / "mine.txt"
-    path.write_text(TRAIN)
-    data = load.from_file(path, features=4)
-    assert data.name == "mine" and data.x_train.shape == (3, 4) and data.source == str(path)
-    packed = canonical.write(tmp_path / "mine.npz", {"x": data.x_train, "y": data.y_train})
-    assert load.from_file(packed).sha256 == data.sha256
-    np.savez(tmp_path / "bad.npz", x=np.full((1, 1), np.nan), y=np.ones(1))
-    with pytest.raises(ValueError, match="bad.npz holds NaN"):
-        load.from_file(tmp_path / "bad.npz")
-    with pytest.raises(ValueError, match="is no file"):
-        load.from_file(tmp_path / "none.csv")
 
 
 def test_housing_is_what_scikit_learn_documents(real_data: GET) -> None:

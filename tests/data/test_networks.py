@@ -7,40 +7,40 @@ from pathlib import Path
 
 import pytest
 
-from dpjax.data import cache, networks
+from dpjax.data import cache
 from dpjax.topology import graphs
 
 
 def test_the_largest_component_is_kept_in_order_and_each_edge_once() -> None:
     text = "9 8\n1 2\n2 1\n3 1\n8 9\n2 3\n"
-    assert networks._largest_component(text) == "1 2\n3 1\n2 3\n"
+    assert cache._largest_component(text) == "1 2\n3 1\n2 3\n"
 
 
 def test_fetching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     raw = b"1 2\n2 1\n4 5\n2 3\n"
-    monkeypatch.setattr(networks, "_SHA256", hashlib.sha256(raw).hexdigest())
+    monkeypatch.setattr(cache, "_EGO_SHA256", hashlib.sha256(raw).hexdigest())
 
     def fetch(url: str, path: Path, *, sha256: str) -> None:
         assert sha256 == hashlib.sha256(raw).hexdigest()
         path.write_bytes(raw)
 
     monkeypatch.setattr(cache, "fetch", fetch)
-    path = networks.fetch(tmp_path)
+    path = cache.facebook_ego(tmp_path)
     assert path.read_text() == "1 2\n2 3\n" and not (tmp_path / "414.edges").exists()
     monkeypatch.delattr(cache, "fetch")
-    assert networks.fetch(tmp_path) == path
+    assert cache.facebook_ego(tmp_path) == path
 
 
 def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(networks, "_URL", "http://127.0.0.1:1/414.edges")
+    monkeypatch.setattr(cache, "EGO_URL", "http://127.0.0.1:1/414.edges")
     with pytest.raises(ValueError, match="does not exist, and .*cannot be reached.*414.edges"):
-        networks.fetch(tmp_path)
+        cache.facebook_ego(tmp_path)
 
 
 def test_topology_finds_the_file(
     real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shutil.copy(real_data("facebook_ego"), tmp_path / f"{networks.NAME}.edgelist")
+    shutil.copy(real_data("facebook_ego"), tmp_path / f"{cache.EGO}.edgelist")
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
-    assert networks.fetch().parent == tmp_path
+    assert cache.facebook_ego().parent == tmp_path
     assert graphs.facebook_ego().number_of_nodes() == 148
