@@ -1,7 +1,6 @@
 """Convolutions, in one place: two layouts of the same sum, and standardised kernels."""
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -12,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 
-__all__ = ["Conv", "StandardizedConv", "convolve"]
+__all__ = ["Conv", "convolve"]
 
 Layout = Literal["conv", "patches"]
 Padding = Literal["SAME", "VALID"] | int
@@ -145,32 +144,15 @@ def lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.flo
     return row.reshape(shape) * deviation
 
 
-class _Convolution(nn.Module):
-    """What the two layers share."""
-
-    features: int
-    kernel_size: tuple[int, int] = (3, 3)
-    strides: int = 1
-    padding: Padding = "SAME"
-    groups: int = 1
-    use_bias: bool = True
-    layout: Layout = "conv"
-    kernel_init: Callable[..., Any] = lecun_normal
-
-    def _kernel(self, x: Array) -> Array:
-        shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
-        return self.param("kernel", self.kernel_init, shape, jnp.float32)
-
-    def _result(self, x: Array, kernel: Array) -> Array:
-        out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)
-        if self.use_bias:
-            zeros = nn.initializers.zeros_init()
-            out = out + self.param("bias", zeros, (self.features,), jnp.float32)
-        return out
-
-
-class Conv(_Convolution):
+class Conv(nn.Module):
     """A convolution with the parameters of ``flax.linen.Conv``: kernel [kh, kw, i, o] and bias [o].
+
+    Standardized, its kernels have mean 0 and a fixed variance over their inputs, per channel:
+
+        k = (w - mean w) / sqrt(var w + 1e-10)                              (plain: Qiao et al.)
+        k = gain (w - mean w) / sqrt(max(fan_in var w, 1e-4))               (scaled: De et al.)
+
+    That needs no statistics of a batch, so one example's gradient is its own.
 
     Attributes:
         features: Channels that come out, o.
@@ -180,7 +162,11 @@ class Conv(_Convolution):
         groups: Groups of channels; those of the input is depthwise.
         use_bias: Whether to learn a bias.
         layout: How it is computed, see `convolve`.
-        kernel_init: Of the kernel.
+        standardize: "no", "plain", or "scaled" by the root of the fan-in and a learned gain.
+
+    Reference:
+        Qiao, Wang, Liu, Shen, Yuille (2019), Weight Standardization, arXiv 1903.10520.
+        Brock, De, Smith (2021), Characterizing signal propagation ..., arXiv 2101.08692.
 
     Example:
         >>> import jax
@@ -190,46 +176,31 @@ class Conv(_Convolution):
         (2, 3, 3, 8)
     """
 
-    @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
-        """Return the convolved images."""
-        return self._result(x, self._kernel(x))
-
-
-class StandardizedConv(_Convolution):
-    """A convolution by kernels of mean 0 and a fixed variance over their inputs, per channel.
-
-        k = (w - mean w) / sqrt(var w + 1e-10)                              (Qiao et al.)
-        k = gain (w - mean w) / sqrt(max(fan_in var w, 1e-4))               (scaled: De et al.)
-
-    It needs no statistics of a batch, so one example's gradient is its own.
-
-    Attributes:
-        scaled: Whether to divide by the root of the fan-in and learn a gain a channel. The others
-            are those of `Conv`.
-
-    Reference:
-        Qiao, Wang, Liu, Shen, Yuille (2019), Weight Standardization, arXiv 1903.10520.
-        Brock, De, Smith (2021), Characterizing signal propagation ..., arXiv 2101.08692.
-
-    Example:
-        >>> import jax
-        >>> from dpjax.models import conv
-        >>> model, x = conv.StandardizedConv(8), jax.ShapeDtypeStruct((2, 6, 6, 3), "float32")
-        >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
-        (2, 6, 6, 8)
-    """
-
-    scaled: bool = False
+    features: int
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: int = 1
+    padding: Padding = "SAME"
+    groups: int = 1
+    use_bias: bool = True
+    layout: Layout = "conv"
+    standardize: Literal["no", "plain", "scaled"] = "no"
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
         """Return the convolved images."""
-        weight = self._kernel(x)
-        if not self.scaled:
-            return self._result(x, standardized(weight))
-        gain = self.param("gain", nn.initializers.ones_init(), (self.features,), jnp.float32)
-        return self._result(x, standardized(weight, gain))
+        how = _validate.one_of("standardize", self.standardize, ("no", "plain", "scaled"))
+        per_channel: Any = (self.features,), jnp.float32
+        shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
+        kernel = self.param("kernel", lecun_normal, shape, jnp.float32)
+        if how == "plain":
+            kernel = standardized(kernel)
+        elif how == "scaled":
+            gain = self.param("gain", nn.initializers.ones_init(), *per_channel)
+            kernel = standardized(kernel, gain)
+        out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)
+        if self.use_bias:
+            out = out + self.param("bias", nn.initializers.zeros_init(), *per_channel)
+        return out
 
 
 def standardized(

@@ -239,7 +239,6 @@ def _flat(value: Any) -> tuple[Any, ...]:
 
 
 def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
-    del shape, kind
     count = module.num_embeddings
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
@@ -254,13 +253,11 @@ def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
 
 
 def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    return _patches(module, module.strides, module.padding, module.groups, shape, kind)
-
-
-def _standardized(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    made = _convolution(module, shape, kind)
-    names = ("kernel", "gain") if module.scaled else ("kernel",)
-    return made and replace(made, names=names, back=conv.standardized)
+    plain = _patches(module, module.strides, module.padding, module.groups, shape, kind)
+    if plain is None or module.standardize == "no":
+        return plain
+    names = ("kernel", "gain") if module.standardize == "scaled" else ("kernel",)
+    return replace(plain, names=names, back=conv.standardized)
 
 
 def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
@@ -312,5 +309,4 @@ _KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {
     nn.Embed: _embed,
     nn.Conv: _flax_convolution,
     conv.Conv: _convolution,
-    conv.StandardizedConv: _standardized,
 }

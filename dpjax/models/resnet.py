@@ -1,5 +1,6 @@
 """Residual networks with group norm and standardised kernels."""
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -8,10 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.models.conv import Layout, StandardizedConv
+from dpjax.models.conv import Conv, Layout
 from dpjax.models.layers import average, group_norm, max_pool
 
 __all__ = ["ResNet", "WideResNet"]
+
+_scaled = functools.partial(Conv, standardize="scaled")
+_standardized = functools.partial(Conv, use_bias=False, standardize="plain")
 
 
 class _WideBlock(nn.Module):
@@ -33,10 +37,8 @@ class _WideBlock(nn.Module):
         x = group_norm(16, name="norm_1")(nn.relu(x))
         return skip + self._conv(3, 1, "conv_1")(x)
 
-    def _conv(self, size: int, strides: int, name: str) -> StandardizedConv:
-        return StandardizedConv(
-            self.features, (size, size), strides, scaled=True, layout=self.layout, name=name
-        )
+    def _conv(self, size: int, strides: int, name: str) -> Conv:
+        return _scaled(self.features, (size, size), strides, layout=self.layout, name=name)
 
 
 class WideResNet(nn.Module):
@@ -77,7 +79,7 @@ class WideResNet(nn.Module):
         """Return the logits of images."""
         if _validate.integer("depth", self.depth, least=10) % 6 != 4:
             raise ValueError(f"depth is {self.depth}; give 6 k + 4, as 16 or 40")
-        x = StandardizedConv(16, scaled=True, layout=self.layout, name="first")(x)
+        x = _scaled(16, layout=self.layout, name="first")(x)
         for group in range(3):
             features = 16 * self.width * 2**group
             for index in range((self.depth - 4) // 6):
@@ -108,12 +110,10 @@ class _Bottleneck(nn.Module):
         x = nn.relu(group_norm(32, name="norm_2")(x))
         return skip + self._conv(out, 1, 1, "conv_2")(x)
 
-    def _conv(self, features: int, size: int, strides: int, name: str) -> StandardizedConv:
+    def _conv(self, features: int, size: int, strides: int, name: str) -> Conv:
         # Symmetric zeros, as the published networks pad, also where a stride leaves some over.
         size_, padding = (size, size), size // 2
-        return StandardizedConv(
-            features, size_, strides, padding, use_bias=False, layout=self.layout, name=name
-        )
+        return _standardized(features, size_, strides, padding, layout=self.layout, name=name)
 
 
 class ResNet(nn.Module):
@@ -153,9 +153,7 @@ class ResNet(nn.Module):
         """Return the logits of images."""
         large = _validate.one_of("stem", self.stem, ("large", "small")) == "large"
         size, strides, padding = ((7, 7), 2, 3) if large else ((3, 3), 1, 1)
-        x = StandardizedConv(
-            64, size, strides, padding, use_bias=False, layout=self.layout, name="first"
-        )(x)
+        x = _standardized(64, size, strides, padding, layout=self.layout, name="first")(x)
         if large:
             # Zeros, as published, which minus infinity in a pool of its own would not be.
             x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])

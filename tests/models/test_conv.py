@@ -122,10 +122,11 @@ def test_images_of_bytes_are_taken_as_the_kernel_s_numbers():
     np.testing.assert_array_equal(out, np.full((1, 2, 2, 1), 1800.0))
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_standardised_kernels_are_their_formula(scaled):
+@pytest.mark.parametrize("how", ["plain", "scaled"])
+def test_standardised_kernels_are_their_formula(how):
     """As the two papers' codes write it: with and without the fan-in, gain and bias."""
-    layer = conv.StandardizedConv(4, padding="VALID", scaled=scaled)
+    scaled = how == "scaled"
+    layer = conv.Conv(4, padding="VALID", standardize=how)
     x = arrays((5, 5), 3, 4, (3, 3), 1, np.float32)[0]
     params = layer.init(jax.random.key(0), x)["params"]
     assert set(params) == {"kernel", "bias"} | ({"gain"} if scaled else set())

@@ -31,7 +31,7 @@ class Narrow(nn.Module):
         """Return the logits."""
         x = nn.GroupNorm(2)(nn.tanh(conv.Conv(4, padding=1, layout="patches")(x)))
         x = nn.tanh(nn.Conv(6, (3, 3), 2, padding=[(1, 1), (1, 1)])(x))
-        x = nn.tanh(conv.StandardizedConv(6, (2, 2), scaled=True, use_bias=False)(x))
+        x = nn.tanh(conv.Conv(6, (2, 2), use_bias=False, standardize="scaled")(x))
         x = nn.tanh(nn.Conv(6, (2, 2), feature_group_count=3, padding="VALID")(x))
         return nn.DenseGeneral(3, axis=(-3, -2, -1))(x)
 
@@ -135,8 +135,8 @@ def test_the_rule_and_the_caller_choose_what_is_formed():
     assert gradients.chosen(params, x) == {
         "Conv_0": "formed",
         "Conv_1": "formed",
-        "StandardizedConv_0": "formed",
         "Conv_2": "formed",
+        "Conv_3": "formed",
         "DenseGeneral_0": "norm",
     }
     big = mlp.MLP((64,), 2)

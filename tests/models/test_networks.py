@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import cnn, conv, efficientnet, resnet, vit
+from dpjax.models import cnn, conv, efficientnet, products, resnet, vit
 
 
 def size(model, *shape, dtype=jnp.float32):
@@ -231,4 +231,8 @@ def test_cnn5_is_its_description():
 
 def test_the_plain_and_the_standardised_layer_are_two_kinds():
     """What knows the one must not take the other for it: their kernels are used differently."""
-    assert not issubclass(conv.StandardizedConv, conv.Conv)
+    x = jnp.ones((1, 4, 4, 2))
+    plain, standardized = (conv.Conv(3, standardize=how) for how in ("no", "scaled"))
+    for layer, names in ((plain, ("kernel",)), (standardized, ("kernel", "gain"))):
+        product = products.product(layer, x, jnp.ones((1, 4, 4, 3)))
+        assert product.names == names
