@@ -238,7 +238,6 @@ class Query(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of what it reports."""
-        ...
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -251,7 +250,6 @@ class Query(Protocol):
             encode: Applied to one gradient (a record's or an agent's) before the clip, which then
                 bounds the norm of what it returns; None is the gradient itself.
         """
-        ...
 
     def points(self, weights: Sequence[float] | None = None) -> "Query":
         """The query at several models of an agent at once, leaves [n, points, ...].
@@ -265,7 +263,6 @@ class Query(Protocol):
                 one of a model's shape. Faster than the same by ``encode`` where the model knows its
                 gradients' norms.
         """
-        ...
 
     def along(self, steps: int, step_size: float) -> "Query":
         """The query of local training: plain steps on one record's (or agent's) data.
@@ -279,7 +276,6 @@ class Query(Protocol):
             steps: K.
             step_size: Of the local steps.
         """
-        ...
 
 
 class Round(NamedTuple):
@@ -365,7 +361,6 @@ class Aggregator(Protocol):
         Args:
             messages: What all agents would send, leaves [n, ...].
         """
-        ...
 
     def seen(self, messages: Any, total: Any) -> Any:
         """What goes over the links as who listens sees it, the aggregator among them.
@@ -377,7 +372,6 @@ class Aggregator(Protocol):
             messages: What all agents would send.
             total: The sum.
         """
-        del total
         return messages
 
     @property
@@ -399,7 +393,6 @@ class Aggregator(Protocol):
         Args:
             agents: Number of agents n.
         """
-        del agents
         return 0
 
     def at(self, round: Any) -> Callable[[Any], tuple[Any, Float[Array, ""]]]:
@@ -408,7 +401,6 @@ class Aggregator(Protocol):
         Args:
             round: Rounds done before, traced or not.
         """
-        del round
         return self
 
 
@@ -431,7 +423,6 @@ class Exchange(Protocol):
             round: Rounds done before this one.
             message: What a method sends.
         """
-        ...
 
     @property
     def per_link(self) -> bool:
@@ -444,7 +435,6 @@ class Exchange(Protocol):
         Args:
             agents: Number of agents n.
         """
-        del agents
         return 0
 
 
@@ -490,12 +480,10 @@ class Method(_Described, Protocol):
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
         """Which sums of its mixing matrix must be 1."""
-        ...
 
     @property
     def exchange(self) -> Exchange:
         """How its messages cross the network."""
-        ...
 
     def start(self, ctx: Round, models: Any) -> Any:
         """The memory before the first round: the optimizer's; ``ctx`` without batch and query."""
@@ -507,7 +495,6 @@ class Method(_Described, Protocol):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Say what is private."""
-        ...
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
@@ -553,7 +540,6 @@ class Networked(_Described, Protocol):
     @property
     def stochastic(self) -> Literal["rows", "columns", "double"]:
         """Which sums of its mixing matrix must be 1."""
-        ...
 
     def on(self, mixing: Float[np.ndarray, "*p n n"]) -> Method:
         """The method on a network; hashable.
@@ -564,7 +550,6 @@ class Networked(_Described, Protocol):
         Raises:
             ValueError: For a network that it cannot run on.
         """
-        ...
 
 
 @runtime_checkable
@@ -587,7 +572,6 @@ class Timed(Protocol):
         Raises:
             ValueError: Naming the argument, its value and the remedy.
         """
-        ...
 
 
 class Privatizer(Protocol):
@@ -610,7 +594,6 @@ class Privatizer(Protocol):
         Scalars of whole numbers in that state count rounds; what is neither these nor a key is
         past noise, which is drawn again on resume.
         """
-        ...
 
     def compact(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """A smaller form, for the same noise to the bit, of the arrays of all plans of a run.
@@ -644,11 +627,9 @@ class Noise(Protocol):
     @property
     def label(self) -> str:
         """What records and figures call it."""
-        ...
 
     def calibrate(self, target: Any) -> Any:
         """Make noise that keeps a budget, `dpjax.plans.calibration.Calibrated`."""
-        ...
 
 
 @runtime_checkable
@@ -665,46 +646,36 @@ class Sampler(Protocol):
     @property
     def divisor(self) -> float:
         """What a sum of clipped records is divided by; public, the same in every round."""
-        ...
 
     @property
     def participation(self) -> tuple[int, int] | None:
         """(epochs, separation) where a fixed order deals the records; None where any may come."""
-        ...
 
     def pattern(self, rounds: int) -> Any:
         """In which rounds of a run one record may take part, a `Participation`."""
-        ...
 
     def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """How much of each batch is records, [n] or [T, n]."""
-        ...
 
     @property
     def capacity(self) -> int | None:
         """Records that a batch is computed at a time, where its size is not known; else None."""
-        ...
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
         """[n] probability that a record is in a batch, where that may amplify; else None."""
-        ...
 
     @property
     def counted(self) -> bool:
         """Whether a plan must know how many records each agent has (``counts``)."""
-        ...
 
     def holding(self, records: int) -> "Sampler":
         """The sampler for agents of at most so many records; itself where it need not know."""
-        ...
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse numbers of records that it cannot draw from; ``agents`` names them in messages."""
-        ...
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records, with the round's own key."""
-        ...
 
 
 @runtime_checkable
@@ -721,23 +692,18 @@ class Optimizer(Protocol):
     @property
     def first(self) -> float:
         """Step size of the first round, for records."""
-        ...
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one run."""
-        ...
 
     def shared(self) -> "Optimizer":
         """The part without what `arrays` holds, hashable: what plans of one run share."""
-        ...
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
         """Step sizes over the first one, [T], for designs and forecasts that look ahead."""
-        ...
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation, whose updates are added to the models."""
-        ...
 
 
 class Loss(Protocol):
@@ -751,12 +717,9 @@ class Loss(Protocol):
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, rounded up."""
-        ...
 
     def after(self, rounds: int) -> "Loss":
         """What the first rounds cost, their number fixed beforehand."""
-        ...
 
     def then(self, later: "Loss") -> "Loss":
         """What this and a later run cost together, both planned."""
-        ...

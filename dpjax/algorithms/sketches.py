@@ -38,12 +38,10 @@ class LinearSketch(Protocol):
     @property
     def k(self) -> int:
         """Numbers that stand for a gradient."""
-        ...
 
     @property
     def entries(self) -> int:
         """The least entries of a gradient."""
-        ...
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Any:
         """What is known before the first round.
@@ -53,11 +51,9 @@ class LinearSketch(Protocol):
             entries: d.
             dtype: Of gradients.
         """
-        ...
 
     def projection(self, state: Any) -> Frame | CountSketch:
         """A of this round."""
-        ...
 
     def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
         """What noise adds to squares of the decoded mean, by coordinate.
@@ -67,7 +63,6 @@ class LinearSketch(Protocol):
             variance: Of one client's noise in a coordinate.
             present: Clients in the mean.
         """
-        ...
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """What is known after a round.
@@ -78,7 +73,6 @@ class LinearSketch(Protocol):
             key: The round's public key.
             mean: The mean as it was sent, [k], privatised.
         """
-        ...
 
 
 class _Known:
