@@ -74,11 +74,6 @@ class Solution:
         """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
         return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
 
-    @property
-    def attained(self) -> bool:
-        """Whether the design solves the problem itself rather than a regularised one."""
-        return self.regularization == 0.0
-
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the solution to an npz file (complete or not at all) and return its path."""
         content = asdict(self)

@@ -118,30 +118,6 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
     return receives / receives.sum(axis=0, keepdims=True)
 
 
-def push_sum_weights(mixing: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"]:
-    """Return the weights y = W y that models mixed by a column-stochastic W are divided by.
-
-    Args:
-        mixing: [n, n] column-stochastic W; W^t 1 tends to y.
-
-    Returns:
-        [n] positive weights that sum to n.
-
-    Raises:
-        ValueError: when W is not column-stochastic.
-
-    Example:
-        >>> from dpjax.topology import graphs, mixing
-        >>> mixing.push_sum_weights(mixing.push_sum(graphs.path(3))).round(2)
-        array([0.86, 1.29, 0.86])
-    """
-    matrix = check(_validate.square("mixing", mixing), stochastic="columns")
-    # The null vector of I - W, with the sum in place of one of its dependent rows.
-    system = np.eye(len(matrix)) - matrix
-    system[-1] = 1.0
-    return np.linalg.solve(system, len(matrix) * np.eye(len(matrix))[-1])
-
-
 def survivors(
     mixing: Float[np.ndarray, "n n"], departed: Sequence[int]
 ) -> Float[np.ndarray, "k k"]:

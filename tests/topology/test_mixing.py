@@ -38,18 +38,14 @@ def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
     mixing.check(columns, stochastic="columns")
     with pytest.raises(ValueError, match="row 0 summing to"):
         mixing.check(columns)
-    weights = mixing.push_sum_weights(columns)
-    np.testing.assert_allclose(columns @ weights, weights)
-    np.testing.assert_allclose(np.linalg.matrix_power(columns, 200).sum(axis=1), weights)
-    assert weights.sum() == pytest.approx(3)
 
 
 def test_one_round_of_push_sum_recovers_the_mean_in_the_limit() -> None:
     graph = nx.DiGraph([(i, (i + 1) % 8) for i in range(8)] + [(0, 3), (5, 2)])
     matrix = mixing.push_sum(graph)
     values = np.arange(8.0)
-    debiased = np.linalg.matrix_power(matrix, 300) @ values / mixing.push_sum_weights(matrix)
-    np.testing.assert_allclose(debiased, values.mean())
+    power = np.linalg.matrix_power(matrix, 300)
+    np.testing.assert_allclose(power @ values / power.sum(axis=1), values.mean())
 
 
 def test_directed_graph_has_no_metropolis_hastings() -> None:
