@@ -473,20 +473,21 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     notes.finished = True
     with style():
         width, height = figure.get_size_inches()
-        legend = _legend(figure, width)
-        above = _height(figure, legend) + 0.1 if legend is not None else 0.0
-        text = _wrapped(figure, caption, width - 0.3) if caption else None
-        below = _height(figure, text) + 0.14 if text is not None else 0.0
+        # "T = 5" stays on one line, and lines of so many letters fit the sheet.
+        tied, length = caption.replace(" = ", "\xa0=\xa0"), int(18 * (width - 0.3))
+        wrapped = "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False))
+        text = figure.supxlabel(
+            wrapped.replace("\xa0", " "),
+            x=0.15 / width,
+            ha="left",
+            fontsize=7.5,
+            linespacing=1.3,
+            parse_math=False,  # A dollar sign would start a formula.
+        )
         # The sheet grows by what is written above and below, so that the panels keep their size.
-        total = height + above + below
-        figure.set_size_inches(width, total)
-        if legend is not None:
-            legend.set_bbox_to_anchor((0.5, 1 - 0.06 / total), figure.transFigure)
-        if text is not None:
-            text.set_position((0.15 / width, (below - 0.06) / total))
-        side = 0.1 / width
-        rect = (side / 2, below / total, 1 - 1.5 * side, height / total)
-        figure.set_layout_engine("constrained", rect=rect)
+        written = [_extent(figure, each).height for each in (text, *_legends(figure, width))]
+        figure.set_size_inches(width, height + sum(written) / figure.dpi + 0.1 * len(written))
+        figure.set_layout_engine("constrained")
         figure.canvas.draw()  # now, in this style, and once for all
         figure.set_layout_engine("none")
     return caption
@@ -550,60 +551,33 @@ def _caption(notes: _Notes) -> str:
     return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
 
 
-def _legend(figure: Any, width: float) -> Any:
-    """A legend of as few rows as fit, each label once, or none for a single line."""
+def _legends(figure: Any, width: float) -> list[Any]:
+    """Add a legend of as few rows as fit, each label once, or none for a single line."""
     named: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    handles, labels = list(named.values()), list(named)
-    if len(handles) < 2:
-        return None
-    for columns in range(len(handles), 0, -1):
-        rows = math.ceil(len(handles) / columns)
-        if columns > 1 and math.ceil(len(handles) / (columns - 1)) == rows:
-            continue  # fewer columns are as low, and more even
+    if len(named) < 2:
+        return []
+    for rows in range(1, len(named) + 1):
         legend = figure.legend(
-            handles,
-            labels,
-            loc="upper center",
-            ncols=columns,
+            named.values(),
+            named.keys(),
+            loc="outside upper center",
+            ncols=math.ceil(len(named) / rows),
             handlelength=2.4,
             columnspacing=1.4,
-            borderaxespad=0,
             borderpad=0.2,
         )
-        legend.set_in_layout(False)
-        if columns == 1 or _extent(figure, legend).width <= (width - 0.2) * figure.dpi:
-            return legend
-        legend.remove()
-    return None
-
-
-def _wrapped(figure: Any, caption: str, width: float) -> Any:
-    """The caption as a text object no wider than the sheet."""
-    text = figure.text(0, 0, caption, va="top", ha="left", fontsize=7.5, linespacing=1.3)
-    text.set_in_layout(False)
-    # A dollar sign would start a formula.
-    text.set_parse_math(False)
-    length = int(width * 20)
-    while length > 20:
-        # "T = 5" stays on one line.
-        tied = caption.replace(" = ", "\xa0=\xa0")
-        wrapped = textwrap.wrap(tied, length, break_on_hyphens=False)
-        text.set_text("\n".join(wrapped).replace("\xa0", " "))
-        if _extent(figure, text).width <= 0.98 * width * figure.dpi:
+        if _extent(figure, legend).width <= (width - 0.2) * figure.dpi:
             break
-        length -= 2
-    return text
+        if rows < len(named):
+            legend.remove()
+    return figure.legends
 
 
 def _extent(figure: Any, artist: Any) -> Any:
     return artist.get_window_extent(figure.canvas.get_renderer())
-
-
-def _height(figure: Any, artist: Any) -> float:
-    return float(_extent(figure, artist).height / figure.dpi)
 
 
 def _render(figure: Any, kind: str, dots: int = 160) -> bytes:
