@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tyro
 import tyro.extras
 
-__all__ = ["main"]
+__all__: list[str] = []
 
 _Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 

@@ -15,7 +15,7 @@ from dpjax.protocols import Aggregator, Exchange, Received
 from dpjax.topology import gossip
 from dpjax.transforms import masks
 
-__all__ = ["Copies", "Gossip", "Masked", "Server", "Sum", "Trusted"]
+__all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
 
 _MASKS = 2**32 - 1
 """Folded into a seed's key: runs fold small numbers into theirs, of purposes, noise among them."""

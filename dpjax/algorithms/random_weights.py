@@ -15,11 +15,7 @@ from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import Emission, Exchange, Method, Networked, PublicState, Received, Round
 from dpjax.topology import gossip
 
-__all__ = [
-    "CorrelatedRandomness",
-    "Encrypted",
-    "EncryptedOnLinks",
-]
+__all__ = ["CorrelatedRandomness", "Encrypted"]
 
 
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:

@@ -22,10 +22,8 @@ from dpjax import _validate
 __all__ = [
     "Schedule",
     "decays",
-    "first_deviation",
     "first_scale",
     "geometric",
-    "geometric_gaussian",
 ]
 
 Horizon = Literal["endless", "run"]

@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _files
 
-__all__ = ["load", "read"]
+__all__ = ["load"]
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 """PyTorch's names of flax's parameters; others keep their own."""
