@@ -384,6 +384,7 @@ def _composed(parts: list[tuple[float, float, int]], delta: float) -> float:
     for q, r, times in parts:
         one = distributions.from_gaussian_mechanism(
             1 / r * (1 - 1e-15),
+            pessimistic_estimate=True,
             sampling_prob=q,
             value_discretization_interval=width,
             neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,

@@ -447,6 +447,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         "give a covariance over agents that is fresh in every round, a strategy of few bands "
         "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
     )
+    claim = "batches drawn by coin flips amplify nothing that is accounted for here with"
     rules = {
         f"{relation}: protect zero_out_record": protect.relation != "zero_out_record",
         f"attacker {protect.attacker!r}, who may know its batches": protect.attacker != "outsider",
@@ -458,7 +459,6 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         "one epsilon an agent: give one for all": budget and budget.each is not None,
         "release=True: its finite precision is not priced": config.release,
     }
-    claim = "batches drawn by coin flips amplify nothing that is accounted for here with"
     return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 

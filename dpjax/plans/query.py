@@ -342,7 +342,7 @@ class RecordQuery:
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
-        wide = self._wide if self.capacity is None else self._wide_in_microbatches
+        wide = self._wide if self.capacity is None else self._in_passes
         total = wide(models, batch, encode, self._places(batch))
         weights = self.weights if encode is not None or self.one_by_one else None
         combined = _combining(weights, encode)
@@ -388,7 +388,7 @@ class RecordQuery:
             of_agent = lambda *data: clipped_sum(*data, places)  # noqa: E731
         return jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch)
 
-    def _wide_in_microbatches(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
+    def _in_passes(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
         size: Any = self.capacity
 

@@ -323,7 +323,7 @@ class Poisson(_Counted):
     another group, whatever the data, and its presence is independent of all other records and
     rounds, as far as threefry bits are. Whoever knows the key knows the batches, and nothing is
     amplified against it: a run draws them from the noise's own key. A batch that is larger than the
-    capacity is computed in several passes, never cut.
+    capacity is computed in several passes (`dpjax.plans.query`), never cut.
 
     Attributes:
         expected: Records that an agent's batch has on average; sums are divided by it, whatever

@@ -258,7 +258,7 @@ class Client:
         return Answer(request.nonce, seeds, keys)
 
     def _agreed_on(self, confirmed: Confirmed) -> Request:
-        """The request that it confirmed, if enough neighbours confirmed the same; else end."""
+        """The consistency check: its request, if enough neighbours confirmed the same; else end."""
         if self._request is None:
             self.end("confirmations came, and these terms have none")
         strangers = sorted(

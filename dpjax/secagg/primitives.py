@@ -396,7 +396,7 @@ def split_secret(
     prime: int = PRIME,
     draw: Callable[[int], int] = secrets.randbelow,
 ) -> dict[int, int]:
-    """Return a share of the secret for each point.
+    """Return Shamir shares of the secret, one for each point.
 
     Guarantee: fewer than ``threshold`` shares have the same distribution whatever the secret is,
     if ``draw`` is uniform.
@@ -423,7 +423,7 @@ def split_secret(
 
 
 def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
-    """Return the secret that exactly these shares stand for.
+    """Reconstruct the secret that exactly these Shamir shares stand for.
 
     Fewer than the threshold, or one that is wrong, give some other number: check what comes out
     against something public.

@@ -5,7 +5,8 @@ and the clip norm is lowered by a bound on every rounding, a relative `slack` of
 float32 up to d = 4,096 entries and about 2 sqrt(d) 2^-24 for larger leaves. So the float32 (or
 bfloat16) numbers that come out have an L2 norm of at most ``clip_norm`` in exact arithmetic, and
 nothing is left for the accounting to add. For sums of clipped records it is lowered once more, by
-what rounding of the sum can add to the distance of two neighbouring ones (`share`).
+what rounding of the sum can add to the distance of two neighbouring ones (`share`). `_clip` scales
+gradients that are there; `wide_clipped_sum` weights those that a model sums by itself.
 """
 
 import math

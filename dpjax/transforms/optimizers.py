@@ -126,13 +126,15 @@ def scale_by_adam(
         second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
-        known = b2 * state.noise + (1 - b2) * now
+        noise_mean = b2 * state.noise + (1 - b2) * now
         out = jax.tree.map(
-            lambda m, v: m / jnp.sqrt(jnp.maximum((v - known) / correction, floor)).astype(m.dtype),
+            lambda m, v: (
+                m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
+            ),
             mean,
             second,
         )
-        return out, AdamState(filter_state, second, known.astype(jnp.float32), done)
+        return out, AdamState(filter_state, second, noise_mean.astype(jnp.float32), done)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
