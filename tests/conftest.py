@@ -17,7 +17,7 @@ GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
 AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # Most of their time is LLVM's, whose optimisations none of their claims is about but those of
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs.
-CHEAP = ("algorithms", "plans", "transforms")
+CHEAP = ("algorithms", "mechanism", "models", "plans", "transforms")
 
 # Backends read these when they start, so they are set before the first import of jax.
 if not GPU:
