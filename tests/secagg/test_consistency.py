@@ -195,7 +195,7 @@ def test_no_dropout_sets_at_all_open_a_vector_alone(clients, degree, corrupt, th
     ]
     every = list(itertools.product(*choices))
     rng = np.random.default_rng(clients)
-    picked = every if len(every) < 25000 else [every[i] for i in rng.integers(0, len(every), 25000)]
+    picked = every if len(every) < 12000 else [every[i] for i in rng.integers(0, len(every), 12000)]
     for left in picked:
         for least, counts in found.items():
             both, alone = shown(near, corrupt, left, threshold, least)

@@ -109,12 +109,18 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
     # Who was there in rounds before is not told as who was there in these.
     with pytest.raises(ValueError, match="round 0 crossed in another process"):
         left.missing()
-    # As where the run was told beforehand to go on without such a round, and in jit.
+    # As where the run was told beforehand to go on without such a round.
     transport._ASKED.clear()
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     np.testing.assert_array_equal(models(one, transport=skipped), went_on)
     assert skipped.missing()[4] == tuple(range(N)) and not skipped.missing()[5]
-    np.testing.assert_array_equal(models(made(skipped.missing())), went_on)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_without_a_round_is_the_one_under_masks():
+    skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
+    found = models(made(), transport=skipped)
+    np.testing.assert_array_equal(models(made(skipped.missing())), found)
 
 
 ROWS = np.random.default_rng(0).integers(0, 2**TERMS.bits, (N, TERMS.length), np.uint32)
@@ -302,15 +308,21 @@ def message(t):
 def test_every_change_of_a_character_of_a_journal_is_refused_or_harmless(noted):
     file, found = noted
     whole = file.read_bytes()
-    refused = 0
+    tried = refused = 0
     for place in range(len(whole)):
-        for other in {*b"\n7", whole[place] ^ 1, 0xFF} - {whole[place]}:
+        # All places, each by one of four changes, and the first and last bytes by all.
+        changes = (ord("\n"), ord("7"), whole[place] ^ 1, 0xFF)
+        some = 16 < place < len(whole) - 16
+        for other in {changes[place % 4]} if some else {*changes} - {whole[place]}:
+            if other == whole[place]:
+                continue
+            tried += 1
             file.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
             if harmless(file, found):
                 assert place == len(whole) - 1  # Its last line has no end.
             else:
                 refused += 1
-    assert refused >= 3 * (len(whole) - 1)
+    assert refused >= tried - 4 > 0.9 * len(whole)
 
 
 def harmless(file, found):

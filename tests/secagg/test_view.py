@@ -117,8 +117,15 @@ LAST = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize(("clients", "bits"), [(3, 3), (4, 2)])
+@pytest.mark.parametrize(
+    ("clients", "bits", "late"),
+    [
+        (3, 3, False),
+        (4, 2, True),
+        pytest.param(3, 3, True, marks=pytest.mark.slow),
+        pytest.param(4, 2, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_dropout_shows_nothing_of_its_input_even_where_it_came_late(
     monkeypatch, clients, bits, late
 ):
