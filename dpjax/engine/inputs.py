@@ -314,7 +314,8 @@ def make_statics(
     for plan in plans:
         for name, value in _shared(plan).items():
             if value != shared[name] and not (name == "noise" and value is None):
-                one, two = (getattr(each.config, name, None) for each in (noisy, plan))
+                named = "label" if name == "noise" else name
+                one, two = (getattr(each.config, named, None) for each in (noisy, plan))
                 one, two = map(_validate.shown, (one, two) if one != two else (shared[name], value))
                 raise ValueError(f"plans differ in {name} ({one} and {two}); run them apart")
     task, protect, sampler = problems[0], noisy.config.protect, shared["sampler"]

@@ -132,6 +132,11 @@ def check(
             that depends on data past the noise, or a leaf of these, of models or of memory that is
             a key; for a payload that is no answer of the query.
     """
+    if type(method).emit is Method.emit or method.exchange is None:
+        raise ValueError(
+            f"method is {type(method).__name__}, which lacks emit or exchange; write both, or "
+            "inherit dpjax.algorithms.dsgd.DSGD, which has them"
+        )
     n, like = mixing[-1], jax.ShapeDtypeStruct
     arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}

@@ -13,7 +13,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import optimizers, plan
-from dpjax.protocols import Emission, Exchange, Received
+from dpjax.protocols import Emission, Exchange, Method, Received
 from tests.support import make_config
 
 frozen = dataclasses.dataclass(frozen=True)
@@ -312,4 +312,29 @@ class MessageAlone(DSGD):
 @pytest.mark.parametrize("kind", [Bare, MessageAlone])
 def test_what_a_method_is_given_is_said_where_it_fails(network, kind):
     with pytest.raises(ValueError, match=r"fails between send .* withheld .* \(message, carry\)"):
+        plan.make(make_config(method=kind(), design="independent"), network)
+
+
+@frozen
+class Unfinished(Method):
+    """Says what is private, and not how it crosses the network."""
+
+    stochastic = "rows"
+
+    def emit(self, ctx, public_state):
+        return Emission(ctx.query(public_state.models, ctx.batch)[0])
+
+
+@frozen
+class Silent(DSGD):
+    """Emits nothing."""
+
+    emit = Method.emit
+
+
+@pytest.mark.parametrize("kind", [Unfinished, Silent])
+def test_a_method_without_a_part_of_its_round_is_refused(network, kind):
+    with pytest.raises(
+        ValueError, match=f"method is {kind.__name__}, which lacks emit or exchange"
+    ):
         plan.make(make_config(method=kind(), design="independent"), network)
