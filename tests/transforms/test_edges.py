@@ -86,7 +86,7 @@ def drawn(attackers, missing=None):
     return known
 
 
-@pytest.mark.parametrize("attackers", [(0,), (1, 3)])
+@pytest.mark.parametrize("attackers", [pytest.param((0,), marks=pytest.mark.slow), (1, 3)])
 def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
     whole = noises(make(), jnp.zeros((N, COORDINATES), jnp.float32), 1)[0]
     left = whole - drawn(attackers)

@@ -1,6 +1,7 @@
 """Noise of releases: quantiles, bits, tails, the grid, and attacks on last bits."""
 
 import dataclasses
+import functools
 from fractions import Fraction
 
 import jax
@@ -122,6 +123,17 @@ def strategies(length):
     return [None, banded, np.linalg.inv(banded), full]
 
 
+@functools.cache
+def drawn_normals(length, shape):
+    """Those of all rounds."""
+
+    def of_round(t):
+        key = jax.random.fold_in(jax.random.fold_in(KEY, t), 0)
+        return variates.release_normals(key, shape)
+
+    return wide(lambda: jax.lax.map(of_round, jnp.arange(length)))
+
+
 @pytest.mark.x64
 @pytest.mark.parametrize("which", range(4))
 def test_sums_are_rounded_once_as_if_all_was_float64(which):
@@ -141,11 +153,7 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
     sent = jax.jit(lambda: jax.lax.scan(step, link.init(given), None, length=length)[1])()
     assert sent["b"].dtype == sent["w"].dtype == jnp.float32
 
-    def of_round(t):
-        key = jax.random.fold_in(jax.random.fold_in(KEY, t), 0)
-        return variates.release_normals(key, (n, 13))
-
-    drawn = wide(lambda: jax.lax.map(of_round, jnp.arange(length)))
+    drawn = drawn_normals(length, (n, 13))
     inverse = np.eye(length)
     if strategy is not None:
         inverse = np.linalg.inv(rounds.applied(strategy, np.float64))
@@ -165,9 +173,9 @@ def test_no_vmap_of_a_scan_adds_float32_noise():
         start = link.init(zeros)._replace(key=key)
         return jax.lax.scan(lambda s, _: link.update(zeros, s)[::-1], start, None, length=5)[1]
 
-    apart = np.asarray(whole(KEY))
+    apart = np.asarray(jax.jit(whole)(KEY))
     try:
-        together = jax.vmap(whole)(jnp.stack([KEY, KEY]))
+        together = jax.jit(jax.vmap(whole))(jnp.stack([KEY, KEY]))
     except (TypeError, UserWarning):
         return  # Versions of JAX that would fall back to float32 products refuse the sum.
     np.testing.assert_array_equal(together[0], apart)
@@ -301,10 +309,10 @@ def test_last_bits_of_a_release_tell_nothing():
 def test_remainders_of_a_release_do_not_depend_on_the_gradient():
     sigma, h, count = 1.0, 2.0**-4, 40_000
     link = noise.correlated(np.eye(4, dtype=np.float32), key=KEY, rounds=2, grid=h)
+    first_round = jax.jit(lambda given: link.update(given, link.init(given))[0])
 
     def cells(shift):
-        given = jnp.full((4, count), shift, jnp.float32)
-        sent = np.asarray(link.update(given, link.init(given))[0]).ravel()
+        sent = np.asarray(first_round(jnp.full((4, count), shift, jnp.float32))).ravel()
         assert sent.std() == pytest.approx(sigma, rel=0.02)
         return np.round(sent / h).astype(int) % 8
 

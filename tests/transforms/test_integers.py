@@ -38,8 +38,10 @@ def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
 
 
 encoded = jax.jit(functools.partial(integers.encode, CODE))
+public_signs = jax.jit(functools.partial(integers.public_signs, CODE))
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def opened(code, total, public, like):
     return integers.privatizer(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
 
@@ -63,7 +65,7 @@ def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
 @pytest.mark.x64
 def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
-    signs = integers.public_signs(CODE, PUBLIC)
+    signs = public_signs(PUBLIC)
     own = jax.random.fold_in(NOISE, 0)
     rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
     noise = integers.discrete_gaussians(jax.random.fold_in(own, 1), rounded.shape, 4)
@@ -99,7 +101,7 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
 
 def test_signs_are_public_and_new_in_every_round():
     rounds = [jax.random.fold_in(PUBLIC, t) for t in range(4)]
-    signs = np.stack([np.asarray(integers.public_signs(CODE, key)) for key in rounds])
+    signs = np.stack([np.asarray(public_signs(key)) for key in rounds])
     assert set(np.unique(signs)) == {-1.0, 1.0}
     # Independent: no two rounds agree in more places than chance lets, nor does any lean.
     assert np.abs(signs @ signs.T - 512 * np.eye(4)).max() < 5 * np.sqrt(512)
@@ -122,9 +124,9 @@ def test_no_sign_comes_from_the_noise_key():
     for seed in range(2):
         key = jax.random.key(seed, impl="threefry2x32")
         assert off(sent(key=key)) < 0.6
-        rounded, _ = encoded(vectors(), integers.public_signs(CODE, key), key)
+        rounded, _ = encoded(vectors(), public_signs(key), key)
         assert off(np.asarray(rounded).view(np.uint32)) > 0.6
-        right, _ = encoded(vectors(), integers.public_signs(CODE, PUBLIC), key)
+        right, _ = encoded(vectors(), public_signs(PUBLIC), key)
         assert off(np.asarray(right).view(np.uint32)) < 0.3
 
 

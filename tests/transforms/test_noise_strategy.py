@@ -49,7 +49,11 @@ def normals():
     return run(np.eye(N), None).astype(np.float64)
 
 
-@pytest.mark.parametrize("name", strategies())
+@pytest.mark.parametrize(
+    "name",
+    ["dense", "banded", "prefix sums"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("diagonal", "identity")],
+)
 def test_streaming_equals_the_dense_product(name):
     strategy = strategies()[name]
     factor = np.random.default_rng(1).normal(size=(N, N))
@@ -172,7 +176,7 @@ def test_applied_by_recursion_is_that_of_rounded_ratios(monkeypatch):
     assert np.abs(rounded - mine).max() > 1e-9
 
 
-@pytest.mark.parametrize("kind", ["recursion", "moving"])
+@pytest.mark.parametrize("kind", ["recursion", pytest.param("moving", marks=pytest.mark.slow)])
 def test_routes_of_one_strategy_agree(kind, monkeypatch):
     strategy, zeros = long_strategies()[kind], jnp.zeros((N, D), jnp.float32)
     few = long_noises(strategy, zeros)
@@ -202,7 +206,10 @@ def long_normals():
     return long_noises(None, three_leaves(jnp.float32))
 
 
-@pytest.mark.parametrize("kind", long_strategies())
+@pytest.mark.parametrize(
+    "kind",
+    ["blocked", pytest.param("recursion", marks=pytest.mark.slow), "moving"],
+)
 def test_groups_and_narrow_leaves_on_every_route(kind, small_groups):
     strategy, plain = long_strategies()[kind], long_normals()
     # A float32 normal takes 2^24 values: among so few a pair may agree by chance.
@@ -250,7 +257,10 @@ def test_a_block_is_drawn_once_and_not_in_every_round():
         drawn_once(selected, start, seeds=2)
 
 
-@pytest.mark.parametrize("kind", long_strategies())
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("blocked", marks=pytest.mark.slow), "recursion", "moving"],
+)
 def test_plans_share_the_noise_before_the_factor(kind):
     """Factors are mapped over, the state is not: as plans of one seed in a run."""
     zeros, strategy = jnp.zeros((N, D), jnp.float32), long_strategies()[kind]
@@ -276,7 +286,14 @@ def test_plans_share_the_noise_before_the_factor(kind):
     assert np.abs(np.asarray(together) - swapped).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", long_strategies())
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "blocked",
+        pytest.param("recursion", marks=pytest.mark.slow),
+        pytest.param("moving", marks=pytest.mark.slow),
+    ],
+)
 def test_agents_over_devices_get_the_same_noise(kind):
     if len(jax.devices()) < 8:
         pytest.skip("needs eight devices")

@@ -101,7 +101,7 @@ def problem_of(agents):
 def test_queries_of_agents_and_of_records_clip_layers():
     """An agent with one record is that record, by norms and by differentiation."""
     task = problem_of(6)
-    models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 6))
+    models = jax.jit(jax.vmap(task.init))(jax.random.split(jax.random.key(0), 6))
     batch = jnp.asarray(task.x[:6, None]), jnp.asarray(task.y[:6, None]), None
     rest = {"clip_norm": 0.2, "clipping": "flat", "per_layer": True}
     queries = [

@@ -1,5 +1,7 @@
 """Sketches of one interface: linear, adjoint to each other, unbiased where they say so."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,33 +13,39 @@ from dpjax.transforms import sketch
 F32 = np.float32
 
 
-def every(d, k, key, dtype=F32):
-    return {
-        "gaussian": sketch.gaussian(d, k, key, is_orthonormal=False, dtype=dtype),
-        "orthonormal": sketch.gaussian(d, k, key, dtype=dtype),
-        "count sketch": sketch.count_sketch(d, k, key, rows=2),
-    }
+NAMES = ("gaussian", "orthonormal", "count sketch")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 4))
+def made(name, d, k, key, dtype=F32):
+    if name == "count sketch":
+        return sketch.count_sketch(d, k, key, rows=2)
+    return sketch.gaussian(d, k, key, is_orthonormal=name == "orthonormal", dtype=dtype)
+
+
+decoded = jax.jit(lambda projection, coordinates: projection.decode(coordinates))
+columns = jax.jit(jax.vmap(lambda projection, unit: projection.decode(unit), (None, 0)))
 
 
 def dense(projection, d, k, dtype=F32):
     """A [d, k], column by column through `decode`."""
-    return np.asarray(jax.vmap(projection.decode)(jnp.eye(k, dtype=dtype))).T
+    return np.asarray(columns(projection, jnp.eye(k, dtype=dtype))).T
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize("dtype", [F32, np.float64])
-@pytest.mark.parametrize("name", list(every(8, 4, jax.random.key(0))))
+@pytest.mark.parametrize("name", NAMES)
 def test_encoding_and_decoding_are_one_matrix(name, dtype):
     d, k, rng = 90, 12, np.random.default_rng(1)
     with double_precision():
-        projection = every(d, k, jax.random.key(1), dtype)[name]
+        projection = made(name, d, k, jax.random.key(1), dtype)
         matrix = dense(projection, d, k, dtype)
         vector = jnp.asarray(rng.normal(size=d), dtype)
         coordinates = jax.jit(lambda p, v: p.encode(v))(projection, vector)
         digits = 1e-5 if dtype == F32 else 1e-13
         assert coordinates.dtype == dtype and coordinates.shape == (k,)
         np.testing.assert_allclose(coordinates, matrix.T @ np.asarray(vector), atol=digits)
-        back = projection.decode(coordinates)
+        back = decoded(projection, coordinates)
         assert back.dtype == dtype
         np.testing.assert_allclose(back, matrix @ np.asarray(coordinates), atol=10 * digits)
         diagonal = np.asarray(projection.diagonal())
@@ -60,20 +68,17 @@ def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
     assert abs(together - 1 / 20) < 5 * np.sqrt(0.05 / 40_000)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "orthonormal", "count sketch"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_decoded_is_right_on_average(name):
     d, k, trials = 20, 8, 4000
     vector = jnp.asarray(np.random.default_rng(4).normal(size=d), F32)
 
     def one(key):
-        projection = {
-            "gaussian": lambda: sketch.gaussian(d, k, key, is_orthonormal=False),
-            "orthonormal": lambda: sketch.gaussian(d, k, key),
-            "count sketch": lambda: sketch.count_sketch(d, k, key, rows=2),
-        }[name]()
+        projection = made(name, d, k, key)
         return projection.decode(projection.encode(vector))
 
-    found = np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), trials)), float)
+    keys = jax.random.split(jax.random.key(5), trials)
+    found = np.asarray(jax.jit(jax.vmap(one))(keys), float)
     expected = np.asarray(vector, float) * (k / d if name == "orthonormal" else 1.0)
     error = 5 * found.std(axis=0) / np.sqrt(trials)
     assert (np.abs(found.mean(axis=0) - expected) < error).all()
@@ -82,22 +87,22 @@ def test_what_is_decoded_is_right_on_average(name):
 
 def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():
     """Clipped before, a count sketch sends more than the clip norm; clipped after, it does not."""
-    sparse = sketch.count_sketch(300, 4, jax.random.key(6), rows=2)
+    sparse = made("count sketch", 300, 4, jax.random.key(6))
     longest = np.linalg.svd(dense(sparse, 300, 4))[0][:, 0]
     clipped = jnp.asarray(longest / np.linalg.norm(longest), F32)
     sent = np.asarray(sparse.encode(clipped))
     assert np.linalg.norm(sent) > 5
     assert np.linalg.norm(sent * min(1.0, 1 / np.linalg.norm(sent))) <= 1 + 1e-6
-    frame = sketch.gaussian(300, 4, jax.random.key(6))
+    frame = made("orthonormal", 300, 4, jax.random.key(6))
     assert np.linalg.norm(dense(frame, 300, 4), 2) < 1 + 1e-5
 
 
-@pytest.mark.parametrize("name", list(every(8, 4, jax.random.key(0))))
+@pytest.mark.parametrize("name", NAMES)
 def test_lemma_3_2_by_draws_and_the_printed_line_fails(name):
     """Fixed gradients of B clients, each with its own noise; the same test for both lines."""
     d, k, clients, deviation, trials = 12, 4, 5, 2.0, 40_000
     rng = np.random.default_rng(8)
-    projection, before = (every(d, k, jax.random.key(s))[name] for s in (9, 10))
+    projection, before = (made(name, d, k, jax.random.key(s)) for s in (9, 10))
     matrix = dense(projection, d, k).astype(float)
     encoded = rng.normal(size=(clients, d)) @ matrix
     noise = deviation * rng.normal(size=(trials, clients, k))

@@ -20,8 +20,18 @@ from tests.transforms import rounding
 pytestmark = pytest.mark.optimized
 
 
+AGAIN = ("encoded records", "products", "passes of a query", "products of a query")
+"""Parts of other routes, or mapped below: slow."""
+
+
 @pytest.mark.x64
-@pytest.mark.parametrize("name", rounding.ROUTES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in AGAIN else [])
+        for name in rounding.ROUTES
+    ],
+)
 def test_neighbouring_sums_are_one_clip_norm_apart(name, monkeypatch):
     """8,200 records, one of which is zeroed out; sums in float32 are two clip norms apart."""
     total = rounding.ROUTES[name]
@@ -31,7 +41,9 @@ def test_neighbouring_sums_are_one_clip_norm_apart(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", rounding.WHOLE)
-@pytest.mark.parametrize("form", ["jitted", "records on devices"])
+@pytest.mark.parametrize(
+    "form", ["jitted", pytest.param("records on devices", marks=pytest.mark.slow)]
+)
 def test_so_are_sums_whose_order_the_compiler_chooses(name, form):
     assert 0.99 < rounding.distance(rounding.WHOLE[name], form) <= rounding.CLIP
 
@@ -39,7 +51,7 @@ def test_so_are_sums_whose_order_the_compiler_chooses(name, form):
 MAPPED = {
     "vmapped": "products of a query",
     "scanned": "passes of a query",
-    "agents on devices": "passes of a query",
+    "agents on devices": "records one by one",
     "records on devices": "records one by one",
 }
 """A route for each form: the others are slow."""
@@ -216,7 +228,9 @@ def cancelled(route, count=32, clip_norm=1e-3):
     return np.sqrt(squares) / clip_norm
 
 
-@pytest.mark.parametrize("route", ["records", "norm", "formed", "plain"])
+@pytest.mark.parametrize(
+    "route", ["records", "norm", "formed", pytest.param("plain", marks=pytest.mark.slow)]
+)
 def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
     """Compiled, the norm is of the very bits that are summed; a copy adds one per cent more."""
     lengths = cancelled(route)

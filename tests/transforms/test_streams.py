@@ -39,7 +39,7 @@ def test_what_is_vmapped_or_compiled_does_not_matter(stream):
         np.testing.assert_array_equal(together[index], scanned[index])
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_the_number_of_devices_does_not_matter(stream, devices):
     if len(jax.devices()) < devices:
         pytest.skip("needs more devices")

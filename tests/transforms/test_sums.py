@@ -60,7 +60,7 @@ def test_no_record_exceeds_the_clip_norm(batch):
         each = [fn(params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         return max(map(length, each)) / clip_norm
 
-    for clip_norm in (1e-9, 0.1, 0.3, 1.0):
+    for clip_norm in (1e-9, 0.3):
         assert 0.9999 < largest(clip_norm) <= 1
     assert largest(0.3, understated=1 - 1e-4) > 1
 
@@ -262,7 +262,13 @@ def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "per_layer"), [("mlp", True), ("images", False), ("images", True), ("words", False)]
+    ("name", "per_layer"),
+    [
+        ("mlp", True),
+        ("images", False),
+        pytest.param("images", True, marks=pytest.mark.slow),
+        ("words", False),
+    ],
 )
 def test_routes_agree_with_padding_and_in_passes(name, per_layer):
     params, x, gradients, plain = known(name)
