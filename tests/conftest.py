@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,9 @@ GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
 AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # Most of their time is LLVM's, whose optimisations none of their claims is about but those of
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs.
-CHEAP = ("algorithms", "mechanism", "models", "plans", "transforms")
+CHEAP = ("algorithms", "mechanism", "models", "plans", "test_docstrings", "transforms")
+# Compiled programs by their text and options: whoever runs the suite again compiles what changed.
+COMPILED = ROOT / ".pytest_cache" / "compiled"
 
 # Backends read these when they start, so they are set before the first import of jax.
 if not GPU:
@@ -30,6 +33,8 @@ if not GPU:
     flags = os.environ.get("XLA_FLAGS", "")
     added = [f"--{name}={value}" for name, value in wanted.items() if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 try:
@@ -51,6 +56,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if few else min(len(os.sched_getaffinity(0)), files)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Empty the cache of compiled programs once it holds a gigabyte."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and COMPILED.exists():
+        if sum(entry.stat().st_size for entry in os.scandir(COMPILED)) > 2**30:
+            shutil.rmtree(COMPILED)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests marked gpu where the suite runs on the CPU; keep every mutant in the gate."""
     gate: dict[str, bool] = {}
@@ -66,15 +78,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take modules and tests out of what the garbage collector looks through again and again."""
+    """Take modules and tests out of what the garbage collector looks through again and again.
+
+    What tests leave is collected at each file's end, so seldom in between.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 100)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Compile what is neither of a run's room nor marked with few optimisations."""
-    cheap = item.path.parent.name in CHEAP and not item.get_closest_marker("optimized")
+    cheap = item.path.parent.name in CHEAP or item.path.stem in CHEAP
+    cheap = cheap and not item.get_closest_marker("optimized")
     cheap = cheap and not (GPU or AS_USERS)
     # Processes that a test starts read the variable, as JAX does where it is not imported yet.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(cheap))

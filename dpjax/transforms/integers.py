@@ -338,8 +338,8 @@ def discrete_gaussians(
     Example:
         >>> import jax
         >>> from dpjax.transforms import integers
-        >>> integers.discrete_gaussians(jax.random.key(0), (2, 3), 4).shape
-        (2, 3)
+        >>> integers.discrete_gaussians(jax.random.key(0), (2, 4), 4).shape
+        (2, 4)
     """
     noise_.check_key(key)
     law = lattice.proposal(variance)

@@ -185,7 +185,7 @@ def gaussian(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.transforms import sketch
-        >>> frame = sketch.gaussian(100, 5, jax.random.key(0))
+        >>> frame = sketch.gaussian(100, 4, jax.random.key(0))
         >>> frame.decode(frame.encode(jnp.ones(100))).shape
         (100,)
     """
@@ -457,7 +457,7 @@ def fingerprint(state: Any) -> str:
     Example:
         >>> import jax
         >>> from dpjax.transforms import sketch
-        >>> one, same = (sketch.start(9, 2, jax.random.key(0)) for _ in range(2))
+        >>> one, same = (sketch.start(100, 4, jax.random.key(0)) for _ in range(2))
         >>> sketch.fingerprint(one) == sketch.fingerprint(same)
         True
     """

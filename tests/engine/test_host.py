@@ -59,7 +59,8 @@ def rows(result):
     return json.dumps(told, sort_keys=True, default=str)
 
 
-SLOW = set(CASES) - {"whisper", "anti_pgd", "records"}
+# Runs of Whisper are compared by `test_callbacks_stop_at_the_same_rounds` too.
+SLOW = set(CASES) - {"anti_pgd", "records"}
 
 
 @pytest.mark.parametrize(

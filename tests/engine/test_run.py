@@ -182,7 +182,7 @@ def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch)
 
 
 def test_runs_do_not_depend_on_their_neighbours(plans, small):
-    together = run(plans, small, seeds=[0, 3], eval_every=10)
+    together = run(plans, small, seeds=[0, 3], eval_every=10, chunk_blocks=2)
     alone = run(plans[2], small, seeds=[3], eval_every=10)
     np.testing.assert_allclose(
         together.metrics["test_loss"][:, 1, 2], alone.metrics["test_loss"][:, 0, 0], rtol=1e-5
@@ -291,7 +291,8 @@ def test_callback_reads_metrics_and_stops_early(plans, small):
 
 
 def test_rows_carry_the_guarantee(plans, small):
-    rows = run(plans, small, seeds=[0, 1], eval_every=10).rows(experiment="e")
+    result = run(plans, small, seeds=[0, 1], eval_every=10, chunk_blocks=2)
+    rows = result.rows(experiment="e")
     assert len(rows) == 3 * 2 * 2
     whisper = [row for row in rows if row["algorithm"] == "whisper"]
     assert {row["epsilon"] for row in whisper} == {8.0}

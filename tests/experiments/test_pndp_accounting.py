@@ -57,6 +57,7 @@ def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
     assert pooled["pairs"] == 8 and pooled["max"] == mine.loc[("view", "3"), "max"]
 
 
+@pytest.mark.slow
 def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
     common = ["--graphs", "ring:6", "--mixing", "uniform"]
     one = records.read(run(module, tmp_path / "one", *common))

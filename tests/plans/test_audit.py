@@ -31,6 +31,18 @@ CELLS = (
 )
 """Cells in which every row of the registry, attacker and relation comes, and whose fault is tried.
 """
+# Rivals whose sensitivity tests of their own are in the gate, and the secure sum's noise, which
+# tests/plans/test_integers.py measures there.
+SLOW = ("DPOP", "DGD", "GradientTracking", "PPDOAGT", "Average", "pairwise", "discrete")
+CASES = [
+    pytest.param(
+        cell,
+        fault,
+        id=f"{cell.method}-{cell.noise}",
+        marks=[pytest.mark.slow] if {cell.method, cell.noise} & {*SLOW} else [],
+    )
+    for cell, fault in CELLS
+]
 
 
 def joining() -> set[str]:
@@ -57,7 +69,7 @@ def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(("cell", "fault"), CELLS, ids=[f"{c.method}-{c.noise}" for c, _ in CELLS])
+@pytest.mark.parametrize(("cell", "fault"), CASES)
 def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault: str) -> None:
     made, why = audit.planned(cell)
     assert made is not None, why
@@ -68,6 +80,7 @@ def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault:
     assert found["fault_of"] == fault and found["flagged"], found
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
     kept = {("ZipDL", "zip_dl"), ("Federated", "discrete")}
 

@@ -90,7 +90,7 @@ M, EACH, BATCH, EPOCHS = 3, 4, 2, 2
 T = EPOCHS * M * EACH // BATCH
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(steps):
     centre = jnp.zeros(D, jnp.float32).at[0].set(3.0)
     query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
@@ -109,7 +109,7 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
     assert float(jnp.linalg.norm(there - gone)) <= CLIP
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_records_in_the_places_of_padding_move_nothing(steps):
     query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
     models, y = jnp.ones((1, D), jnp.float32), jnp.zeros((1, 2), jnp.float32)

@@ -135,7 +135,7 @@ def started(one):
     return statics.halves(arrays, KEY).init(models)
 
 
-@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average"))
+@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
@@ -389,7 +389,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average", "zip_dl"))
+@pytest.mark.parametrize("name", few("dsgd-mafalda", "disk", "average"))
 def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
     one, task = made(name), problem()
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}

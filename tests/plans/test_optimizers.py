@@ -38,7 +38,14 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adam",
+        "schedule",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("momentum", "filter")),
+    ],
+)
 def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
     plain = plan.make(make_config(), network)
     config = dataclasses.replace(plain.config, optimizer=CHAINS[name])

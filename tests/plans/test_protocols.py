@@ -30,8 +30,13 @@ from tests.plans.toys import (
     squared,
 )
 
+# Of models that are read elsewhere and of sketches there are methods of the package.
+SLOW = ("average", "midway", "sketch")
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
 def test_a_round_joins_the_parts(name):
     case = CASES[name]
     made, drawn = algorithm(case), batch(agents=case.agents)
@@ -151,6 +156,7 @@ class Pld(NamedTuple):
         return self._replace(rounds=self.rounds + later.rounds)
 
 
+@pytest.mark.slow
 def test_poisson_sampling_and_a_loss_that_is_not_gaussian():
     counts = np.array([40, 20])
     sampler = Poisson(5.0)

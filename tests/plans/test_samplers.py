@@ -206,8 +206,7 @@ class Plain(samplers.Random):
     """A user's own that draws as it should."""
 
 
-@pytest.mark.parametrize("kind", [Replaced, Late])
-@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize(("kind", "batch_size"), [(Replaced, 2), (Late, 5)])
 def test_own_samplers_that_repeat_a_record_are_refused(kind, batch_size):
     counts = np.full(3, 10_000)
     draws.audit(Plain(batch_size), counts, 200)

@@ -104,10 +104,15 @@ def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
     assert sum(1.0 / scales) <= 1.0
 
 
+@functools.cache
+def fused():
+    """One problem, so that its programs are compiled once."""
+    return fusion.problem(fusion.make(N, seed=0, high=2.0))
+
+
 def near(size):
     """A problem whose models start, and under small steps stay, near a number."""
-    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
-    return dataclasses.replace(task, init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
+    return dataclasses.replace(fused(), init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
 
 
 @pytest.mark.parametrize("make", [config, normal])
@@ -259,7 +264,9 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
     np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", [Tracking(5.0), DiffTVAB()])
+@pytest.mark.parametrize(
+    "method", [Tracking(5.0), pytest.param(DiffTVAB(), marks=pytest.mark.slow)]
+)
 def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
     clipped = protect.Protect("replace_agent", 0.5, norm="l1")
     both = [
@@ -267,7 +274,7 @@ def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
         for one in (method, Average(method, decay=1.0))
     ]
     np.testing.assert_array_equal(*(made.noise.scales for made in both))
-    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
+    task = fused()
     sent = trace(both[0], task, seeds=(0,), read=_models_sent)
     result = run(both[1], task, seeds=(0,), eval_every=T)
     np.testing.assert_allclose(result.params[0, 0], sent[0].mean(axis=0), rtol=1e-3, atol=1e-4)
@@ -292,6 +299,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
             plan.make(dataclasses.replace(given, noise=Laplace(scales)), MATRIX)
 
 
+@pytest.mark.slow
 def test_optimal_parts_leave_the_error_that_they_predict():
     costs, rounds = fusion.make(N, seed=1, high=3.0), 40
     few = dict(iterations=30, pulses=(1, 2), probes=None)
@@ -312,12 +320,13 @@ def test_optimal_parts_leave_the_error_that_they_predict():
     assert abs(found.mean() - parts.predicted.total) < spread + 0.02 * parts.predicted.total
 
 
+@pytest.mark.slow
 def test_plans_of_several_budgets_and_schedules_run_side_by_side():
     plans = [
         plan.make(config(noise=Laplace(ratio), budget=protect.Budget(e, accountant="pure")), MATRIX)
         for ratio, e in ((0.9, 1.0), (0.95, 3.0))
     ]
-    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
+    task = fused()
     both = run(plans, task, seeds=(0, 1), eval_every=T)
     for v, one in enumerate(plans):
         alone = run(one, task, seeds=(0, 1), eval_every=T)
@@ -333,6 +342,7 @@ RUNS, EPSILON, GAP = 100_000, 1.0, 1.0
 TWO = np.full((2, 2), 0.5)
 
 
+@functools.cache
 def neighbours():
     """Two problems whose first agent's gradients are apart by GAP in L1 at every point."""
     one = fusion.make(2, seed=0, measurements=2, dimension=2, high=1.0)
@@ -340,7 +350,8 @@ def neighbours():
     change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
     values = one.values.copy()
     values[0] += change
-    return one, fusion.of(one.matrices, values, one.omega, one.truth)
+    other = fusion.of(one.matrices, values, one.omega, one.truth)
+    return fusion.problem(one), fusion.problem(other)
 
 
 @functools.cache
@@ -360,7 +371,7 @@ def ratios(halved):
     found = []
     for sign, task, first in ((1, one, 0), (-1, other, RUNS)):
         seeds = range(first, first + RUNS)
-        xi = np.asarray(trace(made, fusion.problem(task), seeds=seeds, read=_noise), np.float64)
+        xi = np.asarray(trace(made, task, seeds=seeds, read=_noise), np.float64)
         lost = np.abs(xi - sign * shift) - np.abs(xi)
         found.append(sign * (lost / scales).sum(axis=(1, 2)))
     return found
@@ -411,9 +422,7 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
         ),
         TWO,
     )  # fmt: skip
-    found = empirical_sensitivity(made, fusion.problem(one), fusion.problem(other), seeds=(0,))[
-        0, :, :, 0
-    ]
+    found = empirical_sensitivity(made, one, other, seeds=(0,))[0, :, :, 0]
     np.testing.assert_allclose(found[:, 0], GAP * np.array(shifts), rtol=1e-3, atol=1e-6)
     assert not found[:, 1].any()
     np.testing.assert_allclose(made.noise.moves[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5)
@@ -508,7 +517,7 @@ def test_what_is_a_users_own_runs_and_is_named(changes):
 def test_a_users_method_has_plain_steps_and_wide_models():
     with pytest.raises(ValueError, match="plain steps"):
         config(method=Own(), optimizer=Chain(_adam, 0.1))
-    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
+    task = fused()
     narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
     with pytest.raises(ValueError, match="bfloat16"):
         run(plan.make(config(method=DSGD(), noise=Laplace(1.0)), MATRIX), narrow, seeds=(0,))
@@ -539,7 +548,7 @@ def test_assumptions_are_all_stated():
 
 
 def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
-    task = fusion.problem(fusion.make(N, seed=0, high=2.0))
+    task = fused()
     seen = []
     made = plan.make(config(), MATRIX)
     result = run(made, task, seeds=(0,), eval_every=10, callback=lambda p: len(seen) > 3)
