@@ -63,6 +63,7 @@ def test_moves_of_several_variables_add_up():
     assert pure.mu_of_moves(moved, scales) == pytest.approx(
         np.sqrt(((moved / scales) ** 2).sum()), rel=1e-13
     )
+    assert pure.epsilon_of_moves(1.0, 2.0) == pytest.approx(0.5, rel=1e-13)
     same = pure.epsilon_of_moves(moves.tracking(steps, gap), scales[:, 0])
     assert same == pytest.approx(pure.epsilon(steps, scales[:, 0], gap), rel=1e-13)
 

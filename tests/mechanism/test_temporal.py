@@ -157,6 +157,11 @@ def test_every_round_has_a_closed_form() -> None:
     assert solution.value == pytest.approx(np.sqrt(gram.diagonal()).sum() ** 2, rel=1e-8)
 
 
+def test_one_evaluation_may_be_all() -> None:
+    solution = temporal.solve(np.eye(4), Participation(4, 2, 2), max_iterations=1)
+    assert solution.converged and solution.iterations == 1
+
+
 def test_one_participation_is_minimize_trace() -> None:
     gram = temporal.workload_gram(FLORENTINE, 30)
     solution = minimize_trace(gram)

@@ -49,7 +49,10 @@ COMPARED = {
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
 }  # fmt: skip
 SIGNED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*"}
-SYMMETRIC = {"hypot", "isinstance", "maximum", "max", "min", "minimum", "fmin", "plus", "add"}
+SYMMETRIC = {
+    *("hypot", "isinstance", "maximum", "max", "min", "minimum", "fmin", "plus", "add"),
+    *("_product", "wide_sum"),
+}
 
 
 class Fault(NamedTuple):
@@ -129,8 +132,10 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
             continue
-        if isinstance(node, ast.If) and all(isinstance(one, ast.Raise) for one in node.body):
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
             continue  # Checks of arguments are tested, but are no arithmetic.
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_validate."):
+            continue
         if isinstance(node, ast.AnnAssign | ast.FunctionDef):
             # Shapes in annotations are no code.
             parts = node.body if isinstance(node, ast.FunctionDef) else [node.value]
@@ -182,16 +187,19 @@ def copied(folder: Path) -> None:
 
 
 def stages(fault: Fault) -> list[list[str]]:
-    """The tests that may see a fault: its namesake and those that it names, then all of its part.
+    """The tests that may see a fault: its namesake or those it names, its users, all of its part.
 
-    In two runs, since collecting a whole part takes longer than most tests.
+    In several runs, since collecting a whole part takes longer than most tests.
     """
     part = ROOT / "tests" / Path(fault.file).parent
-    named = fault.tests or (f"{fault.file[: -len('.py')]}".replace("/", "/test_") + ".py",)
+    module = Path(fault.file).stem
+    named = fault.tests or (str(Path(fault.file).with_name(f"test_{module}.py")),)
     first = [one for one in (ROOT / "tests" / name for name in named) if one.exists()]
     every = part.glob("test_*.py") if part.name == "tests" else part.rglob("test_*.py")
     rest = sorted(set(every) - set(first))
-    return [[str(one.relative_to(ROOT)) for one in stage] for stage in (first, rest) if stage]
+    users = [one for one in rest if re.search(rf"import .*\b{module}\b", one.read_text())]
+    runs = (first, users, [one for one in rest if one not in users])
+    return [[str(one.relative_to(ROOT)) for one in run] for run in runs if run]
 
 
 def failing(folder: Path, runs: list[list[str]], limit: float, *options: str) -> list[str]:
@@ -203,7 +211,8 @@ def failing(folder: Path, runs: list[list[str]], limit: float, *options: str) ->
         os.chdir(folder)
         with output.open("w") as sys.stdout:
             for names in runs:
-                if status := pytest.main([*OPTIONS, *options, *names]):
+                status = pytest.main([*OPTIONS, *options, *names])
+                if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                     break
         os._exit(status)  # without waiting for a test's threads
 

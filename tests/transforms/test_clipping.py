@@ -194,6 +194,8 @@ def test_slack_is_small_and_grows_with_the_size():
     assert 0 < small < 1e-5
     assert small < clipping.slack(jnp.zeros(10_000_000, jnp.float32)) < 1e-3
     assert clipping.slack(jnp.zeros(123, jnp.bfloat16)) < 1e-2
+    many = [jnp.zeros((), jnp.float32)] * 1000  # Their sum rounds, as do their squares.
+    assert clipping.slack(many) > clipping.slack(jnp.zeros(2000, jnp.float32))
 
 
 @pytest.mark.parametrize(
