@@ -77,7 +77,8 @@ def written() -> list[Fault]:
     """The faults of faults.txt; refused where a text is not in one place of the package."""
     lines = (Path(__file__).parent / "faults.txt").read_text().splitlines()
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
-    sources = {str(p.relative_to(ROOT / "dpjax")): p.read_text() for p in package()}
+    package = ROOT / "dpjax"
+    sources = {str(p.relative_to(package)): p.read_text() for p in package.rglob("*.py")}
     faults, wrong = [], []
     for head, old, new in zip(*(iter(lines),) * 3, strict=True):
         what, _, tests = head.partition(" | ")
@@ -167,11 +168,6 @@ def variants(node: ast.expr) -> Iterator[str]:
                 if not isinstance(second, ast.Starred) and ast.dump(first) != ast.dump(second):
                     args = [second, first, *rest]
                     yield ast.unparse(ast.Call(func, args, node.keywords))
-
-
-def package() -> list[Path]:
-    """The package's files."""
-    return sorted((ROOT / "dpjax").rglob("*.py"))
 
 
 def copied(folder: Path) -> None:
