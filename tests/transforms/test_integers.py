@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.secagg.lattice import SumCode
 from dpjax.transforms import integers
 
@@ -72,6 +73,13 @@ def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
     squares = np.square(np.asarray(rounded, np.int64)).sum(1)
     assert (squares <= CODE.limit).all() and (squares > 0).all()
+
+
+def test_both_words_of_a_hash_are_whole():
+    keys = jax.random.split(jax.random.key(0), 2)
+    counters = jnp.arange(8, dtype=jnp.uint32).reshape(2, 4)
+    words = integers._hashed(keys, counters, counters + 1)
+    np.testing.assert_array_equal(words, jax.vmap(_numerics.threefry)(keys, counters, counters + 1))
 
 
 @pytest.mark.mutant
