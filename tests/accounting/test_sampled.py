@@ -12,7 +12,7 @@ DELTA = 1e-5
 SETTINGS = [
     (0.004, 2.35, 250, 3e-5, 2**20, 8),
     pytest.param(0.004, 1.3, 250, 3.5e-6, 2**21, 1, marks=pytest.mark.slow),
-    (0.1, 0.2, 200, 5e-6, 2**21, 1.1),
+    pytest.param(0.1, 0.2, 200, 5e-6, 2**21, 1.1, marks=pytest.mark.slow),
 ]
 
 

@@ -13,7 +13,7 @@ from dpjax.topology import graphs, mixing
 from tests.accounting import rationals
 
 ONCE = Participation(1, 1, 1)
-COUNT = 80
+COUNT = 40
 
 
 def messages(gradients, noise):
