@@ -250,3 +250,9 @@ def call(name, *values, **changes):
 def test_what_has_no_loss_is_refused(ask, message) -> None:
     with pytest.raises(ValueError, match=message):
         ask()
+
+
+def test_a_bisection_ends_at_thirteen_digits():
+    asked = []
+    found = discrete._bisected(lambda x: asked.append(x) or x <= 0.3, 0.0, 1.0)
+    assert 0.3 * (1 - 1e-13) <= found <= 0.3 and len(asked) < 50

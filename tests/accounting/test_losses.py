@@ -245,8 +245,8 @@ def test_ratios_of_any_size_have_a_loss(ratio):
 
 
 def test_bad_losses_are_refused():
-    with pytest.raises(ValueError, match="rates has 1.5"):
-        Pld.of([1.5], [1.0], 2)
+    with pytest.raises(ValueError, match="rates has 1.01"):
+        Pld.of([1.01], [1.0], 2)
     with pytest.raises(ValueError, match="ratios has -1"):
         Pld.of([0.5], [-1.0], 2)
     with pytest.raises(ValueError, match="one each an agent"):

@@ -1,5 +1,7 @@
 """Strategies over rounds: optimal by a certificate, a reference solver, jax_privacy and a paper."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import networkx as nx
@@ -334,6 +336,13 @@ def test_other_participations_are_refused(fields) -> None:
     for design in (temporal.prefix_sum, lambda p: temporal.mafalda(FLORENTINE, p)):
         with pytest.raises(ValueError, match="use 12 rounds"):
             design(Participation(*fields))
+
+
+def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
+    for falls in (0.0, 1e-6):
+        ended = temporal._stalled()
+        steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
+        assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
 
 
 def test_bad_input() -> None:
