@@ -49,7 +49,7 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
         return row | {"dense_seconds": None, "ratio": None, "difference": None}
 
     def slowly() -> np.ndarray:
-        found = dense.energies(*view.materialize(rounds, check=False), when)
+        found = dense.energies(*view.materialize(rounds), when)
         return np.sqrt(kalman.pattern_sums(found.values, when))
 
     # Nothing is compiled there, and a call takes seconds at the larger sizes: one is enough.

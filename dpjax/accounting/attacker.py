@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting import dense, exact, kalman
+from dpjax.accounting import exact, kalman
 from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation, checked
 
@@ -66,29 +66,23 @@ class View:
     _loss: Judge
     _all_messages: Judge | None
 
-    def materialize(
-        self, rounds: int, *, check: bool = True
-    ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
+    def materialize(self, rounds: int) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
         """The view as O = A G + B Z, rows and columns by round first.
 
         Columns of what the attacker knows are zero.
 
         Args:
             rounds: T.
-            check: Refuse a view with no C such that A = B C.
 
         Returns:
             A [T m, T n] and B [T m, T q].
 
         Raises:
-            ValueError: If it is too large, or the check fails.
+            ValueError: If it is too large.
         """
         rounds = _validate.integer("rounds", rounds)
         self._check_rounds(rounds)
-        a, b = self._matrices(rounds)
-        if check:
-            dense.check_factors(a, b)
-        return a, b
+        return self._matrices(rounds)
 
     def gdp(
         self, participation: Participation, *, gradients: Gradients = "any"
@@ -169,7 +163,6 @@ def of_model(
     attackers: tuple[int, ...],
     all_messages: Judge | None,
     *,
-    exactly: bool = False,
     rational: Callable[[], Model] | None = None,
 ) -> Judge:
     """The loss of a state-space model, by the recursion.
@@ -178,24 +171,9 @@ def of_model(
         model: Makes what the attacker does not know, and what it sees.
         attackers: Nodes whose losses nobody asks for.
         all_messages: Loss of the smallest view that determines every model; None if not known.
-        exactly: The matrices are a user's, without rounding: what float64 leaves open is found
-            exactly where that is quick. Of matrices that are rounded only ranks are.
-        rational: Makes the model in fractions, without any rounding.
+        rational: Makes the model in fractions, without any rounding; None where the matrices are
+            a user's, taken as they are.
     """
-
-    def settled(
-        given: Model, fractions: Callable[[], Model], participation: Participation
-    ) -> Energies:
-        """The energies with what exact arithmetic can decide of them in little time."""
-        found = kalman.energies(given, participation)
-        victims = np.delete(np.arange(len(found.leak)), attackers)
-        blurred = _losses(found, participation)[1]
-        if kalman.clear(found)[victims].all() and not blurred[victims].any():
-            return found
-        decided = exact.energies(given, participation) if exactly else None
-        if decided is not None or not found.hidden:
-            return decided or found
-        return exact.confirmed(given, found, fractions)
 
     def loss(participation: Participation) -> Judged:
         given = model()
@@ -203,12 +181,13 @@ def of_model(
         def larger() -> np.ndarray:
             """Loss of views that hold this one: of the state as well, and of all messages."""
             wide = _round_by_round(given)
-            found = settled(wide, lambda: wide, participation)
+            estimate = kalman.energies(wide, participation)
+            found = exact.confirmed(wide, estimate, rational and (lambda: wide))
             mu = np.where(kalman.clear(found), _losses(found, participation)[0], np.inf)
             return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
 
-        found = settled(given, rational or (lambda: given), participation)
-        return stated(found, participation, attackers, larger, exactly)
+        found = exact.confirmed(given, kalman.energies(given, participation), rational)
+        return stated(found, participation, attackers, larger, rational is None)
 
     return loss
 
@@ -227,7 +206,7 @@ def stated(
         participation: The one they were made for.
         attackers: As in `of_model`.
         larger: Finds the loss mu of a view that holds this one.
-        exactly: As in `of_model`.
+        exactly: The matrices are a user's, taken as they are.
     """
     mu, blurred = _losses(found, participation)
     open_ = ~kalman.clear(found)

@@ -33,20 +33,17 @@ def materialize(
     return stacked(model, rounds)
 
 
-def stacked(
-    model: Model, rounds: int, unit: int = 1, prime: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """A and B of `materialize`, for floats or whole numbers.
 
     Args:
-        model: The model, its entries in units of 1 / ``unit``.
+        model: The model.
         rounds: T.
-        unit: Rows of round t come in units of 1 / ``unit`` ^ (t + 1).
         prime: Modulo which entries are taken, int64; None takes them as they are.
     """
 
     def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        if prime is None and left.size:
+        if prime is None:
             return np.tensordot(left, right, 1)
         total = np.zeros((len(left), *right.shape[1:]), right.dtype)
         for k in range(left.shape[1]):
@@ -57,43 +54,15 @@ def stacked(
     for entering, seen in ((model.gradient, model.gradient_seen), (model.noise, model.noise_seen)):
         size, columns = entering.shape[1:]
         state = np.zeros((size, rounds, columns), entering.dtype)
-        rows, power = np.zeros((rounds, seen.shape[1], rounds, columns), seen.dtype), 1
+        rows = np.zeros((rounds, seen.shape[1], rounds, columns), seen.dtype)
         for t in range(rounds):
             step = model.at(t)
             rows[t] = product(step.state_seen, state)
-            rows[t, :, t] += seen[t % len(seen)] * power
+            rows[t, :, t] += seen[t % len(seen)]
             state = product(step.transition, state)
-            state[:, t] += entering[t % len(entering)] * power
-            power *= unit
+            state[:, t] += entering[t % len(entering)]
         sides.append(rows.reshape(rounds * seen.shape[1], -1))
     return sides[0], sides[1]
-
-
-def check_factors(a: Float[np.ndarray, "a b"], b: Float[np.ndarray, "a c"]) -> None:
-    """Refuse a view with A != B C for every C: part of it is seen without noise.
-
-    Args:
-        a: [R, T n] A.
-        b: [R, T q] B.
-
-    Raises:
-        ValueError: Saying how far A is from the range of B.
-    """
-    if not a.any():
-        return
-    # In units of a row's own noise, or of its gradients where it has none.
-    units = np.where(b.any(axis=1), np.abs(b).max(axis=1, initial=0.0), np.abs(a).max(axis=1))
-    units = np.where(units > 0, units, 1.0)[:, None]
-    a, b = a / units, b / units
-    u, values, _ = np.linalg.svd(b, full_matrices=False)
-    u = u[:, values > DROPPED]
-    left = float((np.abs(a - u @ (u.T @ a)) / np.abs(a).max(axis=0, initial=1e-300)).max())
-    if left > 1e-9:
-        raise ValueError(
-            f"rounds gives a view with no C such that A = B C (distance {left:.1e}): some "
-            "combination of messages carries gradients without noise, and the loss is infinite; "
-            "materialize(rounds, check=False) returns A and B all the same"
-        )
 
 
 def energies(
@@ -138,25 +107,14 @@ def energies(
     if hidden:
         left = np.abs(a - u[:, kept] @ turned).max(0) / np.maximum(np.abs(a).max(0), 1e-300)
         leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
-    values = lagged((turned / singular[kept, None]).reshape(-1, rounds, n), participation)
+    white = (turned / singular[kept, None]).reshape(-1, rounds, n)
+    values = np.zeros((rounds, participation.epochs, n))
+    for lag in range(participation.epochs):
+        step = lag * participation.separation
+        with np.errstate(over="ignore"):
+            values[step:, lag] = (white[:, step:] * white[:, : rounds - step]).sum(axis=0)
     terms = np.abs(u[:, kept].T) @ np.abs(a) / singular[kept, None]
     rate = 8 * np.finfo(np.float64).eps * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak, margin = leak.reshape(rounds, n).max(0), rounding(values, blur, participation)
     return Energies(values, leak, least < KEPT, condition, hidden=hidden, rounding=margin)
-
-
-def lagged(white: np.ndarray, participation: Participation) -> Float[np.ndarray, "t k n"]:
-    """Inner products of the responses of rounds that go together; see `Energies.values`.
-
-    Args:
-        white: [r, T, n] whitened responses.
-        participation: Which rounds go together.
-    """
-    rounds, epochs = participation.rounds, participation.epochs
-    values = np.zeros((rounds, epochs, white.shape[2]))
-    for lag in range(epochs):
-        step = lag * participation.separation
-        with np.errstate(over="ignore"):
-            values[step:, lag] = (white[:, step:] * white[:, : rounds - step]).sum(axis=0)
-    return values

@@ -1,15 +1,11 @@
-"""Rank decisions and losses of small views in exact arithmetic, where float64 leaves them open.
+"""Rank decisions of small views in exact arithmetic, where float64 leaves them open.
 
 Float64 matrices are dyadic rationals. Ranks are taken modulo two primes: a residue's rank is
-never above the true one and below it with a chance of about 1e-9 a prime. Losses are then found
-by Gram-Schmidt in as many decimal digits as the view costs, with rank decisions already made.
+never above the true one and below it with a chance of about 1e-9 a prime.
 """
 
-import decimal
 import functools
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,20 +13,13 @@ from jaxtyping import Bool, Int
 
 from dpjax.accounting import dense
 from dpjax.accounting.kalman import Energies, Model
-from dpjax.mechanism.participation import Participation
 
 __all__: list[str] = []
 
 LARGEST_RANK = 2e8
 """Multiplications that deciding a rank may take."""
-LARGEST_LOSS = 2e6
-"""Multiplications in many digits that a loss may take."""
 _PRIMES = (2147483647, 2147483629)
-_LARGE_PRIME = 2**127 - 1
 _TRACE = 1e-300
-_DIGITS = 100
-_MOST_DIGITS = 4000
-_MOST_BITS = 40_000
 
 
 def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " n"]]:
@@ -51,57 +40,26 @@ def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.nda
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
 
-def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model]) -> Energies:
+def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model] | None) -> Energies:
     """Energies whose hidden combinations are confirmed to carry no noise, or left open.
 
     Args:
         model: The model that they are of.
         estimate: From `dpjax.accounting.kalman.energies`.
         rational: Makes the model again in fractions, where its float64 entries are rounded
-            products; called only where it is small enough.
+            products; called only where it is small enough. None where they are meant as they are.
 
     Returns:
         The same with ``hidden`` and ``leak`` decided where ranks agree; else as given.
     """
     if estimate.rank is None or _work(model, len(estimate.rank)) > LARGEST_RANK:
         return estimate
-    count, shows = ranks(rational(), len(estimate.rank))
+    count, shows = ranks(rational() if rational else model, len(estimate.rank))
     if (count != estimate.rank.cumsum()).any():
         return estimate
     # A trace that rounding of the matrices may have left stays open.
-    leak = np.where(shows, np.maximum(estimate.leak, _TRACE), 0.0)
+    leak = np.where(shows, np.maximum(estimate.leak, _TRACE if rational else 1.0), 0.0)
     return estimate._replace(leak=leak, hidden=False)
-
-
-def energies(model: Model, participation: Participation) -> Energies | None:
-    """The energies of a model in exact arithmetic, rounded once at the end.
-
-    Args:
-        model: Its float64 entries are taken as they are.
-        participation: Which rounds go together.
-
-    Returns:
-        The energies, nothing left open; None where that would take too long.
-    """
-    rounds = participation.rounds
-    if _work(model, rounds) > LARGEST_LOSS:
-        return None
-    stacked = _stacked(model, rounds)
-    if stacked is None:
-        return None
-    a, b = stacked
-    independent, shows = _echelon(a, b, _LARGE_PRIME)
-    leak = np.where(shows.reshape(rounds, -1).any(axis=0), 1.0, 0.0)
-    digits = _DIGITS
-    while digits <= _MOST_DIGITS:
-        with decimal.localcontext(prec=digits, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN):
-            white, lost = _whitened(a[independent], b[independent])
-            if digits >= 40 + 2 * lost:
-                columns = white.reshape(-1, rounds, model.gradient.shape[-1])
-                values = dense.lagged(columns, participation)
-                return Energies(values, leak, ambiguous=False, condition=1.0)
-        digits = 60 + 2 * math.ceil(lost)
-    return None
 
 
 def _work(model: Model, rounds: int) -> float:
@@ -111,18 +69,6 @@ def _work(model: Model, rounds: int) -> float:
         used = np.maximum(used, (np.asarray(part) != 0).any(axis=2).mean(axis=0))
     columns = rounds * (model.gradient.shape[-1] + model.noise.shape[-1])
     return float(used.sum() * rounds) ** 2 * columns / 2
-
-
-def _stacked(model: Model, rounds: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """A and B as integers, every row times a power of two of its own."""
-    least = 0
-    for part in model:
-        powers = np.frexp(part[part != 0])[1]
-        least = min(least, int(powers.min(initial=0)) - 53)
-    if -least * (rounds + 1) > _MOST_BITS:
-        return None
-    whole = np.frompyfunc(lambda value: int(Fraction(value) * 2**-least), 1, 1)
-    return dense.stacked(Model(*map(whole, model)), rounds, 2**-least)
 
 
 def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,25 +101,3 @@ def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.n
             factor = below[hit, places[0]] * pow(int(row[places[0]]), -1, prime) % prime
             below[hit] = (below[hit] - factor[:, None] * row) % prime
     return kept, shows
-
-
-def _whitened(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
-    """Rows of A in the coordinates where those of B are orthonormal, and the digits lost."""
-    ortho, white = np.zeros((0, b.shape[1]), object), np.zeros((0, a.shape[1]), object)
-    lost = 0.0
-    number = np.frompyfunc(decimal.Decimal, 1, 1)
-    for row_a, row_b in zip(a, b, strict=True):
-        largest = decimal.Decimal(int(np.abs(row_b).max()))
-        x, y = number(row_b) / largest, number(row_a) / largest
-        before = (x @ x).sqrt()
-        for _ in range(2):
-            if len(ortho):
-                shares = ortho @ x
-                x, y = x - shares @ ortho, y - shares @ white
-        left = (x @ x).sqrt()
-        if not left:
-            return white, float(decimal.getcontext().prec)
-        lost += max(0.0, float((before / left).log10()))
-        ortho = np.concatenate([ortho, (x / left)[None]])
-        white = np.concatenate([white, (y / left)[None]])
-    return white, lost

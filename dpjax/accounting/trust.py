@@ -329,7 +329,7 @@ class ZipDL(LinearAlgorithm):
 
         # An attacker receives all that its own model is made of, and knows it.
         unknown = model(victims, units, np.round(sent * units))
-        loss = of_model(lambda: unknown, nodes, infinite)
+        loss = of_model(lambda: unknown, nodes, infinite, rational=lambda: unknown)
         return View(n, nodes, None, matrices, loss, infinite)
 
 

@@ -32,10 +32,16 @@ COUNTER_EXAMPLES = {
     # Without noise, and two agents of other units in it.
     "agents": (messages([[1, 1e-20]], [[0]]), np.inf),
     # Two messages that differ by little, in what they say and in their noise.
-    "alike": (messages([[1], [1 - 1e-12]], [[1, 0], [1, 1e-14]]), None),
     "apart by one rounding": (messages([[1], [1 + 2.0**-52]], [[1], [1]]), np.inf),
     "the same": (messages([[1], [1]], [[1], [1]]), 1.0),
 }
+
+
+def test_messages_that_differ_by_little_have_an_upper_bound():
+    """In what they say and in their noise: what float64 leaves open is never stated as exact."""
+    parts = messages([[1], [1 - 1e-12]], [[1, 0], [1, 1e-14]])
+    loss = views.linear(*parts).loss(ONCE, gradients="view")
+    assert loss.mu[0] >= float(rationals.losses(parts, ONCE)[0]) and loss.upper_bound.all()
 
 
 @pytest.mark.parametrize("name", COUNTER_EXAMPLES)
@@ -46,8 +52,7 @@ def test_rows_are_judged_in_their_own_units(name, power):
     *state, gradients, noise = parts
     gradients, noise = gradients * power, noise * power
     wanted = rationals.losses(parts, ONCE)
-    if known is not None:
-        assert float(wanted[0]) == pytest.approx(known)
+    assert float(wanted[0]) == pytest.approx(known)
     loss = views.linear(*state, gradients, noise).loss(ONCE, gradients="view")
     np.testing.assert_allclose(loss.mu, [float(each) for each in wanted], rtol=1e-9)
     assert not loss.upper_bound.any()
@@ -68,7 +73,9 @@ def test_a_relay_without_noise_of_its_own():
         ]
         wanted = [float(each) for each in rationals.losses(parts, when)]
         loss = views.linear(*parts).loss(when, gradients="view")
-        np.testing.assert_allclose(loss.mu, wanted, rtol=1e-9)
+        exact_ = ~loss.upper_bound
+        assert (loss.mu >= np.array(wanted) * (1 - 1e-9)).all() and exact_.any() == (other != 1e-9)
+        np.testing.assert_allclose(loss.mu[exact_], np.array(wanted)[exact_], rtol=1e-9)
 
 
 def test_nearly_parallel_messages_of_gossip():
@@ -87,16 +94,12 @@ CANCELLED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("exactly", [True, False])
-def test_a_response_that_cancels_is_no_less_than_its_rounding(monkeypatch, exactly):
-    if not exactly:
-        monkeypatch.setattr(exact, "LARGEST_LOSS", 0)
+def test_a_response_that_cancels_is_no_less_than_its_rounding():
     when = Participation(2, 1, 1)
     (true,) = (float(each) for each in rationals.losses(CANCELLED, when))
     assert 0 < true < 1e-16
     loss = views.linear(*CANCELLED).loss(when, gradients="view")
-    assert true * (1 - 1e-9) <= loss.mu[0] <= (true * (1 + 1e-9) if exactly else 1e-13)
-    assert loss.upper_bound[0] == (not exactly)
+    assert true * (1 - 1e-9) <= loss.mu[0] <= 1e-13 and loss.upper_bound[0]
     found = kalman.energies(kalman.Model.of(*CANCELLED), when)
     assert kalman.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
 
@@ -134,27 +137,23 @@ def compare(count, seed, quick=True):
     return close / well, open_
 
 
-@pytest.mark.parametrize("exactly", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_badly_scaled_views_never_state_less(monkeypatch, exactly):
-    """Some dozens; without exact arithmetic only more is flagged."""
-    if not exactly:
-        monkeypatch.setattr(exact, "LARGEST_LOSS", 0)
+def test_badly_scaled_views_never_state_less():
+    """Some dozens; what float64 leaves open is flagged."""
     close, open_ = compare(COUNT, 3)
-    assert close >= 0.95 if exactly else close >= 0.8
-    assert (open_ == 0) == exactly
+    assert close >= 0.8 and open_
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_badly_scaled_views(seed):
     close, _ = compare(1000, 100 + seed, quick=False)
-    assert close >= 0.95
+    assert close >= 0.8
 
 
 @pytest.mark.mutant
 def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
-    """The broken twin: what float64 leaves open is taken as it comes."""
-    monkeypatch.setattr(exact, "LARGEST_LOSS", 0)
+    """The broken copy: what float64 leaves open is taken as it comes."""
+    monkeypatch.setattr(exact, "confirmed", lambda model, estimate, rational: estimate)
     monkeypatch.setattr(kalman, "clear", lambda found: np.ones(len(found.leak), bool))
     with pytest.raises(AssertionError, match="view"):
         compare(COUNT, 3)
@@ -166,9 +165,6 @@ def test_the_dense_route_judges_rows_alike():
     assert np.sqrt(found.values[0, 0, 0]) == pytest.approx(np.sqrt(1 + 1e4))
     parts, _ = COUNTER_EXAMPLES["silent"]
     assert dense.energies(parts[4], parts[5], ONCE).leak[0] >= 1e-6
-    dense.check_factors(*COUNTER_EXAMPLES["units"][0][4:])
-    with pytest.raises(ValueError, match="A = B C"):
-        dense.check_factors(*COUNTER_EXAMPLES["silent"][0][4:])
 
 
 def test_ranks_are_those_of_fractions():

@@ -110,7 +110,7 @@ def distance(view, run, gradients=G):
     """Largest difference between a run's messages and A G + B Z."""
     seen, z = run
     rounds = len(gradients)
-    a, b = view.materialize(rounds, check=False)
+    a, b = view.materialize(rounds)
     told = a @ gradients.reshape(rounds * N, D) + b @ z.reshape(-1, D)
     return np.abs(told - seen.reshape(-1, D)).max()
 
@@ -256,7 +256,7 @@ def matrix_of(name):
 def received(name, attackers):
     """Rows of an outsider's A and B that reach the nodes, without the columns that they know."""
     nodes = list(attackers)
-    a, b = RUNS[name][0]().ldp().materialize(T, check=False)
+    a, b = RUNS[name][0]().ldp().materialize(T)
     if name.startswith("zip"):
         sent = zip_dl.links(matrix_of(name)[0])
         owners = [{int(i)} for i in sent.sender]
@@ -277,7 +277,7 @@ def received(name, attackers):
 
 def told(name, attackers):
     """Rows of the view of the nodes; a node's own copies, which nobody sends, left out."""
-    a, b = RUNS[name][0]().pndp(attackers).materialize(T, check=False)
+    a, b = RUNS[name][0]().pndp(attackers).materialize(T)
     rows = np.hstack([a, b])
     if name.startswith("zip"):
         sent = zip_dl.links(matrix_of(name)[0])

@@ -96,7 +96,7 @@ def dense_mu(made, algorithm, moved=1.0):
     """Largest loss over victims and attackers by pseudo-inverses of dense views."""
     worst = 0.0
     for attackers in who(made):
-        a, b = algorithm.pndp(attackers).materialize(T, check=False)
+        a, b = algorithm.pndp(attackers).materialize(T)
         gram = a.T @ np.linalg.pinv(b @ b.T, rcond=1e-10, hermitian=True) @ a
         each = np.abs(gram.reshape(T, made.agents, T, -1)).sum(axis=(0, 2)).diagonal()
         worst = max(worst, np.delete(each, attackers).max())

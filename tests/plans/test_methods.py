@@ -229,7 +229,7 @@ def test_messages_are_those_of_the_view(name):
     sent = sent_by(one, first, second)
     k = steps_of(one)
     view = views.dsgd(MATRIX) if k == 1 else views.muffliato(MATRIX, k)
-    a, b = view.ldp().materialize(ROUNDS, check=False)
+    a, b = view.ldp().materialize(ROUNDS)
     moved = (sent[0] - sent[1]).reshape(-1, 2)
     # The eavesdropper's view is of gradients and their noise in turn; models add them up, so the
     # messages of the run are sums of what went before, mixed.

@@ -28,7 +28,7 @@ def dense_mu(made, rows=slice(None)):
     """
     n, rounds = made.agents, made.config.rounds
     view = views.muffliato(made.mixing, K, covariance=made.covariance()).ldp()
-    parts = view.materialize(rounds, check=False)
+    parts = view.materialize(rounds)
     a, b = (part.reshape(rounds, K * n, -1)[:, rows].reshape(-1, part.shape[1]) for part in parts)
     gram = a.T @ np.linalg.pinv(b @ b.T, rcond=1e-12, hermitian=True) @ a
     # Gradients of an agent move together in every round.

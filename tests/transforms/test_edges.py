@@ -93,7 +93,7 @@ def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
     # Nothing is left on themselves; on others, the noise that the view says they do not know.
     np.testing.assert_allclose(left[list(attackers)], 0, atol=1e-5)
     reach = np.flatnonzero((W[list(attackers)] != 0).any(0))
-    source = views.decor(W, OWN, SHARED).pndp(attackers).materialize(1, check=False)[1]
+    source = views.decor(W, OWN, SHARED).pndp(attackers).materialize(1)[1]
     source = source[: len(reach)]  # rows of zeros fill a view up
     assert close(sampled(left)[np.ix_(reach, reach)], source @ source.T)
     honest = np.setdiff1d(np.arange(N), attackers)
