@@ -54,7 +54,9 @@ class Counts(NamedTuple):
     distance: Float[np.ndarray, " n"]
 
 
-def mutual_information(x: ArrayLike, y: ArrayLike, k: int = 3) -> float:
+def mutual_information(
+    x: ArrayLike, y: ArrayLike, k: int = 3, *, count: Callable[..., Counts] | None = None
+) -> float:
     """Kraskov's first estimate of the mutual information of x and y, from trials.
 
     An estimate and no bound: see the module on what it misses and on ties.
@@ -63,6 +65,7 @@ def mutual_information(x: ArrayLike, y: ArrayLike, k: int = 3) -> float:
         x: [N, dx] one row a trial.
         y: [N, dy] the same trials.
         k: Which nearest neighbour; smaller is less biased, larger varies less.
+        count: What counts; `tree` by default.
 
     Returns:
         Nats, as it comes: around 0, on either side, for independent x and y; 0 where x or y is
@@ -81,39 +84,25 @@ def mutual_information(x: ArrayLike, y: ArrayLike, k: int = 3) -> float:
         >>> abs(mutual_information(x, x + noise) - 0.347) < 0.05  # log(2) / 2
         True
     """
-    return float(estimates(*checked(x, y, 2), k)[0])
-
-
-def estimates(
-    x: np.ndarray, y: np.ndarray, k: int, count: Callable[..., Counts] | None = None
-) -> Float[np.ndarray, " rounds"]:
-    """The estimates of many pairs, one a round.
-
-    Args:
-        x: [R, N, dx] trials of R rounds, as `checked` returns them.
-        y: [R, N, dy] the same.
-        k: Which nearest neighbour.
-        count: What counts; `tree` by default.
-
-    Raises:
-        ValueError: For fewer than k + 1 trials, or k copies of a pair.
-    """
     from scipy import special
 
-    trials = x.shape[1]
-    k = fewer(k, trials)
+    one, other = checked("x", x), checked("y", y)
+    trials, k = len(one), _validate.integer("k", k)
+    if len(other) != trials:
+        raise ValueError(f"y has {len(other)} trials beside x of {trials}; give both of the same")
+    if k >= trials:
+        raise ValueError(f"k is {k} with {trials} trials; give more trials than k, or a smaller k")
+    if any((each == each[0]).all() for each in (one, other)):
+        return 0.0
+    near = (count or tree)(one, other, k)
+    if near.distance.min() == 0:
+        raise ValueError(
+            f"x, y at trial {near.distance.argmin()} are the same as those of at least {k} others "
+            "(k); the estimator is for continuous variables: add a little noise, or subtract what "
+            "is large and the same in all trials first"
+        )
     psi = special.digamma(np.arange(1, trials + 1))
-    nats = np.zeros(len(x))
-    for place in np.flatnonzero(~constant(x, y)):
-        near = (count or tree)(x[place], y[place], k)
-        if near.distance.min() == 0:
-            raise ValueError(
-                f"x, y at trial {near.distance.argmin()} of round {place} are the same as those of "
-                f"at least {k} others (k); the estimator is for continuous variables: add a little "
-                "noise, or subtract what is large and the same in all trials first"
-            )
-        nats[place] = psi[k - 1] + psi[trials - 1] - (psi[near.x] + psi[near.y]).mean()
-    return nats
+    return float(psi[k - 1] + psi[trials - 1] - (psi[near.x] + psi[near.y]).mean())
 
 
 def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
@@ -143,48 +132,21 @@ def _nearer(x: np.ndarray, distance: np.ndarray) -> np.ndarray:
     return KDTree(x, metric="chebyshev").query_radius(x, within, count_only=True) - 1
 
 
-def constant(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[R] True where x or y, [R, N, d], is the same in all trials."""
-    same = [(each.min(axis=1) == each.max(axis=1)).all(axis=1) for each in (x, y)]
-    return same[0] | same[1]
-
-
-def checked(x: ArrayLike, y: ArrayLike, ndim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Float64 copies [R, N, d] of two arrays of two dimensions (R is 1) or three.
+def checked(name: str, value: ArrayLike, ndim: int = 2) -> np.ndarray:
+    """Float64 trials of one round, or of several.
 
     Args:
-        x: [N, dx] or [R, N, dx] trials.
-        y: The same of y.
+        name: Of the argument, for the message.
+        value: [N, d] trials, or [R, N, d] of R rounds.
         ndim: 2 or 3.
 
     Raises:
-        ValueError: For entries that are not finite or too large, or shapes that do not match.
+        ValueError: For entries that are not finite or too large, or another shape.
     """
-    form = "[N, d], one row a trial (x[:, None] for scalars)" if ndim == 2 else "[R, N, d]"
-    arrays = []
-    for name, value in (("x", x), ("y", y)):
-        array = _validate.finite_array(name, value)
-        if array.ndim != ndim:
-            raise ValueError(f"{name} has shape {array.shape}; give {form}")
-        if (largest := float(np.abs(array).max())) > LARGEST:
-            raise ValueError(f"{name} reaches {largest:g}; rescale it, {LARGEST:g} is the most")
-        arrays.append(array[None] if ndim == 2 else array)
-    one, other = arrays
-    if one.shape[:2] != other.shape[:2]:
-        raise ValueError(
-            f"y has shape {np.shape(y)} beside x of {np.shape(x)}; give both of the same trials"
-            + (" and rounds" if ndim == 3 else "")
-        )
-    return one, other
-
-
-def fewer(k: int, trials: int) -> int:
-    """Return k, where there are more trials than that.
-
-    Raises:
-        ValueError: Elsewhere.
-    """
-    k = _validate.integer("k", k)
-    if k >= trials:
-        raise ValueError(f"k is {k} with {trials} trials; give more trials than k, or a smaller k")
-    return k
+    array = _validate.finite_array(name, value)
+    if array.ndim != ndim:
+        form = "[N, d], one row a trial (x[:, None] for scalars)" if ndim == 2 else "[R, N, d]"
+        raise ValueError(f"{name} has shape {array.shape}; give {form}")
+    if (largest := float(np.abs(array).max())) > LARGEST:
+        raise ValueError(f"{name} reaches {largest:g}; rescale it, {LARGEST:g} is the most")
+    return array

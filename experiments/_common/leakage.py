@@ -108,7 +108,20 @@ def over_rounds(
     if backend is None:
         backend = "tree" if jax.default_backend() == "cpu" else "dense"
     _validate.one_of("backend", backend, get_args(Backend))
-    return leakage.estimates(*leakage.checked(x, y, 3), k, dense if backend == "dense" else None)
+    count = dense if backend == "dense" else None
+    rounds = zip(*_checked(x, y), strict=True)
+    return np.array([leakage.mutual_information(*each, k, count=count) for each in rounds])
+
+
+def _checked(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as float64 [R, N, d], of the same rounds and trials."""
+    one, other = leakage.checked("x", x, 3), leakage.checked("y", y, 3)
+    if one.shape[:2] != other.shape[:2]:
+        raise ValueError(
+            f"y has shape {np.shape(y)} beside x of {np.shape(x)}; give both of the same trials "
+            "and rounds"
+        )
+    return one, other
 
 
 def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> float:
@@ -138,7 +151,7 @@ def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> flo
         [7.594, 7.261]
     """
     trials = _validate.integer("trials", trials)
-    k = leakage.fewer(k, trials)
+    k = _validate.integer("k", k, most=trials - 1)
     _validate.one_of("convention", convention, get_args(Convention))
     return float(special.digamma(trials) - special.digamma(k + (convention == "jittered")))
 
@@ -192,7 +205,7 @@ def normalised(
         >>> found.value > 0.3, found.null.maximum_quantile < 0.05, found.null.p_value
         (True, True, 0.05)
     """
-    x, y = leakage.checked(x, y, 3)
+    x, y = _checked(x, y)
     whole = normaliser(x.shape[1], k, convention)
     if whole <= 0:
         raise ValueError(
@@ -207,7 +220,8 @@ def normalised(
         seed = _validate.integer("seed", seed, least=0)
     elif jitter != "none" or permutations:
         raise ValueError("seed is None; give a whole number for jitter and permutations")
-    constant = leakage.constant(x, y)
+    same = [(each.min(axis=1) == each.max(axis=1)).all(axis=1) for each in (x, y)]
+    constant = same[0] | same[1]
     if coordinates == "standardised":
         x, y = standardised(x), standardised(y)
     if seed is not None and jitter != "none":

@@ -364,7 +364,7 @@ def test_copies_of_pairs_are_refused_and_jitter_mends_it() -> None:
     for backend in BACKENDS:
         with pytest.raises(ValueError, match=r"same as those of at least 3 others.*noise"):
             estimate(x, x, backend=backend)
-        with pytest.raises(ValueError, match="of round 1 "):
+        with pytest.raises(ValueError, match="at trial 0 are the same"):
             study.over_rounds(np.stack([x + np.arange(200.0)[:, None], x]), np.stack([x, x]))
     # Twenty values, independent copies: the jittered pairs are independent within a value.
     found = study.normalised(x[None], x[None], jitter="ties", seed=0).information[0]
@@ -518,7 +518,7 @@ ROWS = np.arange(10.0)[:, None]
     [
         ((ROWS[:, 0], ROWS), r"x has shape \(10,\); give \[N, d\], one row a trial \(x\[:, None\]"),
         ((ROWS, ROWS[None]), r"y has shape \(1, 10, 1\); give \[N, d\]"),
-        ((ROWS, ROWS[:9]), r"y has shape \(9, 1\) beside x of \(10, 1\); give both of the same"),
+        ((ROWS, ROWS[:9]), "y has 9 trials beside x of 10; give both of the same"),
         ((np.where(ROWS == 3, np.nan, ROWS), ROWS), r"x holds nan at \(3, 0\)"),
         ((ROWS, np.where(ROWS == 3, np.inf, ROWS)), r"y holds inf at \(3, 0\)"),
         ((ROWS * 1e160, ROWS), "x reaches 9e\\+160; rescale"),
@@ -548,7 +548,7 @@ def test_what_is_refused(arguments: tuple, message: str) -> None:
         (dict(permutations=-1), "permutations is -1; give a whole number of at least 0"),
         (dict(seed=-1), "seed is -1; give a whole number of at least 0"),
         (dict(level=1.0), "level is 1.0; give a number strictly between 0 and 1"),
-        (dict(k=200), "k is 200 with 200 trials"),
+        (dict(k=200), "k is 200; give a whole number"),
     ],
 )
 def test_options_that_are_refused(options: dict, message: str) -> None:
