@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from _common import moves
-from _common import replay as rules
-from dpjax.accounting import pure, replay
+from _common import moves, replay
+from dpjax.accounting import pure
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 
@@ -79,13 +78,13 @@ def shifted(x):
 
 
 def of_agent(rule, gradient=quadratic, neighbour=shifted, noise=NOISE):
-    found = rules.moved(rule, gradient, neighbour, noise)
+    found = replay.moved(rule, gradient, neighbour, noise)
     assert (np.delete(found, 1, axis=1) == 0).all()
     return found[:, 1].sum(axis=1)
 
 
 def descent(own="noisy", point="noisy"):
-    return rules.DescentRule(W, STEPS, START, own, point)
+    return replay.DescentRule(W, STEPS, START, own, point)
 
 
 def test_noisy_states_move_by_the_step_before():
@@ -122,11 +121,11 @@ def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
     # The agent's state is above the threshold in the first round and below it in the second.
     start, push = np.zeros((N, P)), np.zeros((T, N, 1, P))
     start[1], push[0] = 1.0, -2.0
-    rule = rules.DescentRule(W, STEPS, start, "noisy", "true")
-    found = rules.moved(rule, quadratic, turned, push)[:, 1, 0]
+    rule = replay.DescentRule(W, STEPS, start, "noisy", "true")
+    found = replay.moved(rule, quadratic, turned, push)[:, 1, 0]
     assert found[1] == pytest.approx(0.1, abs=1e-12)
     assert found[2] == pytest.approx(0.1164, abs=1e-12)
-    plain = rules.moved(rules.DescentRule(W, STEPS, start), quadratic, turned, push)[:, 1, 0]
+    plain = replay.moved(replay.DescentRule(W, STEPS, start), quadratic, turned, push)[:, 1, 0]
     assert plain[2] == pytest.approx(0.097, abs=1e-12)
 
 
@@ -135,7 +134,7 @@ def test_two_variables_move_further(own):
     """Claim (iii) holds for what any gradients can do; on quadratics, in the first rounds only."""
     noise = np.concatenate([NOISE, NOISE], axis=2)
     rule = TwoVariables(W, STEPS, START, own)
-    found = rules.moved(rule, quadratic, shifted, noise)[:, 1]
+    found = replay.moved(rule, quadratic, shifted, noise)[:, 1]
     plain = of_agent(descent())
     assert (found.sum(axis=1)[1:3] > plain[1:3]).all()
     assert (found.sum(axis=1)[5:] < plain[5:]).all()
@@ -155,7 +154,7 @@ def test_no_replay_of_the_method_exceeds_its_accounted_loss():
         signs = np.zeros((N, P))
         signs[1] = rng.dirichlet(np.ones(P)) * rng.choice((-1, 1), P) * GAP
         noise = rng.laplace(size=(T, N, 1, P)) * made.scales[:, None, None, None]
-        found = rules.moved(
+        found = replay.moved(
             Tracked(W, made.step_sizes, START, 2.0),
             lambda x, c=curvature: c * x,
             lambda x, c=curvature, s=signs: c * x + s,
@@ -167,7 +166,7 @@ def test_no_replay_of_the_method_exceeds_its_accounted_loss():
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise"):
-        rules.moved(descent(), quadratic, shifted, np.zeros((T, N, 2, P)))
+        replay.moved(descent(), quadratic, shifted, np.zeros((T, N, 2, P)))
     with pytest.raises(ValueError, match="own"):
         descent(own="mine")
     with pytest.raises(ValueError, match="point"):
