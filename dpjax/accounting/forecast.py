@@ -26,7 +26,6 @@ its own part, and variances add up: 2 sqrt(d) / (sqrt(n) mu) in the first, and s
 others. The forecast reads the plan and no data: it costs no privacy and states no guarantee.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -50,20 +49,6 @@ the same way than those of agents, so they come less close to the largest drift.
 """
 HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
-"""
-
-KEPT: dict[str, tuple[tuple[float, int, int], ...]] = {
-    "agent": (
-        *((0.5, 56, 95), (0.7, 42, 93), (1.0, 27, 88), (1.4, 16, 83), (2.0, 8, 71)),
-        *((3.0, 2, 54), (4.5, 0, 34)),
-    ),
-    "record": (
-        *((0.2, 58, 94), (0.35, 35, 79), (0.5, 23, 80), (0.7, 14, 52), (1.0, 7, 60)),
-        *((1.4, 3, 22), (2.0, 0, 33)),
-    ),
-}
-"""What was measured from `GOOD` to `HOPELESS`: (ratio, least, most) percent of what is learned
-without noise that models of 2 to 9,610 parameters kept; `docs/choosing.md` has the table.
 """
 
 Level = Literal["learns", "poor", "hopeless"]
@@ -139,19 +124,6 @@ class Forecast:
         """The ratio to reach, `GOOD` of the unit."""
         return GOOD[self.unit]
 
-    def kept(self) -> tuple[float, float, int, int] | None:
-        """What was measured around this ratio, where the level is "poor"; a guide, no bound.
-
-        Returns:
-            Two ratios, below and above, and the least and the most percent that models kept
-            between them of what they learn without noise; None at other levels.
-        """
-        if self.level != "poor":
-            return None
-        pairs = itertools.pairwise(KEPT[self.unit])
-        below, above = next(pair for pair in pairs if pair[1][0] >= self.ratio)
-        return below[0], above[0], min(below[1], above[1]), max(below[2], above[2])
-
     def affords(self, ratio: float | None = None) -> float:
         """The largest model that keeps a ratio on this network under this budget.
 
@@ -199,11 +171,9 @@ class Forecast:
         """One line: the ratio and what it means."""
         if self.rate == 0:
             return "no noise"
-        spread = self.kept()
-        more = "" if spread is None else f" ({spread[2]} to {spread[3]} % in trials)"
         return (
             f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift, "
-            f"{_MEANING[self.level]}{more}"
+            f"{_MEANING[self.level]}"
         )
 
     def statement(self) -> str:
@@ -218,12 +188,11 @@ class Forecast:
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
             return f"{text}\n  This network and budget afford {affords}."
-        if (spread := self.kept()) is not None:
-            low, high, least, most = spread
+        if self.level == "poor":
             text += (
                 f"\n  Poorly is all from {self.good:g}, where most is kept of what is learned "
-                f"without noise, to {HOPELESS[self.unit]:g},\n  where next to nothing is; in "
-                f"trials between {low:g} and {high:g} models kept {least} to {most} % of it."
+                f"without noise, to {HOPELESS[self.unit]:g},\n  where next to nothing is; "
+                "docs/choosing.md has what models kept in between."
             )
         text += f"\n  To reach {self.good:g}, where it can learn, any one of:"
         return "\n    - ".join([text, *self._remedies(affords)])
