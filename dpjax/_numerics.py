@@ -98,6 +98,21 @@ def double_precision() -> Iterator[None]:
         yield
 
 
+def through_memory(
+    first: UInt32[Array, "..."], second: UInt32[Array, "..."]
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+    """Two words of each hash, as one array: compilers would hash for each word and use otherwise.
+
+    Args:
+        first: Words.
+        second: The others, of the same shape.
+    """
+    with double_precision():
+        both = first.astype(jnp.uint64) | (second.astype(jnp.uint64) << np.uint64(32))
+        both = jax.lax.optimization_barrier(both)
+        return both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
+
+
 def sum_error(terms: int) -> float:
     """Largest error of a float64 sum, in any order, over the sizes of its terms added up."""
     return (terms + 4) * UNIT
@@ -209,6 +224,22 @@ def message_pairs(
     matrix = np.asarray(mixing)
     sender, receiver = np.nonzero(((matrix != 0) | np.eye(len(matrix), dtype=bool)).T)
     return sender, receiver
+
+
+def zero_sum(
+    sender: Int[np.ndarray, " l"], receiver: Int[np.ndarray, " l"], over: str
+) -> Float[np.ndarray, "l l"]:
+    """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
+
+    Args:
+        sender: [L] agents.
+        receiver: [L] agents; the sender for its own copy.
+        over: "messages", or "with_own_copy" where own copies have noise, too.
+    """
+    noised = (sender != receiver) | (over == "with_own_copy")
+    together = (sender[:, None] == sender) & noised[:, None] & noised
+    counts = np.maximum(together.sum(axis=1), 1)
+    return np.diag(noised.astype(np.float64)) - together / counts[:, None]
 
 
 # --- Compiled programs, of which a bounded number is kept ---

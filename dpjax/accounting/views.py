@@ -234,9 +234,7 @@ def zip_dl(
             "give a connected network of at least 2 agents"
         )
     sender, receiver = _numerics.message_pairs(matrix)
-    noisy = (sender != receiver) | (zero_sum == "with_own_copy")
-    together = (sender[:, None] == sender) & noisy[:, None] & noisy
-    noise = np.diag(1.0 * noisy) - together / np.maximum(together.sum(axis=1), 1)[:, None]
+    noise = _numerics.zero_sum(sender, receiver, zero_sum)
     owners = tuple(frozenset([int(i)]) for i in sender)
     gossip = GossipRounds(matrix[None], 1, np.ones(len(matrix)))
     return ZipDL(gossip, noise, owners, (False,) * len(owners))
@@ -309,6 +307,6 @@ def linear(
         if rows.shape[1] != size:
             raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
         wide = seeing(model, rows, of="state_seen")
-        any_gradients = of_model(lambda: wide, (), None, exactly=True)
-    loss = of_model(lambda: model, (), any_gradients, exactly=True)
+        any_gradients = of_model(lambda: wide, (), None)
+    loss = of_model(lambda: model, (), any_gradients)
     return View(n, (), None, lambda rounds: dense.materialize(model, rounds), loss, any_gradients)

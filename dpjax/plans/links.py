@@ -135,7 +135,7 @@ class ZeroSum(ScaledNoise):
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
         return (
             gather
-            @ noise_.projection(sent.sender, sent.receiver, self.over)
+            @ _numerics.zero_sum(sent.sender, sent.receiver, self.over)
             / self._sensitivity(target)
         )
 

@@ -365,7 +365,8 @@ def discrete_gaussians(
     def body(carry: tuple[_Lane, Array]) -> tuple[_Lane, Array]:
         def step(_: Any, lane: _Lane) -> _Lane:
             column = lane.slot * np.uint32(lanes) + offset
-            return _stepped(lane, *_hashed(keys, lane.tick, column), law)
+            drawn = jax.vmap(_numerics.threefry)(keys, lane.tick, column)
+            return _stepped(lane, *_numerics.through_memory(*drawn), law)
 
         lane, out = carry
         return refilled(jax.lax.fori_loop(0, _STEPS, step, lane), out)
@@ -378,15 +379,6 @@ def discrete_gaussians(
     out = jnp.zeros((slots, rows, lanes), jnp.int32)
     _, out = jax.lax.while_loop(unfinished, body, (first, out))
     return out.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
-
-
-def _hashed(keys: PRNGKeyArray, ticks: Words, columns: Words) -> tuple[Words, Words]:
-    """The two words of every lane's counter, through memory: compilers would hash for each use."""
-    high, low = jax.vmap(_numerics.threefry)(keys, ticks, columns)
-    with double_precision():
-        both = high.astype(jnp.uint64) | (low.astype(jnp.uint64) << np.uint64(32))
-        both = jax.lax.optimization_barrier(both)
-        return both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
 
 
 def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _Lane:

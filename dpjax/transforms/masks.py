@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
-from dpjax._numerics import double_precision
 from dpjax.transforms.noise import check_key
 
 __all__ = ["masked", "unmasked_sum"]
@@ -167,13 +166,8 @@ def _words(key: PRNGKeyArray, rows: int, columns: int) -> UInt32[Array, "n d"]:
     half = -(-columns // 2)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
     counter = jax.lax.broadcasted_iota(jnp.uint32, (rows, half), 1)
-    first, second = jax.vmap(_numerics.threefry)(keys, jnp.zeros_like(counter), counter)
-    # Through memory: the compiler would hash for each word, and for each use.
-    with double_precision():
-        both = first.astype(jnp.uint64) | (second.astype(jnp.uint64) << np.uint64(32))
-        both = jax.lax.optimization_barrier(both)
-        words = both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
-    return jnp.concatenate(words, axis=1)[:, :columns]
+    drawn = jax.vmap(_numerics.threefry)(keys, jnp.zeros_like(counter), counter)
+    return jnp.concatenate(_numerics.through_memory(*drawn), axis=1)[:, :columns]
 
 
 def _checked(

@@ -273,22 +273,6 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
     return jnp.where(scale > 0, share, 0)
 
 
-def projection(
-    sender: Int[np.ndarray, " l"], receiver: Int[np.ndarray, " l"], over: Over = "with_own_copy"
-) -> Float[np.ndarray, "l l"]:
-    """Return the map of standard normals to the messages' noise at a deviation of 1.
-
-    Args:
-        sender: [L] agents.
-        receiver: [L] agents; the sender for its own copy.
-        over: As in `zero_sum`.
-    """
-    noised = (sender != receiver) | (over == "with_own_copy")
-    together = (sender[:, None] == sender) & noised[:, None] & noised
-    counts = np.maximum(together.sum(axis=1), 1)
-    return np.diag(noised.astype(np.float64)) - together / counts[:, None]
-
-
 def zero_sum(
     sender: Int[np.ndarray, " l"],
     receiver: Int[np.ndarray, " l"],

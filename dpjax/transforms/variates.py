@@ -37,7 +37,6 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from dpjax import _numerics
-from dpjax._numerics import double_precision
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
 
@@ -122,13 +121,8 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arra
         return np.sqrt(2.0) * jax.lax.erf_inv((steps + 0.5) * 2.0**-52)
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
-    low, high = words(key, (rows, -(-columns // 2)))
-    # The bits pass through memory as one array: the compiler would hash for each word otherwise.
-    with double_precision():
-        both = low.astype(jnp.uint64) | (high.astype(jnp.uint64) << np.uint64(32))
-        both = jax.lax.optimization_barrier(both)
-        low, high = both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
-    return normals_of_words(jnp.concatenate([low, high], axis=1)[:, :columns])
+    both = _numerics.through_memory(*words(key, (rows, -(-columns // 2))))
+    return normals_of_words(jnp.concatenate(both, axis=1)[:, :columns])
 
 
 def normals_of_words(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
