@@ -36,7 +36,6 @@ __all__ = [
     "loss",
     "round_epsilon",
     "smallest_grid",
-    "tau",
 ]
 
 Relation = Literal["zero_out", "replace"]

@@ -21,7 +21,7 @@ from dpjax._numerics import MARGIN
 from dpjax.accounting import gdp, sampled
 from dpjax.accounting.sampled import Loss, Phase, Pld
 
-__all__ = ["Concentrated", "Gaussian", "Phase", "Pld", "Pure"]
+__all__ = ["Concentrated", "Gaussian", "Pld", "Pure"]
 
 Participation = tuple[int, int] | None
 

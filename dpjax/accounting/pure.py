@@ -21,11 +21,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 
-__all__ = [
-    "epsilon",
-    "epsilon_of_moves",
-    "mu",
-]
+__all__ = ["epsilon", "epsilon_of_moves"]
 
 _TINY = float(np.finfo(np.float64).tiny)
 

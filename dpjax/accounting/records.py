@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 from dpjax import _validate
 from dpjax.accounting import budget, losses, stopping
 
-__all__ = ["Caveats", "Record", "Threat"]
+__all__ = ["Record", "Threat"]
 
 Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
 """Words of `dpjax.accounting.wording.ATTACKERS`; "nodes" is what older records call a coalition."""

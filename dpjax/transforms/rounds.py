@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 
-__all__ = ["BLOCK", "applied", "route"]
+__all__ = ["BLOCK", "route"]
 
 BLOCK = 32
 """Rounds coloured together."""
