@@ -84,7 +84,7 @@ class _Known:
 
     def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
         """(a^2 / B) diag(A A')."""
-        return sketch_.second_moment_noise(state, variance, present)
+        return state.diagonal() * (variance / present)
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """Nothing."""
@@ -289,9 +289,20 @@ class Learned:
         return Frame(state.sketch.frame)
 
     def noise(self, state: LearnedState, variance: Any, present: Any) -> Float[Array, " d"]:
-        """(a^2 / B) diag(S_t S_t'), or what the paper prints."""
-        frame = Frame(state.before if self.printed else state.sketch.frame)
-        return sketch_.second_moment_noise(frame, variance, present, printed=self.printed)
+        """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
+
+        For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the
+        noise: E (A q)^2 = (A s)^2 + (a^2 / B) diag(A A'). Subtracted from g_hat^2, it leaves the
+        second moment without noise.
+
+        Reference:
+            Nicolas et al., Lemma 3.2 (right, for noise of variance v^2 on the average itself) and
+            Algorithm 1, line 19, which puts a^2 in the place of v^2 = a^2 / B and S_t-1 in that of
+            S_t: B times too much.
+        """
+        if self.printed:
+            return Frame(state.before).diagonal() * variance
+        return self.projection(state).diagonal() * (variance / present)
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """UpdateSketch."""

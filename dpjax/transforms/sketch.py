@@ -243,40 +243,6 @@ def aligned(columns: Float[Array, "d k"], before: Float[Array, "d k"]) -> Float[
     return jnp.matmul(columns, jnp.matmul(left, right, precision=_EXACT), precision=_EXACT)
 
 
-def second_moment_noise(
-    projection: Frame | CountSketch,
-    variance: float | Float[Array, ""],
-    survivors: int | Int[Array, ""] | Float[Array, ""],
-    *,
-    printed: bool = False,
-) -> Float[Array, " d"]:
-    """Return what noise adds to the mean square of a decoded average, coordinate by coordinate.
-
-    For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the noise:
-    E (A q)^2 = (A s)^2 + (a^2 / B) diag(A A'). Subtracted from g_hat^2, it leaves the second moment
-    without noise.
-
-    Args:
-        projection: A of this very round.
-        variance: a^2, of one client's noise in a coordinate.
-        survivors: B, clients in the sum, dropouts apart.
-        printed: a^2 diag(A A'), B times too much: the paper's line, which also takes the A of the
-            round before (give that one).
-
-    Example:
-        >>> import jax
-        >>> from dpjax.transforms import sketch
-        >>> frame = sketch.gaussian(10, 2, jax.random.key(0))
-        >>> float(sketch.second_moment_noise(frame, 8.0, 4).sum().round(4))
-        4.0
-
-    Reference:
-        Nicolas et al., Lemma 3.2 (right, for noise of variance v^2 on the average itself) and
-        Algorithm 1, line 19, which puts a^2 in the place of v^2 = a^2 / B and S_t-1 in that of S_t.
-    """
-    return projection.diagonal() * (variance if printed else variance / survivors)
-
-
 class Sketch(NamedTuple):
     """What is known of past gradients, and the frame of the round to come.
 

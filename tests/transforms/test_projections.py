@@ -113,10 +113,10 @@ def test_lemma_3_2_by_draws_and_the_printed_line_fails(name):
     def holds(correction):
         return bool((np.abs(squares.mean(axis=0) - np.asarray(correction) - without) < error).all())
 
-    noisy = sketch.second_moment_noise
-    assert holds(noisy(projection, deviation**2, clients))
-    assert not holds(1.5 * noisy(projection, deviation**2, clients))
-    assert not holds(noisy(projection, deviation**2, clients, printed=True))
-    assert not holds(noisy(before, deviation**2, clients, printed=True))
+    variance = deviation**2 / clients
+    assert holds(projection.diagonal() * variance)
+    assert not holds(1.5 * projection.diagonal() * variance)
+    assert not holds(projection.diagonal() * deviation**2)
+    assert not holds(before.diagonal() * deviation**2)
     if name in ("gaussian", "orthonormal"):  # The others' diagonals are the same in every round.
-        assert not holds(noisy(before, deviation**2, clients))
+        assert not holds(before.diagonal() * variance)
