@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dpjax import _validate
-from dpjax.accounting import exact, kalman
+from dpjax.accounting import dense, kalman
 from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation, checked
 
@@ -182,11 +182,11 @@ def of_model(
             """Loss of views that hold this one: of the state as well, and of all messages."""
             wide = _round_by_round(given)
             estimate = kalman.energies(wide, participation)
-            found = exact.confirmed(wide, estimate, rational and (lambda: wide))
+            found = dense.confirmed(wide, estimate, rational and (lambda: wide))
             mu = np.where(kalman.clear(found), _losses(found, participation)[0], np.inf)
             return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
 
-        found = exact.confirmed(given, kalman.energies(given, participation), rational)
+        found = dense.confirmed(given, kalman.energies(given, participation), rational)
         return stated(found, participation, attackers, larger, rational is None)
 
     return loss

@@ -36,6 +36,7 @@ __all__ = [
     "loss",
     "round_epsilon",
     "smallest_grid",
+    "tau",
 ]
 
 Relation = Literal["zero_out", "replace"]

@@ -252,11 +252,7 @@ def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
         >>> round(gdp.rdp(mu=1.0, alpha=4.0), 6)
         2.0
     """
-    m, a = _arguments(mu=mu, alpha=alpha)
-    shift = np.where(m == 0, 1.0, m)
-    with np.errstate(over="ignore", under="ignore"):
-        value = _raised(a * shift * shift / 2)
-    return _result(np.asarray(np.where(m == 0, 0.0, value)))
+    return _result(_half_square(*_arguments(mu=mu, alpha=alpha)))
 
 
 def zcdp(mu: ArrayLike) -> Result:
@@ -279,11 +275,12 @@ def zcdp(mu: ArrayLike) -> Result:
         >>> round(gdp.zcdp(mu=1.0), 6)
         0.5
     """
-    (m,) = _arguments(mu=mu)
+    return _result(_half_square(*_arguments(mu=mu)))
+
+
+def _half_square(m: np.ndarray, times: np.ndarray | float = 1.0) -> np.ndarray:
+    """``times m^2 / 2``, above its own rounding and underflow; 0 where m is."""
+    shift = np.where(m == 0, 1.0, m)
     with np.errstate(over="ignore", under="ignore"):
-        return _result(np.asarray(np.where(m == 0, 0.0, _raised(m * m / 2))))
-
-
-def _raised(value: np.ndarray) -> np.ndarray:
-    """A positive product of few factors, above its own rounding and underflow."""
-    return np.maximum(value * (1 + 4 * _UNIT), _TINY)
+        value = np.maximum(times * shift * shift / 2 * (1 + 4 * _UNIT), _TINY)
+    return np.asarray(np.where(m == 0, 0.0, value))

@@ -16,7 +16,7 @@ loss. The covariance is therefore never formed, only its factor [H P^1/2, D]; ev
 brought to units of its own noise, or of that noise's rounding where this is more, so that no
 scale of a message, a state or an agent decides. Where the singular values leave no clear gap the
 result says so (`Energies.ambiguous`, `Energies.hidden`); callers then decide ranks exactly
-(`dpjax.accounting.exact`) or state the loss of a strictly larger view.
+(`dpjax.accounting.dense.confirmed`) or state the loss of a strictly larger view.
 
 Rounding is estimated, not bounded: to first order, and errors of different rounds and rows add up
 as if they were independent. That no loss comes out too small is tested against exact arithmetic
@@ -48,7 +48,7 @@ SHARP = 1e-11
 EXACT = 1e-9
 """Relative rounding of the whitened innovations beyond which a loss is open."""
 _EPS = float(np.finfo(np.float64).eps)
-_TRACE = 1e-300
+TRACE = 1e-300
 _LEAST = 1e-150  # Its square is no zero.
 LEAK = 1e-6
 """A response of this share of its terms where no noise is: the loss is infinite."""
@@ -255,7 +255,7 @@ def _silence(
     later = silence.terms @ (sizes.gradient + gain @ reached)
     responses, sums = jnp.vstack([direct, after]), jnp.vstack([terms, later])
     share = responses / jnp.where(sums > 0, sums, 1.0)
-    leak = jnp.where(sums > 0, jnp.maximum(share, _TRACE), 0.0).max(0)
+    leak = jnp.where(sums > 0, jnp.maximum(share, TRACE), 0.0).max(0)
     moved = sizes.transition + gain @ (whiten @ sizes.state_seen)
     new = _Silence(
         _tail_step(step.closed, silence.tail, step.bare @ here.state_seen),

@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax.accounting import dense, exact, kalman, views
+from dpjax.accounting import dense, kalman, views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 from tests.accounting import rationals
@@ -153,7 +153,7 @@ def test_thousands_of_badly_scaled_views(seed):
 @pytest.mark.mutant
 def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
     """The broken copy: what float64 leaves open is taken as it comes."""
-    monkeypatch.setattr(exact, "confirmed", lambda model, estimate, rational: estimate)
+    monkeypatch.setattr(dense, "confirmed", lambda model, estimate, rational: estimate)
     monkeypatch.setattr(kalman, "clear", lambda found: np.ones(len(found.leak), bool))
     with pytest.raises(AssertionError, match="view"):
         compare(COUNT, 3)
@@ -173,7 +173,7 @@ def test_ranks_are_those_of_fractions():
     for _ in range(60):
         parts = rationals.draw(random)
         found, shows = rationals._orthogonal(parts, 3)
-        count, mine = exact.ranks(kalman.Model.of(*parts), 3)
+        count, mine = dense.ranks(kalman.Model.of(*parts), 3)
         assert count[-1] == len(found)
         np.testing.assert_array_equal(mine, shows.reshape(3, -1).any(axis=0))
 
